@@ -1,0 +1,42 @@
+"""Context-1's recipe on two CPU cores: a search agent that edits its own context.
+
+python scripts/train_sft.py --config=configs/search_cpu.py --workdir=W
+python scripts/train_rl.py  --config=configs/search_cpu.py --workdir=W
+"""
+
+from jaxrl_agents import config
+from jaxrl_agents.policy.config import PolicyConfig
+
+
+def get_config() -> config.RunConfig:
+  """The main job: the standard library as corpus, budgets a thirty-second of the published ones."""
+  return config.RunConfig(
+    name="search_cpu",
+    search=config.SearchConfig(
+      token_budget=1_024,
+      threshold_tokens=512,
+      spillage_fraction=0.5,
+      tool_output_tokens=224,
+      reply_reserve_tokens=32,
+      max_shown=4,
+      grep_limit=3,
+      max_turns=8,
+      max_new_tokens=160,
+      max_documents=12,
+    ),
+    policy=config.PolicySection(
+      model=PolicyConfig(
+        vocab_size=4_096,
+        embed_dim=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        num_experts=8,
+        experts_per_token=2,
+        expert_ffw_dim=128,
+        num_shared_experts=1,
+        mtp_depth=1,
+      )
+    ),
+  )

@@ -1,0 +1,318 @@
+"""Run configuration: frozen dataclasses, built by `configs/*.py:get_config()`, overridden by
+`a.b=c`.
+
+An option that does not exist, or that nothing would read, is an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import hashlib
+import importlib.util
+import json
+import pathlib
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jaxrl_agents.policy.config import PolicyConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusConfig:
+  """Documents and tasks. `source`: "python" (this interpreter's library) or a folder."""
+
+  source: str = "python"
+  chunk_tokens: int = 64
+  seed: int = 0
+  dense: Literal["lsa", "minilm"] = "lsa"
+  cache: str = "~/.cache/jaxrl_agents"
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+  """Limits of the search environment, in tokens of the policy's tokenizer (Context-1's numbers).
+
+  `token_budget` bounds the whole context; past `threshold_tokens` (also the denominator of the
+  usage line) a hint is shown; past threshold + spillage_fraction * (budget - threshold) every tool
+  but prune_chunks is rejected.
+  """
+
+  token_budget: int = 32_268
+  threshold_tokens: int = 16_384
+  spillage_fraction: float = 0.5
+  tool_output_tokens: int = 4_096
+  reply_reserve_tokens: int = 512
+  max_shown: int = 10
+  grep_limit: int = 5
+  fan_out: int = 25
+  fused: int = 50
+  read_chunks: int = 300
+  max_turns: int = 128
+  max_new_tokens: int = 2_048
+  max_documents: int = 30
+  max_malformed_turns: int = 3
+  can_prune: bool = True
+  show_hint: bool = True
+  tool_deadline_s: float = 10.0
+  system_prompt: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicySection:
+  """`init`: "base" (the shipped weights), "scratch", or a folder of exported weights."""
+
+  model: PolicyConfig
+  init: str = "base"
+  tokenizer: str = "base"
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+  """The generation engine. `slots` sequences decode at once; the cache has num_pages *
+  page_tokens.
+  """
+
+  slots: int = 32
+  page_tokens: int = 32
+  num_pages: int = 2_048
+  prefill_tokens: int = 256
+  draft_tokens: int = 2
+  temperature: float = 1.0
+  top_p: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkersConfig:
+  """Spawned processes that play episodes. `stall_s`: no progress for so long is an error."""
+
+  processes: int = 2
+  groups_per_process: int = 4
+  stall_s: float = 120.0
+  deterministic: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+  """Weights of the reward parts and their floor (Context-1's reward; `beta` per epoch or phase)."""
+
+  f_beta: float = 0.7
+  trajectory_recall: float = 0.3
+  answer_found: float = 1.0
+  prune_penalty: float = 1.0
+  turn_penalty: float = 1.0
+  epsilon: float = 0.001
+  betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SftConfig:
+  """Warm-up on filtered demonstrations of the scripted expert, read through a seqio mixture."""
+
+  steps: int = 100
+  lr: float = 3e-4
+  warmup_steps: int = 10
+  rows_per_step: int = 16
+  demonstration_tasks: int = 400
+  rollouts_per_task: int = 2
+  mtp_weight: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig:
+  """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
+  each.
+  """
+
+  loss: Literal["cispo", "grpo", "dr_grpo", "dapo", "gspo", "ppo_clip", "k25"] = "cispo"
+  steps: int = 16
+  groups_per_step: int = 16
+  group_size: int = 8
+  substeps: int = 4
+  lr: float = 1e-4
+  warmup_steps: int = 0
+  weight_decay: float = 0.0
+  max_grad_norm: float = 1.0
+  advantage_std: bool = False
+  clip_low: float = 0.0
+  clip_high: float = 5.0
+  row_tokens: int = 1_024
+  rows_per_microbatch: int = 8
+  router_replay: bool = True
+  mtp_weight: float = 0.1
+  canary_bound: float = 1e-4
+  level_weights_early: tuple[float, ...] = (0.5, 0.3, 0.15, 0.05)
+  level_weights_late: tuple[float, ...] = (0.1, 0.25, 0.35, 0.3)
+  level_switch: float = 0.4
+  save_every: int = 1
+  keep_checkpoints: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+  """Held-out evaluation: `tasks` of the split, `rollouts` each, paired bootstrap over tasks."""
+
+  split: Literal["train", "dev", "test"] = "test"
+  tasks: int = 200
+  rollouts: int = 1
+  bootstrap_resamples: int = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+  """Everything a run depends on. Two runs of the same config and code are the same run."""
+
+  name: str
+  policy: PolicySection
+  seed: int = 0
+  corpus: CorpusConfig = CorpusConfig()
+  search: SearchConfig = SearchConfig()
+  sampler: SamplerConfig = SamplerConfig()
+  workers: WorkersConfig = WorkersConfig()
+  reward: RewardConfig = RewardConfig()
+  sft: SftConfig = SftConfig()
+  learner: LearnerConfig = LearnerConfig()
+  eval: EvalConfig = EvalConfig()
+
+
+def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
+  """The config of a Python file's `get_config()`, with `section.option=value` overrides applied.
+
+  Raises:
+    ValueError: no such file, no `get_config`, or a bad override.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    folder = file.parent if file.parent.is_dir() else pathlib.Path("configs")
+    names = [str(p) for p in sorted(folder.glob("*.py"))]
+    raise ValueError(f"no config at {path}; {_nearest(path, names)}")
+  spec = importlib.util.spec_from_file_location(file.stem, file)
+  if spec is None or spec.loader is None:
+    raise ValueError(f"{path} is not a Python file; pass one that defines get_config()")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not hasattr(module, "get_config"):
+    raise ValueError(
+      f"{path} defines no get_config(); a config is a function that returns a RunConfig"
+    )
+  return validate(with_overrides(module.get_config(), overrides))
+
+
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+  """A copy of `config` with each "a.b=c" applied, c read as the type of the option it sets."""
+  for override in overrides:
+    path, equals, text = override.partition("=")
+    if not equals:
+      raise ValueError(f"override {override!r} has no '='; write --set section.option=value")
+    config = _replaced(config, path.strip().split("."), text.strip(), path.strip())
+  return config
+
+
+def options(config: Any, prefix: str = "") -> dict[str, Any]:
+  """Every option as {"section.option": value}, sections flattened."""
+  flat: dict[str, Any] = {}
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if dataclasses.is_dataclass(value):
+      flat |= options(value, f"{prefix}{field.name}.")
+    else:
+      flat[prefix + field.name] = value
+  return flat
+
+
+def sha256(config: RunConfig) -> str:
+  """Digest of every option: equal for equal configs, whatever file they came from."""
+  text = json.dumps(options(config), sort_keys=True, default=str)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def validate(config: RunConfig) -> RunConfig:
+  """Checks what no single section can; returns `config`.
+
+  Raises:
+    ValueError: naming the two options that disagree and which to change.
+  """
+  search, learner, sampler = config.search, config.learner, config.sampler
+  if learner.row_tokens < search.token_budget:
+    raise ValueError(
+      f"learner.row_tokens={learner.row_tokens} cannot hold a context of search.token_budget="
+      f"{search.token_budget}; raise learner.row_tokens or lower search.token_budget"
+    )
+  if search.threshold_tokens >= search.token_budget:
+    raise ValueError(
+      f"search.threshold_tokens={search.threshold_tokens} must be below search.token_budget="
+      f"{search.token_budget}"
+    )
+  if sampler.num_pages * sampler.page_tokens < 2 * search.token_budget:
+    raise ValueError(
+      f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
+      f"two contexts of {search.token_budget} tokens; raise sampler.num_pages"
+    )
+  if learner.groups_per_step % learner.substeps:
+    raise ValueError(
+      f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
+      f"{learner.substeps} equal parts; make it a multiple"
+    )
+  if learner.group_size < 2:
+    raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
+  if sampler.draft_tokens and not config.policy.model.mtp_depth:
+    raise ValueError(
+      f"sampler.draft_tokens={sampler.draft_tokens} has no effect: policy.model.mtp_depth is 0; "
+      "set sampler.draft_tokens=0 or policy.model.mtp_depth=1"
+    )
+  return config
+
+
+def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
+  names = [f.name for f in dataclasses.fields(section)]
+  if path[0] not in names:
+    parent = full[: len(full) - len(".".join(path))]
+    raise ValueError(
+      f"no option {full!r}; {_nearest(parent + path[0], [parent + n for n in names])}"
+    )
+  current = getattr(section, path[0])
+  if len(path) > 1:
+    if not dataclasses.is_dataclass(current):
+      raise ValueError(f"option {full!r} goes deeper than {path[0]!r}, which holds a value")
+    return dataclasses.replace(section, **{path[0]: _replaced(current, path[1:], text, full)})
+  if dataclasses.is_dataclass(current):
+    inner = [f"{full}.{f.name}" for f in dataclasses.fields(current)]
+    raise ValueError(f"{full!r} is a section; set one of its options: {', '.join(inner)}")
+  hint = typing.get_type_hints(type(section))[path[0]]
+  return dataclasses.replace(section, **{path[0]: _value(hint, text, full)})
+
+
+def _value(hint: Any, text: str, full: str) -> Any:
+  """`text` read as the type `hint`: bool, int, float, str, a Literal, a tuple, or `X | None`."""
+  origin = typing.get_origin(hint)
+  if origin is Literal:
+    choices = [str(c) for c in typing.get_args(hint)]
+    if text not in choices:
+      raise ValueError(
+        f"{full}={text} is not one of {', '.join(choices)}; {_nearest(text, choices)}"
+      )
+    return text
+  if origin in (typing.Union, types.UnionType):
+    inner = [h for h in typing.get_args(hint) if h is not type(None)]
+    return None if text == "None" else _value(inner[0], text, full)
+  try:
+    if hint is bool:
+      return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+    if origin is tuple:
+      return tuple(typing.get_args(hint)[0](v) for v in ast.literal_eval(text))
+    if hint in (int, float, str):
+      return hint(text.replace("_", "") if hint is int else text)
+  except (KeyError, ValueError, SyntaxError, TypeError) as error:
+    name = getattr(hint, "__name__", str(hint))
+    raise ValueError(f"{full}={text!r} cannot be read as {name}: {error}") from error
+  raise ValueError(
+    f"{full} cannot be set from the command line (type {hint}); edit the config file"
+  )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+  close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+  return f"did you mean {close[0]!r}?" if close else "there are none"

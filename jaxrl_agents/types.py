@@ -1,0 +1,192 @@
+"""The records that flow between rooms: plain frozen dataclasses of strings, numbers and numpy
+arrays.
+
+Nothing here imports jax, so that the spawned workers that play episodes stay small. Token ids are
+the only truth: `Message.tokens` holds what was sampled, and text is a view of it.
+
+Alphabet: T tokens of a sequence, P tokens of a prompt, L mixture-of-experts layers, K experts per
+  token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+Role = Literal["system", "user", "assistant", "tool"]
+Split = Literal["train", "dev", "test"]
+
+NOT_ROUTED = np.uint16(65535)
+"""In a routing array: the expert of this token was not recorded; the router chooses natively."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCall:
+  """One call that a policy asked for. `error` is non-empty when the call could not be parsed."""
+
+  id: str
+  name: str
+  arguments: Mapping[str, Any]
+  error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+  """One turn of a conversation.
+
+  Attributes:
+    role: who speaks.
+    content: text; for an assistant, what stands outside its tool calls.
+    tool_calls: the calls of an assistant turn, in order.
+    tool_call_id: for a tool message, the call that it answers.
+    tokens: for a sampled assistant turn, the ids as sampled, int32 [T]; rendering emits these.
+    ephemeral: shown once and not kept in the conversation (a budget warning, say).
+  """
+
+  role: Role
+  content: str
+  tool_calls: tuple[ToolCall, ...] = ()
+  tool_call_id: str = ""
+  tokens: np.ndarray | None = None
+  ephemeral: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolSpec:
+  """A tool as the policy is told of it. `parameters` is a JSON schema of type object."""
+
+  name: str
+  description: str
+  parameters: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """One problem. `facts` holds what only the environment and its rewards may see."""
+
+  id: str
+  env: str
+  prompt: str
+  facts: Mapping[str, Any]
+  split: Split = "train"
+  seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+  """What the policy sees next: all of it, already pruned or summarised.
+
+  `stop` names why the episode ended ("" while it runs): "answer", "turn_limit", "context_overflow",
+  "malformed".
+  """
+
+  messages: tuple[Message, ...]
+  tools: tuple[ToolSpec, ...] = ()
+  max_new_tokens: int = 0
+  done: bool = False
+  stop: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """How one generation is sampled and when it ends.
+
+  `seed` makes the draw a pure function of (weights, prompt, seed), whatever else is in the batch.
+  `top_p` < 1 records the renormalised log-probability of the truncated distribution.
+  """
+
+  max_new_tokens: int
+  stop_tokens: tuple[int, ...]
+  temperature: float = 1.0
+  top_p: float = 1.0
+  seed: int = 0
+  deadline_s: float = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+  """What a sampler returns for one prompt.
+
+  Attributes:
+    tokens: sampled ids, the stop token included, int32 [T].
+    logprobs: natural-log probability of each sampled token at the sampling temperature, float32
+      [T].
+    versions: weight version that sampled each token, int32 [T].
+    routing: experts of every token of prompt and reply, uint16 [P + T, L, K]; NOT_ROUTED where a
+      token never went through a forward pass (the last one) or was not recorded. None for dense
+      models.
+    stop: "stop" (a stop token), "length" (max_new_tokens).
+  """
+
+  tokens: np.ndarray
+  logprobs: np.ndarray
+  versions: np.ndarray
+  routing: np.ndarray | None
+  stop: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+  """A training sequence: the ids as the sampler saw them, and which of them the policy sampled.
+
+  Attributes:
+    tokens: int32 [T].
+    loss_mask: bool [T], True where the trainable policy sampled the token.
+    logprobs: behaviour log-probabilities, float32 [T], 0 where loss_mask is False.
+    versions: int32 [T], -1 where loss_mask is False.
+    routing: uint16 [T, L, K] or None.
+  """
+
+  tokens: np.ndarray
+  loss_mask: np.ndarray
+  logprobs: np.ndarray
+  versions: np.ndarray
+  routing: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+  """One episode, finished or failed.
+
+  `log` is every message ever shown, in order and never pruned: rewards and viewers read it. A
+  failed episode carries `error` (non-empty) and no rewards: it is data, never a reward of 0.
+  """
+
+  task_id: str
+  group_id: str
+  segments: tuple[Segment, ...]
+  log: tuple[Message, ...]
+  rewards: Mapping[str, float]
+  stop: str
+  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  children: tuple[Trajectory, ...] = ()
+  error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """The rollouts of one task: the unit on the queue, and of the advantage."""
+
+  task: Task
+  trajectories: tuple[Trajectory, ...]
+
+
+class Env(Protocol):
+  """One single-use episode. Tools run inside; no tool call ever raises out of `step`."""
+
+  async def start(self) -> Context: ...
+
+  async def step(self, reply: Message) -> Context: ...
+
+  def rewards(self, trajectory: Trajectory) -> dict[str, float]: ...
+
+  async def close(self) -> None: ...
+
+
+class Sampler(Protocol):
+  """Tokens in, tokens out."""
+
+  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation: ...

@@ -1,0 +1,93 @@
+"""Trains the byte-level BPE tokenizer of the shipped base policy on a corpus.
+
+    python scripts/train_tokenizer.py --corpus=python --out=jaxrl_agents/assets/base/tokenizer.json
+
+Numbers up to 999 are single tokens (chunk ids are numbers that a policy must copy), and so are the
+fixed strings of tools and observations.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import tokenizers
+from absl import app, flags
+
+from jaxrl_agents import chat
+from jaxrl_agents.retrieval import documents
+
+FIXED_STRINGS = (
+  "search_corpus",
+  "grep_corpus",
+  "read_document",
+  "prune_chunks",
+  '{"query": "',
+  '{"pattern": "',
+  '{"doc_id": "',
+  '{"chunk_ids": ["',
+  '", "',
+  '"}',
+  '"]}',
+  "<Document id=",
+  ">\n",
+  "\n# DOCUMENT ID: ",
+  " tokens) \n",
+  "\n\n[Token usage: ",
+  "No results found",
+  "Pruned",
+)
+
+_CORPUS = flags.DEFINE_string("corpus", "python", "'python' or a folder of documents")
+_OUT = flags.DEFINE_string("out", None, "the tokenizer.json to write", required=True)
+_VOCAB = flags.DEFINE_integer("vocab_size", 4096, "ids in all, control tokens included")
+
+
+def train(texts, vocab_size: int) -> tokenizers.Tokenizer:
+  """A byte-level BPE with the control tokens, the fixed strings and the numbers 0-999 as ids."""
+  numbers = [str(n) for n in range(10, 1000)]
+  extra = len(FIXED_STRINGS) + len(numbers)
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+    [
+      tokenizers.pre_tokenizers.Digits(individual_digits=True),
+      tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+  )
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=vocab_size - extra,
+    special_tokens=list(chat.CONTROL_TOKENS),
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(texts, trainer)
+  tokenizer.add_tokens(
+    [tokenizers.AddedToken(s, normalized=False) for s in (*FIXED_STRINGS, *numbers)]
+  )
+  return tokenizer
+
+
+def with_prose(texts):
+  """Every text, and its docstrings five times more: questions are prose, most of the corpus is
+  code.
+  """
+  for text in texts:
+    yield text
+    for docstring in re.findall(r'"""(.*?)"""', text, re.DOTALL):
+      yield from [docstring, *[docstring.lower()] * 4]
+
+
+def main(argv):
+  """Reads the corpus, trains, writes."""
+  del argv
+  texts = list(with_prose(document.text for document in documents.load(_CORPUS.value)))
+  tokenizer = train(texts, _VOCAB.value)
+  out = pathlib.Path(_OUT.value)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  tokenizer.save(str(out), pretty=False)
+  print(f"{tokenizer.get_vocab_size()} ids from {len(texts)} texts -> {out}")
+
+
+if __name__ == "__main__":
+  app.run(main)

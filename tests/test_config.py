@@ -1,0 +1,54 @@
+"""An option that does not exist, cannot be read, or would have no effect is an error with a
+remedy.
+"""
+
+import pytest
+
+from jaxrl_agents import config
+
+PATH = "configs/search_cpu.py"
+
+
+def test_an_override_is_read_as_the_type_of_its_option():
+  loaded = config.load(
+    PATH,
+    ["learner.lr=3e-5", "learner.steps=1_000", "search.can_prune=false", "reward.betas=(4, 2)"],
+  )
+  assert loaded.learner.lr == 3e-5
+  assert loaded.learner.steps == 1000
+  assert loaded.search.can_prune is False
+  assert loaded.reward.betas == (4.0, 2.0)
+
+
+@pytest.mark.parametrize(
+  ("override", "message"),
+  [
+    ("learner.lrr=1", r"no option 'learner.lrr'; did you mean 'learner.lr'\?"),
+    ("lerner.lr=1", r"did you mean 'learner'\?"),
+    ("learner=1", "is a section"),
+    ("learner.lr.x=1", "goes deeper"),
+    ("learner.lr", "has no '='"),
+    ("learner.steps=many", "cannot be read as int"),
+    ("search.can_prune=maybe", "cannot be read as bool"),
+    ("learner.loss=cispoo", r"did you mean 'cispo'\?"),
+    ("learner.row_tokens=512", "raise learner.row_tokens"),
+    ("learner.substeps=3", "make it a multiple"),
+    ("learner.group_size=1", "at least 2"),
+    ("policy.model.mtp_depth=0", "has no effect"),
+    ("sampler.num_pages=8", "raise sampler.num_pages"),
+  ],
+)
+def test_a_bad_override_names_the_cause_and_the_remedy(override, message):
+  with pytest.raises(ValueError, match=message):
+    config.load(PATH, [override])
+
+
+def test_a_config_that_does_not_exist_names_the_nearest():
+  with pytest.raises(ValueError, match=r"did you mean '.*search_cpu.py'"):
+    config.load("configs/serch_cpu.py")
+
+
+def test_equal_options_have_equal_digests_and_any_change_shows():
+  one, two = config.load(PATH), config.load(PATH, ["seed=0"])
+  assert config.sha256(one) == config.sha256(two)
+  assert config.sha256(one) != config.sha256(config.load(PATH, ["seed=1"]))
