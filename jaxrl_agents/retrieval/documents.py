@@ -1,0 +1,173 @@
+"""Documents of a corpus: the running Python's standard library, a folder, or a BEIR collection.
+
+A policy sees documents by small random numbers, as in Context-1, where addresses are mapped to
+random ids so that an id tells nothing of its content; the true name stays in `metadata["source"]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import random
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.retrieval import readers
+
+PYTHON = "python"
+"""The name of the corpus that every machine has: the source of the standard library."""
+
+_NOT_INDEXED = frozenset({
+  "test", "tests", "idlelib", "lib2to3", "encodings", "turtledemo", "distutils", "ensurepip",
+  "site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__", "pydoc_data",
+})  # fmt: skip
+_SUFFIXES = (".txt", ".md", ".html", ".htm", ".jsonl", ".py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """One document.
+
+  Attributes:
+    id: a random number as text: what a policy sees, without "_".
+    title: module name, page title, subject line or file name.
+    text: all of it; chunks are cut from it without loss.
+    metadata: "source" (module name, path in the folder, or the id in a JSON line), "kind"
+      ("python", "text", "html", "jsonl") and what a JSON line's own metadata held.
+  """
+
+  id: str
+  title: str
+  text: str
+  metadata: Mapping[str, Any]
+
+
+def load(source: str | os.PathLike[str], *, seed: int = 0) -> list[Document]:
+  """Returns the documents of a corpus, in the order of their sources.
+
+  Args:
+    source: "python", or a folder: with corpus.jsonl or corpus.jsonl.gz it is a BEIR collection
+      (https://github.com/beir-cellar/beir), else every .txt .md .html .jsonl .py file below it
+      (also with .gz) is read; a JSON line is {"_id", "title", "text", "metadata"}, text required.
+    seed: of the permutation that numbers the documents.
+
+  Raises:
+    ValueError: names the file, the line where there is one, and the remedy.
+  """
+  if str(source) == PYTHON:
+    unnumbered = _standard_library(pathlib.Path(sysconfig.get_paths()["stdlib"]))
+  else:
+    unnumbered = _folder(pathlib.Path(source))
+  return _numbered([document for document in unnumbered if document.text.strip()], source, seed)
+
+
+def content_hash(documents: Iterable[Document]) -> str:
+  """Returns the SHA-256 (hex) of ids, titles and texts in order."""
+  digest = hashlib.sha256()
+  for document in documents:
+    for part in (document.id, document.title, document.text):
+      digest.update(part.encode() + b"\0")
+  return digest.hexdigest()
+
+
+def _numbered(documents: Sequence[Document], source: Any, seed: int) -> list[Document]:
+  """Gives each document a number of at least three digits; all numbers have equally many."""
+  if not documents:
+    raise ValueError(f"{source}: no document holds any text; name a folder that has some")
+  seen: set[str] = set()
+  for document in documents:
+    name = document.metadata["source"]
+    if name in seen:
+      raise ValueError(f"{source}: two documents have the id {name!r}; make the ids distinct")
+    seen.add(name)
+  low = 100
+  while 9 * low < len(documents):
+    low *= 10
+  numbers = random.Random(seed).sample(range(low, 10 * low), len(documents))
+  return [
+    dataclasses.replace(document, id=str(number))
+    for document, number in zip(documents, numbers, strict=True)
+  ]
+
+
+def _standard_library(root: pathlib.Path) -> list[Document]:
+  paths = [
+    path
+    for path in root.rglob("*.py")
+    if not _NOT_INDEXED & set(path.relative_to(root).parts)
+    and not path.name.startswith(("_sysconfigdata", "sitecustomize", "usercustomize"))
+    and not path.relative_to(root).parts[0].startswith("config-")
+  ]
+  if not paths:
+    raise ValueError(
+      f"{root}: this Python has no source of its standard library (a zipped or stripped install); "
+      "use another Python, or a folder of documents"
+    )
+  documents = []
+  for path in paths:
+    parts = path.relative_to(root).with_suffix("").parts
+    module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    metadata = {"source": module, "kind": "python", "path": path.relative_to(root).as_posix()}
+    documents.append(Document("", module, readers.read_python(path), metadata))
+  return sorted(documents, key=lambda document: document.metadata["source"])
+
+
+def _folder(root: pathlib.Path) -> list[Document]:
+  if not root.exists():
+    raise ValueError(f"{root}: no such folder; name a folder of documents, or {PYTHON!r}")
+  if not root.is_dir():
+    raise ValueError(f"{root}: a file, not a folder; name the folder that holds it")
+  for name in ("corpus.jsonl", "corpus.jsonl.gz"):
+    if (root / name).is_file():
+      return _json_lines(root / name, root)
+  paths = sorted(path for path in root.rglob("*") if _is_readable_kind(path, root))
+  if not paths:
+    raise ValueError(
+      f"{root}: no file with a name in {' '.join(_SUFFIXES)} (or these with .gz) is in the folder; "
+      "convert the documents to one of these"
+    )
+  return [document for path in paths for document in _file(path, root)]
+
+
+def _kind_suffix(path: pathlib.Path) -> str:
+  suffixes = [suffix.lower() for suffix in path.suffixes]
+  return suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
+
+
+def _is_readable_kind(path: pathlib.Path, root: pathlib.Path) -> bool:
+  hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+  return not hidden and _kind_suffix(path) in _SUFFIXES and path.is_file()
+
+
+def _file(path: pathlib.Path, root: pathlib.Path) -> list[Document]:
+  suffix, name = _kind_suffix(path), path.relative_to(root).as_posix()
+  if suffix == ".jsonl":
+    return _json_lines(path, root)
+  if suffix == ".py":
+    return [Document("", name, readers.read_python(path), {"source": name, "kind": "python"})]
+  text = readers.read_text(path)
+  if suffix in (".html", ".htm"):
+    title, text = readers.html_to_text(text)
+    return [Document("", title or name, text, {"source": name, "kind": "html"})]
+  return [Document("", name, text, {"source": name, "kind": "text"})]
+
+
+def _json_lines(path: pathlib.Path, root: pathlib.Path) -> list[Document]:
+  documents = []
+  for number, record in readers.read_jsonl(path):
+    text = readers.string_field(path, number, record, "text")
+    title = readers.string_field(path, number, record, "title")
+    if not (text or title):
+      raise ValueError(f"{path}, line {number}: no field 'text'; give each document its text")
+    metadata = record.get("metadata") or {}
+    if not isinstance(metadata, dict):
+      raise ValueError(f"{path}, line {number}: field 'metadata' is not an object; make it one")
+    own_id = readers.string_field(path, number, record, "_id", "id", "url")
+    source = own_id or f"{path.relative_to(root).as_posix()}:{number}"
+    documents.append(
+      Document("", title, text or title, {**metadata, "source": source, "kind": "jsonl"})
+    )
+  return documents

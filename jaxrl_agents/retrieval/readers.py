@@ -1,0 +1,158 @@
+"""Reads text, HTML, JSON lines and Python source; a bad file is a ValueError with a remedy.
+
+A name that ends in `.gz` is read as its content would be without.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html.parser
+import io
+import json
+import pathlib
+import re
+import tokenize
+import zlib
+from typing import Any
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+  """Returns the content of a file, unpacked if its name ends in `.gz`; ValueError if unreadable."""
+  try:
+    content = path.read_bytes()
+  except OSError as error:
+    raise ValueError(f"{path}: cannot be read ({error.strerror}); check path and rights") from None
+  if path.suffix != ".gz":
+    return content
+  try:
+    return gzip.decompress(content)
+  except (OSError, EOFError, zlib.error) as error:
+    raise ValueError(f"{path}: not a whole gzip file ({error}); fetch or pack it again") from None
+
+
+def read_text(path: pathlib.Path) -> str:
+  """Returns the text of a UTF-8 file, without byte order mark and with \\n line ends."""
+  content = read_bytes(path)
+  try:
+    text = content.decode("utf-8-sig")
+  except UnicodeDecodeError as error:
+    line = content.count(b"\n", 0, error.start) + 1
+    raise ValueError(
+      f"{path}, line {line}: not UTF-8 (byte 0x{content[error.start]:02x}); convert it, for "
+      f"example with iconv -f latin1 -t utf-8, or remove it from the folder"
+    ) from None
+  if "\0" in text:
+    line = text.count("\n", 0, text.index("\0")) + 1
+    raise ValueError(f"{path}, line {line}: binary (a NUL byte); remove it from the folder")
+  return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_python(path: pathlib.Path) -> str:
+  """Returns Python source in the encoding that it declares (PEP 263), with \\n line ends."""
+  content = read_bytes(path)
+  try:
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    text = content.decode(encoding)
+  except (SyntaxError, UnicodeDecodeError, LookupError):
+    raise ValueError(
+      f"{path}: not in the encoding it declares; save it as UTF-8 or remove it from the folder"
+    ) from None
+  return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_jsonl(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
+  """Returns (line number from 1, object) of every line that is not blank."""
+  records = []
+  for number, line in enumerate(read_text(path).split("\n"), 1):
+    if not line.strip():
+      continue
+    try:
+      record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+      reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+      raise ValueError(
+        f"{path}, line {number}: not JSON ({reason}); write one whole object a line"
+      ) from None
+    if not isinstance(record, dict):
+      raise ValueError(
+        f"{path}, line {number}: a JSON {type(record).__name__} where an object was expected; "
+        'write lines like {"_id": "7", "title": "", "text": "..."}'
+      )
+    records.append((number, record))
+  return records
+
+
+def string_field(path: pathlib.Path, number: int, record: dict[str, Any], *names: str) -> str:
+  """Returns the first of the named fields that a record has, as a string; "" if it has none."""
+  for name in names:
+    value = record.get(name)
+    if value is None:
+      continue
+    if isinstance(value, int) and not isinstance(value, bool):
+      value = str(value)
+    if not isinstance(value, str):
+      raise ValueError(
+        f"{path}, line {number}: field {name!r} is a {type(value).__name__}; write a string"
+      )
+    if re.search("[\ud800-\udfff]", value):
+      raise ValueError(
+        f"{path}, line {number}: field {name!r} holds half of a surrogate pair; write the character"
+      )
+    return value
+  return ""
+
+
+def html_to_text(source: str) -> tuple[str, str]:
+  """Returns (title, text) of an HTML page: one line a block, without scripts and styles."""
+  parser = _TextParser()
+  parser.feed(source)
+  parser.close()
+  title = re.sub(r"\s+", " ", "".join(parser.title)).strip()
+  text = re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parser.parts))
+  return title, re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+_HIDDEN = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "object"})
+_PARAGRAPHS = frozenset({
+  "article", "aside", "blockquote", "dl", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5",
+  "h6", "header", "hr", "main", "nav", "ol", "p", "pre", "section", "table", "ul",
+})  # fmt: skip
+_LINES = frozenset({"br", "dd", "div", "dt", "figcaption", "li", "option", "tr"})
+
+
+class _TextParser(html.parser.HTMLParser):
+  """Collects text. Invariant: `hidden` counts the open elements whose content is not text."""
+
+  def __init__(self) -> None:
+    super().__init__(convert_charrefs=True)
+    self.parts: list[str] = []
+    self.title: list[str] = []
+    self.hidden = 0
+    self.in_title = False
+
+  def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    self.hidden += tag in _HIDDEN
+    self.in_title = self.in_title or (tag == "title" and not self.hidden)
+    self._separate(tag)
+
+  def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    self._separate(tag)
+
+  def handle_endtag(self, tag: str) -> None:
+    self.hidden = max(0, self.hidden - (tag in _HIDDEN))
+    self.in_title = self.in_title and tag != "title"
+    self._separate(tag)
+
+  def handle_data(self, data: str) -> None:
+    if self.in_title:
+      self.title.append(data)
+    elif not self.hidden:
+      self.parts.append(re.sub(r"\s+", " ", data))
+
+  def _separate(self, tag: str) -> None:
+    if tag in _PARAGRAPHS:
+      self.parts.append("\n\n")
+    elif tag in _LINES:
+      self.parts.append("\n")
+    elif tag in ("td", "th"):
+      self.parts.append(" ")
