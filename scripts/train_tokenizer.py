@@ -15,7 +15,7 @@ import tokenizers
 from absl import app, flags
 
 from jaxrl_agents import chat
-from jaxrl_agents.retrieval import documents
+from jaxrl_agents.data import task_sets
 
 FIXED_STRINGS = (
   "search_corpus",
@@ -81,7 +81,11 @@ def with_prose(texts):
 def main(argv):
   """Reads the corpus, trains, writes."""
   del argv
-  texts = list(with_prose(document.text for document in documents.load(_CORPUS.value)))
+  task_set, _ = task_sets.make(
+    _CORPUS.value, count_tokens=lambda text: len(text) // 4, chunk_tokens=64, report=print
+  )
+  texts = list(with_prose(document.text for document in task_set.documents))
+  texts += [clue.text for clues in task_set.clues.values() for clue in clues] * 5
   tokenizer = train(texts, _VOCAB.value)
   out = pathlib.Path(_OUT.value)
   out.parent.mkdir(parents=True, exist_ok=True)
