@@ -1,0 +1,1 @@
+"""The model: pure functions of (params, tokens, cache), knowing no reinforcement learning."""

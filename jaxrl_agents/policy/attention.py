@@ -1,0 +1,200 @@
+"""Attention over rows (training) and over the paged cache (decoding): grouped queries and MLA.
+
+Both kinds share one core, heads in front: q [B, G, R, Q, H] against k, v [B, G, K, H], where the R
+query heads of a group share a key head. In MLA's decoding form (absorbed) all heads are one group
+whose keys and values are the cached latents themselves.
+
+Alphabet: B rows, T time, Q queries, K keys, D width, N heads, G kv heads, R = N / G, H head dim,
+C cache width, S latent rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import causal
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.policy.norm import rms_norm
+
+
+class Rope(NamedTuple):
+  """Cosines and sines of the rotary angles, float32 [B, T, rope_dim / 2]."""
+
+  cos: jax.Array
+  sin: jax.Array
+
+
+def rope_table(positions: jax.Array, dim: int, theta: float) -> Rope:
+  """Angles position * theta^(-2i / dim) (RoFormer, https://arxiv.org/abs/2104.09864)."""
+  frequencies = theta ** (-jnp.arange(dim // 2, dtype=jnp.float32) * 2 / dim)
+  angles = positions[..., None].astype(jnp.float32) * frequencies
+  return Rope(jnp.cos(angles), jnp.sin(angles))
+
+
+def rotate(x: jax.Array, rope: Rope) -> jax.Array:
+  """Rotates pairs (x_i, x_{i + H/2}) of x [B, T, ..., H]."""
+  middle = (1,) * (x.ndim - 3)
+  cos = rope.cos.reshape(*rope.cos.shape[:2], *middle, -1).astype(x.dtype)
+  sin = rope.sin.reshape(*rope.sin.shape[:2], *middle, -1).astype(x.dtype)
+  first, second = jnp.split(x, 2, axis=-1)
+  return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def attend_rows(
+  weights: dict[str, Any],
+  x: jax.Array,
+  cfg: PolicyConfig,
+  *,
+  rope: Rope,
+  segment_ids: jax.Array | None,
+) -> jax.Array:
+  """Causal attention of rows of tokens to themselves, within equal segment ids.
+
+  Args:
+    weights: of one layer, see params.table.
+    x: [B, T, D], normalised.
+    cfg: sizes.
+    rope: of the rows' positions.
+    segment_ids: int32 [B, T] or None (one segment a row).
+
+  Returns:
+    [B, T, D].
+  """
+  project = _mla_rows if cfg.attention == "mla" else _gqa_rows
+  q, k, v = project(weights, x, cfg, rope)
+  mixed = causal_core(q, k, v, segment_ids)
+  if cfg.attention == "mla":
+    return jnp.einsum("bgrth,ghd->btd", mixed, weights["out"])
+  return jnp.einsum("bgrth,grhd->btd", mixed, weights["out"])
+
+
+def attend_cached(
+  weights: dict[str, Any],
+  x: jax.Array,
+  cfg: PolicyConfig,
+  *,
+  rope: Rope,
+  pages: jax.Array,
+  layer: jax.Array | int,
+  step: cache_lib.Step,
+) -> tuple[jax.Array, jax.Array]:
+  """Attention of new tokens x [B, Q, D] to all that their rows have cached, themselves included.
+
+  Returns:
+    ([B, Q, D], pages with the new tokens' entries of `layer`).
+  """
+  attend = _mla_cached if cfg.attention == "mla" else _gqa_cached
+  return attend(weights, x, cfg, rope, pages, layer, step)
+
+
+def causal_core(
+  q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None
+) -> jax.Array:
+  """Causal attention within segments, a block of queries at a time; see `causal.attend`.
+
+  Args:
+    q: [B, G, R, T, H], not yet scaled.
+    k: [B, G, T, H].
+    v: [B, G, T, H'].
+    segment_ids: int32 [B, T] or None (one segment a row).
+
+  Returns:
+    [B, G, R, T, H'].
+  """
+  if segment_ids is None:
+    segment_ids = jnp.ones((q.shape[0], q.shape[3]), jnp.int32)
+  return causal.attend(q, k, v, segment_ids)
+
+
+def core(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+  """softmax(q k^T / sqrt(H), mask) v with a float32 softmax; mask broadcasts to [B, G, R, Q, K]."""
+  scores = jnp.einsum("bgrqh,bgkh->bgrqk", q, k, preferred_element_type=jnp.float32)
+  scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, causal.MASKED)
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  return jnp.einsum("bgrqk,bgkh->bgrqh", weights, v)
+
+
+def _gqa_project(weights, x, cfg, rope):
+  """Queries [B, T, G, R, H], keys and values [B, T, G, H], rotated."""
+  qkv = jnp.einsum("btd,dgrh->btgrh", x, weights["qkv"])
+  q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
+  if cfg.qk_norm:
+    q = rms_norm(q, weights["q_norm"], cfg.norm_eps)
+    k = rms_norm(k, weights["k_norm"], cfg.norm_eps)
+  return rotate(q, rope), rotate(k, rope), v
+
+
+def _gqa_rows(weights, x, cfg, rope):
+  q, k, v = _gqa_project(weights, x, cfg, rope)
+  return q.transpose(0, 2, 3, 1, 4), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+
+
+def _gqa_cached(weights, x, cfg, rope, pages, layer, step):
+  rows, queries, _ = x.shape
+  q, k, v = _gqa_project(weights, x, cfg, rope)
+  entries = jnp.stack([k, v], axis=2).reshape(rows, queries, cfg.cache_width)
+  pages = cache_lib.write(pages, layer, step, entries)
+  cached = cache_lib.read(pages, layer, step).astype(x.dtype)
+  cached = cached.reshape(rows, -1, 2, cfg.num_kv_heads, cfg.head_dim)
+  k, v = cached[:, :, 0].transpose(0, 2, 1, 3), cached[:, :, 1].transpose(0, 2, 1, 3)
+  mixed = core(q.transpose(0, 2, 3, 1, 4), k, v, _visible(step, k.shape[2]))
+  return jnp.einsum("bgrqh,grhd->bqd", mixed, weights["out"]), pages
+
+
+def _visible(step: cache_lib.Step, num_keys: int) -> jax.Array:
+  """Keys up to each query's own position: bool [B, 1, 1, Q, K]."""
+  mask = jnp.arange(num_keys) <= step.positions[:, :, None]
+  return mask[:, None, None]
+
+
+def _mla_queries(weights, x, cfg, rope):
+  """Query heads without rotation [B, T, N, nope] and rotated [B, T, N, rope]."""
+  if cfg.q_lora_rank:
+    latent = rms_norm(x @ weights["q_down"], weights["q_norm"], cfg.norm_eps)
+    q = jnp.einsum("bts,snh->btnh", latent, weights["q_up"])
+  else:
+    q = jnp.einsum("btd,dnh->btnh", x, weights["q"])
+  return q[..., : cfg.qk_nope_dim], rotate(q[..., cfg.qk_nope_dim :], rope)
+
+
+def _mla_latents(weights, x, cfg, rope):
+  """What is cached: the latent c [B, T, S] and the rotated key k_pe [B, T, rope] of all heads."""
+  down = x @ weights["kv_down"]
+  latent = rms_norm(down[..., : cfg.kv_lora_rank], weights["kv_norm"], cfg.norm_eps)
+  return latent, rotate(down[..., cfg.kv_lora_rank :], rope)
+
+
+def _mla_rows(weights, x, cfg, rope):
+  """Naive form: every head's keys and values are projected up from the latents."""
+  q_nope, q_pe = _mla_queries(weights, x, cfg, rope)
+  latent, k_pe = _mla_latents(weights, x, cfg, rope)
+  kv = jnp.einsum("bts,snh->btnh", latent, weights["kv_up"])
+  k_pe = jnp.broadcast_to(k_pe[:, :, None], (*kv.shape[:3], cfg.qk_rope_dim))
+  q = jnp.concatenate([q_nope, q_pe], axis=-1).transpose(0, 2, 1, 3)[:, :, None]
+  k = jnp.concatenate([kv[..., : cfg.qk_nope_dim], k_pe], axis=-1).transpose(0, 2, 1, 3)
+  return q, k, kv[..., cfg.qk_nope_dim :].transpose(0, 2, 1, 3)
+
+
+def _mla_cached(weights, x, cfg, rope, pages, layer, step):
+  """Absorbed form (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1).
+
+  q_nope . (c W_k) = (q_nope W_k^T) . c, so that queries move into the space of the latents and the
+  cache is never projected up: a score is q' . c + q_pe . k_pe, the output (weights . c) W_v.
+  """
+  q_nope, q_pe = _mla_queries(weights, x, cfg, rope)
+  entries = jnp.concatenate(_mla_latents(weights, x, cfg, rope), axis=-1)
+  pages = cache_lib.write(pages, layer, step, entries)
+  cached = cache_lib.read(pages, layer, step).astype(x.dtype)[:, None]  # [B, 1, K, C]
+  up_k, up_v = jnp.split(weights["kv_up"], [cfg.qk_nope_dim], axis=-1)
+  absorbed = jnp.einsum("bqnh,snh->bnqs", q_nope, up_k)
+  q = jnp.concatenate([absorbed, q_pe.transpose(0, 2, 1, 3)], axis=-1)[:, None]
+  # The core divides by sqrt of its own head width, C; the model's is that of a naive head.
+  q = q * (cfg.cache_width / (cfg.qk_nope_dim + cfg.qk_rope_dim)) ** 0.5
+  latents = cached[..., : cfg.kv_lora_rank]
+  mixed = core(q, cached, latents, _visible(step, cached.shape[2]))[:, 0]
+  values = jnp.einsum("bnqs,snh->bqnh", mixed, up_v)
+  return jnp.einsum("bqnh,nhd->bqd", values, weights["out"]), pages

@@ -1,0 +1,85 @@
+"""The paged cache of keys and values: one array for all layers, addressed by page and slot.
+
+Page 0 is scratch: tokens that are only padding of a step's static shape are written there. A
+sequence's page table lists the pages that hold its tokens in order; unused entries are 0.
+
+Alphabet: B rows, Q queries (new tokens), K cached tokens, P pages, S slots of a page, C cache
+width, Pm pages of a row's table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl_agents.policy.config import PolicyConfig
+
+SCRATCH_PAGE = 0
+
+
+@struct.dataclass
+class PagedCache:
+  """Attributes: pages [L + M, P, S, C], the trunk's layers first, then the prediction modules'."""
+
+  pages: jax.Array
+
+
+@struct.dataclass
+class Step:
+  """Where the new tokens of one step go and what they see; the same for every layer.
+
+  Attributes:
+    page_table: int32 [B, Pm].
+    positions: int32 [B, Q], place of each new token in its sequence.
+    page: int32 [B, Q], page that it is written to; SCRATCH_PAGE for padding.
+    slot: int32 [B, Q], slot of that page.
+  """
+
+  page_table: jax.Array
+  positions: jax.Array
+  page: jax.Array
+  slot: jax.Array
+
+
+def init(
+  cfg: PolicyConfig, num_pages: int, page_tokens: int, *, dtype: Any = jnp.float32
+) -> PagedCache:
+  """An empty cache of `num_pages` pages (the scratch page included) of `page_tokens` slots."""
+  shape = (cfg.num_cache_layers, num_pages, page_tokens, cfg.cache_width)
+  return PagedCache(pages=jnp.zeros(shape, dtype))
+
+
+def plan_step(
+  cache: PagedCache, page_table: jax.Array, lengths: jax.Array, num_new: jax.Array, num_queries: int
+) -> Step:
+  """Addresses of a step's new tokens.
+
+  Args:
+    cache: only its sizes are read.
+    page_table: int32 [B, Pm].
+    lengths: int32 [B], tokens of each row already in the cache.
+    num_new: int32 [B], how many of the num_queries tokens of each row are real.
+    num_queries: Q.
+  """
+  page_tokens = cache.pages.shape[2]
+  offsets = jnp.arange(num_queries, dtype=jnp.int32)
+  positions = lengths[:, None] + offsets
+  valid = offsets < num_new[:, None]
+  place = jnp.minimum(positions // page_tokens, page_table.shape[1] - 1)
+  page = jnp.where(valid, jnp.take_along_axis(page_table, place, axis=1), SCRATCH_PAGE)
+  return Step(page_table=page_table, positions=positions, page=page, slot=positions % page_tokens)
+
+
+def write(pages: jax.Array, layer: jax.Array | int, step: Step, entries: jax.Array) -> jax.Array:
+  """Pages with `entries` [B, Q, C] of one layer written, in place if pages are not read again."""
+  return pages.at[layer, step.page, step.slot].set(entries.astype(pages.dtype))
+
+
+def read(pages: jax.Array, layer: jax.Array | int, step: Step) -> jax.Array:
+  """What one layer has cached for each row, in order: [B, K = Pm * S, C]."""
+  rows, table_pages = step.page_table.shape
+  gathered = pages[layer, step.page_table]  # [B, Pm, S, C]
+  return gathered.reshape(rows, table_pages * pages.shape[2], pages.shape[3])

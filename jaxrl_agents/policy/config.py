@@ -1,0 +1,180 @@
+"""Sizes and choices of a policy network: one frozen record that jitted functions take as static.
+
+Standard library only, so that host code (packing, workers, viewers) may read sizes without jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyConfig:
+  """A decoder-only transformer with RMSNorm before each block and rotary positions.
+
+  The first `num_dense_layers` layers have a dense gated feed-forward network, the others a mixture
+  of experts. `mtp_depth` modules that predict further tokens follow the trunk (DeepSeek-V3, section
+  2.2, https://arxiv.org/abs/2412.19437).
+
+  Attributes:
+    vocab_size: V, rows of the embedding.
+    embed_dim: D, width of the residual stream.
+    num_layers: L, trunk layers, dense and mixture alike.
+    num_heads: N, query heads.
+    num_kv_heads: G, key-value heads ("gqa" only; N is a multiple of it).
+    head_dim: H, width of a head ("gqa" only), even.
+    attention: "gqa" (grouped queries) or "mla" (multi-head latent attention).
+    qk_norm: RMSNorm on each query and key head before the rotation ("gqa" only).
+    rope_theta: base of the rotary frequencies.
+    norm_eps: added to the mean square inside RMSNorm.
+    q_lora_rank: width of the query latent ("mla" only); 0 projects queries directly.
+    kv_lora_rank: width of the cached key-value latent c ("mla" only).
+    qk_nope_dim: width of the part of a query or key head without rotation ("mla" only).
+    qk_rope_dim: width of the rotated part, shared by all key heads ("mla" only), even.
+    v_head_dim: width of a value head ("mla" only).
+    num_dense_layers: leading layers without experts; num_layers for a dense model.
+    dense_ffw_dim: F of those layers.
+    num_experts: E, routed experts of a mixture layer; 0 for a dense model.
+    experts_per_token: K.
+    expert_ffw_dim: F of one expert.
+    num_shared_experts: experts that every token visits, fused into one of that many times F.
+    router: "sigmoid" (DeepSeek-V3, Kimi K2) or "softmax" scores.
+    router_groups: groups that experts are divided into; 1 is no grouping.
+    router_topk_groups: groups that a token may choose from.
+    route_scale: factor on the normalised weights of the chosen experts.
+    mtp_depth: M, modules that predict the token after the next, and so on.
+    tie_embeddings: the head is the transposed embedding over sqrt(D).
+  """
+
+  vocab_size: int
+  embed_dim: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int = 0
+  head_dim: int = 0
+  attention: Literal["gqa", "mla"] = "gqa"
+  qk_norm: bool = True
+  rope_theta: float = 10_000.0
+  norm_eps: float = 1e-6
+  q_lora_rank: int = 0
+  kv_lora_rank: int = 0
+  qk_nope_dim: int = 0
+  qk_rope_dim: int = 0
+  v_head_dim: int = 0
+  num_dense_layers: int = 0
+  dense_ffw_dim: int = 0
+  num_experts: int = 0
+  experts_per_token: int = 0
+  expert_ffw_dim: int = 0
+  num_shared_experts: int = 0
+  router: Literal["sigmoid", "softmax"] = "sigmoid"
+  router_groups: int = 1
+  router_topk_groups: int = 1
+  route_scale: float = 1.0
+  mtp_depth: int = 0
+  tie_embeddings: bool = False
+
+  @property
+  def num_moe_layers(self) -> int:
+    """Layers with experts: the second axis from the right of every routing array."""
+    return self.num_layers - self.num_dense_layers
+
+  @property
+  def num_cache_layers(self) -> int:
+    """L + M: the trunk's layers, then one for each multi-token-prediction module."""
+    return self.num_layers + self.mtp_depth
+
+  @property
+  def cache_width(self) -> int:
+    """C, numbers cached per token and layer: keys and values, or the latent and its rotated key."""
+    if self.attention == "mla":
+      return self.kv_lora_rank + self.qk_rope_dim
+    return 2 * self.num_kv_heads * self.head_dim
+
+  @property
+  def rope_dim(self) -> int:
+    """Width of the rotated part of a head."""
+    return self.qk_rope_dim if self.attention == "mla" else self.head_dim
+
+  def __post_init__(self):
+    validate(self)
+
+
+def validate(cfg: PolicyConfig) -> None:
+  """Raises ValueError, with the values and the remedy, for sizes that cannot work together."""
+  for name in ("vocab_size", "embed_dim", "num_layers", "num_heads"):
+    _at_least(cfg, name, 1)
+  _at_least(cfg, "mtp_depth", 0)
+  _one_of(cfg, "attention", ("gqa", "mla"))
+  _one_of(cfg, "router", ("sigmoid", "softmax"))
+  if not 0 <= cfg.num_dense_layers <= cfg.num_layers:
+    raise ValueError(
+      f"num_dense_layers is {cfg.num_dense_layers} of num_layers {cfg.num_layers}; "
+      "choose between 0 and num_layers (a dense model)"
+    )
+  if cfg.num_dense_layers:
+    _at_least(cfg, "dense_ffw_dim", 1)
+  _validate_mla(cfg) if cfg.attention == "mla" else _validate_gqa(cfg)
+  if cfg.num_moe_layers:
+    _validate_experts(cfg)
+  elif cfg.num_experts:
+    raise ValueError(
+      f"{cfg.num_experts} experts but all {cfg.num_layers} layers are dense; "
+      "lower num_dense_layers or set num_experts=0"
+    )
+
+
+def _validate_gqa(cfg: PolicyConfig) -> None:
+  _at_least(cfg, "num_kv_heads", 1)
+  _at_least(cfg, "head_dim", 2)
+  if cfg.num_heads % cfg.num_kv_heads:
+    raise ValueError(
+      f"{cfg.num_heads} query heads cannot share {cfg.num_kv_heads} key-value heads evenly; "
+      "make num_heads a multiple of num_kv_heads"
+    )
+  if cfg.head_dim % 2:
+    raise ValueError(f"head_dim {cfg.head_dim} is rotated in pairs; make it even")
+
+
+def _validate_mla(cfg: PolicyConfig) -> None:
+  for name in ("kv_lora_rank", "qk_nope_dim", "v_head_dim"):
+    _at_least(cfg, name, 1)
+  _at_least(cfg, "q_lora_rank", 0)
+  _at_least(cfg, "qk_rope_dim", 2)
+  if cfg.qk_rope_dim % 2:
+    raise ValueError(f"qk_rope_dim {cfg.qk_rope_dim} is rotated in pairs; make it even")
+
+
+def _validate_experts(cfg: PolicyConfig) -> None:
+  for name in ("num_experts", "experts_per_token", "expert_ffw_dim", "router_groups"):
+    _at_least(cfg, name, 1)
+  _at_least(cfg, "num_shared_experts", 0)
+  if cfg.num_experts % cfg.router_groups:
+    raise ValueError(
+      f"{cfg.num_experts} experts do not divide into {cfg.router_groups} router groups; "
+      "make num_experts a multiple of router_groups"
+    )
+  if not 1 <= cfg.router_topk_groups <= cfg.router_groups:
+    raise ValueError(
+      f"router_topk_groups is {cfg.router_topk_groups} of {cfg.router_groups} groups; "
+      "choose between 1 and router_groups"
+    )
+  reachable = cfg.num_experts // cfg.router_groups * cfg.router_topk_groups
+  if cfg.experts_per_token > reachable:
+    raise ValueError(
+      f"experts_per_token {cfg.experts_per_token} exceeds the {reachable} experts that a token can "
+      "reach; lower it or raise router_topk_groups"
+    )
+  if cfg.num_experts >= 65535:
+    raise ValueError(f"{cfg.num_experts} experts do not fit 16-bit routing; use fewer than 65535")
+
+
+def _at_least(cfg: PolicyConfig, name: str, least: int) -> None:
+  if getattr(cfg, name) < least:
+    raise ValueError(f"{name} is {getattr(cfg, name)}; set it to {least} or more")
+
+
+def _one_of(cfg: PolicyConfig, name: str, choices: tuple[str, ...]) -> None:
+  if getattr(cfg, name) not in choices:
+    raise ValueError(f"{name} is {getattr(cfg, name)!r}; choose one of {', '.join(choices)}")

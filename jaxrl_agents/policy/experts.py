@@ -1,0 +1,200 @@
+"""Dispatch of tokens to experts, none dropped: all experts on all tokens, or sorted into blocks.
+
+Alphabet: N tokens, D width, E experts, K experts per token, F ffw, S slots of all blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxrl_agents.policy import sharding
+
+MAX_BLOCK_TOKENS = 256
+MIN_BLOCK_TOKENS = 16
+DENSE_TOKENS = 64
+
+
+def apply(experts: dict[str, Any], x: jax.Array, weight: jax.Array, choice: jax.Array) -> jax.Array:
+  """The weighted sum of each token's experts, by the faster exact way for that many tokens.
+
+  Forward and backward of [8192, 256] tokens, 8 experts of F = 256, top-2, CPU time on two cores:
+  blocks 0.40 s, jax's derived rule of a scan over blocks 0.58 s, dense 2.06 s; `ragged_dot`, which
+  XLA computes on CPU as a masked product with every expert, takes 5.7 times as long as that scan.
+
+  Args:
+    experts: gate_up [E, D, 2, F], down [E, F, D].
+    x: [N, D].
+    weight: [N, K].
+    choice: int32 [N, K]; E for no expert (padding).
+
+  Returns:
+    [N, D].
+  """
+  if x.shape[0] <= DENSE_TOKENS:
+    return dense(experts, x, weight, choice)
+  if jax.sharding.get_abstract_mesh().empty:
+    return blocks(experts, x, weight, choice)
+  return _blocks_on_mesh(experts, x, weight, choice)
+
+
+def dense(experts: dict[str, Any], x: jax.Array, weight: jax.Array, choice: jax.Array) -> jax.Array:
+  """Every expert on every token, weighted 0 where not chosen: for a handful of tokens.
+
+  The weights of all experts are read once, which is all that such a step costs. Arguments and
+  result as `apply`.
+  """
+  num_experts, width, _ = experts["down"].shape
+  gate_up = experts["gate_up"].reshape(num_experts, x.shape[-1], 2 * width)
+  hidden = jnp.einsum("nd,edf->enf", x, gate_up)
+  hidden = _gate(hidden)
+  combine = (jax.nn.one_hot(choice, num_experts, dtype=x.dtype) * weight[..., None]).sum(axis=1)
+  return jnp.einsum("enf,efd->nd", hidden * combine.T[:, :, None], experts["down"])
+
+
+@jax.custom_vjp
+def blocks(
+  experts: dict[str, Any], x: jax.Array, weight: jax.Array, choice: jax.Array
+) -> jax.Array:
+  """Tokens sorted by expert, each expert's padded to whole blocks; one product a block.
+
+  Only the blocks in use are computed: their number depends on the routing, the shapes do not. The
+  backward pass adds each block's weight gradient in place. Arguments and result as `apply`.
+  """
+  return _forward(experts, x, weight, choice)[0]
+
+
+class _Plan(NamedTuple):
+  """Where (token, choice) pairs stand: slot_of [N * K], token_of [S + 1], expert_of [S / block].
+
+  Slot S is a row of zeros, for pairs without an expert; `used` counts the blocks that hold tokens.
+  """
+
+  slot_of: jax.Array
+  token_of: jax.Array
+  expert_of: jax.Array
+  used: jax.Array
+
+
+def _plan(choice: jax.Array, num_experts: int) -> tuple[_Plan, int]:
+  """The plan of int32 [N, K] choices, and the tokens of a block."""
+  num_pairs, choices = choice.size, choice.shape[1]
+  mean = max(1, num_pairs // num_experts)
+  block = min(MAX_BLOCK_TOKENS, max(MIN_BLOCK_TOKENS, 1 << (mean - 1).bit_length()))
+  num_blocks = -(-num_pairs // block) + num_experts - 1
+  flat = choice.reshape(-1)
+  order = jnp.argsort(flat)
+  expert = flat[order]
+  sizes = jnp.bincount(flat, length=num_experts + 1)[:num_experts]
+  ends = jnp.cumsum(-(-sizes // block))
+  first_slot = (ends - -(-sizes // block)) * block
+  first_pair = jnp.cumsum(sizes) - sizes
+  inside = jnp.minimum(expert, num_experts - 1)
+  slot = first_slot[inside] + jnp.arange(num_pairs) - first_pair[inside]
+  slot = jnp.where(expert < num_experts, slot, num_blocks * block)
+  token_of = jnp.zeros((num_blocks * block + 1,), jnp.int32).at[slot].set(order // choices)
+  expert_of = jnp.searchsorted(ends, jnp.arange(num_blocks), side="right")
+  return _Plan(
+    slot_of=jnp.zeros_like(flat).at[order].set(slot),
+    token_of=token_of,
+    expert_of=jnp.minimum(expert_of, num_experts - 1),
+    used=ends[-1],
+  ), block
+
+
+def _forward(experts, x, weight, choice):
+  num_experts, width, embed = experts["down"].shape
+  gate_up = experts["gate_up"].reshape(num_experts, embed, 2 * width)
+  plan, block = _plan(choice, num_experts)
+  slots = plan.token_of.shape[0]
+
+  def body(i, carry):
+    hidden, out = carry
+    expert = plan.expert_of[i]
+    inner = x[_rows(plan.token_of, i, block)] @ gate_up[expert]
+    return _put(hidden, inner, i), _put(out, _gate(inner) @ experts["down"][expert], i)
+
+  empty = jnp.zeros((slots, 2 * width), x.dtype), jnp.zeros((slots, embed), x.dtype)
+  hidden, out = jax.lax.fori_loop(0, plan.used, body, empty)
+  picked = out[plan.slot_of].reshape(*choice.shape, embed)
+  y = (picked * weight[..., None]).sum(axis=1)
+  return y, (experts, x, weight, choice, plan, hidden)
+
+
+def _backward(saved, d_y):
+  experts, x, weight, choice, plan, hidden = saved
+  num_experts, width, embed = experts["down"].shape
+  gate_up = experts["gate_up"].reshape(num_experts, embed, 2 * width)
+  down = experts["down"]
+  block = (plan.token_of.shape[0] - 1) // plan.expert_of.shape[0]
+  slot_weight = jnp.zeros(plan.token_of.shape, x.dtype).at[plan.slot_of].set(weight.reshape(-1))
+
+  def body(i, carry):
+    d_gate_up, d_down, d_x, d_weight = carry
+    expert, tokens = plan.expert_of[i], _rows(plan.token_of, i, block)
+    scale = _rows(slot_weight, i, block)[:, None]
+    inner, d_out = _rows(hidden, i, block), d_y[tokens]
+    mixed, gate_vjp = jax.vjp(_gate, inner)
+    d_mixed = d_out @ down[expert].T
+    d_weight = _put(d_weight, jnp.sum(d_mixed * mixed, axis=-1), i)
+    (d_inner,) = gate_vjp(d_mixed * scale)
+    d_down = d_down.at[expert].add((mixed * scale).T @ d_out)
+    d_gate_up = d_gate_up.at[expert].add(x[tokens].T @ d_inner)
+    return d_gate_up, d_down, _put(d_x, d_inner @ gate_up[expert].T, i), d_weight
+
+  slots = plan.token_of.shape[0]
+  empty = (
+    jnp.zeros_like(gate_up),
+    jnp.zeros_like(down),
+    jnp.zeros((slots, embed), x.dtype),
+    jnp.zeros((slots,), x.dtype),
+  )
+  d_gate_up, d_down, d_x, d_weight = jax.lax.fori_loop(0, plan.used, body, empty)
+  d_x = d_x[plan.slot_of].reshape(*choice.shape, embed).sum(axis=1)
+  d_experts = {"gate_up": d_gate_up.reshape(experts["gate_up"].shape), "down": d_down}
+  return d_experts, d_x, d_weight[plan.slot_of].reshape(choice.shape), None
+
+
+blocks.defvjp(_forward, _backward)
+
+
+def _gate(hidden: jax.Array) -> jax.Array:
+  """silu(first half) * second half of the last axis."""
+  gate, up = jnp.split(hidden, 2, axis=-1)
+  return jax.nn.silu(gate) * up
+
+
+def _rows(values: jax.Array, i: jax.Array, block: int) -> jax.Array:
+  return jax.lax.dynamic_slice_in_dim(values, i * block, block)
+
+
+def _put(values: jax.Array, rows: jax.Array, i: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(values, rows, i * rows.shape[0], axis=0)
+
+
+def _blocks_on_mesh(experts, x, weight, choice):
+  """`blocks` where experts and rows are split over devices.
+
+  Devices that share rows but not experts gather one another's tokens, run their own experts on them
+  and sum what comes out: exact for any routing, with static shapes.
+  """
+  rows = PartitionSpec(sharding.TRAIN_RULES["batch"])
+
+  def local(experts, x, weight, choice):
+    x, weight, choice = (jax.lax.all_gather(a, "expert", tiled=True) for a in (x, weight, choice))
+    held = experts["down"].shape[0]
+    mine = choice - jax.lax.axis_index("expert") * held
+    mine = jnp.where((mine >= 0) & (mine < held), mine, held)
+    y = jax.lax.psum(blocks(experts, x, weight, mine), "tensor")
+    return jax.lax.psum_scatter(y, "expert", tiled=True)
+
+  places = {
+    "gate_up": PartitionSpec("expert", None, None, "tensor"),
+    "down": PartitionSpec("expert", "tensor", None),
+  }
+  return jax.shard_map(local, in_specs=(places, rows, rows, rows), out_specs=rows, check_vma=False)(
+    experts, x, weight, choice
+  )

@@ -1,0 +1,242 @@
+"""The trunk: embedding, layers, final norm, head; over rows (training) or the paged cache.
+
+`forward` and `decode` run the same layer code and agree to rounding: rejecting a drafted token is
+not advancing `lengths`.
+
+Alphabet: B rows, T time, Q new tokens, D width, E experts, K experts per token, L mixture layers,
+V vocab, M prediction modules.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl_agents.policy import attention
+from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import head as head_lib
+from jaxrl_agents.policy import moe as moe_lib
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.policy.norm import rms_norm
+
+
+@struct.dataclass
+class Output:
+  """What a pass over tokens yields.
+
+  Attributes:
+    hidden: [B, T, D], after the final norm.
+    routing: int32 [B, T, L, K], the experts that each token went through; L = 0 for a dense model.
+    expert_load: float32 [L, E], (token, choice) pairs of each expert, padding not counted.
+  """
+
+  hidden: jax.Array
+  routing: jax.Array
+  expert_load: jax.Array
+
+
+def forward(
+  params: dict[str, Any],
+  tokens: jax.Array,
+  cfg: PolicyConfig,
+  *,
+  positions: jax.Array,
+  segment_ids: jax.Array | None = None,
+  routing: jax.Array | None = None,
+  replay_threshold: float = 0.0,
+  remat: bool = False,
+) -> Output:
+  """A full pass over rows of tokens, for training.
+
+  Args:
+    params: stacked layers (run by lax.scan) or unstacked ones (a python loop).
+    tokens: int32 [B, T].
+    cfg: sizes.
+    positions: int32 [B, T], place of each token in its segment.
+    segment_ids: int32 [B, T]; tokens attend within equal ids; 0 is padding. None: a row is one.
+    routing: int32 [B, T, L, K], experts to replay; entries outside [0, E) choose natively.
+    replay_threshold: plausibility filter of the replay, see moe.replayed_experts.
+    remat: recompute each layer in the backward pass instead of keeping what it computed.
+  """
+  rope = attention.rope_table(positions, cfg.rope_dim, cfg.rope_theta)
+  replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
+  valid = None if segment_ids is None else segment_ids > 0
+
+  def layer(x, weights, replay):
+    attend = functools.partial(attention.attend_rows, cfg=cfg, rope=rope, segment_ids=segment_ids)
+    return block(
+      weights,
+      x,
+      cfg,
+      attend,
+      replay=replay,
+      replay_threshold=replay_threshold,
+      valid=valid,
+    )
+
+  if remat:
+    layer = jax.checkpoint(layer)
+  x = params["embed"][tokens]
+  if cfg.num_dense_layers:
+    x, _ = _run_layers(lambda x, w, _: layer(x, w, None), x, params["dense_layers"], None)
+  used = None
+  if cfg.num_moe_layers:
+    x, used = _run_layers(layer, x, params["moe_layers"], replay)
+  hidden = rms_norm(x, params["final_norm"], cfg.norm_eps)
+  return _output(hidden, used, valid, cfg)
+
+
+def decode(
+  params: dict[str, Any],
+  tokens: jax.Array,
+  cfg: PolicyConfig,
+  cache: cache_lib.PagedCache,
+  *,
+  page_table: jax.Array,
+  lengths: jax.Array,
+  num_new: jax.Array,
+) -> tuple[Output, cache_lib.PagedCache]:
+  """A pass over new tokens of cached sequences: prefill, decode and verification alike.
+
+  Donate the cache: its pages are written in place.
+
+  Args:
+    params: unstacked layers (fast on CPU) or stacked ones.
+    tokens: int32 [B, Q].
+    cfg: sizes.
+    cache: pages [L + M, P, S, C].
+    page_table: int32 [B, Pm], pages of each row in order; 0 where unused.
+    lengths: int32 [B], tokens of each row already in the cache.
+    num_new: int32 [B], how many of the Q tokens are real; the others go to the scratch page.
+  """
+  step = cache_lib.plan_step(cache, page_table, lengths, num_new, tokens.shape[1])
+  rope = attention.rope_table(step.positions, cfg.rope_dim, cfg.rope_theta)
+  valid = jnp.arange(tokens.shape[1]) < num_new[:, None]
+
+  def layer(carry, weights, place):
+    x, pages = carry
+    attend = functools.partial(
+      attention.attend_cached, cfg=cfg, rope=rope, pages=pages, layer=place, step=step
+    )
+    return block(weights, x, cfg, attend, valid=valid)
+
+  carry = (params["embed"][tokens], cache.pages)
+  used = None
+  if cfg.num_dense_layers:
+    places = jnp.arange(cfg.num_dense_layers)
+    carry, _ = _run_layers(layer, carry, params["dense_layers"], places)
+  if cfg.num_moe_layers:
+    places = jnp.arange(cfg.num_dense_layers, cfg.num_layers)
+    carry, used = _run_layers(layer, carry, params["moe_layers"], places)
+  x, pages = carry
+  hidden = rms_norm(x, params["final_norm"], cfg.norm_eps)
+  return _output(hidden, used, valid, cfg), cache.replace(pages=pages)
+
+
+def block(
+  weights: dict[str, Any],
+  x: jax.Array,
+  cfg: PolicyConfig,
+  attend: Callable,
+  *,
+  replay: jax.Array | None = None,
+  replay_threshold: float = 0.0,
+  valid: jax.Array | None = None,
+) -> tuple[Any, jax.Array | None]:
+  """One layer: x + attention(norm(x)), then x + ffw(norm(x)).
+
+  Args:
+    weights: of one layer; has "ffw" (dense) or "moe".
+    x: [B, T, D].
+    cfg: sizes.
+    attend: (attention weights, normalised x) -> y, or -> (y, pages).
+    replay: int32 [B, T, K] or None.
+    replay_threshold: see moe.replayed_experts.
+    valid: bool [B, T], False for padding, which no routed expert computes; None: all are valid.
+
+  Returns:
+    (x or (x, pages), as attend; experts used int32 [B, T, K], None for a dense layer).
+  """
+  mixed = attend(weights["attention"], rms_norm(x, weights["attention_norm"], cfg.norm_eps))
+  mixed, pages = mixed if isinstance(mixed, tuple) else (mixed, None)
+  x = x + mixed
+  normed = rms_norm(x, weights["ffw_norm"], cfg.norm_eps)
+  experts = None
+  if "moe" in weights:
+    y, experts = moe_lib.moe(
+      weights["moe"],
+      normed,
+      cfg,
+      replay=replay,
+      replay_threshold=replay_threshold,
+      valid=valid,
+    )
+  else:
+    y = moe_lib.gated(weights["ffw"], normed)
+  x = x + y
+  return (x if pages is None else (x, pages)), experts
+
+
+def _run_layers(layer: Callable, carry: Any, layers: Any, extra: Any) -> tuple[Any, Any]:
+  """Threads `carry` through layer(carry, weights, extra of this layer); stacks what they return."""
+  if not isinstance(layers, tuple):
+    return jax.lax.scan(lambda carry, xs: layer(carry, *xs), carry, (layers, extra))
+  outputs = []
+  for i, weights in enumerate(layers):
+    carry, output = layer(carry, weights, None if extra is None else extra[i])
+    outputs.append(output)
+  return carry, None if outputs[0] is None else jnp.stack(outputs)
+
+
+def _output(hidden, used, valid, cfg: PolicyConfig) -> Output:
+  """Output with `used` int32 [L, B, T, K] (None: dense) brought to the order of a routing array."""
+  if used is None:
+    empty = jnp.zeros((*hidden.shape[:2], 0, cfg.experts_per_token), jnp.int32)
+    return Output(hidden, empty, jnp.zeros((0, cfg.num_experts), jnp.float32))
+  valid = jnp.ones(hidden.shape[:2], bool) if valid is None else valid
+  counted = jnp.broadcast_to(valid[..., None], used.shape[1:]).reshape(-1).astype(jnp.float32)
+  load = jax.vmap(
+    lambda experts: jnp.zeros(cfg.num_experts, jnp.float32).at[experts.reshape(-1)].add(counted)
+  )(used)
+  return Output(hidden, jnp.moveaxis(used, 0, 2), load)
+
+
+def head_matrix(params: dict[str, Any], cfg: PolicyConfig) -> jax.Array:
+  """[D, V]; the scaled transposed embedding where tied."""
+  if cfg.tie_embeddings:
+    return params["embed"].T * cfg.embed_dim**-0.5
+  return params["head"]
+
+
+def logits(params: dict[str, Any], hidden: jax.Array, cfg: PolicyConfig) -> jax.Array:
+  """Scores over the vocabulary of hidden [..., D] (after the final norm): float32 [..., V]."""
+  return jnp.matmul(hidden, head_matrix(params, cfg), preferred_element_type=jnp.float32)
+
+
+def token_logprobs(
+  params: dict[str, Any],
+  hidden: jax.Array,
+  targets: jax.Array,
+  cfg: PolicyConfig,
+  temperature: jax.Array | float = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+  """Log-probabilities of targets under softmax(logits / temperature), and that softmax's entropy.
+
+  A chunk of time at a time, computed again in the backward pass: never [B, T, V] whole.
+
+  Args:
+    params: the head (or embedding) is read.
+    hidden: [B, T, D], after the final norm.
+    targets: int32 [B, T].
+    cfg: sizes.
+    temperature: divides the logits.
+
+  Returns:
+    (natural-log probabilities float32 [B, T], entropy in nats float32 [B, T]).
+  """
+  return head_lib.logprobs(head_matrix(params, cfg), hidden, targets, temperature)

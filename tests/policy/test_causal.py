@@ -1,0 +1,78 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_agents.policy import attention, causal
+
+
+def plain(q, k, v, segments):
+  """All scores at once, differentiated by jax."""
+  same = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(
+    jnp.ones((q.shape[3], q.shape[3]), bool)
+  )
+  return attention.core(q, k, v, same[:, None, None])
+
+
+def draws(rows, groups, shared, length, width, value_width):
+  rng = np.random.default_rng(0)
+  make = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  segments = np.sort(rng.integers(0, 3, (rows, length)), axis=1)
+  return (
+    make(rows, groups, shared, length, width),
+    make(rows, groups, length, width),
+    make(rows, groups, length, value_width),
+    jnp.asarray(segments),
+    make(rows, groups, shared, length, value_width),
+  )
+
+
+@pytest.mark.parametrize("block", [4, 7, 64])
+def test_blocks_of_queries_agree_with_all_scores_at_once_forward_and_backward(block, monkeypatch):
+  monkeypatch.setattr(causal, "QUERY_BLOCK", block)
+  q, k, v, segments, cotangent = draws(2, 2, 3, 18, 6, 5)
+
+  def both(function):
+    @jax.jit
+    def run(q, k, v):
+      out, pull = jax.vjp(lambda q, k, v: function(q, k, v, segments), q, k, v)
+      return out, pull(cotangent)
+
+    return run(q, k, v)
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), both(causal.attend), both(plain)
+  )
+
+
+def test_core_is_the_softmax_weighted_mean_of_values_by_hand():
+  # Scores 0 and log 3 (times sqrt 1): weights 1/4 and 3/4.
+  q = jnp.ones((1, 1, 1, 1, 1))
+  k = jnp.asarray([0.0, np.log(3.0)]).reshape(1, 1, 2, 1)
+  v = jnp.asarray([4.0, 8.0]).reshape(1, 1, 2, 1)
+  out = attention.core(q, k, v, jnp.ones((1, 1, 1, 1, 2), bool))
+  np.testing.assert_allclose(out.ravel(), [7.0], rtol=1e-6)
+
+
+def test_rotation_turns_pairs_by_position_times_frequency():
+  rope = attention.rope_table(jnp.asarray([[0, 3]]), 4, 100.0)
+  x = jnp.asarray([[[1.0, 2.0, 0.0, 0.0]] * 2])
+  turned = attention.rotate(x, rope)
+  np.testing.assert_allclose(turned[0, 0], x[0, 0], atol=1e-7)
+  angles = 3 * np.array([1.0, 0.1])
+  expected = [np.cos(angles[0]), 2 * np.cos(angles[1]), np.sin(angles[0]), 2 * np.sin(angles[1])]
+  np.testing.assert_allclose(turned[0, 1], expected, rtol=1e-6)
+
+
+def test_no_array_of_all_scores_is_made():
+  length = 512
+  shapes = jax.eval_shape(lambda: draws(1, 1, 2, length, 4, 4))
+  jaxpr = jax.make_jaxpr(jax.grad(lambda q, k, v, s: causal.attend(q, k, v, s).sum()))(*shapes[:4])
+  assert largest(jaxpr.jaxpr) <= 2 * causal.QUERY_BLOCK * length
+
+
+def largest(jaxpr):
+  """Elements of the largest array that a jaxpr, or one inside it, makes."""
+  sizes = [np.prod(v.aval.shape) for eqn in jaxpr.eqns for v in eqn.outvars]
+  inner = [largest(sub) for sub in jax.core.subjaxprs(jaxpr)]
+  return max(sizes + inner, default=0)
