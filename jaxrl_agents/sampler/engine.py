@@ -1,0 +1,409 @@
+"""Continuous batching over the paged cache: requests in, generations out, one device step at a
+time.
+
+The host decides (scheduler, pages), the device computes (steps); once a step, the sampled ids,
+their log-probabilities and experts are fetched. All shapes are static: after `warm_up` nothing
+compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.sampler import sequence as sequence_lib
+from jaxrl_agents.sampler import steps
+from jaxrl_agents.sampler.pages import PagePool
+from jaxrl_agents.sampler.scheduler import Scheduler
+from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
+from jaxrl_agents.types import NOT_ROUTED, Generation, Limits
+
+_TABLE_WIDTHS = 3
+_NARROWEST_TABLE = 8
+
+
+@dataclasses.dataclass
+class Stats:
+  """Counters since the engine was made.
+
+  Attributes:
+    forwards: passes of the main model (prefill and decode steps).
+    decoded_rows: sequences summed over decode steps; (tokens sampled there) / decoded_rows is the
+      accepted length.
+    tokens: sampled ids that were kept.
+    drafted: drafted ids.
+    accepted: drafted ids that stood.
+    prompt_tokens: of all submitted requests.
+    prefix_hit_tokens: positions that needed no prefill.
+    preempted: sequences that gave up their pages and were computed again.
+    failed: requests that ended without a Generation.
+    compiles: programs compiled.
+  """
+
+  forwards: int = 0
+  decoded_rows: int = 0
+  tokens: int = 0
+  drafted: int = 0
+  accepted: int = 0
+  prompt_tokens: int = 0
+  prefix_hit_tokens: int = 0
+  preempted: int = 0
+  failed: int = 0
+  compiles: int = 0
+
+
+class Engine:
+  """Samples replies to prompts, many at a time.
+
+  Invariant: between two steps every running sequence has `num_tokens - 1` positions cached (or is
+  being prefilled), and each sampled id carries the log-probability and version of the weights that
+  sampled it, given the cache as it was then.
+
+  Args:
+    cfg: sizes.
+    params: of the policy; copied, so that the caller may donate its own.
+    version: of params.
+    slots: sequences that decode at once.
+    page_tokens: positions per cache page.
+    num_pages: pages of the cache, one of them scratch.
+    max_context_tokens: prompt and reply together; a reply that reaches it ends with stop "length".
+    prefill_tokens: positions of one sequence that one prefill step computes at most.
+    draft_tokens: ids drafted per decode step by the first MTP module; 0 decodes one id a step.
+    prefill_rows: sequences that one prefill step serves at most.
+    dtype: of the cache.
+
+  Raises:
+    ValueError: the cache cannot hold one sequence of max_context_tokens, or there is nothing to
+      draft with.
+  """
+
+  def __init__(
+    self,
+    cfg: PolicyConfig,
+    params: dict[str, Any],
+    *,
+    version: int,
+    slots: int,
+    page_tokens: int,
+    num_pages: int,
+    max_context_tokens: int,
+    prefill_tokens: int,
+    draft_tokens: int,
+    prefill_rows: int = 4,
+    dtype: Any = jnp.float32,
+  ):
+    max_pages = -(-(max_context_tokens + draft_tokens) // page_tokens)
+    if num_pages <= max_pages:
+      raise ValueError(
+        f"num_pages={num_pages} cannot hold one sequence of {max_context_tokens} tokens "
+        f"({max_pages} pages of {page_tokens}) and the scratch page; raise num_pages above "
+        f"{max_pages} or lower max_context_tokens"
+      )
+    if draft_tokens and not cfg.mtp_depth:
+      raise ValueError(
+        f"draft_tokens={draft_tokens} needs an MTP module, but mtp_depth is 0; set draft_tokens=0"
+      )
+    self.cfg = cfg
+    self.version = version
+    self.stats = Stats()
+    self.max_context_tokens = max_context_tokens
+    self._draft_tokens = draft_tokens
+    self._prefill_tokens = prefill_tokens
+    self._prefill_rows = prefill_rows
+    self._pool = PagePool(
+      num_pages,
+      page_tokens,
+      lookahead_tokens=1 if draft_tokens else 0,
+      version=version,
+      routing_shape=(cfg.num_moe_layers, cfg.experts_per_token if cfg.num_moe_layers else 0),
+    )
+    self._scheduler = Scheduler(
+      self._pool,
+      slots=slots,
+      max_pages=max_pages,
+      chunk_tokens=prefill_tokens,
+      prefill_rows=prefill_rows,
+      draft_tokens=draft_tokens,
+    )
+    self._table_widths = _table_widths(max_pages)
+    self._params = _own(params)
+    places = draft_tokens + 1 if draft_tokens else 0
+    self._state = steps.State(
+      cache=cache_lib.init(cfg, num_pages, page_tokens, dtype=dtype),
+      hidden=jnp.zeros((slots, places, cfg.embed_dim), dtype),
+    )
+    self._rows = steps.empty_rows(slots, draft_tokens + 1, max_pages)
+    self._next_id = 0
+    self._prefill_step = self._program(steps.prefill)
+    self._decode_step = self._program(steps.decode)
+
+  @property
+  def num_unfinished(self) -> int:
+    """Requests that wait or run."""
+    return len(self._scheduler.waiting) + len(self._scheduler.running)
+
+  def warm_up(self) -> None:
+    """Compiles every program that a step can need, on rows without work."""
+    num_slots, max_pages = self._rows.page_table.shape
+    for width in self._table_widths:
+      for num_rows in {1, self._prefill_rows}:
+        rows = steps.empty_rows(num_rows, self._prefill_tokens + 1, max_pages)
+        self._run(self._prefill_step, rows, width, np.full(num_rows, num_slots, np.int32))
+      rows = steps.empty_rows(num_slots, self._draft_tokens + 1, max_pages)
+      self._run(self._decode_step, rows, width)
+    self.stats.forwards = 0
+
+  def submit(self, prompt: np.ndarray, limits: Limits) -> int:
+    """Queues a prompt (int32 [P]) and returns the id that `step` will report it under.
+
+    Raises:
+      ValueError: the prompt is empty or leaves no room for a reply, or the limits make no sense.
+    """
+    prompt = np.asarray(prompt, np.int32)
+    sequence_lib.check(
+      prompt,
+      limits,
+      max_context_tokens=self.max_context_tokens,
+      vocab_size=self.cfg.vocab_size,
+    )
+    max_tokens = min(len(prompt) + limits.max_new_tokens, self.max_context_tokens)
+    tokens = np.zeros(max_tokens + self._draft_tokens + 1, np.int32)
+    tokens[: len(prompt)] = prompt
+    sequence = Sequence(
+      id=self._next_id,
+      tokens=tokens,
+      num_tokens=len(prompt),
+      num_prompt=len(prompt),
+      max_tokens=max_tokens,
+      limits=limits,
+      deadline=time.monotonic() + limits.deadline_s,
+    )
+    self._next_id += 1
+    self._scheduler.add(sequence)
+    self.stats.prompt_tokens += len(prompt)
+    return sequence.id
+
+  def step(self) -> list[tuple[int, Generation | Failure]]:
+    """Runs one device step; returns the requests that ended with it, each by its id.
+
+    A request whose deadline passed ends as a Failure.
+    """
+    ended: list[tuple[int, Generation | Failure]] = self._fail_expired()
+    work = self._scheduler.plan()
+    if not work:
+      return ended
+    if isinstance(work[0], Chunk):
+      finished = self._prefill(work)
+    else:
+      finished = self._decode(work)
+    for sequence in finished:
+      ended.append((sequence.id, self._generation(sequence)))
+      self._scheduler.remove(sequence)
+    self.stats.preempted = self._scheduler.num_preempted
+    self.stats.prefix_hit_tokens = self._scheduler.prefix_hit_tokens
+    return ended
+
+  def cancel(self, request_id: int) -> None:
+    """Drops a request that nobody waits for any more; one that has ended already is no error."""
+    scheduler = self._scheduler
+    for sequence in (*scheduler.waiting, *scheduler.running.values()):
+      if sequence.id == request_id:
+        scheduler.remove(sequence)
+        return
+
+  def set_params(self, params: dict[str, Any], version: int) -> None:
+    """Replaces the weights between two steps (in the manner of PipelineRL).
+
+    Running sequences go on with the keys and values that they have; what they sample from now on
+    carries the new version. New requests reuse no page that older weights wrote.
+
+    Raises:
+      ValueError: the version goes back, or the parameters have other shapes.
+    """
+    if version < self.version:
+      raise ValueError(
+        f"version {version} after {self.version}: weight versions never go back; publish the old "
+        "weights under a new version"
+      )
+    params = _own(params)
+    if jax.tree.map(_aval, params) != jax.tree.map(_aval, self._params):
+      raise ValueError(
+        f"the parameters of version {version} differ in structure, shape or dtype from those of "
+        f"version {self.version}; an engine serves one PolicyConfig: make a new Engine"
+      )
+    self._params = params
+    self.version = version
+    self._scheduler.set_version(version)
+
+  def describe(self) -> str:
+    """One line on the state, for messages about a lack of progress."""
+    running = self._scheduler.running.values()
+    return (
+      f"version {self.version}, {len(self._scheduler.waiting)} waiting, {len(running)} running "
+      f"({sum(not s.decoding for s in running)} in prefill), {self._pool.num_available} of "
+      f"{self._pool.num_pages - 1} pages available, {self.stats}"
+    )
+
+  def _fail_expired(self) -> list[tuple[int, Generation | Failure]]:
+    failed = []
+    for sequence in self._scheduler.expired(time.monotonic()):
+      sampled = sequence.num_tokens - sequence.num_prompt
+      text = (
+        f"request {sequence.id}: {sampled} tokens sampled after a prompt of {sequence.num_prompt} "
+        f"when deadline_s={sequence.limits.deadline_s:g} passed; raise deadline_s, lower "
+        "max_new_tokens or serve fewer requests at once"
+      )
+      self._scheduler.remove(sequence)
+      failed.append((sequence.id, Failure("deadline", text)))
+    self.stats.failed += len(failed)
+    return failed
+
+  def _prefill(self, chunks: list[Chunk]) -> list[Sequence]:
+    """Computes chunks; returns the sequences whose first sampled token already ended them."""
+    num_rows = 1 if len(chunks) == 1 else self._prefill_rows
+    num_slots, max_pages = self._rows.page_table.shape
+    rows = steps.empty_rows(num_rows, self._prefill_tokens + 1, max_pages)
+    slots = np.full(num_rows, num_slots, np.int32)
+    for i, chunk in enumerate(chunks):
+      sequence, end = chunk.sequence, chunk.start + chunk.count
+      rows.tokens[i, : chunk.count + 1] = sequence.tokens[chunk.start : end + 1]
+      rows.num_tokens[i] = chunk.count
+      rows.lengths[i] = chunk.start
+      rows.active[i] = 1
+      rows.page_table[i] = self._scheduler.page_table[sequence.slot]
+      steps.set_limits(rows, i, sequence.limits)
+      if end == sequence.prefill_end:
+        slots[i] = sequence.slot
+    width = self._width([-(-(c.start + c.count) // self._pool.page_tokens) for c in chunks])
+    sampled = self._run(self._prefill_step, rows, width, slots)
+    return [c.sequence for i, c in enumerate(chunks) if self._take_prefilled(c, i, sampled)]
+
+  def _take_prefilled(self, chunk: Chunk, row: int, sampled: steps.Sampled) -> bool:
+    """Records a computed chunk; True if its sequence ended with the token after it."""
+    sequence, end = chunk.sequence, chunk.start + chunk.count
+    self._record_routing(sequence, chunk.start, sampled.routing[row, : chunk.count])
+    goes_on = end < sequence.prefill_end
+    # The MTP entry of the last position waits for the token after it.
+    self._scheduler.advance(sequence, end, end if goes_on else end - self._pool.lookahead_tokens)
+    if goes_on:
+      return False
+    fresh = sequence.num_tokens == sequence.num_prompt
+    if fresh and self._append(sequence, sampled.tokens[row], sampled.logprobs[row], 1):
+      return True
+    self._start_decoding(sequence)
+    return False
+
+  def _start_decoding(self, sequence: Sequence) -> None:
+    """Fills the row of the decode batch: the newest id is not yet cached."""
+    slot = sequence.slot
+    steps.set_limits(self._rows, slot, sequence.limits)
+    self._rows.tokens[slot, 0] = sequence.tokens[sequence.num_tokens - 1]
+    self._rows.num_tokens[slot] = 1
+
+  def _decode(self, sequences: list[Sequence]) -> list[Sequence]:
+    """Samples for every sequence; returns those that ended."""
+    rows = self._rows
+    rows.active[:] = 0
+    for sequence in sequences:
+      rows.active[sequence.slot] = 1
+      rows.lengths[sequence.slot] = sequence.num_cached
+    width = self._width([len(sequence.pages) for sequence in sequences])
+    rows = rows.replace(page_table=self._scheduler.page_table)
+    sampled = self._run(self._decode_step, rows, width)
+    num_new = sampled.num_accepted + 1
+    finished = []
+    for sequence in sequences:
+      slot, start, count = sequence.slot, sequence.num_cached, int(num_new[sequence.slot])
+      self._record_routing(sequence, start, sampled.routing[slot, :count])
+      if self._append(sequence, sampled.tokens[slot], sampled.logprobs[slot], count):
+        finished.append(sequence)
+      self._scheduler.advance(
+        sequence, start + count, start if self._draft_tokens else start + count
+      )
+    rows.tokens[:] = sampled.tokens
+    rows.num_tokens[:] = num_new
+    self.stats.decoded_rows += len(sequences)
+    self.stats.drafted += self._draft_tokens * len(sequences)
+    self.stats.accepted += sum(int(sampled.num_accepted[s.slot]) for s in sequences)
+    return finished
+
+  def _append(
+    self, sequence: Sequence, tokens: np.ndarray, logprobs: np.ndarray, count: int
+  ) -> bool:
+    """Adds up to `count` sampled ids; True if the sequence ended with one of them."""
+    for token, logprob in zip(tokens[:count].tolist(), logprobs[:count].tolist(), strict=True):
+      sequence.tokens[sequence.num_tokens] = token
+      sequence.num_tokens += 1
+      sequence.logprobs.append(logprob)
+      sequence.versions.append(self.version)
+      self.stats.tokens += 1
+      if token in sequence.limits.stop_tokens or sequence.num_tokens == sequence.max_tokens:
+        return True
+    return False
+
+  def _record_routing(self, sequence: Sequence, start: int, routing: np.ndarray) -> None:
+    """Keeps the experts of positions from `start`, uint16 [n, L, K], beside the pages."""
+    positions = np.arange(start, start + len(routing))
+    pages = self._scheduler.page_table[sequence.slot, positions // self._pool.page_tokens]
+    self._pool.routing[pages, positions % self._pool.page_tokens] = routing
+
+  def _generation(self, sequence: Sequence) -> Generation:
+    """The record of a sequence that ended and still holds its pages."""
+    tokens = sequence.known_tokens[sequence.num_prompt :].copy()
+    routing = None
+    if self.cfg.num_moe_layers:
+      shape = (sequence.num_tokens, *self._pool.routing.shape[2:])
+      routing = np.full(shape, NOT_ROUTED, np.uint16)
+      routing[:-1] = self._scheduler.routing_of(sequence)[: sequence.num_tokens - 1]
+    return Generation(
+      tokens=tokens,
+      logprobs=np.asarray(sequence.logprobs, np.float32),
+      versions=np.asarray(sequence.versions, np.int32),
+      routing=routing,
+      stop="stop" if int(tokens[-1]) in sequence.limits.stop_tokens else "length",
+    )
+
+  def _width(self, num_pages: list[int]) -> int:
+    """The narrowest page table that was compiled and holds the longest row."""
+    return next(width for width in self._table_widths if width >= max(num_pages))
+
+  def _run(self, program, rows: steps.Rows, width: int, *extra: np.ndarray) -> steps.Sampled:
+    """Runs a program on a page table cut to `width` and fetches what it sampled."""
+    rows = rows.replace(page_table=rows.page_table[:, :width])
+    self._state, sampled = program(self._params, self._state, rows, *extra)
+    self.stats.forwards += 1
+    return jax.device_get(sampled)
+
+  def _program(self, step):
+    """The jitted step; counts how often it is traced, which is how often it compiles."""
+
+    def traced(*args):
+      self.stats.compiles += 1
+      return step(*args, cfg=self.cfg)
+
+    return jax.jit(traced, donate_argnums=1)
+
+
+def _table_widths(max_pages: int) -> list[int]:
+  """Widths of page tables to compile: all pages, a half, a quarter, while that is worth it."""
+  widths = [-(-max_pages // 2**i) for i in range(_TABLE_WIDTHS)]
+  return sorted({width for width in widths if width >= _NARROWEST_TABLE} | {max_pages})
+
+
+def _own(params: dict[str, Any]) -> dict[str, Any]:
+  """Parameters with unstacked layers in buffers of their own."""
+  kinds = params_lib.LAYER_KINDS
+  copied = {name: value if name in kinds else jnp.copy(value) for name, value in params.items()}
+  return jax.jit(params_lib.unstack)(copied)
+
+
+def _aval(array: jax.Array) -> tuple:
+  return (array.shape, array.dtype)

@@ -1,0 +1,230 @@
+"""Serves the generations that rollout workers ask for, from one engine, until their groups are
+done.
+
+    worker -> here   ("generate", request_id, prompt int32[P], Limits)  ("group", Group)
+                     ("error", text)  ("died", text, jobs), the last from the pool itself
+    here -> worker   ("generation", request_id, Generation)  ("refused", request_id, text)
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.sampler.client import Steps
+from jaxrl_agents.sampler.sequence import Failure
+from jaxrl_agents.types import Group, Limits
+
+
+class RolloutError(RuntimeError):
+  """Rollouts cannot go on; the message says why and what the engine and the pool were doing."""
+
+
+class RolloutServer:
+  """Pumps messages between a pool of workers and an engine.
+
+  Invariant: every job taken from `collect`'s argument is unfinished in the pool, or its group was
+  yielded, or RolloutError named it. State is kept between calls of `collect`: what an abandoned
+  call left unfinished, the next one yields.
+
+  Args:
+    engine: an Engine.
+    pool: a harness.workers.WorkerPool: submit(job), poll(timeout_s), send(worker, message).
+    max_groups: groups in play at once.
+    deterministic: step the engine only when every episode in play waits for a generation, and
+      submit in an order that depends on the requests alone, so that a run is bitwise repeatable.
+      Each rollout is then a job of its own, with a seed of its own; max_groups times the rollouts
+      of a group must not exceed what the pool plays at once.
+    stall_s: seconds without a message or a step after which RolloutError is raised.
+    max_retries: how often a job is submitted again after its worker died.
+  """
+
+  def __init__(
+    self,
+    engine: Steps,
+    pool: Any,
+    *,
+    max_groups: int,
+    deterministic: bool = False,
+    stall_s: float = 120.0,
+    max_retries: int = 2,
+  ):
+    if max_groups < 1:
+      raise ValueError(f"max_groups={max_groups}; play at least one group at a time")
+    self._engine, self._pool = engine, pool
+    self._max_groups, self._deterministic = max_groups, deterministic
+    self._stall_s, self._max_retries = stall_s, max_retries
+    self._asked: dict[int, tuple[int, int]] = {}
+    self._held: list[tuple[int, int, np.ndarray, Limits]] = []
+    self._finished: list[Group] = []
+    self._jobs_in_play = 0
+    self._groups: dict[str, tuple[Any, dict[str, Group | None]]] = {}
+    self._part_of: dict[str, str] = {}
+    self._deaths: collections.Counter[str] = collections.Counter()
+    self._last_error = ""
+    self._last_progress = time.monotonic()
+
+  @property
+  def groups_in_play(self) -> int:
+    """Groups submitted and not yet yielded."""
+    return len(self._groups)
+
+  def collect(self, jobs: Iterable[Any]) -> Iterator[Group]:
+    """Plays jobs (harness.process.Job) and yields each group as it finishes.
+
+    `jobs` is read as groups finish, so it may be endless; weights may be replaced between two
+    groups.
+
+    Raises:
+      RolloutError: nothing happened for stall_s, or a job's workers died too often.
+    """
+    jobs = iter(jobs)
+    self._last_progress = time.monotonic()
+    more = True
+    while True:
+      while more and len(self._groups) < self._max_groups:
+        job = next(jobs, None)
+        more = job is not None
+        if more:
+          self._start(job)
+      if not self._groups:
+        return
+      yield from self._round()
+
+  def _start(self, job: Any) -> None:
+    parts = _single_rollouts(job) if self._deterministic else [job]
+    self._groups[job.group_id] = (job, {part.group_id: None for part in parts})
+    for part in parts:
+      self._part_of[part.group_id] = job.group_id
+      self._pool.submit(part)
+    self._jobs_in_play += len(parts)
+
+  def _round(self) -> list[Group]:
+    """Messages in; then finished groups out, or one engine step and its generations out."""
+    self._receive(0.0 if self._may_step() else min(1.0, self._stall_s / 4))
+    if self._deterministic and not self._all_wait():
+      self._check_progress()
+      return []
+    if self._finished:
+      return self._take_finished()
+    self._ask_engine()
+    if self._engine.num_unfinished:
+      self._step()
+    else:
+      self._check_progress()
+    return []
+
+  def _all_wait(self) -> bool:
+    """Whether nothing but the engine can go on; a request may outlive an episode that failed."""
+    return len(self._asked) + len(self._held) >= self._jobs_in_play
+
+  def _may_step(self) -> bool:
+    if self._deterministic:
+      return self._all_wait()
+    return bool(self._asked or self._held or self._finished)
+
+  def _receive(self, timeout_s: float) -> None:
+    for worker, message in self._pool.poll(timeout_s):
+      self._last_progress = time.monotonic()
+      kind, *content = message
+      if kind == "generate":
+        self._held.append((worker, *content))
+      elif kind == "group":
+        self._jobs_in_play -= 1
+        self._finished.append(content[0])
+      elif kind == "died":
+        self._retry(worker, *content)
+      else:
+        self._last_error = f"worker {worker}: {message!r}"
+
+  def _ask_engine(self) -> None:
+    """Submits what workers asked for, in an order that depends on the requests alone."""
+    for worker, request_id, prompt, limits in sorted(self._held, key=_canonical):
+      try:
+        self._asked[self._engine.submit(prompt, limits)] = (worker, request_id)
+      except ValueError as error:
+        self._pool.send(worker, ("refused", request_id, str(error)))
+    self._held.clear()
+
+  def _step(self) -> None:
+    self._last_progress = time.monotonic()
+    for engine_id, result in self._engine.step():
+      worker, request_id = self._asked.pop(engine_id)
+      if isinstance(result, Failure):
+        self._pool.send(worker, ("refused", request_id, result.text))
+      else:
+        self._pool.send(worker, ("generation", request_id, result))
+
+  def _take_finished(self) -> list[Group]:
+    """Groups all of whose jobs are done, in the order of their ids."""
+    done = []
+    for part in sorted(self._finished, key=_group_id):
+      group_id = self._part_of.pop(_group_id(part))
+      job, parts = self._groups[group_id]
+      parts[_group_id(part)] = part
+      if None not in parts.values():
+        del self._groups[group_id]
+        done.append(_merge(job, parts.values()))
+    self._finished.clear()
+    return done
+
+  def _retry(self, worker: int, text: str, jobs: Iterable[Any]) -> None:
+    """Forgets what a dead worker waited for and plays its jobs again from the start."""
+    self._held = [held for held in self._held if held[0] != worker]
+    for engine_id in [e for e, (asked_by, _) in self._asked.items() if asked_by == worker]:
+      self._engine.cancel(engine_id)
+      del self._asked[engine_id]
+    for job in jobs:
+      self._deaths[job.group_id] += 1
+      if self._deaths[job.group_id] > self._max_retries:
+        raise RolloutError(
+          f"group {job.group_id!r} lost its worker {self._deaths[job.group_id]} times, lastly: "
+          f"{text}; see what its task does to a worker, or raise max_retries={self._max_retries}"
+        )
+      self._pool.submit(job)
+
+  def _check_progress(self) -> None:
+    waited = time.monotonic() - self._last_progress
+    if waited > self._stall_s:
+      raise RolloutError(
+        f"no message and no engine step for {waited:.0f} s (stall_s={self._stall_s:g}): "
+        f"{self._jobs_in_play} jobs in play, {len(self._held)} requests held, {len(self._asked)} "
+        f"in the engine, groups {sorted(self._groups)[:8]}, {self._pool.unfinished} unfinished in "
+        f"the pool; engine: {self._engine.describe()}; last error: {self._last_error or 'none'}"
+      )
+
+
+def _canonical(held: tuple[int, int, np.ndarray, Limits]) -> tuple[int, bytes]:
+  """A key that does not depend on when a request came or from which worker."""
+  _, _, prompt, limits = held
+  return limits.seed, prompt.tobytes()
+
+
+def _group_id(group: Group) -> str:
+  return group.trajectories[0].group_id
+
+
+def _single_rollouts(job: Any) -> list[Any]:
+  """A job for each rollout, with a seed of its own."""
+  count = job.num_rollouts
+  width = len(str(count))
+  return [
+    dataclasses.replace(
+      job,
+      group_id=f"{job.group_id}/{i:0{width}d}",
+      num_rollouts=1,
+      sampling=dataclasses.replace(job.sampling, seed=job.sampling.seed * count + i),
+    )
+    for i in range(count)
+  ]
+
+
+def _merge(job: Any, parts: Iterable[Group]) -> Group:
+  """The group of a job from the groups that its parts came back as."""
+  trajectories = [t for part in parts for t in part.trajectories]
+  return Group(job.task, tuple(dataclasses.replace(t, group_id=job.group_id) for t in trajectories))

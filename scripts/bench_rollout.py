@@ -1,0 +1,192 @@
+"""Generation speed of the engine on a fixed mixture-of-experts model, beside this machine's limits.
+
+    python scripts/bench_rollout.py
+    python scripts/bench_rollout.py --peers=FOLDER_OF_VENVS --peer_scripts=FOLDER_OF_SCRIPTS
+
+The work: a Qwen3-like decoder (4 layers, width 256, 8 heads with 4 key-value heads of 32,
+vocabulary 4096, 8 experts of width 256, 2 per token: 9.19M parameters), random weights, prompts of
+128 tokens without a common prefix, 128 sampled tokens each. Tokens per second count the whole call, prefill
+included. With --peers, FOLDER_OF_VENVS/torch and FOLDER_OF_VENVS/tunix hold interpreters that run
+hf_generate.py and tunix_sampler.py of FOLDER_OF_SCRIPTS, which print a JSON line per figure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.types import Limits
+
+BATCHES = flags.DEFINE_list("batches", ["8", "32"], "Sequences at once.")
+REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls; the median counts.", lower_bound=1)
+DRAFTS = flags.DEFINE_integer(
+  "draft_tokens", 0, "Drafted per step by an MTP module (random weights)."
+)
+PEERS = flags.DEFINE_string("peers", "", "Folder of the peers' virtual environments.")
+PEER_SCRIPTS = flags.DEFINE_string("peer_scripts", "", "Folder of the peers' scripts.")
+
+PROMPT_TOKENS = SAMPLED_TOKENS = 128
+PEER_COMMANDS = {
+  "transformers": ("torch", ["hf_generate.py", "--experts", "grouped_mm", "--modes", "sample"]),
+  "tunix": ("tunix", ["tunix_sampler.py", "--modes", "sample"]),
+}
+
+
+def reference_config(mtp_depth: int) -> PolicyConfig:
+  """The model of the comparison."""
+  return PolicyConfig(
+    vocab_size=4096,
+    embed_dim=256,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=32,
+    rope_theta=1e6,
+    num_experts=8,
+    experts_per_token=2,
+    expert_ffw_dim=256,
+    router="softmax",
+    mtp_depth=mtp_depth,
+  )
+
+
+def best_seconds(call, repeats: int = 20) -> float:
+  """The shortest of `repeats` calls after one that is not timed."""
+  call()
+  times = []
+  for _ in range(repeats):
+    start = time.perf_counter()
+    call()
+    times.append(time.perf_counter() - start)
+  return min(times)
+
+
+def machine_limits() -> tuple[float, float]:
+  """(FLOP/s of a float32 matrix product, bytes/s of reading memory), measured now."""
+  a = jnp.ones((2048, 2048))
+  product = jax.jit(lambda x: x @ x)
+  flops = 2 * 2048**3 / best_seconds(lambda: product(a).block_until_ready())
+  big = jnp.ones(32 * 2**20)
+  total = jax.jit(jnp.sum)
+  return flops, big.nbytes / best_seconds(lambda: total(big).block_until_ready())
+
+
+def step_seconds_at_limit(cfg: PolicyConfig, batch: int, flops: float, bandwidth: float) -> float:
+  """Least time of a decode step: each weight and cached number read once, each product computed."""
+  attention = cfg.embed_dim * 2 * (cfg.num_heads + cfg.num_kv_heads) * cfg.head_dim
+  expert = 3 * cfg.embed_dim * cfg.expert_ffw_dim
+  head = cfg.vocab_size * cfg.embed_dim
+  touched = min(cfg.num_experts, batch * cfg.experts_per_token)
+  context = PROMPT_TOKENS + SAMPLED_TOKENS / 2
+  read = cfg.num_layers * (attention + touched * expert + batch * context * cfg.cache_width) + head
+  scores = 2 * cfg.num_heads * cfg.head_dim * context
+  used = cfg.num_layers * (attention + cfg.experts_per_token * expert + scores) + head
+  return max(4 * read / bandwidth, 2 * batch * used / flops)
+
+
+def generate(engine: Engine, batch: int, seed: int) -> None:
+  """One call of the benchmark: `batch` fresh prompts to the end."""
+  rng = np.random.default_rng(seed)
+  for i in range(batch):
+    prompt = rng.integers(3, engine.cfg.vocab_size, PROMPT_TOKENS).astype(np.int32)
+    engine.submit(prompt, Limits(SAMPLED_TOKENS, (), seed=i))
+  while engine.num_unfinished:
+    engine.step()
+
+
+def measure_ours(batch: int) -> dict[str, float]:
+  """Tokens per second of the engine with `batch` slots."""
+  cfg = reference_config(1 if DRAFTS.value else 0)
+  context = PROMPT_TOKENS + SAMPLED_TOKENS
+  engine = Engine(
+    cfg,
+    params_lib.init(cfg, jax.random.key(0)),
+    version=0,
+    slots=batch,
+    page_tokens=16,
+    num_pages=2 + batch * ((context + DRAFTS.value) // 16 + 1),
+    max_context_tokens=context,
+    prefill_tokens=PROMPT_TOKENS,
+    prefill_rows=min(8, batch),
+    draft_tokens=DRAFTS.value,
+  )
+  start = time.perf_counter()
+  engine.warm_up()
+  warm_up_s = time.perf_counter() - start
+  generate(engine, batch, 0)
+  compiles, seconds, cpu = engine.stats.compiles, [], []
+  for repeat in range(REPEATS.value):
+    begin, start = os.times(), time.perf_counter()
+    generate(engine, batch, repeat + 1)
+    seconds.append(time.perf_counter() - start)
+    end = os.times()
+    cpu.append(end.user + end.system - begin.user - begin.system)
+  assert engine.stats.compiles == compiles, "something compiled after warm-up"
+  return {
+    "median_s": statistics.median(seconds),
+    "tokens_per_s": batch * SAMPLED_TOKENS / statistics.median(seconds),
+    "best_tokens_per_s": batch * SAMPLED_TOKENS / min(seconds),
+    "cores_used": statistics.median(c / s for c, s in zip(cpu, seconds, strict=True)),
+    "warm_up_s": warm_up_s,
+  }
+
+
+def measure_peer(name: str) -> dict[int, float]:
+  """Tokens per second of a peer for each batch, from its script's JSON lines."""
+  folder, command = PEER_COMMANDS[name]
+  python = pathlib.Path(PEERS.value) / folder / "bin" / "python"
+  options = ["--batches", ",".join(BATCHES.value), "--repeats", str(REPEATS.value)]
+  done = subprocess.run(
+    [str(python.absolute()), *command, *options],
+    cwd=PEER_SCRIPTS.value,
+    capture_output=True,
+    text=True,
+    timeout=1800,
+  )
+  if done.returncode:
+    raise RuntimeError(f"{name}: {command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+  rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+  return {
+    batch: row["tokens_per_s"]
+    for batch in map(int, BATCHES.value)
+    for row in rows
+    if f"b={batch} " in row["what"]
+  }
+
+
+def main(argv: list[str]) -> None:
+  """Prints one JSON line per batch, and the ratio to each peer."""
+  if len(argv) > 1:
+    raise app.UsageError(f"unknown arguments {argv[1:]}")
+  if bool(PEERS.value) != bool(PEER_SCRIPTS.value):
+    raise app.UsageError("--peers and --peer_scripts go together")
+  flops, bandwidth = machine_limits()
+  print(json.dumps({"gflops": round(flops / 1e9), "read_gb_per_s": round(bandwidth / 1e9, 1)}))
+  peers = {name: measure_peer(name) for name in PEER_COMMANDS} if PEERS.value else {}
+  for batch in map(int, BATCHES.value):
+    row = measure_ours(batch)
+    limit = batch / step_seconds_at_limit(reference_config(0), batch, flops, bandwidth)
+    row["share_of_limit"] = row["tokens_per_s"] / limit
+    for name, figures in peers.items():
+      row[f"{name}_tokens_per_s"] = figures[batch]
+      row[f"times_{name}"] = row["tokens_per_s"] / figures[batch]
+    figures = {key: round(value, 3) for key, value in row.items()}
+    print(
+      json.dumps({"batch": batch, **figures, "load1": round(os.getloadavg()[0], 2)}), flush=True
+    )
+
+
+if __name__ == "__main__":
+  app.run(main)

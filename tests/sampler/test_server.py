@@ -1,0 +1,121 @@
+"""The server between real worker processes and a tiny engine."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_agents import chat
+from jaxrl_agents.harness.process import Job, WorkerSpec
+from jaxrl_agents.harness.rollout import Sampling
+from jaxrl_agents.harness.workers import WorkerPool
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.server import RolloutError, RolloutServer
+from jaxrl_agents.types import Task
+
+CFG = PolicyConfig(
+  vocab_size=chat.load("base").vocab_size,
+  embed_dim=8,
+  num_layers=1,
+  num_heads=1,
+  num_kv_heads=1,
+  head_dim=8,
+  num_experts=2,
+  experts_per_token=1,
+  expert_ffw_dim=8,
+)
+
+
+@pytest.fixture(scope="module")
+def engine():
+  engine = Engine(
+    CFG,
+    params_lib.init(CFG, jax.random.key(0)),
+    version=0,
+    slots=8,
+    page_tokens=8,
+    num_pages=100,
+    max_context_tokens=64,
+    prefill_tokens=32,
+    draft_tokens=0,
+    prefill_rows=1,
+  )
+  engine.warm_up()
+  return engine
+
+
+@pytest.fixture(scope="module")
+def pool():
+  with WorkerPool(WorkerSpec("tests.sampler.counting:build"), 2, groups_per_worker=4) as pool:
+    yield pool
+
+
+def job(name, rollouts=2, **facts):
+  return Job(name, Task(name, "counting", f"count {name}", facts), rollouts, Sampling())
+
+
+def bits(groups):
+  """All that was sampled, by group and rollout."""
+  return {
+    g.trajectories[0].group_id: [
+      (s.tokens.tobytes(), s.logprobs.tobytes(), s.routing.tobytes())
+      for t in g.trajectories
+      for s in t.segments
+    ]
+    for g in groups
+  }
+
+
+def test_every_job_comes_back_as_one_group_of_two_turn_episodes(engine, pool):
+  server = RolloutServer(engine, pool, max_groups=3)
+  groups = list(server.collect(job(f"a{i}") for i in range(5)))
+  assert sorted(g.task.id for g in groups) == [f"a{i}" for i in range(5)]
+  for group in groups:
+    assert len(group.trajectories) == 2
+    for trajectory in group.trajectories:
+      assert not trajectory.error and trajectory.metrics["turns"] == 2
+      assert 2 <= trajectory.rewards["tokens"] <= 12
+  assert server.groups_in_play == 0 and pool.unfinished == 0 and engine.num_unfinished == 0
+
+
+def test_a_deterministic_run_repeats_bit_by_bit_and_keeps_the_order(engine, pool):
+  def run():
+    engine.set_params(params_lib.init(CFG, jax.random.key(1)), engine.version)  # an empty cache
+    server = RolloutServer(engine, pool, max_groups=2, deterministic=True)
+    return list(server.collect(job(f"b{i}") for i in range(4)))
+
+  first, second = run(), run()
+  assert [g.task.id for g in first] == [g.task.id for g in second]
+  assert bits(first) == bits(second) and set(bits(first)) == {f"b{i}" for i in range(4)}
+  one, other = first[0].trajectories
+  assert not np.array_equal(one.segments[0].tokens, other.segments[0].tokens)
+
+
+def test_a_group_whose_worker_died_is_played_again(engine, pool, tmp_path):
+  server = RolloutServer(engine, pool, max_groups=4)
+  jobs = [job("c0"), job("c1", 1, dies=1, folder=str(tmp_path)), job("c2")]
+  groups = list(server.collect(jobs))
+  assert sorted(g.task.id for g in groups) == ["c0", "c1", "c2"]
+  assert not any(t.error for g in groups for t in g.trajectories)
+
+
+def test_a_group_that_kills_every_worker_ends_with_its_name(engine, pool, tmp_path):
+  server = RolloutServer(engine, pool, max_groups=1, max_retries=1)
+  with pytest.raises(RolloutError, match="'d0' lost its worker 2 times.*exit status 3"):
+    list(server.collect([job("d0", 1, dies=2, folder=str(tmp_path))]))
+
+
+def test_no_progress_ends_with_the_state_of_everything(engine):
+  class SilentPool:
+    unfinished = 1
+
+    def submit(self, job):
+      pass
+
+    def poll(self, timeout_s):
+      return []
+
+  server = RolloutServer(engine, SilentPool(), max_groups=1, stall_s=0.01)
+  with pytest.raises(RolloutError, match="1 jobs in play.*'e0'.*engine: version"):
+    list(server.collect([job("e0")]))
