@@ -1,0 +1,1 @@
+"""Learning: advantages, packing, losses, the jitted train step, checkpoints."""

@@ -1,0 +1,168 @@
+"""From measured reward parts to the advantage of every rollout. numpy only: no jax.
+
+The baseline is the mean over the rollouts of a group that finished: not over segments, not over
+failures. A failed rollout is data, never a reward of 0: it is not trained and changes nobody else's
+advantage. Rewards are weighted here, late, so that a run can be re-weighted without being re-run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from jaxrl_agents.types import Group, Segment, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+  """What the learner trains on: the segments of one rollout, which all share its advantage.
+
+  Attributes:
+    segments: the training sequences, in the order in which they were sampled.
+    advantage: the advantage of every sampled token; 1 for supervised examples.
+    group: index of its group, in the order given: rollouts of a group are never split.
+    reward: the weighted total of its reward parts.
+  """
+
+  segments: tuple[Segment, ...]
+  advantage: float = 1.0
+  group: int = 0
+  reward: float = 0.0
+
+  @property
+  def loss_tokens(self) -> int:
+    """Sampled tokens in all segments."""
+    return sum(int(s.loss_mask.sum()) for s in self.segments)
+
+  @property
+  def tokens(self) -> int:
+    """All tokens in all segments."""
+    return sum(len(s.tokens) for s in self.segments)
+
+
+def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float:
+  """`sum_part weights[part] * rewards[part]`; parts without a weight are measured, not rewarded.
+
+  Raises:
+    ValueError: a weight names a part that the trajectory does not carry, or a part is not finite.
+  """
+  total = 0.0
+  for part, weight in weights.items():
+    if part not in trajectory.rewards:
+      near = difflib.get_close_matches(part, list(trajectory.rewards), n=1, cutoff=0.0)
+      raise ValueError(
+        f"no reward part {part!r} in a rollout of task {trajectory.task_id!r}; it has "
+        f"{sorted(trajectory.rewards)}{f', the nearest is {near[0]!r}' if near else ''}"
+      )
+    total += weight * trajectory.rewards[part]
+  return _finite(total, trajectory)
+
+
+def group_advantages(
+  totals: np.ndarray, *, normalise_std: bool = False, delta: float = 1e-6
+) -> np.ndarray | None:
+  """`A = R - mean(R)`, over `std(R) + delta` (population) if asked; None for a constant group.
+
+  Sources: GRPO https://arxiv.org/abs/2402.03300 (with std), Dr.GRPO https://arxiv.org/abs/2503.20783
+  (without: dividing by a small std blows up tiny differences).
+
+  Args:
+    totals: rewards of the rollouts that finished, float64 [G].
+    normalise_std: divide by the standard deviation.
+    delta: added to the standard deviation.
+
+  Returns:
+    float64 [G], or None when all rewards are equal (nothing can be learnt from the group).
+  """
+  if totals.size == 0 or totals.max() == totals.min():
+    return None
+  centred = totals - totals.mean()
+  return centred / (totals.std() + delta) if normalise_std else centred
+
+
+def score(
+  groups: Sequence[Group],
+  total: Callable[[Trajectory], float],
+  *,
+  normalise_std: bool = False,
+  delta: float = 1e-6,
+) -> tuple[list[Rollout], dict[str, float]]:
+  """The rollouts to train on, with their advantages, and metrics of all that were given.
+
+  Dropped: failed rollouts (`error`), and groups whose finished rollouts all earned the same.
+
+  Args:
+    groups: complete groups.
+    total: the scalar reward of a finished rollout, from its measured parts.
+    normalise_std: see `group_advantages`.
+    delta: see `group_advantages`.
+
+  Returns:
+    (rollouts, metrics); no rollouts when every group is constant: the optimizer step is skipped.
+  """
+  rollouts: list[Rollout] = []
+  rewards: list[float] = []
+  failed = constant = 0
+  for index, group in enumerate(groups):
+    finished = [t for t in group.trajectories if not t.error]
+    failed += len(group.trajectories) - len(finished)
+    totals = np.array([_finite(total(t), t) for t in finished], np.float64)
+    rewards.extend(totals.tolist())
+    advantages = group_advantages(totals, normalise_std=normalise_std, delta=delta)
+    if advantages is None:
+      constant += 1
+      continue
+    rollouts.extend(
+      Rollout(t.segments, float(a), index, float(r))
+      for t, a, r in zip(finished, advantages, totals, strict=True)
+    )
+  metrics = {
+    "groups": float(len(groups)),
+    "groups_constant": float(constant),
+    "rollouts_failed": float(failed),
+    "reward_mean": float(np.mean(rewards)) if rewards else math.nan,
+    "reward_std": float(np.std(rewards)) if rewards else math.nan,
+  }
+  return rollouts, metrics
+
+
+def _finite(reward: float, trajectory: Trajectory) -> float:
+  """`reward`, or a ValueError: an episode that cannot be judged must not be trained on."""
+  if not math.isfinite(reward):
+    raise ValueError(
+      f"the reward of a rollout of task {trajectory.task_id!r} is {reward} from the parts "
+      f"{dict(trajectory.rewards)}; "
+      "an episode that cannot be judged must carry an error, not a reward"
+    )
+  return reward
+
+
+def split_substeps(rollouts: Sequence[Rollout], substeps: int) -> list[list[Rollout]]:
+  """Disjoint mini-batches of whole groups of about equal size, one per optimizer step.
+
+  The group with the most tokens goes first, to the mini-batch with the fewest (ties: the first), so
+  the split is a pure function of its input. Fewer groups than `substeps` give fewer mini-batches,
+  never an empty one.
+
+  Args:
+    rollouts: scored rollouts.
+    substeps: optimizer steps per batch (4 in Context-1, trychroma.com/research/context-1).
+
+  Returns:
+    Mini-batches; within each, rollouts keep their order.
+  """
+  if substeps < 1:
+    raise ValueError(f"substeps is {substeps}; it counts optimizer steps per batch, at least 1")
+  size: dict[int, int] = {}
+  for r in rollouts:
+    size[r.group] = size.get(r.group, 0) + r.tokens
+  bins = min(substeps, len(size))
+  load, home = [0] * bins, {}
+  for group in sorted(size, key=lambda g: (-size[g], g)):
+    home[group] = min(range(bins), key=lambda b: (load[b], b))
+    load[home[group]] += size[group]
+  return [[r for r in rollouts if home[r.group] == b] for b in range(bins)]

@@ -1,0 +1,146 @@
+"""Checkpoints: one atomic step holds the train state and the ledger of what was trained on.
+
+Resuming after a kill must neither lose nor repeat a task, so parameters, moments, random key and
+the ledger (which tasks were dispatched, finished, trained; where the data stands) become visible
+together, by one rename, or not at all. Arrays are stored under the path of their place in the
+state, so that a checkpoint of another policy is recognised by name and shape before it is read.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxrl_agents.learner.state import TrainState
+
+
+def open_manager(folder: str | pathlib.Path, *, keep: int) -> ocp.CheckpointManager:
+  """The checkpoints of `folder` (made if missing); the newest `keep` steps are kept.
+
+  Leftovers of a save that was killed are removed. Close it, or use it in a `with`.
+  """
+  if keep < 1:
+    raise ValueError(f"keep={keep} would delete every checkpoint as it is written; keep at least 1")
+  options = ocp.CheckpointManagerOptions(
+    max_to_keep=keep,
+    cleanup_tmp_directories=True,
+    enable_async_checkpointing=False,  # the next step would take the buffers that a save reads
+  )
+  handlers = {"state": ocp.StandardCheckpointHandler(), "ledger": ocp.JsonCheckpointHandler()}
+  path = pathlib.Path(folder).resolve()
+  return ocp.CheckpointManager(path, options=options, item_handlers=handlers)
+
+
+def save(
+  manager: ocp.CheckpointManager, step: int, state: TrainState, ledger: dict[str, Any]
+) -> None:
+  """Writes one step; returns when it is complete on disk.
+
+  Args:
+    manager: from `open_manager`.
+    step: counts the optimizer batches so far; larger than every saved one.
+    state: the whole train state.
+    ledger: plain JSON, whatever the loop needs to go on exactly where it stopped.
+
+  Raises:
+    ValueError: the step is there already.
+  """
+  if step in manager.all_steps():
+    raise ValueError(f"step {step} is saved already; save each step once, or delete it first")
+  items = ocp.args.Composite(
+    state=ocp.args.StandardSave(_named(state)), ledger=ocp.args.JsonSave(ledger)
+  )
+  manager.save(step, args=items)
+  manager.wait_until_finished()
+
+
+def restore(
+  manager: ocp.CheckpointManager, target: TrainState, step: int | None = None
+) -> tuple[TrainState, dict[str, Any], int]:
+  """Reads a step, bitwise as it was saved.
+
+  Args:
+    manager: from `open_manager`.
+    target: a tree of jax.ShapeDtypeStruct (`state.abstract_state`) or arrays; each array is read to
+      the sharding of its place, or to the first device where there is none. See `with_shardings`.
+    step: which; None for the newest.
+
+  Returns:
+    (state, ledger, step).
+
+  Raises:
+    FileNotFoundError: there is no checkpoint.
+    ValueError: the checkpoint is of another policy or optimizer; names the first difference.
+  """
+  step = manager.latest_step() if step is None else step
+  if step is None or step not in manager.all_steps():
+    raise FileNotFoundError(
+      f"no checkpoint {'' if step is None else f'of step {step} '}in {manager.directory}; "
+      f"it holds steps {list(manager.all_steps())}"
+    )
+  abstract = _named(target)
+  saved = manager.item_metadata(step)["state"]
+  _check_shapes(dict(saved.items()), abstract, f"step {step} in {manager.directory}")
+  first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  places = {
+    name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first)
+    for name, leaf in abstract.items()
+  }
+  items = ocp.args.Composite(state=ocp.args.StandardRestore(places), ledger=ocp.args.JsonRestore())
+  restored = manager.restore(step, args=items)
+  arrays = [restored["state"][name] for name in abstract]
+  is_key = [_is_key(leaf) for leaf in jax.tree.leaves(target)]
+  impl = jax.random.key_impl(target.key) if isinstance(target.key, jax.Array) else None
+  leaves = [
+    jax.random.wrap_key_data(x, impl=impl) if typed else x
+    for x, typed in zip(arrays, is_key, strict=True)
+  ]
+  state = jax.tree.unflatten(jax.tree.structure(target), leaves)
+  return state, restored["ledger"], step
+
+
+def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
+  """`abstract` with the sharding of every array: the target of a restore onto a mesh."""
+  place = lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s)
+  return jax.tree.map(place, abstract, shardings)
+
+
+def _is_key(leaf):
+  return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _named(state):
+  """{path: array or ShapeDtypeStruct} in the order of the leaves; a typed key as its numbers."""
+  named = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    if _is_key(leaf):
+      numbers = jax.random.key_data if isinstance(leaf, jax.Array) else _abstract_numbers
+      leaf = numbers(leaf)
+    named[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
+  return named
+
+
+def _abstract_numbers(leaf):
+  numbers = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+  return jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=leaf.sharding)
+
+
+def _check_shapes(saved, wanted, where):
+  describe = lambda leaf: f"{leaf.dtype}{list(leaf.shape)}"
+  remedy = "restore with the configuration that wrote it, or give another checkpoint folder"
+  for name, leaf in wanted.items():
+    if name not in saved:
+      raise ValueError(
+        f"{where} has no {name}, which this policy needs ({describe(leaf)}); {remedy}"
+      )
+    if tuple(saved[name].shape) != tuple(leaf.shape) or saved[name].dtype != leaf.dtype:
+      raise ValueError(
+        f"{name} is {describe(saved[name])} at {where} but {describe(leaf)} in this policy; "
+        f"{remedy}"
+      )
+  for name in saved:
+    if name not in wanted:
+      raise ValueError(f"{where} has {name}, which this policy does not know; {remedy}")

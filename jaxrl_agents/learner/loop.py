@@ -1,0 +1,197 @@
+"""The synchronous loop of reinforcement learning: tasks, rollouts, substeps, new weights, repeat.
+
+    tasks    = stream.next()                       curriculum
+    groups   = collect(tasks)                      the sampler plays them with the last weights
+    rollouts = score(groups)                       advantages; failed and constant ones drop out
+    canary                                         the learner reproduces the sampler's logprobs
+    for part in split_substeps(rollouts): update   optimizer steps on disjoint groups
+    publish, save                                  one atomic step: nothing lost, nothing twice
+
+What plays, publishes and saves is passed in; nothing here knows an environment or a sampler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import optax
+
+from jaxrl_agents.config import LearnerConfig
+from jaxrl_agents.learner import losses, packing, train_step
+from jaxrl_agents.learner.advantage import Rollout, score, split_substeps
+from jaxrl_agents.learner.curriculum import TaskStream
+from jaxrl_agents.learner.state import TrainState
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.types import Group, Task, Trajectory
+
+
+class CanaryError(RuntimeError):
+  """The learner does not reproduce the log-probabilities that the sampler recorded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What the loop calls around its own arithmetic.
+
+  Attributes:
+    collect: (tasks, step) -> complete groups, played with the weights published last.
+    total: (trajectory, step) -> scalar reward from the measured parts.
+    publish: (params, version) -> None: makes them the sampler's weights.
+    save: (next step, state, ledger) -> None: one atomic checkpoint.
+    report: (step, metrics, groups) -> None: called once a step, after saving.
+  """
+
+  collect: Callable[[Sequence[Task], int], list[Group]]
+  total: Callable[[Trajectory, int], float]
+  publish: Callable[[Any, int], None]
+  save: Callable[[int, TrainState, dict[str, Any]], None]
+  report: Callable[[int, dict[str, float], list[Group]], None]
+
+
+def train(
+  state: TrainState,
+  stream: TaskStream,
+  plan: Plan,
+  *,
+  cfg: PolicyConfig,
+  learner: LearnerConfig,
+  tx: optax.GradientTransformation,
+  objective: train_step.Objective,
+  first_step: int = 0,
+) -> TrainState:
+  """Runs steps `first_step` to `learner.steps` and returns the last state. `state` is donated.
+
+  Raises:
+    CanaryError: fresh rollouts disagree with the learner by more than `learner.canary_bound`.
+  """
+  for step in range(first_step, learner.steps):
+    early = step < learner.level_switch * learner.steps
+    weights = learner.level_weights_early if early else learner.level_weights_late
+    tasks = stream.next(learner.groups_per_step, step, weights)
+    began = time.monotonic()
+    groups = plan.collect(tasks, step)
+    collected = time.monotonic()
+    state, metrics, groups = learn(
+      state,
+      groups,
+      lambda trajectory, step=step: plan.total(trajectory, step),
+      cfg=cfg,
+      learner=learner,
+      tx=tx,
+      objective=objective,
+    )
+    learnt = time.monotonic()
+    plan.publish(state.policy.params, int(state.policy.version))
+    plan.save(step + 1, state, {"stream": stream.state(), "tasks": [task.id for task in tasks]})
+    metrics |= {
+      "collect_s": collected - began,
+      "learn_s": learnt - collected,
+      "save_s": time.monotonic() - learnt,
+      "learner_tokens_per_s": metrics["trained_tokens"] / max(learnt - collected, 1e-9),
+    }
+    plan.report(step, metrics, groups)
+  return state
+
+
+def learn(
+  state: TrainState,
+  groups: Sequence[Group],
+  total: Callable[[Trajectory], float],
+  *,
+  cfg: PolicyConfig,
+  learner: LearnerConfig,
+  tx: optax.GradientTransformation,
+  objective: train_step.Objective,
+) -> tuple[TrainState, dict[str, float], list[Group]]:
+  """All substeps on one batch of groups. `state` is donated.
+
+  Returns:
+    (state, metrics, the groups with "reward" and "advantage" in each trajectory's metrics).
+  """
+  rollouts, metrics = score(groups, total, normalise_std=learner.advantage_std)
+  pack = lambda part: packing.pack(
+    part if learner.router_replay else without_routing(part),
+    row_tokens=learner.row_tokens,
+    rows_per_microbatch=learner.rows_per_microbatch,
+    normaliser=losses.NORMALISERS[objective.loss],
+    constant_tokens=learner.row_tokens if losses.NORMALISERS[objective.loss] == "constant" else 0,
+    keep_rollouts_together=objective.loss in losses.WHOLE_ROLLOUTS,
+  )
+  parts = [pack(part) for part in split_substeps(rollouts, learner.substeps)] if rollouts else []
+  metrics |= canary(state, parts, cfg, objective, learner.canary_bound)
+  substeps = []
+  for batches in parts:
+    state, found = train_step.update(state, batches, cfg, objective, tx)
+    substeps.append(found)
+  metrics |= _over_substeps(substeps)
+  metrics["optimizer_steps"] = float(len(parts))
+  metrics["microbatches"] = float(sum(map(len, parts)))
+  metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
+  return state, metrics, annotated(groups, total, learner.advantage_std)
+
+
+def canary(
+  state: TrainState,
+  parts: Sequence[Sequence[packing.Batch]],
+  cfg: PolicyConfig,
+  objective: train_step.Objective,
+  bound: float,
+) -> dict[str, float]:
+  """Recomputes the log-probabilities of fresh rollouts: the first microbatch of the step.
+
+  Raises:
+    CanaryError: the largest difference exceeds `bound`.
+  """
+  batches = [part[0] for part in parts[:1]]
+  recomputed = [
+    train_step.recompute_logprobs(state.policy.params, batch, cfg, objective) for batch in batches
+  ]
+  gap = train_step.logprob_gap(recomputed, batches)
+  if not gap["gap_max"] <= bound:
+    raise CanaryError(
+      f"learner and sampler disagree on fresh rollouts at version {int(state.policy.version)}: "
+      f"|dlogp| max {gap['gap_max']:.3g}, p99 {gap['gap_p99']:.3g}, bound {bound:g}. Either the "
+      "sampler holds other weights, its cache is stale, or sampling and training differ in "
+      "temperature or routing; nothing was trained on them"
+    )
+  return {
+    "canary_max_abs_logprob_difference": gap["gap_max"],
+    "canary_mean_abs_logprob_difference": gap["gap_mean"],
+  }
+
+
+def without_routing(rollouts: Sequence[Rollout]) -> list[Rollout]:
+  """The rollouts with their recorded experts removed: the router chooses again (no replay)."""
+  strip = lambda segment: dataclasses.replace(segment, routing=None)
+  return [dataclasses.replace(r, segments=tuple(map(strip, r.segments))) for r in rollouts]
+
+
+def annotated(
+  groups: Sequence[Group], total: Callable[[Trajectory], float], normalise_std: bool
+) -> list[Group]:
+  """The groups with each finished trajectory's "reward" and "advantage" among its metrics."""
+  marked = []
+  for group in groups:
+    rollouts, _ = score([group], total, normalise_std=normalise_std)
+    advantages = iter([rollout.advantage for rollout in rollouts])
+    trajectories = tuple(
+      t
+      if t.error
+      else dataclasses.replace(
+        t, metrics={**t.metrics, "reward": total(t), "advantage": next(advantages, 0.0)}
+      )
+      for t in group.trajectories
+    )
+    marked.append(dataclasses.replace(group, trajectories=trajectories))
+  return marked
+
+
+def _over_substeps(substeps: Sequence[dict[str, float]]) -> dict[str, float]:
+  """Means over the optimizer steps of one batch; maxima for names that end in "max"."""
+  names = sorted({name for found in substeps for name in found})
+  values = {name: [found[name] for found in substeps if name in found] for name in names}
+  return {name: float(max(v) if name.endswith("max") else np.mean(v)) for name, v in values.items()}

@@ -1,0 +1,245 @@
+"""Policy-gradient losses: pure functions `(logprobs, batch, **numbers) -> loss [B, T]`, minimised.
+
+Every function returns the loss of each token, 0 where `loss_mask` is False. None of them divides by
+a number of tokens: `packing.pack` gives each token the weight of the chosen normaliser, and the
+loss of an optimizer step is the sum of `batch.weights * loss` over all its microbatches.
+
+Notation: pi is the learner, mu the sampler that drew the token, A the advantage (constant over a
+rollout), |y| the sampled tokens of a rollout. The ratio is pi / mu, from the recorded
+log-probabilities of the sampler ("bypass mode", pi_old = mu: https://arxiv.org/abs/2602.02276 eq. 1
+uses the same), so it carries both the drift of the weights and the mismatch of the two engines.
+
+Alphabet: B rows, T time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_agents.learner.packing import Batch
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20 before exp: e^20 = 4.9e8 is finite and beyond any bound."""
+
+
+def cispo(
+  logprobs: jax.Array,
+  batch: Batch,
+  *,
+  low: float = 0.0,
+  high: float = 5.0,
+  unified_mask: bool = False,
+) -> jax.Array:
+  """CISPO: `-sg(clip(pi / mu, low, high)) * A * log pi`. Every token keeps a gradient.
+
+  Source: MiniMax-M1, https://arxiv.org/abs/2506.13585 eq. 4-7. The bounds are absolute bounds of
+  the ratio ([0, 5] as in harness-1, https://arxiv.org/abs/2606.02373), not distances from 1.
+
+  Args:
+    logprobs: log pi of the target tokens, float32 [B, T].
+    batch: the packed rows.
+    low: lower bound of the ratio, 0 to leave it unbounded.
+    high: upper bound of the ratio.
+    unified_mask: eq. 7: drop tokens with A > 0 above `high` or A < 0 below `low`, as PPO does.
+
+  Returns:
+    float32 [B, T].
+  """
+  ratio = jnp.exp(log_ratio(logprobs, batch))
+  clipped = jax.lax.stop_gradient(jnp.clip(ratio, low, high))
+  loss = -clipped * batch.advantages * jnp.where(batch.loss_mask, logprobs, 0.0)
+  if not unified_mask:
+    return loss
+  advantages = batch.advantages
+  drop = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
+  return jnp.where(drop, 0.0, loss)
+
+
+def ppo_clip(
+  logprobs: jax.Array, batch: Batch, *, epsilon_low: float = 0.2, epsilon_high: float = 0.2
+) -> jax.Array:
+  """PPO: `-min(rA, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)`, r = pi / mu, float32 [B, T].
+
+  A token whose ratio has left the interval in the direction of its advantage has no gradient.
+  Source: https://arxiv.org/abs/1707.06347 eq. 7.
+  """
+  ratio = jnp.exp(log_ratio(logprobs, batch))
+  return _pessimistic(ratio, batch.advantages, epsilon_low, epsilon_high)
+
+
+def grpo(
+  logprobs: jax.Array, batch: Batch, *, epsilon: float = 0.2, beta: float = 0.0
+) -> jax.Array:
+  """GRPO: PPO's clip plus `beta * k3(pi || reference)` on every token, float32 [B, T].
+
+  Published with advantages (R - mean) / (std + delta) and the normaliser "rollout_mean".
+  Source: https://arxiv.org/abs/2402.03300 eq. 3.
+
+  Raises:
+    ValueError: beta is not 0 and the batch carries no `reference_logprobs`.
+  """
+  loss = ppo_clip(logprobs, batch, epsilon_low=epsilon, epsilon_high=epsilon)
+  if beta == 0.0:
+    return loss
+  if batch.reference_logprobs is None:
+    raise ValueError(
+      f"grpo with beta={beta} needs batch.reference_logprobs; give them or set beta=0"
+    )
+  return loss + beta * k3(jnp.where(batch.loss_mask, batch.reference_logprobs - logprobs, 0.0))
+
+
+def dr_grpo(logprobs: jax.Array, batch: Batch, *, epsilon: float = 0.2) -> jax.Array:
+  """Dr.GRPO: GRPO's clip with advantages R - mean and the normaliser "constant", float32 [B, T].
+
+  What it removes (1 / |y| and 1 / std) is removed in the weights and the advantages; the token's
+  own formula is PPO's. Source: https://arxiv.org/abs/2503.20783.
+  """
+  return ppo_clip(logprobs, batch, epsilon_low=epsilon, epsilon_high=epsilon)
+
+
+def dapo(
+  logprobs: jax.Array, batch: Batch, *, epsilon_low: float = 0.2, epsilon_high: float = 0.28
+) -> jax.Array:
+  """DAPO: the clip with more room above than below ("clip higher"), normaliser "token_mean".
+
+  Source: https://arxiv.org/abs/2503.14476 eq. 8. Returns float32 [B, T].
+  """
+  return ppo_clip(logprobs, batch, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
+
+
+def gspo(
+  logprobs: jax.Array, batch: Batch, *, epsilon_low: float = 3e-4, epsilon_high: float = 4e-4
+) -> jax.Array:
+  """GSPO: `-min(sA, clip(s, ..) A)` with one ratio per rollout, `s = exp(mean_t log(pi / mu))`.
+
+  A rollout is one sequence however many segments its context was cut into, so the mean runs over
+  `rollout_ids`; pack with `keep_rollouts_together=True`. Each token carries its rollout's loss:
+  under "rollout_mean" (weights 1 / (G |y|)) the sum over tokens is the published objective.
+  Source: https://arxiv.org/abs/2507.18071 eq. 5-7. Returns float32 [B, T].
+  """
+  ratio = jnp.exp(rollout_log_ratio(logprobs, batch))
+  return _pessimistic(ratio, batch.advantages, epsilon_low, epsilon_high)
+
+
+def k25(
+  logprobs: jax.Array, batch: Batch, *, alpha: float = 0.5, beta: float = 2.0, tau: float = 0.02
+) -> jax.Array:
+  """Kimi K2.5: `-(r A - tau (log r)^2)`; outside [alpha, beta] only tau's term has a gradient.
+
+  The clip is a mask that ignores the sign of A: out-of-range tokens contribute r A as a constant.
+  Source: https://arxiv.org/abs/2602.02276 section 4.4.2 eq. 1, read as an objective to maximise
+  with bounds on the ratio. alpha, beta and tau were never published: the defaults are ours.
+  Returns float32 [B, T].
+  """
+  log_r = log_ratio(logprobs, batch)
+  ratio = jnp.exp(log_r)
+  inside = (ratio >= alpha) & (ratio <= beta)
+  gain = jnp.where(inside, ratio, jax.lax.stop_gradient(ratio)) * batch.advantages
+  distance = jnp.where(batch.loss_mask, logprobs - batch.behaviour_logprobs, 0.0)
+  return jnp.where(batch.loss_mask, tau * jnp.square(distance) - gain, 0.0)
+
+
+LOSSES: dict[str, Callable[..., jax.Array]] = {
+  "cispo": cispo,
+  "ppo_clip": ppo_clip,
+  "grpo": grpo,
+  "dr_grpo": dr_grpo,
+  "dapo": dapo,
+  "gspo": gspo,
+  "k25": k25,
+}
+
+NORMALISERS = {
+  "cispo": "token_mean",
+  "ppo_clip": "token_mean",
+  "grpo": "rollout_mean",
+  "dr_grpo": "constant",
+  "dapo": "token_mean",
+  "gspo": "rollout_mean",
+  "k25": "token_mean",
+}
+"""The normaliser that each loss was published with (`packing.token_weights`)."""
+
+WHOLE_ROLLOUTS = frozenset({"gspo"})
+"""Losses that couple the tokens of a rollout: pack with `keep_rollouts_together=True`."""
+
+
+def bind(name: str, numbers: dict[str, float]) -> Callable[[jax.Array, Batch], jax.Array]:
+  """The loss called `name` with its numbers set.
+
+  Raises:
+    ValueError: no such loss, or a number that it does not take; both name the nearest.
+  """
+  if name not in LOSSES:
+    raise ValueError(f"no loss {name!r}; {_nearest(name, LOSSES)}")
+  taken = [p.name for p in _numbers(name)]
+  for number in numbers:
+    if number not in taken:
+      raise ValueError(f"loss {name!r} takes no {number!r}; {_nearest(number, taken)}")
+  return functools.partial(LOSSES[name], **numbers)
+
+
+def clipped(logprobs: jax.Array, batch: Batch, name: str, numbers: dict[str, float]) -> jax.Array:
+  """Where the ratio is outside the bounds of the loss called `name`, bool [B, T]: a metric."""
+  n = {p.name: p.default for p in _numbers(name)} | numbers
+  if name == "cispo":
+    low, high = n["low"], n["high"]
+  elif name == "k25":
+    low, high = n["alpha"], n["beta"]
+  else:
+    epsilon = n.get("epsilon", 0.0)
+    low, high = 1 - n.get("epsilon_low", epsilon), 1 + n.get("epsilon_high", epsilon)
+  log_r = rollout_log_ratio(logprobs, batch) if name == "gspo" else log_ratio(logprobs, batch)
+  ratio = jnp.exp(log_r)
+  return batch.loss_mask & ((ratio < low) | (ratio > high))
+
+
+def log_ratio(logprobs: jax.Array, batch: Batch) -> jax.Array:
+  """log(pi / mu) of each loss token, clamped to +-MAX_LOG_RATIO; 0 elsewhere. float32 [B, T]."""
+  log_r = jnp.where(batch.loss_mask, logprobs - batch.behaviour_logprobs, 0.0)
+  return jnp.clip(log_r, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def rollout_log_ratio(logprobs: jax.Array, batch: Batch) -> jax.Array:
+  """The mean of `log_ratio` over all loss tokens of the token's rollout, float32 [B, T]."""
+  ids = batch.rollout_ids.reshape(-1)
+  total = jax.ops.segment_sum(log_ratio(logprobs, batch).reshape(-1), ids, ids.size)
+  count = jax.ops.segment_sum(batch.loss_mask.reshape(-1).astype(jnp.float32), ids, ids.size)
+  mean = total / jnp.maximum(count, 1.0)
+  return jnp.where(batch.loss_mask, mean[batch.rollout_ids], 0.0)
+
+
+def k1(log_r: jax.Array) -> jax.Array:
+  """`-log r`, r = p / q on samples of q: unbiased for KL(q || p). http://joschu.net/blog/kl-approx.html"""
+  return -log_r
+
+
+def k2(log_r: jax.Array) -> jax.Array:
+  """`(log r)^2 / 2`: biased for KL(q || p), never negative."""
+  return 0.5 * jnp.square(log_r)
+
+
+def k3(log_r: jax.Array) -> jax.Array:
+  """`(r - 1) - log r`: unbiased for KL(q || p), never negative; varies wildly far from q = p."""
+  return jnp.expm1(log_r) - log_r
+
+
+def _pessimistic(ratio, advantages, epsilon_low, epsilon_high):
+  bounded = jnp.clip(ratio, 1 - epsilon_low, 1 + epsilon_high)
+  return -jnp.minimum(ratio * advantages, bounded * advantages)
+
+
+def _numbers(name):
+  parameters = inspect.signature(LOSSES[name]).parameters.values()
+  return [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def _nearest(name, names):
+  near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)
+  return f"the nearest is {near[0]!r}" if near else "it takes none"

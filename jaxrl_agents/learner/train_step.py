@@ -1,0 +1,323 @@
+"""One optimizer step: gradients of each microbatch, their sum, one update. Pure jitted functions.
+
+  update(state, batches, cfg, objective, tx)
+    gradients(params, batch)   for each microbatch; the weights of a batch hold the normaliser
+    add(total, more)
+    apply(state, grads)        clip, AdamW, version + 1
+
+Every microbatch has one shape, so each function compiles once. Rows may be sharded over a mesh made
+ambient by jax.set_mesh; parameters and moments keep their shardings.
+
+Alphabet: B rows, T time, L mixture layers, E experts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from jaxrl_agents.learner import losses
+from jaxrl_agents.learner.distill import distill_loss
+from jaxrl_agents.learner.loss_tokens import map_loss_tokens
+from jaxrl_agents.learner.packing import Batch
+from jaxrl_agents.learner.state import PolicyState, TrainState
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy import sharding, transformer
+from jaxrl_agents.policy.config import PolicyConfig
+
+GAP_BINS = 256
+GAP_RANGE = (-8.0, 2.0)
+"""Bins of log10 |dlogp|: 9 % wide. Gaps below 1e-8 count as 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """What a step minimises; static under jit.
+
+  Attributes:
+    kind: "rl" (a loss of `losses.LOSSES`), "sft" (cross-entropy of loss tokens) or "mtp"
+      (distillation of the prediction modules alone, the trunk frozen).
+    loss: name in `losses.LOSSES`, for "rl".
+    numbers: its numbers, as sorted pairs, for "rl".
+    temperature: of sampling, divides the logits; 1 for "sft".
+    mtp_weight: of the distillation term beside "rl" or "sft"; 0.1 in DeepSeek-V3's last phase.
+    replay_threshold: plausibility filter of the routing replay (policy.moe.replayed_experts).
+    remat: recompute each layer in the backward pass: less memory, about a third more work.
+  """
+
+  kind: Literal["rl", "sft", "mtp"]
+  loss: str = "cispo"
+  numbers: tuple[tuple[str, float], ...] = ()
+  temperature: float = 1.0
+  mtp_weight: float = 0.0
+  replay_threshold: float = 0.0
+  remat: bool = False
+
+  def __post_init__(self):
+    if self.kind not in ("rl", "sft", "mtp"):
+      raise ValueError(f"no objective {self.kind!r}; there are rl, sft and mtp")
+    losses.bind(self.loss, dict(self.numbers))
+
+
+@struct.dataclass
+class Gradients:
+  """Of one microbatch, or of several added up.
+
+  Attributes:
+    grads: tree like the parameters.
+    sums: metrics that add, float32.
+    maxima: metrics of which the largest counts, float32 [].
+  """
+
+  grads: Any
+  sums: dict[str, jax.Array]
+  maxima: dict[str, jax.Array]
+
+
+def update(
+  state: TrainState,
+  batches: Sequence[Batch],
+  cfg: PolicyConfig,
+  objective: Objective,
+  tx: optax.GradientTransformation,
+) -> tuple[TrainState, dict[str, float]]:
+  """One optimizer step over all microbatches of `packing.pack`. `state` is donated.
+
+  Args:
+    state: is consumed, unless `batches` is empty.
+    batches: microbatches of one shape, on the host or placed by `place_batch`.
+    cfg: of the policy.
+    objective: what to minimise.
+    tx: the optimizer that made `state.opt_state`.
+
+  Returns:
+    (state, metrics). Without microbatches the state is returned as it is, with {"skipped": 1}. A
+    gradient that is not finite changes nothing but "applied": 0 in the metrics.
+  """
+  if not batches:
+    return state, {"skipped": 1.0}
+  total = gradients(state.policy.params, batches[0], cfg, objective)
+  for batch in batches[1:]:
+    total = add(total, gradients(state.policy.params, batch, cfg, objective))
+  sums, maxima = total.sums, total.maxima
+  state, step = apply(state, total.grads, tx)
+  return state, {"skipped": 0.0, **summary(sums, maxima), **jax.tree.map(float, step)}
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "objective"))
+def gradients(
+  params: dict[str, Any], batch: Batch, cfg: PolicyConfig, objective: Objective
+) -> Gradients:
+  """Gradients and metrics of one microbatch's share of the loss of the step."""
+  function = functools.partial(loss_and_metrics, batch=batch, cfg=cfg, objective=objective)
+  grads, (sums, maxima) = jax.grad(function, has_aux=True)(params)
+  constrain = lambda spec, g: sharding.constrain(g, *spec.axes)
+  grads = jax.tree.map(constrain, params_lib.table(cfg), grads, is_leaf=params_lib.is_spec)
+  return Gradients(grads, sums, maxima)
+
+
+@functools.partial(jax.jit, donate_argnums=(0,))
+def add(total: Gradients, more: Gradients) -> Gradients:
+  """The sum of two microbatches; `total` is donated."""
+  return Gradients(
+    jax.tree.map(jnp.add, total.grads, more.grads),
+    jax.tree.map(jnp.add, total.sums, more.sums),
+    jax.tree.map(jnp.maximum, total.maxima, more.maxima),
+  )
+
+
+@functools.partial(jax.jit, static_argnames=("tx",), donate_argnums=(0,))
+def apply(
+  state: TrainState, grads: Any, tx: optax.GradientTransformation
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """One update of the optimizer; `state` is donated.
+
+  Returns:
+    (state, {"grad_norm" before clipping, "applied": 0 where it is not finite: the state is kept}).
+  """
+  norm = optax.tree.norm(grads)
+  finite = jnp.isfinite(norm)
+  updates, opt_state = tx.update(grads, state.opt_state, state.policy.params)
+  params = optax.apply_updates(state.policy.params, updates)
+  keep = lambda new, old: jnp.where(finite, new, old)
+  policy = PolicyState(
+    jax.tree.map(keep, params, state.policy.params), state.policy.version + finite.astype(jnp.int32)
+  )
+  opt_state = jax.tree.map(keep, opt_state, state.opt_state)
+  metrics = {"grad_norm": norm, "applied": finite.astype(jnp.float32)}
+  return state.replace(policy=policy, opt_state=opt_state), metrics
+
+
+def loss_and_metrics(
+  params: dict[str, Any], batch: Batch, cfg: PolicyConfig, objective: Objective
+) -> tuple[jax.Array, tuple[dict[str, jax.Array], dict[str, jax.Array]]]:
+  """This microbatch's share of the loss of the step, and (sums, maxima) for `summary`."""
+  trunk = jax.lax.stop_gradient(params) if objective.kind == "mtp" else params
+  output = forward(trunk, batch, cfg, objective)
+  sums = {
+    "loss_tokens": jnp.sum(batch.loss_mask, dtype=jnp.float32),
+    "expert_load": output.expert_load,
+  }
+  maxima: dict[str, jax.Array] = {}
+  loss = jnp.zeros((), jnp.float32)
+  if objective.kind != "mtp":
+    logprobs, entropy = loss_token_logprobs(params, output.hidden, batch, cfg, objective)
+    sums["entropy"] = jnp.sum(entropy)
+    if objective.kind == "sft":
+      loss = -jnp.sum(batch.weights * logprobs)
+    else:
+      token_loss = losses.bind(objective.loss, dict(objective.numbers))
+      loss = jnp.sum(batch.weights * token_loss(logprobs, batch))
+      more, maxima = ratio_metrics(logprobs, batch, objective)
+      sums |= more
+  if objective.kind == "mtp" or objective.mtp_weight:
+    distilled, more = distill_loss(
+      params, output.hidden, batch, cfg, temperature=objective.temperature
+    )
+    weight = 1.0 if objective.kind == "mtp" else objective.mtp_weight
+    loss += weight * distilled
+    sums |= more
+  sums["loss"] = loss
+  return loss, jax.lax.stop_gradient((sums, maxima))
+
+
+def forward(
+  params: dict[str, Any], batch: Batch, cfg: PolicyConfig, objective: Objective
+) -> transformer.Output:
+  """The trunk over packed rows, with the sampler's experts replayed where they were recorded."""
+  routing = None if batch.routing is None else batch.routing.astype(jnp.int32)
+  return transformer.forward(
+    params,
+    batch.tokens,
+    cfg,
+    positions=batch.positions,
+    segment_ids=batch.segment_ids,
+    routing=routing,
+    replay_threshold=objective.replay_threshold,
+    remat=objective.remat,
+  )
+
+
+def loss_token_logprobs(
+  params: dict[str, Any],
+  hidden: jax.Array,
+  batch: Batch,
+  cfg: PolicyConfig,
+  objective: Objective,
+) -> tuple[jax.Array, jax.Array]:
+  """Log-probabilities of the targets and entropies, float32 [B, T], 0 outside the loss mask."""
+  head = lambda h, t: transformer.token_logprobs(params, h, t, cfg, objective.temperature)
+  return map_loss_tokens(head, batch.loss_mask, hidden, batch.targets)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "objective"))
+def recompute_logprobs(
+  params: dict[str, Any], batch: Batch, cfg: PolicyConfig, objective: Objective
+) -> jax.Array:
+  """The learner's own log-probabilities of what the sampler drew, float32 [B, T].
+
+  On fresh rollouts, under the weights that sampled them, these must equal
+  `batch.behaviour_logprobs`: `logprob_gap` of the two is the canary of every step.
+  """
+  output = forward(params, batch, cfg, objective)
+  return loss_token_logprobs(params, output.hidden, batch, cfg, objective)[0]
+
+
+def logprob_gap(logprobs: Sequence[np.ndarray], batches: Sequence[Batch]) -> dict[str, float]:
+  """|log pi - log mu| over the loss tokens of all microbatches: mean, p50, p99 and max, exact."""
+  gaps = [
+    np.abs(np.asarray(lp) - np.asarray(b.behaviour_logprobs))[np.asarray(b.loss_mask)]
+    for lp, b in zip(logprobs, batches, strict=True)
+  ]
+  gap = np.concatenate([*gaps, np.zeros(0, np.float32)])
+  if not gap.size:
+    return {"gap_mean": 0.0, "gap_p50": 0.0, "gap_p99": 0.0, "gap_max": 0.0}
+  p50, p99 = np.quantile(gap, [0.5, 0.99])
+  return {
+    "gap_mean": float(gap.mean()),
+    "gap_p50": float(p50),
+    "gap_p99": float(p99),
+    "gap_max": float(gap.max()),
+  }
+
+
+def ratio_metrics(
+  logprobs: jax.Array, batch: Batch, objective: Objective
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+  """(sums, maxima) of how far the learner is from the sampler, over loss tokens."""
+  log_r = losses.log_ratio(logprobs, batch)
+  ratio = jnp.where(batch.loss_mask, jnp.exp(log_r), 0.0)
+  gap = jnp.where(batch.loss_mask, jnp.abs(logprobs - batch.behaviour_logprobs), 0.0)
+  outside = losses.clipped(logprobs, batch, objective.loss, dict(objective.numbers))
+  low, high = GAP_RANGE
+  place = (jnp.log10(jnp.maximum(gap, 10.0**low)) - low) / (high - low) * GAP_BINS
+  place = jnp.clip(place.astype(jnp.int32), 0, GAP_BINS - 1).reshape(-1)
+  counted = batch.loss_mask.reshape(-1).astype(jnp.float32)
+  sums = {
+    "ratio": jnp.sum(ratio),
+    "clipped": jnp.sum(outside, dtype=jnp.float32),
+    "k3": jnp.sum(losses.k3(log_r)),
+    "gap": jnp.sum(gap),
+    "gap_histogram": jnp.zeros(GAP_BINS, jnp.float32).at[place].add(counted),
+  }
+  return sums, {"ratio_max": jnp.max(ratio), "gap_max": jnp.max(gap)}
+
+
+def summary(sums: dict[str, jax.Array], maxima: dict[str, jax.Array]) -> dict[str, float]:
+  """Metrics of a step as floats: sums over loss tokens become means.
+
+  "kl_k3" estimates KL(mu || pi); "gap_p50" and "gap_p99" are upper edges of bins 9 % wide;
+  "expert_load_max" is the load of the busiest expert of a layer over the even share, worst layer.
+  """
+  sums, maxima = jax.device_get((sums, maxima))
+  tokens = max(float(sums["loss_tokens"]), 1.0)
+  metrics = {"loss": float(sums["loss"]), "loss_tokens": float(sums["loss_tokens"])}
+  means = {"entropy": "entropy", "ratio": "ratio_mean", "clipped": "clipped_fraction"}
+  means |= {"k3": "kl_k3", "gap": "gap_mean"}
+  metrics |= {new: float(sums[old]) / tokens for old, new in means.items() if old in sums}
+  metrics |= {name: float(value) for name, value in maxima.items()}
+  if "gap_histogram" in sums:
+    metrics["gap_p50"] = _quantile(sums["gap_histogram"], 0.5)
+    metrics["gap_p99"] = _quantile(sums["gap_histogram"], 0.99)
+  if "mtp_tokens" in sums:
+    drafted = max(float(sums["mtp_tokens"]), 1.0)
+    for name in ("mtp_kl", "mtp_agreement", "mtp_acceptance"):
+      metrics[name] = float(sums[name]) / drafted
+  load = sums["expert_load"]
+  if load.size:
+    share = load / np.maximum(load.sum(axis=-1, keepdims=True), 1.0)
+    metrics["expert_load_max"] = float(share.max() * load.shape[-1])
+    metrics["experts_unused"] = float((load == 0).sum())
+  return metrics
+
+
+def _quantile(histogram, q):
+  low, high = GAP_RANGE
+  place = int(np.searchsorted(np.cumsum(histogram), q * histogram.sum()))
+  return 0.0 if place == 0 else float(10.0 ** (low + (place + 1) * (high - low) / GAP_BINS))
+
+
+def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
+  """`batch` on the devices of `mesh`, its rows split over the axes of a training batch.
+
+  Raises:
+    ValueError: the rows do not divide evenly.
+  """
+  axes = sharding.TRAIN_RULES["batch"]
+  ways = int(np.prod([mesh.shape[a] for a in axes]))
+  rows = batch.tokens.shape[0]
+  if rows % ways:
+    raise ValueError(
+      f"{rows} rows do not split over the {ways} devices of {axes}; "
+      "make learner.rows_per_microbatch a multiple"
+    )
+  rows_split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes))
+  return jax.tree.map(lambda x: jax.device_put(x, rows_split), batch)

@@ -1,0 +1,1 @@
+"""Versioned publication of policy weights: shard files, digests, and a manifest written last."""

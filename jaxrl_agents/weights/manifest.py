@@ -1,0 +1,119 @@
+"""The manifest of a published version of the weights. Standard library only.
+
+A version exists when its manifest does: shard files are written first, the manifest last, by one
+atomic rename. Whoever watches for versions (samplers, the real-time loop) needs only this file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import time
+
+Folder = str | pathlib.Path
+NAME = re.compile(r"manifest_v(\d{10})\.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """A box of a tensor and the digest of its content.
+
+  Attributes:
+    offset: first index along each axis.
+    shape: extent along each axis.
+    sha256: of the values' bytes in C order, as they must be after reading: hex.
+  """
+
+  offset: tuple[int, ...]
+  shape: tuple[int, ...]
+  sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """One array: its place in the tree ("moe_layers.attention.qkv"), sizes and shards."""
+
+  name: str
+  shape: tuple[int, ...]
+  dtype: str
+  shards: tuple[Shard, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """One version of the weights.
+
+  Attributes:
+    version: counts optimizer steps.
+    base: the version that its files are changes to; None when they are whole.
+    tensors: every array, in the order of the tree.
+    created_s: seconds since the epoch.
+  """
+
+  version: int
+  base: int | None
+  tensors: tuple[Tensor, ...]
+  created_s: float = dataclasses.field(default_factory=time.time)
+
+
+def path(folder: Folder, version: int) -> pathlib.Path:
+  """Where the manifest of a version stands."""
+  return pathlib.Path(folder) / f"manifest_v{version:010d}.json"
+
+
+def files(folder: Folder, version: int) -> pathlib.Path:
+  """The folder of the shard files of a version."""
+  return pathlib.Path(folder) / f"v{version:010d}"
+
+
+def write(folder: Folder, manifest: Manifest) -> None:
+  """Makes a version visible, atomically and durably; its shard files must be complete."""
+  final = path(folder, manifest.version)
+  partial = final.with_suffix(f".{os.getpid()}.tmp")
+  with open(partial, "w", encoding="utf-8") as f:
+    json.dump(dataclasses.asdict(manifest), f)
+    f.flush()
+    os.fsync(f.fileno())
+  os.replace(partial, final)
+  directory = os.open(final.parent, os.O_RDONLY)
+  try:
+    os.fsync(directory)
+  finally:
+    os.close(directory)
+
+
+def read(folder: Folder, version: int) -> Manifest:
+  """The manifest of a version. Raises FileNotFoundError that names the versions there are."""
+  try:
+    raw = json.loads(path(folder, version).read_text(encoding="utf-8"))
+  except FileNotFoundError:
+    raise FileNotFoundError(
+      f"no weights of version {version} in {folder}; it holds versions {versions(folder)}"
+    ) from None
+  tensors = tuple(
+    Tensor(
+      t["name"],
+      tuple(t["shape"]),
+      t["dtype"],
+      tuple(Shard(tuple(s["offset"]), tuple(s["shape"]), s["sha256"]) for s in t["shards"]),
+    )
+    for t in raw["tensors"]
+  )
+  return Manifest(raw["version"], raw["base"], tensors, raw["created_s"])
+
+
+def versions(folder: Folder) -> list[int]:
+  """All published versions, ascending; none where the folder does not exist."""
+  folder = pathlib.Path(folder)
+  if not folder.is_dir():
+    return []
+  matches = (NAME.fullmatch(entry.name) for entry in folder.iterdir())
+  return sorted(int(m.group(1)) for m in matches if m)
+
+
+def latest(folder: Folder) -> int | None:
+  """The newest published version, or None."""
+  return max(versions(folder), default=None)

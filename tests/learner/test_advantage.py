@@ -1,0 +1,148 @@
+"""Advantages: the baseline is over finished rollouts, whatever else is in the group."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_agents.learner import advantage
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
+
+
+def make_segment(tokens=5, sampled=2):
+  mask = np.arange(tokens) >= tokens - sampled
+  return Segment(
+    tokens=np.arange(tokens, dtype=np.int32),
+    loss_mask=mask,
+    logprobs=np.where(mask, -0.5, 0).astype(np.float32),
+    versions=np.where(mask, 3, -1).astype(np.int32),
+  )
+
+
+def make_trajectory(reward, segments=1, error=""):
+  return Trajectory(
+    task_id="t",
+    group_id="g",
+    segments=tuple(make_segment() for _ in range(segments)),
+    log=(),
+    rewards={} if error else {"f_beta": reward, "found": 1.0},
+    stop="" if error else "answer",
+    error=error,
+  )
+
+
+def make_group(rewards, **changes):
+  task = Task(id="t", env="search", prompt="", facts={})
+  return Group(task, tuple(make_trajectory(r, **changes) for r in rewards))
+
+
+def only_f(trajectory):
+  return advantage.total_reward(trajectory, {"f_beta": 1.0})
+
+
+def advantages_of(group, **options):
+  return [r.advantage for r in advantage.score([group], only_f, **options)[0]]
+
+
+def test_mean_baseline_keeps_a_tiny_difference_tiny_and_std_blows_it_up():
+  # Dr.GRPO: R = [1, 1, 1, .99]: mean .9975; population std .00433 -> .577 and -1.732.
+  group = make_group([1, 1, 1, 0.99])
+  np.testing.assert_allclose(advantages_of(group), [0.0025] * 3 + [-0.0075], atol=1e-12)
+  with_std = advantages_of(group, normalise_std=True, delta=0.0)
+  np.testing.assert_allclose(with_std, [0.57735] * 3 + [-1.73205], atol=1e-5)
+
+
+def test_reward_is_the_weighted_sum_of_its_parts():
+  trajectory = dataclasses.replace(make_trajectory(0), rewards={"a": 0.5, "b": 2.0, "unused": 9.0})
+  assert advantage.total_reward(trajectory, {"a": 2.0, "b": -0.25}) == pytest.approx(0.5)
+
+
+def test_a_weight_for_a_part_that_nobody_measured_names_the_nearest():
+  with pytest.raises(ValueError, match="'f_betta'.*the nearest is 'f_beta'"):
+    advantage.total_reward(make_trajectory(1.0), {"f_betta": 1.0})
+
+
+def test_a_reward_that_is_not_a_number_is_an_error():
+  with pytest.raises(ValueError, match="of task 't' is nan"):
+    advantage.score([make_group([float("nan"), 1.0])], only_f)
+
+
+def test_constant_groups_are_dropped_and_nothing_is_left_when_all_are():
+  groups = [make_group([1, 1, 1]), make_group([0, 1])]
+  rollouts, metrics = advantage.score(groups, only_f)
+  assert [r.group for r in rollouts] == [1, 1]
+  assert metrics["groups_constant"] == 1
+  assert metrics["reward_mean"] == pytest.approx(0.8)
+  rollouts, metrics = advantage.score(groups[:1], only_f)
+  assert rollouts == []
+  assert metrics["groups_constant"] == 1
+
+
+def test_a_group_with_one_finished_rollout_teaches_nothing():
+  failed = make_trajectory(0, error="SamplerError: deadline")
+  group = make_group([1.0])
+  group = dataclasses.replace(group, trajectories=(*group.trajectories, failed, failed))
+  rollouts, metrics = advantage.score([group], only_f)
+  assert rollouts == []
+  assert metrics["rollouts_failed"] == 2
+
+
+rewards_lists = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rewards_lists, st.lists(st.integers(0, 8), max_size=4), st.booleans())
+def test_failed_siblings_change_nobody_elses_advantage(rewards, places, std):
+  group = make_group(rewards)
+  mixed = list(group.trajectories)
+  for place in places:
+    mixed.insert(min(place, len(mixed)), make_trajectory(0, error="dead worker"))
+  expected = advantages_of(group, normalise_std=std)
+  with_failures = dataclasses.replace(group, trajectories=tuple(mixed))
+  assert advantages_of(with_failures, normalise_std=std) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(rewards_lists, st.integers(2, 5), st.integers(0, 7))
+def test_extra_segments_of_a_sibling_change_nobodys_advantage(rewards, segments, which):
+  group = make_group(rewards)
+  which %= len(rewards)
+  longer = list(group.trajectories)
+  longer[which] = make_trajectory(rewards[which], segments=segments)
+  rollouts, _ = advantage.score([dataclasses.replace(group, trajectories=tuple(longer))], only_f)
+  assert [r.advantage for r in rollouts] == advantages_of(group)
+  if rollouts:
+    assert len(rollouts[which].segments) == segments
+
+
+@settings(max_examples=60, deadline=None)
+@given(rewards_lists)
+def test_advantages_of_a_group_sum_to_zero(rewards):
+  assert sum(advantages_of(make_group(rewards))) == pytest.approx(0, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 5))
+def test_substeps_are_disjoint_whole_groups_and_never_empty(lengths, substeps):
+  rollouts = [
+    advantage.Rollout((make_segment(n + 1, 1),), 1.0, group)
+    for group, n in enumerate(lengths)
+    for _ in range(2)
+  ]
+  parts = advantage.split_substeps(rollouts, substeps)
+  assert len(parts) == min(substeps, len(lengths))
+  assert all(parts)
+  groups = [{r.group for r in part} for part in parts]
+  assert sum(len(g) for g in groups) == len(lengths)
+  assert sorted(id(r) for part in parts for r in part) == sorted(map(id, rollouts))
+
+
+def test_substeps_are_balanced_by_tokens():
+  # Groups of 10, 6, 5, 4, 3 tokens: longest first gives {10, 4} and {6, 5, 3}, 14 each.
+  rollouts = [
+    advantage.Rollout((make_segment(n, 1),), 1.0, g) for g, n in enumerate((4, 10, 3, 6, 5))
+  ]
+  parts = advantage.split_substeps(rollouts, 2)
+  assert [[r.tokens for r in part] for part in parts] == [[4, 10], [3, 6, 5]]

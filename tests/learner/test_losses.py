@@ -1,0 +1,227 @@
+"""Losses against values worked out by hand and against plain loops in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_agents.learner import losses
+from jaxrl_agents.learner.packing import Batch
+
+
+def make_batch(behaviour, advantages, mask=None, rollout_ids=None, reference=None):
+  behaviour = np.asarray(behaviour, np.float32)
+  shape = behaviour.shape
+  zeros = np.zeros(shape, np.int32)
+  mask = np.ones(shape, bool) if mask is None else np.asarray(mask, bool)
+  return Batch(
+    tokens=zeros,
+    targets=zeros,
+    positions=zeros,
+    segment_ids=zeros,
+    loss_mask=mask,
+    behaviour_logprobs=np.where(mask, behaviour, 0).astype(np.float32),
+    advantages=np.where(mask, np.broadcast_to(advantages, shape), 0).astype(np.float32),
+    weights=np.where(mask, 1.0, 0.0).astype(np.float32),
+    rollout_ids=zeros if rollout_ids is None else np.asarray(rollout_ids, np.int32),
+    reference_logprobs=reference,
+  )
+
+
+def at_ratio(ratio, advantage):
+  """One token with pi = 0.3 and mu = 0.3 / ratio: (logprobs, batch)."""
+  logprob = math.log(0.3)
+  batch = make_batch([[logprob - math.log(ratio)]], advantage)
+  return jnp.full((1, 1), logprob, jnp.float32), batch
+
+
+def value_and_slope(loss, ratio, advantage, **numbers):
+  """Loss of the token of `at_ratio` and its derivative by log pi."""
+  logprobs, batch = at_ratio(ratio, advantage)
+  value, slope = jax.value_and_grad(lambda lp: loss(lp, batch, **numbers).sum())(logprobs)
+  return float(value), float(slope[0, 0])
+
+
+def test_ppo_stops_and_cispo_keeps_the_gradient_of_a_token_that_became_three_times_as_likely():
+  # PPO: min(3 * 2, 1.2 * 2) = 2.4, constant in pi. CISPO at a cap of 2: -2 * 2 * log 0.3.
+  value, slope = value_and_slope(losses.ppo_clip, 3.0, 2.0)
+  assert value == pytest.approx(-2.4, rel=1e-6)
+  assert slope == 0.0
+  value, slope = value_and_slope(losses.cispo, 3.0, 2.0, high=2.0)
+  assert value == pytest.approx(-4.0 * math.log(0.3), rel=1e-6)
+  assert slope == pytest.approx(-4.0, rel=1e-6)
+
+
+def test_cispo_default_bounds_are_absolute_bounds_of_the_ratio():
+  assert value_and_slope(losses.cispo, 4.0, 1.0)[1] == pytest.approx(-4.0, rel=1e-6)
+  assert value_and_slope(losses.cispo, 9.0, 1.0)[1] == pytest.approx(-5.0, rel=1e-6)
+  assert value_and_slope(losses.cispo, 0.1, 1.0)[1] == pytest.approx(-0.1, rel=1e-6)
+
+
+def test_unified_mask_drops_a_clipped_token_on_the_side_of_its_advantage_only():
+  numbers = {"low": 0.5, "high": 2.0, "unified_mask": True}
+  assert value_and_slope(losses.cispo, 3.0, 1.0, **numbers) == (0.0, 0.0)
+  assert value_and_slope(losses.cispo, 0.1, -1.0, **numbers) == (0.0, 0.0)
+  assert value_and_slope(losses.cispo, 3.0, -1.0, **numbers)[1] == pytest.approx(2.0, rel=1e-6)
+  assert value_and_slope(losses.cispo, 0.1, 1.0, **numbers)[1] == pytest.approx(-0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("advantage", [1.5, -1.5])
+def test_k25_masks_an_out_of_range_token_for_both_signs_and_keeps_the_proximal_pull(advantage):
+  # d/dlogpi of tau * log(3)^2 = 2 * 0.1 * log 3; the policy-gradient part is a constant.
+  value, slope = value_and_slope(losses.k25, 3.0, advantage, tau=0.1)
+  assert value == pytest.approx(0.1 * math.log(3) ** 2 - 3 * advantage, rel=1e-6)
+  assert slope == pytest.approx(0.2 * math.log(3), rel=1e-6)
+
+
+def test_k25_inside_its_interval_is_the_ordinary_ratio_gradient():
+  value, slope = value_and_slope(losses.k25, 1.5, 2.0, tau=0.1)
+  assert value == pytest.approx(-(3.0 - 0.1 * math.log(1.5) ** 2), rel=1e-6)
+  assert slope == pytest.approx(-3.0 + 0.2 * math.log(1.5), rel=1e-5)
+
+
+def test_dapo_clips_higher_above_than_below():
+  assert value_and_slope(losses.dapo, 1.25, 1.0)[1] == pytest.approx(-1.25, rel=1e-6)
+  assert value_and_slope(losses.grpo, 1.25, 1.0)[1] == 0.0
+  assert value_and_slope(losses.dapo, 1.3, 1.0) == (pytest.approx(-1.28, rel=1e-6), 0.0)
+  assert value_and_slope(losses.dapo, 0.7, -1.0) == (pytest.approx(0.8, rel=1e-6), 0.0)
+
+
+def test_dr_grpo_token_loss_is_the_clip_of_grpo():
+  for ratio, advantage in ((0.5, 1.0), (0.5, -1.0), (1.1, 1.0), (1.9, -1.0)):
+    expected = value_and_slope(losses.grpo, ratio, advantage)
+    assert value_and_slope(losses.dr_grpo, ratio, advantage) == expected
+
+
+def test_grpo_adds_the_k3_divergence_from_the_reference():
+  # pi = 0.3, reference = 0.6: k3 = (2 - 1) - log 2, d/dlogpi = 1 - 2 = -1.
+  logprobs, batch = at_ratio(1.0, 1.0)
+  batch = batch._replace(reference_logprobs=np.full((1, 1), math.log(0.6), np.float32))
+  f = lambda lp: losses.grpo(lp, batch, beta=0.5).sum()
+  value, slope = jax.value_and_grad(f)(logprobs)
+  assert float(value) == pytest.approx(-1 + 0.5 * (1 - math.log(2)), rel=1e-6)
+  assert float(slope[0, 0]) == pytest.approx(-1 - 0.5, rel=1e-6)
+  with pytest.raises(ValueError, match="reference_logprobs"):
+    losses.grpo(logprobs, batch._replace(reference_logprobs=None), beta=0.5)
+
+
+def test_gspo_ratio_is_the_geometric_mean_over_all_segments_of_a_rollout():
+  # Rollout 0: log-ratios 0.3 (row 0) and -0.1 (row 1), mean 0.1. Rollout 1: one token, 0.2.
+  batch = make_batch(np.zeros((2, 2)), [[1.0, 2.0], [1.0, 0.0]], [[1, 1], [1, 0]], [[0, 1], [0, 0]])
+  logprobs = jnp.array([[0.3, 0.2], [-0.1, 5.0]])
+  loss = losses.gspo(logprobs, batch, epsilon_low=0.5, epsilon_high=0.5)
+  expected = [[-math.exp(0.1), -2 * math.exp(0.2)], [-math.exp(0.1), 0.0]]
+  np.testing.assert_allclose(loss, expected, rtol=1e-6)
+  # Weights 1 / (G |y|) make the sum the published objective; its slope by one token is
+  # -s A / (G |y|) = -e^0.1 / 4 for both tokens of rollout 0.
+  weights = jnp.array([[0.25, 0.5], [0.25, 0.0]])
+  slope = jax.grad(
+    lambda lp: (weights * losses.gspo(lp, batch, epsilon_low=0.5, epsilon_high=0.5)).sum()
+  )(logprobs)
+  np.testing.assert_allclose(slope[:, 0], [-math.exp(0.1) / 4] * 2, rtol=1e-6)
+  assert slope[1, 1] == 0.0
+
+
+def reference_loss(name, pi, mu, a, mask, ids, n):
+  """Every loss as a plain loop in float64."""
+  loss = np.zeros_like(pi)
+  for b, t in np.argwhere(mask):
+    log_r = pi[b, t] - mu[b, t]
+    if name == "gspo":
+      same = mask & (ids == ids[b, t])
+      log_r = (pi - mu)[same].mean()
+    r, adv = math.exp(log_r), a[b, t]
+    if name == "cispo":
+      value = -min(max(r, n["low"]), n["high"]) * adv * pi[b, t]
+    elif name == "k25":
+      value = -(r * adv - n["tau"] * log_r**2)
+    else:
+      low = 1 - n.get("epsilon_low", n.get("epsilon"))
+      high = 1 + n.get("epsilon_high", n.get("epsilon"))
+      value = -min(r * adv, min(max(r, low), high) * adv)
+    loss[b, t] = value
+  return loss
+
+
+NUMBERS = {
+  "cispo": {"low": 0.4, "high": 1.6},
+  "ppo_clip": {"epsilon_low": 0.1, "epsilon_high": 0.3},
+  "grpo": {"epsilon": 0.2},
+  "dr_grpo": {"epsilon": 0.3},
+  "dapo": {"epsilon_low": 0.2, "epsilon_high": 0.28},
+  "gspo": {"epsilon_low": 0.05, "epsilon_high": 0.1},
+  "k25": {"alpha": 0.5, "beta": 2.0, "tau": 0.02},
+}
+
+
+@pytest.mark.parametrize("name", sorted(losses.LOSSES))
+@pytest.mark.parametrize("seed", range(3))
+def test_every_loss_equals_a_plain_loop_on_random_batches(name, seed):
+  rng = np.random.default_rng(seed)
+  mu = -rng.exponential(1.0, (4, 9)).astype(np.float32)
+  pi = (mu + rng.normal(0, 0.5, mu.shape)).astype(np.float32)
+  mask = rng.random(mu.shape) < 0.6
+  ids = rng.integers(0, 4, mu.shape)
+  batch = make_batch(mu, rng.normal(size=mu.shape), mask, ids)
+  loss = losses.bind(name, NUMBERS[name])(jnp.asarray(pi), batch)
+  expected = reference_loss(
+    name, pi.astype(np.float64), mu.astype(np.float64), batch.advantages, mask, ids, NUMBERS[name]
+  )
+  assert loss.dtype == jnp.float32
+  np.testing.assert_allclose(loss, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(losses.LOSSES))
+def test_tokens_outside_the_mask_have_no_loss_and_no_gradient_even_if_they_are_wild(name):
+  batch = make_batch([[-1.0, 0.0]], [[1.0, 0.0]], [[True, False]])
+  logprobs = jnp.array([[-1.2, -300.0]])
+  loss = losses.LOSSES[name](logprobs, batch)
+  slope = jax.grad(lambda lp: losses.LOSSES[name](lp, batch).sum())(logprobs)
+  assert loss[0, 1] == 0.0
+  assert slope[0, 1] == 0.0
+  assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("name", sorted(losses.LOSSES))
+def test_a_ratio_beyond_float32_stays_finite(name):
+  batch = make_batch([[-500.0]], 1.0)
+  loss, slope = jax.value_and_grad(lambda lp: losses.LOSSES[name](lp, batch).sum())(
+    jnp.zeros((1, 1))
+  )
+  assert np.isfinite(loss) and np.isfinite(slope).all()
+
+
+def test_clipped_counts_tokens_outside_the_bounds_of_the_loss():
+  batch = make_batch(np.zeros((1, 4)), 1.0, [[1, 1, 1, 0]])
+  logprobs = jnp.log(jnp.array([[0.9, 1.25, 3.0, 9.0]]))
+  outside = lambda name, **numbers: losses.clipped(logprobs, batch, name, numbers)[0].tolist()
+  assert outside("cispo") == [False, False, False, False]
+  assert outside("cispo", high=2.0) == [False, False, True, False]
+  assert outside("grpo") == [False, True, True, False]
+  assert outside("dapo") == [False, False, True, False]
+  assert outside("gspo") == [True, True, True, False]
+
+
+def test_divergence_estimators_have_their_known_means_on_two_gaussians():
+  # x ~ q = N(0, 1), p = N(m, 1): KL = m^2 / 2, E[k2] = m^2/2 + m^4/8, Var[k1] = m^2.
+  m = 0.5
+  x = np.random.default_rng(0).normal(size=200_000)
+  log_r = jnp.asarray(m * x - m * m / 2)
+  for estimator in (losses.k1, losses.k3):
+    assert float(estimator(log_r).mean()) == pytest.approx(m**2 / 2, abs=4e-3)
+  assert float(losses.k2(log_r).mean()) == pytest.approx(m**2 / 2 + m**4 / 8, abs=4e-3)
+  variances = [float(k(log_r).var()) for k in (losses.k1, losses.k2, losses.k3)]
+  np.testing.assert_allclose(variances, [0.25, 0.04, 0.03], atol=8e-3)
+
+
+def test_an_unknown_loss_or_number_names_the_nearest():
+  with pytest.raises(ValueError, match="no loss 'cipso'; the nearest is 'cispo'"):
+    losses.bind("cipso", {})
+  with pytest.raises(ValueError, match="takes no 'hihg'; the nearest is 'high'"):
+    losses.bind("cispo", {"hihg": 3.0})
+
+
+def test_every_loss_has_a_published_normaliser():
+  assert set(losses.NORMALISERS) == set(losses.LOSSES)

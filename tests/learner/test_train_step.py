@@ -1,0 +1,237 @@
+"""The optimizer step against full-vocabulary references, whatever the packing."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_agents.learner import packing, state, train_step
+from jaxrl_agents.learner.advantage import Rollout
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy import transformer
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.types import Segment
+
+CFG = PolicyConfig(
+  vocab_size=29,
+  embed_dim=8,
+  num_layers=1,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=4,
+  num_dense_layers=1,
+  dense_ffw_dim=8,
+  mtp_depth=1,
+)
+ROW_TOKENS = 24
+SFT = train_step.Objective("sft")
+RL = train_step.Objective("rl", numbers=(("high", 2.0),))
+RL_MTP = dataclasses.replace(RL, mtp_weight=0.1)
+
+
+@pytest.fixture(scope="module")
+def params():
+  return jax.jit(lambda key: params_lib.init(CFG, key))(jax.random.key(0))
+
+
+def make_rollouts(count=5, logprob=-3.3):
+  rng = np.random.default_rng(0)
+  rollouts = []
+  for _ in range(count):
+    segments = []
+    for n in rng.integers(4, ROW_TOKENS, 2):
+      mask = rng.random(n) < 0.4
+      mask[0], mask[-1] = False, True
+      segments.append(
+        Segment(
+          tokens=rng.integers(1, CFG.vocab_size, n).astype(np.int32),
+          loss_mask=mask,
+          logprobs=np.where(mask, logprob, 0).astype(np.float32),
+          versions=np.where(mask, 0, -1).astype(np.int32),
+        )
+      )
+    rollouts.append(Rollout(tuple(segments), float(rng.normal())))
+  return rollouts
+
+
+def pack(rollouts, rows=3, **options):
+  return packing.pack(rollouts, row_tokens=ROW_TOKENS, rows_per_microbatch=rows, **options)
+
+
+def total_gradients(params, batches, objective):
+  total = train_step.gradients(params, batches[0], CFG, objective)
+  for batch in batches[1:]:
+    total = train_step.add(total, train_step.gradients(params, batch, CFG, objective))
+  return total
+
+
+@jax.jit
+def whole_logprobs(params, tokens):
+  """log p(token t + 1 | tokens up to t) of rows [B, T] of one segment each: [B, T - 1]."""
+  positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+  output = transformer.forward(params, tokens, CFG, positions=positions)
+  logprobs = jax.nn.log_softmax(transformer.logits(params, output.hidden, CFG)[:, :-1])
+  return jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1)[..., 0]
+
+
+def unpacked(rollouts):
+  """One row per segment, zeros behind: (tokens, loss mask, behaviour logprobs, advantages)."""
+  segments = [(s, r.advantage) for r in rollouts for s in r.segments]
+  rows = [np.zeros((len(segments), ROW_TOKENS), d) for d in (np.int32, bool, np.float32)]
+  for i, (s, _) in enumerate(segments):
+    for row, values in zip(rows, (s.tokens, s.loss_mask, s.logprobs), strict=True):
+      row[i, : len(values)] = values
+  return *rows, np.array([a for _, a in segments], np.float32)[:, None]
+
+
+@pytest.fixture(scope="module")
+def reference(params):
+  """Loss and gradient of cross-entropy and of CISPO over unpacked segments and whole logits."""
+  tokens, mask, behaviour, advantages = unpacked(make_rollouts())
+  mask, behaviour = mask[:, 1:], behaviour[:, 1:]
+
+  @jax.jit
+  @functools.partial(jax.value_and_grad, argnums=0)
+  def loss(params, rl):
+    logprobs = whole_logprobs(params, tokens)
+    ratio = jnp.minimum(jnp.exp(logprobs - behaviour), 2.0)
+    scale = jax.lax.stop_gradient(jnp.where(rl, ratio * advantages, 1.0))
+    return -jnp.sum(jnp.where(mask, scale * logprobs, 0)) / mask.sum()
+
+  return {"sft": loss(params, False), "rl": loss(params, True)}
+
+
+def assert_trees_close(got, expected, tolerance):
+  for (path, a), b in zip(
+    jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=tolerance, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("kind", ["sft", "rl"])
+def test_packed_loss_and_gradient_equal_those_of_separate_segments(params, reference, kind):
+  got = total_gradients(params, pack(make_rollouts()), {"sft": SFT, "rl": RL}[kind])
+  loss, grads = reference[kind]
+  assert float(got.sums["loss"]) == pytest.approx(float(loss), abs=2e-6)
+  assert_trees_close(got.grads, grads, 2e-6)
+
+
+def test_gradient_does_not_depend_on_how_rows_fall_into_microbatches(params):
+  one_by_one = pack(make_rollouts(), rows=1)
+  three = pack(make_rollouts())
+  assert len(one_by_one) > len(three) > 1
+  first = total_gradients(params, one_by_one, RL)
+  second = total_gradients(params, three, RL)
+  assert_trees_close(first.grads, second.grads, 1e-6)
+  assert float(first.sums["loss_tokens"]) == float(second.sums["loss_tokens"])
+
+
+def test_distillation_beside_rl_leaves_the_gradient_of_the_policy_as_it_is(params):
+  batches = pack(make_rollouts())
+  alone = total_gradients(params, batches, RL).grads
+  beside = total_gradients(params, batches, RL_MTP).grads
+  modules = beside.pop("mtp")
+  alone.pop("mtp")
+  assert_trees_close(beside, alone, 1e-7)
+  assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(modules))
+
+
+def test_metrics_of_a_policy_that_is_its_own_sampler(params):
+  batches = pack(make_rollouts())
+  logprobs = [train_step.recompute_logprobs(params, b, CFG, RL) for b in batches]
+  assert train_step.logprob_gap(logprobs, batches)["gap_mean"] > 1e-3
+  fresh = [
+    b._replace(behaviour_logprobs=np.asarray(lp)) for b, lp in zip(batches, logprobs, strict=True)
+  ]
+  total = total_gradients(params, fresh, RL)
+  metrics = train_step.summary(total.sums, total.maxima)
+  assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5)
+  assert metrics["gap_max"] < 1e-5
+  assert metrics["clipped_fraction"] == 0
+  assert 0 < metrics["entropy"] <= np.log(CFG.vocab_size) + 1e-5
+  assert train_step.logprob_gap(logprobs, fresh)["gap_max"] == 0
+
+
+def test_recomputed_logprobs_are_those_of_the_unpacked_segment(params):
+  (rollout,) = make_rollouts(count=1)
+  (batch,) = pack([rollout])
+  logprobs = np.asarray(train_step.recompute_logprobs(params, batch, CFG, RL))
+  segment = max(rollout.segments, key=lambda s: len(s.tokens))
+  padded = np.zeros((10, ROW_TOKENS), np.int32)
+  padded[0, : len(segment.tokens)] = segment.tokens
+  expected = np.asarray(whole_logprobs(params, padded))[0, : len(segment.tokens) - 1]
+  expected = np.where(segment.loss_mask[1:], expected, 0)
+  np.testing.assert_allclose(logprobs[0, : len(expected)], expected, atol=1e-5)
+  assert (logprobs[~batch.loss_mask] == 0).all()
+
+
+def test_gap_quantiles_by_hand():
+  mask = np.array([[True] * 4 + [False]])
+  batch = pack(make_rollouts(count=1))[0]._replace(
+    loss_mask=mask, behaviour_logprobs=np.zeros((1, 5), np.float32)
+  )
+  gap = train_step.logprob_gap([np.array([[0.1, -0.2, 0.3, -0.4, 99.0]])], [batch])
+  assert gap["gap_mean"] == pytest.approx(0.25)
+  assert gap["gap_p50"] == pytest.approx(0.25)
+  assert gap["gap_max"] == pytest.approx(0.4)
+
+
+def test_histogram_quantiles_are_within_a_bin_of_the_exact_ones():
+  rng = np.random.default_rng(0)
+  gaps = 10 ** rng.uniform(-6, 0, (2, 500)).astype(np.float32)
+  batch = packing.Batch(
+    *(np.zeros((2, 500), np.int32),) * 4,
+    loss_mask=np.ones((2, 500), bool),
+    behaviour_logprobs=gaps,
+    advantages=np.ones((2, 500), np.float32),
+    weights=np.ones((2, 500), np.float32),
+    rollout_ids=np.zeros((2, 500), np.int32),
+  )
+  sums, maxima = train_step.ratio_metrics(jnp.zeros((2, 500)), batch, RL)
+  sums |= {
+    "loss": jnp.zeros(()),
+    "loss_tokens": jnp.float32(1000),
+    "expert_load": jnp.zeros((0, 0)),
+  }
+  metrics = train_step.summary(sums, maxima)
+  assert metrics["gap_p50"] == pytest.approx(np.quantile(gaps, 0.5), rel=0.15)
+  assert metrics["gap_p99"] == pytest.approx(np.quantile(gaps, 0.99), rel=0.15)
+  assert metrics["gap_max"] == pytest.approx(gaps.max())
+
+
+def test_supervised_updates_learn_the_examples_by_heart():
+  tx = state.make_optimizer(CFG, learning_rate=3e-2)
+  trained = state.init_state(CFG, tx, jax.random.key(1))
+  batches = pack(make_rollouts())
+  bits = []
+  for _ in range(50):
+    trained, metrics = train_step.update(trained, batches, CFG, SFT, tx)
+    bits.append(metrics["loss"])
+  assert bits[0] > 3
+  assert bits[-1] < 0.5
+  assert int(trained.policy.version) == 50
+  before = jax.tree.map(np.array, (trained.policy, trained.opt_state))
+  kept, metrics = train_step.update(trained, [], CFG, SFT, tx)
+  assert metrics == {"skipped": 1.0}
+  assert_states_equal(kept, before)
+  poisoned = jax.tree.map(jnp.zeros_like, kept.policy.params)
+  poisoned["embed"] = poisoned["embed"].at[0, 0].set(jnp.nan)
+  kept, step = train_step.apply(kept, poisoned, tx)
+  assert float(step["applied"]) == 0
+  assert_states_equal(kept, before)
+
+
+def assert_states_equal(got, expected):
+  leaves = jax.tree.leaves((got.policy, got.opt_state))
+  for a, b in zip(leaves, jax.tree.leaves(expected), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_an_unknown_objective_or_loss_is_an_error():
+  with pytest.raises(ValueError, match="no objective 'rlhf'"):
+    train_step.Objective("rlhf")
+  with pytest.raises(ValueError, match="nearest is 'cispo'"):
+    train_step.Objective("rl", loss="cispa")

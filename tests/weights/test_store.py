@@ -1,0 +1,167 @@
+"""Published weights: bitwise, visible at once, verified, collected."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxrl_agents.weights import manifest, store
+
+
+def make_tree(seed=0):
+  rng = np.random.default_rng(seed)
+  return {
+    "embed": jnp.asarray(rng.normal(size=(7, 5)), jnp.float32),
+    "layers": {
+      "qkv": rng.normal(size=(2, 3, 4)).astype(ml_dtypes.bfloat16),
+      "bias": np.array([np.nan, -0.0, np.inf], np.float32),
+    },
+    "scale": jnp.float32(1.5),
+  }
+
+
+def assert_bitwise(got, expected):
+  assert jax.tree.structure(got) == jax.tree.structure(expected)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+    assert isinstance(a, np.ndarray)
+    assert a.dtype == b.dtype and a.shape == b.shape
+    assert a.tobytes() == np.asarray(b).tobytes()
+
+
+def test_a_fetched_version_is_bitwise_the_published_one_in_its_own_dtypes(tmp_path):
+  store.publish(make_tree(), 3, tmp_path)
+  assert manifest.latest(tmp_path) == 3
+  assert_bitwise(store.fetch(tmp_path, 3), make_tree())
+  written = manifest.read(tmp_path, 3)
+  assert written.base is None
+  assert [t.name for t in written.tensors] == ["embed", "layers.bias", "layers.qkv", "scale"]
+  assert written.tensors[2].dtype == "bfloat16"
+
+
+def test_digests_are_those_of_the_bytes_in_memory(tmp_path):
+  import hashlib
+
+  published = store.publish({"w": np.arange(6, dtype=np.float32)}, 0, tmp_path)
+  expected = hashlib.sha256(b"".join(np.float32(i).tobytes() for i in range(6))).hexdigest()
+  assert published.tensors[0].shards == (manifest.Shard((0,), (6,), expected),)
+
+
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
+def test_a_flipped_byte_is_found_and_its_tensor_named(tmp_path, where):
+  store.publish(make_tree(), 3, tmp_path)
+  chunk = next(
+    p for p in (manifest.files(tmp_path, 3) / "layers.qkv" / "c").rglob("*") if p.is_file()
+  )
+  content = bytearray(chunk.read_bytes())
+  content[int(where * len(content))] ^= 0x10
+  chunk.write_bytes(content)
+  with pytest.raises(store.CorruptWeights, match=r"version 3: layers\.qkv"):
+    store.fetch(tmp_path, 3)
+
+
+def test_a_lost_shard_file_and_a_broken_header_are_found(tmp_path):
+  store.publish(make_tree(), 3, tmp_path)
+  files = manifest.files(tmp_path, 3)
+  header = files / "embed" / "zarr.json"
+  content = header.read_text()
+  header.write_text(content.replace("7", "6", 1))
+  with pytest.raises(store.CorruptWeights, match="embed cannot be read"):
+    store.fetch(tmp_path, 3)
+  header.write_text(content)
+  assert_bitwise(store.fetch(tmp_path, 3), make_tree())
+  chunk = next(p for p in (files / "embed" / "c").rglob("*") if p.is_file())
+  chunk.unlink()
+  with pytest.raises(store.CorruptWeights, match="embed"):
+    store.fetch(tmp_path, 3)
+
+
+def test_files_without_a_manifest_are_no_version_and_are_replaced(tmp_path):
+  store.publish(make_tree(0), 1, tmp_path)
+  manifest.path(tmp_path, 1).unlink()
+  assert manifest.versions(tmp_path) == []
+  with pytest.raises(FileNotFoundError, match=r"no weights of version 1 .* versions \[\]"):
+    store.fetch(tmp_path, 1)
+  store.publish(make_tree(5), 1, tmp_path)
+  assert_bitwise(store.fetch(tmp_path, 1), make_tree(5))
+
+
+def test_only_the_newest_versions_are_kept_with_those_that_they_build_on(tmp_path):
+  for version in (1, 2, 5):
+    store.publish({"w": np.full(3, version, np.float32)}, version, tmp_path, keep=2)
+  assert manifest.versions(tmp_path) == [2, 5]
+  assert not manifest.files(tmp_path, 1).exists()
+  manifest.write(tmp_path, dataclasses.replace(manifest.read(tmp_path, 5), base=2))
+  store.publish({"w": np.full(3, 6, np.float32)}, 6, tmp_path, keep=2)
+  assert manifest.versions(tmp_path) == [2, 5, 6]
+  store.publish({"w": np.full(3, 7, np.float32)}, 7, tmp_path, keep=1)
+  assert manifest.versions(tmp_path) == [7]
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["manifest_v0000000007.json", "v0000000007"]
+
+
+def test_a_version_never_changes_and_only_dicts_of_arrays_are_published(tmp_path):
+  store.publish({"w": np.zeros(2)}, 1, tmp_path)
+  with pytest.raises(ValueError, match="version 1 is published"):
+    store.publish({"w": np.ones(2)}, 1, tmp_path)
+  with pytest.raises(ValueError, match="layers is a tuple"):
+    store.publish({"layers": (np.ones(2),)}, 2, tmp_path)
+  with pytest.raises(ValueError, match=r"'a\.b' under ''"):
+    store.publish({"a.b": np.ones(2)}, 2, tmp_path)
+  assert manifest.latest(tmp_path) == 1
+
+
+def test_manifests_are_plain_json_and_an_absent_folder_has_no_versions(tmp_path):
+  store.publish({"w": np.zeros(2, np.float32)}, 4, tmp_path)
+  raw = json.loads(manifest.path(tmp_path, 4).read_text())
+  assert raw["version"] == 4 and raw["tensors"][0]["shape"] == [2]
+  assert manifest.latest(tmp_path / "nowhere") is None
+  with pytest.raises(FileNotFoundError, match=r"no weights of version 9 .* versions \[4\]"):
+    manifest.read(tmp_path, 9)
+
+
+def test_the_manifest_module_needs_the_standard_library_only():
+  code = "import sys; from jaxrl_agents.weights import manifest; print('numpy' in sys.modules)"
+  root = pathlib.Path(__file__).parents[2]
+  result = subprocess.run(
+    [sys.executable, "-c", code],
+    env={**os.environ, "PYTHONPATH": str(root)},
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert result.stdout.strip() == "False", result.stderr
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np, sys
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jaxrl_agents.weights import manifest, store
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+w = jax.device_put(jnp.arange(32.0).reshape(4, 8), NamedSharding(mesh, P("x", None)))
+m = store.publish({"w": w}, 1, sys.argv[1])
+assert [s.offset for s in m.tensors[0].shards] == [(0, 0), (2, 0)], m
+np.testing.assert_array_equal(store.fetch(sys.argv[1], 1)["w"], np.arange(32.0).reshape(4, 8))
+chunks = [p for p in manifest.files(sys.argv[1], 1).rglob("c/**/*") if p.is_file()]
+assert len(chunks) == 2, chunks
+print("two shards")
+"""
+
+
+def test_a_sharded_array_is_written_shard_by_shard_without_its_replicas(tmp_path):
+  root = pathlib.Path(__file__).parents[2]
+  flags = "--xla_force_host_platform_device_count=4"
+  result = subprocess.run(
+    [sys.executable, "-c", SHARDED, str(tmp_path)],
+    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert "two shards" in result.stdout, result.stderr[-2000:]
