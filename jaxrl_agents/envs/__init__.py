@@ -1,0 +1,1 @@
+"""Environments: each a file with `make(task, services)`."""

@@ -1,0 +1,180 @@
+"""The life of a worker process: plays groups, asks the main process for generations.
+
+    main -> worker   ("group", Job)  ("generation", request_id, Generation)
+                     ("refused", request_id, text)  ("close",)
+    worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], Limits)
+                     ("group", Group)  ("error", text)
+
+A worker ends when it is told to, when the pipe breaks (the main process died, however), or when its
+event loop stands still for `stall_s`: the kernel's alarm then kills it, whatever it hangs in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness.rollout import (
+  EpisodeError,
+  MakeEpisode,
+  Record,
+  Sampling,
+  failed,
+  run_group,
+)
+from jaxrl_agents.types import Generation, Group, Limits, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Services:
+  """What a worker needs to play: the chat, and an episode for a task."""
+
+  chat: Chat
+  make_episode: MakeEpisode
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSpec:
+  """How a worker builds its services: "package.module:function" and its picklable arguments.
+
+  The function returns `Services`; its module must not import jax.
+  """
+
+  build: str
+  arguments: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A group to play."""
+
+  group_id: str
+  task: Task
+  num_rollouts: int
+  sampling: Sampling
+
+
+class RemoteSampler:
+  """A sampler in another process. Invariant: `_waiting` has one future per unanswered request."""
+
+  def __init__(self, send: Callable[[tuple[Any, ...]], None]):
+    self._send = send
+    self._waiting: dict[int, asyncio.Future[Generation]] = {}
+    self._next_id = 0
+
+  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+    """Asks for a generation and waits for it; the caller sets the deadline."""
+    request_id, self._next_id = self._next_id, self._next_id + 1
+    future = asyncio.get_running_loop().create_future()
+    self._waiting[request_id] = future
+    try:
+      self._send(("generate", request_id, prompt, limits))
+      return await future
+    finally:
+      del self._waiting[request_id]
+
+  def answer(self, request_id: int, generation: Generation) -> None:
+    """Delivers a generation; one that nobody waits for any more is dropped."""
+    future = self._waiting.get(request_id)
+    if future is not None and not future.done():
+      future.set_result(generation)
+
+  def refuse(self, request_id: int, text: str) -> None:
+    """Fails a request with the sampler's own words."""
+    future = self._waiting.get(request_id)
+    if future is not None and not future.done():
+      future.set_exception(EpisodeError(f"the sampler refused: {text}"))
+
+
+def worker_main(fd: int) -> None:
+  """The life of a worker process; `fd` is its end of the pipe. Never returns."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the main process to handle
+  connection = Connection(fd)
+  try:
+    spec, stall_s = connection.recv()
+    module, _, function = spec.build.partition(":")
+    services = getattr(importlib.import_module(module), function)(*spec.arguments)
+    asyncio.run(_serve(connection, services, stall_s))
+  except EOFError:
+    os._exit(0)
+  except BaseException:
+    connection.send(("error", traceback.format_exc()))
+    os._exit(1)
+
+
+async def _serve(connection: Connection, services: Services, stall_s: float) -> None:
+  loop = asyncio.get_running_loop()
+  outbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+  sampler = RemoteSampler(outbox.put)
+  jobs: set[asyncio.Task[None]] = set()
+
+  def receive(message: tuple[Any, ...]) -> None:
+    kind, *content = message
+    if kind == "generation":
+      sampler.answer(*content)
+    elif kind == "refused":
+      sampler.refuse(*content)
+    elif kind == "group":
+      task = loop.create_task(_play(content[0], services, sampler, outbox.put))
+      jobs.add(task)
+      task.add_done_callback(jobs.discard)
+    else:
+      outbox.put(("error", f"a worker knows no message {kind!r}"))
+
+  def read() -> None:
+    try:
+      while (message := connection.recv()) != ("close",):
+        loop.call_soon_threadsafe(receive, message)
+    except (EOFError, OSError):
+      pass
+    os._exit(0)  # told to close, or the main process is gone: nothing is worth finishing
+
+  def write() -> None:
+    while True:
+      message = outbox.get()
+      try:
+        connection.send(message)
+      except OSError:
+        os._exit(0)
+      except Exception as error:
+        connection.send(("error", f"a {message[0]!r} message cannot be sent: {error!r}"))
+
+  outbox.put(("ready",))
+  threading.Thread(target=read, daemon=True).start()
+  threading.Thread(target=write, daemon=True).start()
+  signal.signal(signal.SIGALRM, signal.SIG_DFL)
+  while True:
+    signal.setitimer(signal.ITIMER_REAL, stall_s)
+    await asyncio.sleep(stall_s / 4)
+
+
+async def _play(
+  job: Job, services: Services, sampler: RemoteSampler, send: Callable[[tuple[Any, ...]], None]
+) -> None:
+  """Plays a group and sends it; what goes wrong outside a single episode fails all of them."""
+  try:
+    group = await run_group(
+      services.make_episode,
+      job.task,
+      job.num_rollouts,
+      chat=services.chat,
+      sampler=sampler,
+      sampling=job.sampling,
+      group_id=job.group_id,
+    )
+  except Exception as error:
+    lost = failed(job.task, job.group_id, Record(), error)
+    group = Group(job.task, (lost,) * job.num_rollouts)
+  send(("group", group))

@@ -1,0 +1,274 @@
+"""Plays one episode: render, generate, parse, step, until the environment is done.
+
+The same loop serves a policy and a scripted expert (`harness.scripted`). Token ids are the truth:
+what was sampled is kept as it is and never re-tokenised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness.segments import Turn, to_segments
+from jaxrl_agents.types import (
+  Context,
+  Env,
+  Generation,
+  Group,
+  Limits,
+  Message,
+  Sampler,
+  Task,
+  Trajectory,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How episodes are sampled and how long they may take.
+
+  Attributes:
+    seed: with (task, rollout, turn) it determines the seed of each generation.
+    max_new_tokens: of a turn; the environment may allow less.
+    generate_deadline_s: for one generation.
+    episode_deadline_s: for the whole episode.
+  """
+
+  temperature: float = 1.0
+  top_p: float = 1.0
+  seed: int = 0
+  max_new_tokens: int = 2_048
+  generate_deadline_s: float = 120.0
+  episode_deadline_s: float = 1_800.0
+
+
+class EpisodeError(RuntimeError):
+  """An episode failed for a reason that is not the policy's; the message says which."""
+
+
+@dataclasses.dataclass
+class Record:
+  """What an episode left so far; invariant: `turns` and `log` only grow."""
+
+  turns: list[Turn] = dataclasses.field(default_factory=list)
+  log: list[Message] = dataclasses.field(default_factory=list)
+  generate_s: float = 0.0
+  tools_s: float = 0.0
+
+
+def turn_seed(seed: int, task_id: str, rollout: int, turn: int) -> int:
+  """The seed of one generation, a non-negative int32 that depends on all four and nothing else."""
+  text = f"{seed}\0{task_id}\0{rollout}\0{turn}".encode()
+  return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
+
+
+async def run_episode(
+  env: Env,
+  chat: Chat,
+  sampler: Sampler,
+  *,
+  task: Task,
+  sampling: Sampling,
+  group_id: str = "",
+  rollout: int = 0,
+  record: Record | None = None,
+) -> Trajectory:
+  """Plays `env` to its end and returns the rewarded trajectory.
+
+  Raises:
+    EpisodeError: a deadline passed or the sampler broke its contract. Exceptions of the sampler and
+      of the environment propagate. `record` then holds what was played.
+  """
+  record = Record() if record is None else record
+  started = time.monotonic()
+  try:
+    context = await asyncio.wait_for(
+      _play(env, chat, sampler, task.id, sampling, rollout, record), sampling.episode_deadline_s
+    )
+  except TimeoutError as error:
+    raise EpisodeError(
+      f"task {task.id} rollout {rollout}: not done after {time.monotonic() - started:.1f} s "
+      f"(turn {len(record.turns)}, episode_deadline_s={sampling.episode_deadline_s:g})"
+    ) from error
+  finally:
+    await env.close()
+  trajectory = Trajectory(
+    task_id=task.id,
+    group_id=group_id,
+    segments=to_segments(record.turns),
+    log=tuple(record.log),
+    rewards={},
+    stop=context.stop,
+    metrics=_metrics(record, time.monotonic() - started),
+  )
+  return dataclasses.replace(trajectory, rewards=env.rewards(trajectory))
+
+
+MakeEpisode = Callable[[Task, int, Sampler], tuple[Env, Sampler]]
+"""(task, seed of the rollout, sampler of the policy) -> the environment and who plays it."""
+
+
+async def run_group(
+  make_episode: MakeEpisode,
+  task: Task,
+  num_rollouts: int,
+  *,
+  chat: Chat,
+  sampler: Sampler,
+  sampling: Sampling,
+  group_id: str = "",
+) -> Group:
+  """Plays `num_rollouts` episodes of one task at the same time.
+
+  An episode that raises becomes a trajectory with `error` and without rewards or segments; the
+  others are not affected.
+  """
+
+  async def one(rollout: int) -> Trajectory:
+    record = Record()
+    try:
+      env, player = make_episode(task, turn_seed(sampling.seed, task.id, rollout, -1), sampler)
+      return await run_episode(
+        env,
+        chat,
+        player,
+        task=task,
+        sampling=sampling,
+        group_id=group_id,
+        rollout=rollout,
+        record=record,
+      )
+    except Exception as error:
+      return failed(task, group_id, record, error)
+
+  return Group(task, tuple(await asyncio.gather(*(one(i) for i in range(num_rollouts)))))
+
+
+def failed(task: Task, group_id: str, record: Record, error: Exception) -> Trajectory:
+  """The typed record of an episode that raised: never a reward of 0."""
+  return Trajectory(
+    task_id=task.id,
+    group_id=group_id,
+    segments=(),
+    log=tuple(record.log),
+    rewards={},
+    stop="",
+    metrics={"turns": float(len(record.turns))},
+    error=f"{type(error).__name__}: {error}",
+  )
+
+
+async def _play(
+  env: Env,
+  chat: Chat,
+  sampler: Sampler,
+  task_id: str,
+  sampling: Sampling,
+  rollout: int,
+  record: Record,
+) -> Context:
+  context = await env.start()
+  record.log.extend(_unseen(context.messages, record.log))
+  while not context.done:
+    prompt = chat.render(context.messages, context.tools)
+    limits = Limits(
+      max_new_tokens=min(
+        sampling.max_new_tokens, context.max_new_tokens or sampling.max_new_tokens
+      ),
+      stop_tokens=chat.stop_tokens,
+      temperature=sampling.temperature,
+      top_p=sampling.top_p,
+      seed=turn_seed(sampling.seed, task_id, rollout, len(record.turns)),
+      deadline_s=sampling.generate_deadline_s,
+    )
+    began = time.monotonic()
+    generation = await _generate(sampler, prompt, limits)
+    record.generate_s += time.monotonic() - began
+    reply = _reply(chat, generation, turn=len(record.turns))
+    record.turns.append(Turn(prompt, generation))
+    record.log.append(reply)
+    began = time.monotonic()
+    context = await env.step(reply)
+    record.tools_s += time.monotonic() - began
+    record.log.extend(_unseen(context.messages, record.log))
+  return context
+
+
+async def _generate(sampler: Sampler, prompt: np.ndarray, limits: Limits) -> Generation:
+  try:
+    generation = await asyncio.wait_for(sampler.generate(prompt, limits), limits.deadline_s)
+  except TimeoutError as error:
+    raise EpisodeError(
+      f"no generation within {limits.deadline_s:g} s for a prompt of {len(prompt)} tokens"
+    ) from error
+  n = len(generation.tokens)
+  if not 0 < n <= limits.max_new_tokens:
+    raise EpisodeError(
+      f"the sampler returned {n} tokens; 1 to {limits.max_new_tokens} were asked for"
+    )
+  if len(generation.logprobs) != n or len(generation.versions) != n:
+    raise EpisodeError(
+      f"the sampler returned {n} tokens but {len(generation.logprobs)} logprobs and "
+      f"{len(generation.versions)} versions"
+    )
+  rows = n if generation.routing is None else len(generation.routing) - len(prompt)
+  if rows != n:
+    raise EpisodeError(
+      f"the sampler returned {rows + len(prompt)} routing rows for {len(prompt)} + {n} tokens"
+    )
+  return generation
+
+
+def _reply(chat: Chat, generation: Generation, turn: int) -> Message:
+  """The parsed turn, its tokens as sampled, its call ids unique in the episode."""
+  reply = chat.parse(generation.tokens)
+  calls = tuple(
+    dataclasses.replace(call, id=f"{turn}.{i}") for i, call in enumerate(reply.tool_calls)
+  )
+  return dataclasses.replace(reply, tool_calls=calls, tokens=generation.tokens)
+
+
+def _unseen(messages: tuple[Message, ...], log: list[Message]) -> list[Message]:
+  """The messages of a context that the log lacks.
+
+  A tool result is known by its call, so that a pruned one is not new; a one-time message is new
+  each time it is shown; replies enter the log when they are sampled.
+  """
+  known = collections.Counter(_key(m) for m in log if not m.ephemeral)
+  new = []
+  for message in messages:
+    if message.role == "assistant" and message.tokens is not None:
+      continue
+    if message.ephemeral:
+      new.append(message)
+    elif known[_key(message)]:
+      known[_key(message)] -= 1
+    else:
+      new.append(message)
+  return new
+
+
+def _key(message: Message) -> tuple[str, str]:
+  return (message.role, message.tool_call_id or message.content)
+
+
+def _metrics(record: Record, wall_s: float) -> dict[str, float]:
+  replies = [len(turn.generation.tokens) for turn in record.turns]
+  return {
+    "turns": float(len(replies)),
+    "sampled_tokens": float(sum(replies)),
+    "truncated_turns": float(sum(t.generation.stop == "length" for t in record.turns)),
+    "longest_context_tokens": float(
+      max((len(t.prompt) + len(t.generation.tokens) for t in record.turns), default=0)
+    ),
+    "generate_s": record.generate_s,
+    "tools_s": record.tools_s,
+    "wall_s": wall_s,
+  }

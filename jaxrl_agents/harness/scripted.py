@@ -1,0 +1,47 @@
+"""A scripted player in the place of a policy, for demonstrations and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.types import Context, Env, Generation, Limits, Message
+
+
+class Scripted:
+  """A scripted player in the place of a policy: passes `env` on and answers for the sampler.
+
+  Invariant: `generate` speaks to the context that `start` or `step` returned last. Its tokens have
+  logprob 0 and version -1: no weights sampled them.
+  """
+
+  def __init__(self, env: Env, chat: Chat, play: Callable[[Context], Message]):
+    self._env, self._chat, self._play = env, chat, play
+    self._context = Context(messages=())
+    self.rewards = env.rewards
+    self.close = env.close
+
+  async def start(self) -> Context:
+    """Starts the environment."""
+    self._context = await self._env.start()
+    return self._context
+
+  async def step(self, reply: Message) -> Context:
+    """Steps the environment."""
+    self._context = await self._env.step(reply)
+    return self._context
+
+  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+    """The player's turn as tokens, cut at `limits.max_new_tokens` as a policy's would be."""
+    tokens = self._chat.encode_reply(self._play(self._context))
+    stop = "stop" if len(tokens) <= limits.max_new_tokens else "length"
+    tokens = tokens[: limits.max_new_tokens]
+    return Generation(
+      tokens=tokens,
+      logprobs=np.zeros(len(tokens), np.float32),
+      versions=np.full(len(tokens), -1, np.int32),
+      routing=None,
+      stop=stop,
+    )

@@ -1,0 +1,214 @@
+"""The rules of Context-1's reward: what was shown, kept and answered, and what that is worth.
+
+Everything is read from the log, which is append-only: a chunk that was pruned later still counts
+as shown. The parts are measured once per episode; `search_total` weighs them late, so that a run
+can be weighed anew (beta moves between epochs) without playing it again.
+
+Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1, the reward section; where
+the report leaves a choice, the text here says that it is ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.config import RewardConfig
+from jaxrl_agents.types import Message, ToolCall
+
+HIT_PATTERN = re.compile(r"^# DOCUMENT ID: (\S+) \(\d+ tokens\)", re.MULTILINE)
+ANSWER_PATTERN = re.compile(r"<Document\s+id\s*=\s*[\"']?([^\s\"'<>]+)[\"']?\s*/?>", re.IGNORECASE)
+SHOWING_TOOLS = ("search_corpus", "grep_corpus")
+PRUNE_TOOL = "prune_chunks"
+
+
+def document_of(chunk_id: str) -> str:
+  """The document of a chunk id: "417_31" -> "417". An id without "_" is a document already."""
+  return chunk_id.rsplit("_", 1)[0]
+
+
+def hit_ids(text: str) -> list[str]:
+  """Chunk ids in the text of a tool result, in order."""
+  return HIT_PATTERN.findall(text)
+
+
+def answer_ids(text: str) -> list[str]:
+  """Distinct ids of the `<Document id=...>` marks of an answer, most relevant first."""
+  return list(dict.fromkeys(ANSWER_PATTERN.findall(text)))
+
+
+def calls(log: Iterable[Message]) -> list[ToolCall]:
+  """All tool calls of an episode, flattened in the order they were made."""
+  return [call for message in log if message.role == "assistant" for call in message.tool_calls]
+
+
+def prune_call_ids(call: ToolCall) -> list[str]:
+  """The ids a well-formed prune call names; none for any other call."""
+  ids = call.arguments.get("chunk_ids")
+  if call.error or call.name != PRUNE_TOOL or not isinstance(ids, (list, tuple)):
+    return []
+  return [i for i in ids if isinstance(i, str)]
+
+
+def shown_ids(log: Sequence[Message]) -> list[str]:
+  """Distinct chunk ids that search or grep ever displayed, pruned ones included, in order."""
+  names = {call.id: call.name for call in calls(log)}
+  results = (m for m in log if m.role == "tool" and names.get(m.tool_call_id) in SHOWING_TOOLS)
+  return list(dict.fromkeys(i for message in results for i in hit_ids(message.content)))
+
+
+def pruned_ids(log: Sequence[Message]) -> list[str]:
+  """Distinct chunk ids that were displayed at some time and that a prune call named."""
+  shown = set(shown_ids(log))
+  named = (i for call in calls(log) for i in prune_call_ids(call))
+  return list(dict.fromkeys(i for i in named if i in shown))
+
+
+def final_answer(log: Sequence[Message], stop: str) -> str:
+  """Text of the answer, "" for an episode that ended otherwise."""
+  replies = [message for message in log if message.role == "assistant"]
+  return replies[-1].content if stop == "answer" and replies else ""
+
+
+def gold_ids(facts: Mapping[str, Any]) -> set[str]:
+  """All chunk ids (fact level) or document ids (document level) that support the task."""
+  if "facts" in facts:
+    return {i for fact in facts["facts"] for i in fact["chunk_ids"]}
+  return set(facts["document_ids"])
+
+
+def recall(found: Iterable[str], facts: Mapping[str, Any]) -> float:
+  """Share of gold facts with a chunk among `found`; of gold documents at document level."""
+  found = set(found)
+  if "facts" in facts:
+    hits = [bool(found & set(fact["chunk_ids"])) for fact in facts["facts"]]
+  else:
+    documents = {document_of(i) for i in found}
+    hits = [gold in documents for gold in facts["document_ids"]]
+  return sum(hits) / len(hits) if hits else 0.0
+
+
+def precision(found: Iterable[str], facts: Mapping[str, Any]) -> float:
+  """Share of `found` chunks that support a gold fact; of found documents at document level."""
+  found = set(found) if "facts" in facts else {document_of(i) for i in found}
+  return len(found & gold_ids(facts)) / len(found) if found else 0.0
+
+
+def answer_found(found: Iterable[str], facts: Mapping[str, Any]) -> float:
+  """1 if a chunk (document) that directly holds the answer is in the output, else 0.
+
+  Fact level: the facts flagged `is_final_answer`. Document level: `gold_document_ids`. Tasks that
+  flag none: any gold one.
+  """
+  if "facts" not in facts:
+    gold = facts.get("gold_document_ids") or facts["document_ids"]
+    return float(bool({document_of(i) for i in found} & set(gold)))
+  final = [fact for fact in facts["facts"] if fact.get("is_final_answer")] or facts["facts"]
+  return float(bool(set(found) & gold_ids({"facts": final})))
+
+
+def f_beta(precision: float, recall: float, beta: float) -> float:
+  """(1 + b^2) P R / (b^2 P + R); 0 where both are 0."""
+  if precision + recall == 0:
+    return 0.0
+  return (1 + beta**2) * precision * recall / (beta**2 * precision + recall)
+
+
+def prune_penalty(names: Iterable[str]) -> float:
+  """0.1 for each prune call beyond the third of an unbroken streak, capped at 0.5.
+
+  `names` are the tools of all calls of the episode, flattened; one cap for all streaks (ours).
+  """
+  excess = streak = 0
+  for name in names:
+    streak = streak + 1 if name == PRUNE_TOOL else 0
+    excess += streak > 3
+  return min(0.1 * excess, 0.5)
+
+
+def turn_penalty(turns: int) -> float:
+  """0.5 clip((turns - 64) / 64, 0, 1), turns of the model."""
+  return 0.5 * min(max((turns - 64) / 64, 0.0), 1.0)
+
+
+def prune_accuracy(pruned: Sequence[str], facts: Mapping[str, Any]) -> float | None:
+  """1 - share of pruned ids that are gold, by chunk or document; None where nothing was pruned."""
+  if not pruned:
+    return None
+  gold = gold_ids(facts)
+  return 1 - sum(i in gold or document_of(i) in gold for i in pruned) / len(pruned)
+
+
+def search_parts(
+  log: Sequence[Message],
+  stop: str,
+  facts: Mapping[str, Any],
+  *,
+  exists: Callable[[str], bool],
+  max_documents: int,
+) -> dict[str, float]:
+  """The measured parts of one search episode.
+
+  Args:
+    log: every message ever shown.
+    stop: why the episode ended; "answer" is the only one that completes it.
+    facts: the gold of the task: "facts" [{fact, chunk_ids, is_final_answer}], or "document_ids" and
+      maybe "gold_document_ids".
+    exists: whether an id is in the corpus; others in an answer are counted and otherwise ignored.
+    max_documents: ids of the answer beyond so many are ignored.
+
+  Returns:
+    precision, output_recall, f1, answer_found of the output set; trajectory_recall; the penalties;
+    counts. "prune_accuracy" is there only if something was pruned. completed is 0 for an episode
+    that ended without an answer (context overflow, turn limit, malformed): worth exactly 0.
+  """
+  listed = answer_ids(final_answer(log, stop))
+  known = [i for i in listed if exists(i)]
+  output = known[:max_documents]
+  all_calls = calls(log)
+  turns = sum(message.role == "assistant" for message in log)
+  pruned = pruned_ids(log)
+  p, r = precision(output, facts), recall(output, facts)
+  shown = shown_ids(log)
+  parts = {
+    "completed": float(stop == "answer"),
+    "precision": p,
+    "output_recall": r,
+    "f1": f_beta(p, r, 1.0),
+    "trajectory_recall": recall(shown, facts),
+    "answer_found": answer_found(output, facts),
+    "prune_penalty": prune_penalty(call.name for call in all_calls),
+    "turn_penalty": turn_penalty(turns),
+    "turns": float(turns),
+    "tool_calls": float(len(all_calls)),
+    "malformed_calls": float(sum(bool(call.error) for call in all_calls)),
+    "num_shown": float(len(shown)),
+    "num_pruned": float(len(pruned)),
+    "num_output": float(len(output)),
+    "unknown_output": float(len(listed) - len(known)),
+  }
+  accuracy = prune_accuracy(pruned, facts)
+  return parts if accuracy is None else parts | {"prune_accuracy": accuracy}
+
+
+def search_total(
+  parts: Mapping[str, float], *, beta: float, weights: RewardConfig | None = None
+) -> float:
+  """The scalar reward of Context-1 from the parts of `search_parts`.
+
+  r_pre = 0.7 F_beta + 0.3 trajectory_recall + answer_found;
+  r = min(max(r_pre - prune_penalty - turn_penalty, epsilon), max(r_pre, epsilon)), at most 2.
+  An episode that did not complete gets exactly 0. That a completed but empty episode gets epsilon
+  and not 0 is our reading of the report's clamp.
+  """
+  w = weights or RewardConfig()
+  if not parts["completed"]:
+    return 0.0
+  r_pre = (
+    w.f_beta * f_beta(parts["precision"], parts["output_recall"], beta)
+    + w.trajectory_recall * parts["trajectory_recall"]
+    + w.answer_found * parts["answer_found"]
+  )
+  raw = r_pre - w.prune_penalty * parts["prune_penalty"] - w.turn_penalty * parts["turn_penalty"]
+  return min(max(raw, w.epsilon), max(r_pre, w.epsilon))

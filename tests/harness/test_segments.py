@@ -1,0 +1,103 @@
+"""The prefix rule, by hand and by brute force over random edits of a context."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_agents.harness.segments import Turn, to_segments
+from jaxrl_agents.types import NOT_ROUTED, Generation
+
+
+def ids(*values):
+  return np.asarray(values, np.int32)
+
+
+def turn(prompt, reply, *, logprob=-1.0, version=0, routing=None):
+  n = len(reply)
+  return Turn(
+    prompt,
+    Generation(
+      reply, np.full(n, logprob, np.float32), np.full(n, version, np.int32), routing, "stop"
+    ),
+  )
+
+
+def test_a_prompt_that_extends_what_was_seen_continues_the_segment():
+  turns = [
+    turn(ids(1, 2), ids(3), logprob=-0.5),
+    turn(ids(1, 2, 3, 4), ids(5, 6), logprob=-0.25, version=7),
+  ]
+  (segment,) = to_segments(turns)
+  assert segment.tokens.tolist() == [1, 2, 3, 4, 5, 6]
+  assert segment.loss_mask.tolist() == [False, False, True, False, True, True]
+  assert segment.logprobs.tolist() == [0, 0, -0.5, 0, -0.25, -0.25]
+  assert segment.versions.tolist() == [-1, -1, 0, -1, 7, 7]
+  assert segment.routing is None
+
+
+def test_pruning_starts_a_new_segment_and_trains_each_sampled_token_once():
+  turns = [turn(ids(1, 2, 9), ids(3)), turn(ids(1, 2, 3), ids(4)), turn(ids(1, 2, 3, 4, 5), ids(6))]
+  first, second = to_segments(turns)
+  assert first.tokens.tolist() == [1, 2, 9, 3]
+  assert first.loss_mask.tolist() == [False, False, False, True]
+  assert second.tokens.tolist() == [1, 2, 3, 4, 5, 6]
+  assert second.loss_mask.tolist() == [False, False, False, True, False, True]
+
+
+def test_a_prompt_shorter_than_what_was_seen_starts_a_new_segment():
+  assert len(to_segments([turn(ids(1), ids(2, 3)), turn(ids(1, 2), ids(4))])) == 2
+
+
+def test_the_latest_recorded_routing_of_a_token_wins():
+  first = np.full((3, 1, 2), 1, np.uint16)
+  first[2] = NOT_ROUTED  # the sampled token itself was never fed back
+  second = np.full((5, 1, 2), 2, np.uint16)
+  second[0] = NOT_ROUTED
+  second[4] = NOT_ROUTED
+  turns = [
+    turn(ids(1, 2), ids(3), routing=first),
+    turn(ids(1, 2, 3, 4), ids(5), routing=second),
+  ]
+  (segment,) = to_segments(turns)
+  assert segment.routing.dtype == np.uint16
+  assert segment.routing[:, 0, 0].tolist() == [1, 2, 2, 2, NOT_ROUTED]
+
+
+def test_no_turns_make_no_segments():
+  assert to_segments([]) == ()
+
+
+EDITS = st.lists(
+  st.tuples(
+    st.sampled_from(["grow", "prune", "notice"]),
+    st.integers(0, 30),
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+  ),
+  min_size=1,
+  max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(EDITS)
+def test_every_sampled_token_is_trained_once_in_the_context_it_was_sampled_in(edits):
+  context = [0, 1]
+  turns = []
+  for number, (kind, at, observation, reply) in enumerate(edits):
+    if kind == "prune" and len(context) > 2:
+      del context[1 + at % (len(context) - 1)]
+    prompt = context + ([3] if kind == "notice" else [])
+    turns.append(turn(ids(*prompt), ids(*reply), version=number))
+    context = context + reply + observation
+  segments = to_segments(turns)
+  trained = [s.versions[s.loss_mask].tolist() for s in segments]
+  flat = [version for versions in trained for version in versions]
+  assert flat == [number for number, t in enumerate(turns) for _ in t.generation.tokens]
+  for segment in segments:
+    for number in set(segment.versions[segment.loss_mask].tolist()):
+      start, end = (at := np.flatnonzero(segment.versions == number))[0], at[-1] + 1
+      assert segment.tokens[:start].tolist() == turns[number].prompt.tolist()
+      assert segment.tokens[start:end].tolist() == turns[number].generation.tokens.tolist()
+    assert not segment.logprobs[~segment.loss_mask].any()
+    assert (segment.versions[~segment.loss_mask] == -1).all()

@@ -1,0 +1,121 @@
+"""Every bad call becomes text that names the cause and the remedy."""
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_agents.harness.tools import Tool, ToolError, run_call
+from jaxrl_agents.types import ToolCall, ToolSpec
+
+SCHEMA = {
+  "type": "object",
+  "properties": {
+    "query": {"type": "string", "minLength": 1, "maxLength": 20},
+    "limit": {"type": "integer", "minimum": 1, "maximum": 9},
+    "ids": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+    "mode": {"enum": ["fast", "slow"]},
+    "exact": {"type": "boolean"},
+  },
+  "required": ["query"],
+}
+
+
+def echo(query, **others):
+  return f"{query} {others}"
+
+
+def refuse(**_):
+  raise ToolError("the index is closed; open it first")
+
+
+def burst(**_):
+  raise ZeroDivisionError("oh")
+
+
+async def hang(**_):
+  await asyncio.sleep(60)
+
+
+def tools(run=echo, deadline_s=5.0):
+  return {"search_corpus": Tool(ToolSpec("search_corpus", "", SCHEMA), run, deadline_s)}
+
+
+def observe(arguments, name="search_corpus", error="", **options):
+  return asyncio.run(run_call(tools(**options), ToolCall("0.0", name, arguments, error)))
+
+
+def test_a_good_call_returns_what_the_tool_returned():
+  assert observe({"query": "a", "limit": 3}) == "a {'limit': 3}"
+
+
+@pytest.mark.parametrize(
+  ("arguments", "expected"),
+  [
+    ({}, "arguments lack 'query'; add it (string)."),
+    ({"query": 3}, "'query' must be of type string, not integer 3."),
+    ({"query": ""}, "'query' has 0 characters; at least 1 required."),
+    ({"query": "x" * 21}, "'query' has 21 characters; at most 20 allowed."),
+    ({"query": "a", "limit": True}, "'limit' must be of type integer, not boolean true."),
+    ({"query": "a", "limit": 10}, "'limit' is 10; at most 9 allowed."),
+    ({"query": "a", "ids": ["b", 1]}, "'ids'[1] must be of type string, not integer 1."),
+    ({"query": "a", "ids": ["b"] * 3}, "'ids' has 3 items; at most 2 allowed."),
+    ({"query": "a", "mode": "odd"}, """'mode' must be one of ["fast", "slow"], not "odd"."""),
+    (
+      {"query": "a", "q": 1},
+      """arguments have an unknown "q"; remove it. Known: query, limit, ids, mode, exact.""",
+    ),
+    ([], "arguments must be of type object, not array []."),
+  ],
+)
+def test_arguments_that_break_the_schema_are_named_with_the_remedy(arguments, expected):
+  assert observe(arguments) == f"Error: search_corpus: {expected}"
+
+
+def test_an_unknown_tool_is_answered_with_the_nearest_name():
+  text = observe({"query": "a"}, name="serch_corpus")
+  assert text == "Error: there is no tool 'serch_corpus'; did you mean search_corpus?"
+
+
+def test_a_call_that_could_not_be_parsed_says_why():
+  text = observe({}, error="the arguments are not valid JSON: line 1")
+  assert text.startswith("Error: the arguments are not valid JSON: line 1. Write the call again")
+
+
+def test_oversized_arguments_are_refused():
+  assert "at most 8192 are allowed" in observe({"query": "x" * 10_000})
+
+
+def test_what_a_tool_raises_becomes_an_observation():
+  assert observe({"query": "a"}, run=refuse) == "Error: the index is closed; open it first"
+  assert observe({"query": "a"}, run=burst) == (
+    "Error: search_corpus failed: ZeroDivisionError: oh"
+  )
+
+
+def test_a_tool_that_hangs_is_given_up_at_its_deadline():
+  began = time.monotonic()
+  text = observe({"query": "a"}, run=hang, deadline_s=0.05)
+  assert text == "Error: search_corpus took longer than 0.05 s. Ask for something simpler."
+  assert time.monotonic() - began < 5
+
+
+JSON_VALUES = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+  lambda inner: (
+    st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+  ),
+  max_leaves=8,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+  name=st.sampled_from(["search_corpus", "", "zzz", "prune"]) | st.text(max_size=12),
+  arguments=JSON_VALUES | st.dictionaries(st.sampled_from(list(SCHEMA["properties"])), JSON_VALUES),
+  error=st.sampled_from(["", "odd"]),
+)
+def test_no_call_whatever_raises(name, arguments, error):
+  assert isinstance(observe(arguments, name=name, error=error), str)

@@ -1,0 +1,50 @@
+"""Services for worker tests: a counting game, importable in a spawned process."""
+
+import os
+import signal
+import sys
+import time
+
+from jaxrl_agents import chat
+from jaxrl_agents.harness.process import Services
+from jaxrl_agents.types import Context, Message
+
+
+class CountEnv:
+  """Ends after `turns` replies; does what its task's prompt names on the way."""
+
+  def __init__(self, task):
+    self._task = task
+    self._messages = [Message("user", task.prompt)]
+    self._turns = task.facts["turns"]
+
+  async def start(self):
+    return Context(tuple(self._messages), max_new_tokens=8)
+
+  async def step(self, reply):
+    if self._task.prompt == "raise":
+      raise RuntimeError("the environment broke")
+    if self._task.prompt == "kill":
+      os.kill(os.getpid(), signal.SIGKILL)
+    if self._task.prompt == "hang":
+      time.sleep(600)
+    self._messages += [reply, Message("tool", "next", tool_call_id=str(len(self._messages)))]
+    self._turns -= 1
+    done = self._turns == 0
+    return Context(
+      tuple(self._messages), max_new_tokens=8, done=done, stop="answer" if done else ""
+    )
+
+  def rewards(self, trajectory):
+    return {"turns": trajectory.metrics["turns"], "jax": float("jax" in sys.modules)}
+
+  async def close(self):
+    pass
+
+
+def build():
+  return Services(chat.load(), lambda task, seed, sampler: (CountEnv(task), sampler))
+
+
+def build_nothing():
+  raise OSError("no corpus here")
