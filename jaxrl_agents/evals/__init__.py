@@ -1,0 +1,1 @@
+"""Scores of a set of episodes (suites.py); whether new weights may replace the old (gates.py)."""

@@ -1,0 +1,164 @@
+"""Which scalars of a run are drawn together, in which words and units, and the numbers to draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.viewer.inputs import Run, spread
+
+PHASE_TITLES = {"sft": "Supervised warm-up", "rl": "Reinforcement learning"}
+MAX_POINTS = 800
+
+_PART_TITLES = {
+  "start": "Start",
+  "learn": "Reinforcement learning",
+  "evaluate_warm_start": "Evaluation, warm start",
+  "evaluate_trained": "Evaluation, trained",
+}
+
+_NOT_DRAWN = ("phase", "step", "wall_s", "time")
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+  """One chart. A key ending in "/" takes every scalar that starts so; scale "linear" or "log"."""
+
+  title: str
+  note: str
+  keys: tuple[str, ...]
+  low: float | None = None
+  high: float | None = None
+  scale: str = "linear"
+
+
+PANELS = (
+  Panel("Reward", "weighted total, mean over tasks", ("reward",)),
+  Panel(
+    "Retrieval",
+    "mean over tasks",
+    ("output_recall", "trajectory_recall", "precision", "f1", "answer_found"),
+    low=0.0,
+    high=1.0,
+  ),
+  Panel("Reward parts", "before weighting", ("reward/",)),
+  Panel("Pruning accuracy", "share of pruned chunks not gold", ("prune_accuracy",), high=1.0),
+  Panel("Penalties", "subtracted from the reward", ("prune_penalty", "turn_penalty"), low=0.0),
+  Panel("Turns", "per episode", ("turns",), low=0.0),
+  Panel("Tool calls per turn", "", ("calls_per_turn",), low=0.0),
+  Panel("Tokens per turn", "sampled", ("tokens_per_turn",), low=0.0),
+  Panel("Completed", "share of episodes that answered", ("completed",), low=0.0, high=1.0),
+  Panel("Entropy", "of the policy, nats per token", ("entropy",), low=0.0),
+  Panel("Draft acceptance", "share of drafted tokens kept", ("draft_acceptance",), 0.0, 1.0),
+  Panel(
+    "Canary",
+    "max |Δ log p|, sampler to learner",
+    ("canary_max_abs_logprob_difference",),
+    scale="log",
+  ),
+  Panel("Loss", "global token mean", ("loss",)),
+  Panel("Gradient norm", "before clipping", ("grad_norm",), low=0.0),
+  Panel("Largest ratio", "policy over behaviour, per token", ("ratio_max",)),
+  Panel("Throughput", "tokens per second", ("sampler_tokens_per_s", "learner_tokens_per_s"), 0.0),
+  Panel("Seconds per step", "", ("collect_s", "learn_s", "save_s"), low=0.0),
+  Panel("Memory", "resident, MiB", ("rss_mib",), low=0.0),
+)
+
+
+def phases(run: Run) -> list[dict[str, Any]]:
+  """Per phase: steps, elapsed seconds, the columns of numbers, and the panels that have any.
+
+  Values that are not finite are None (a gap in the line). Of more than MAX_POINTS rows, evenly
+  spaced ones are kept. A scalar that no panel names gets a panel of its own under `others`.
+  """
+  found = []
+  for phase in dict.fromkeys(row["phase"] for row in run.rows):
+    rows = sorted((row for row in run.rows if row["phase"] == phase), key=lambda row: row["step"])
+    rows = [rows[i] for i in spread(len(rows), MAX_POINTS)]
+    columns = _columns(rows)
+    panels = [panel for panel in (_panel(p, columns) for p in PANELS) if panel]
+    drawn = {key for panel in panels for key in panel["keys"]}
+    others = [
+      _panel(Panel(_words(key), "", (key,)), columns) for key in columns if key not in drawn
+    ]
+    found.append(
+      {
+        "phase": phase,
+        "title": PHASE_TITLES.get(phase, phase),
+        "steps": [row["step"] for row in rows],
+        "wall_s": _elapsed(rows),
+        "columns": columns,
+        "panels": panels,
+        "others": others,
+      }
+    )
+  return sorted(found, key=lambda entry: entry["phase"] != "rl")
+
+
+def wall_clock(run: Run) -> list[tuple[str, float]]:
+  """(what, seconds) in the order of the run.
+
+  From the summary's `wall_s`, a mapping of parts, where there is one; a phase of which it knows
+  nothing, and every phase of an unfinished run, lasts from its first row to its last.
+  """
+  told = run.summary.get("wall_s")
+  parts = dict(told) if isinstance(told, Mapping) else {}
+  found = []
+  for phase in dict.fromkeys(row["phase"] for row in run.rows):
+    known = [s for s in _elapsed([r for r in run.rows if r["phase"] == phase]) if s is not None]
+    if known and (not parts or phase != "rl"):
+      found.append((PHASE_TITLES.get(phase, phase), max(known)))
+  found += [(_PART_TITLES.get(name, _words(name)), _number(s) or 0.0) for name, s in parts.items()]
+  return [(name, seconds) for name, seconds in found if seconds > 0]
+
+
+def _elapsed(rows: Sequence[Mapping[str, Any]]) -> list[float | None]:
+  """Seconds of each row: its `wall_s`, else its `time` since the first row given."""
+  times = [_epoch(row.get("time")) for row in rows]
+  start = min((t for t in times if t is not None), default=0.0)
+  return [
+    _number(row["wall_s"]) if "wall_s" in row else None if t is None else _number(t - start)
+    for row, t in zip(rows, times, strict=True)
+  ]
+
+
+def _epoch(value: Any) -> float | None:
+  return float(value) if _number(value) is not None else None
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+  """Every numeric scalar of the rows as one column; keys in alphabetical order."""
+  keys = sorted({key for row in rows for key in row} - set(_NOT_DRAWN))
+  columns = {key: [_number(row.get(key)) for row in rows] for key in keys}
+  return {key: column for key, column in columns.items() if any(x is not None for x in column)}
+
+
+def _panel(panel: Panel, columns: Mapping[str, Any]) -> dict[str, Any] | None:
+  keys: list[str] = []
+  for key in panel.keys:
+    keys += [k for k in columns if k.startswith(key)] if key.endswith("/") else [key]
+  keys = [key for key in keys if key in columns]
+  if not keys:
+    return None
+  return {
+    "title": panel.title,
+    "note": panel.note,
+    "keys": keys,
+    "labels": [_words(key.rpartition("/")[2]) for key in keys],
+    "scale": panel.scale,
+    "low": panel.low,
+    "high": panel.high,
+  }
+
+
+def _words(key: str) -> str:
+  return key.replace("_", " ").replace("/", " / ")
+
+
+def _number(value: Any) -> float | None:
+  """A finite float to 6 significant digits, else None."""
+  if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    return None
+  return float(f"{value:.6g}")

@@ -1,0 +1,39 @@
+"""Writes W/report.html: one static page with the result, the curves and the episodes of a run.
+
+    python scripts/view.py --workdir=W
+
+Works on a finished run and on one that is still going: the page shows what is there.
+"""
+
+import sys
+
+from absl import app, flags
+
+from jaxrl_agents.runs import page
+from jaxrl_agents.viewer import report
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a training run", required=True)
+_OUT = flags.DEFINE_string("out", "", "the page to write; W/report.html if not given")
+_TOKENIZER = flags.DEFINE_string(
+  "tokenizer", "", "'base' or the folder of a tokenizer.json; the run's own if not given"
+)
+_MAX_BYTES = flags.DEFINE_integer(
+  "max_bytes", report.MAX_BYTES, "size of the page; fewer episodes are shown where they do not fit"
+)
+
+
+def main(argv: list[str]) -> None:
+  """Writes the page and prints where it is."""
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected argument {argv[1]!r}; the folder is given by --workdir=")
+  try:
+    written = page.write(
+      _WORKDIR.value, out=_OUT.value, tokenizer=_TOKENIZER.value, max_bytes=_MAX_BYTES.value
+    )
+  except (ValueError, OSError) as error:
+    sys.exit(f"view: {error}")
+  print(f"{written} ({written.stat().st_size / 1e6:.1f} MB): open it in a browser")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,130 @@
+"""A run is read as far as it got; what is missing or broken is said."""
+
+import json
+
+import pytest
+
+from jaxrl_agents.types import Trajectory
+from jaxrl_agents.viewer import curves, headline, inputs
+
+
+def write_rows(folder, *lines):
+  (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def row(phase, step, **numbers):
+  return json.dumps({"phase": phase, "step": step, **numbers})
+
+
+def test_a_folder_that_is_no_run_is_an_error_that_says_so(tmp_path):
+  with pytest.raises(ValueError, match="is not the folder of a training run"):
+    inputs.read_run(tmp_path)
+  with pytest.raises(ValueError, match="no folder .*nowhere"):
+    inputs.read_run(tmp_path / "nowhere")
+
+
+def test_broken_lines_are_counted_and_the_rest_is_read(tmp_path):
+  write_rows(tmp_path, row("rl", 0, reward=0.5), '{"phase": "rl", "st', "[1]", row("rl", 1))
+  run = inputs.read_run(tmp_path)
+  assert [r["step"] for r in run.rows] == [0, 1]
+  assert any("2 unreadable line(s) left out (line 2, 3)" in p for p in run.problems)
+  assert any("No summary.json yet" in p for p in run.problems)
+
+
+def test_a_step_written_twice_by_a_resumed_run_counts_once_with_its_last_numbers(tmp_path):
+  write_rows(tmp_path, row("rl", 0, reward=0.1), row("rl", 1, reward=9), row("rl", 1, reward=0.2))
+  [phase] = curves.phases(inputs.read_run(tmp_path))
+  assert phase["columns"]["reward"] == [0.1, 0.2]
+
+
+def test_a_broken_summary_is_named(tmp_path):
+  write_rows(tmp_path, row("rl", 0))
+  (tmp_path / "summary.json").write_text('{"eval": ')
+  assert any("not valid JSON" in p for p in inputs.read_run(tmp_path).problems)
+
+
+def test_values_that_are_not_finite_are_gaps_and_unknown_scalars_are_kept(tmp_path):
+  write_rows(tmp_path, row("rl", 0, reward=float("nan"), odd=1, note="x"), row("rl", 1, reward=1))
+  [phase] = curves.phases(inputs.read_run(tmp_path))
+  assert phase["columns"] == {"odd": [1.0, None], "reward": [None, 1.0]}
+  assert [panel["keys"] for panel in phase["panels"]] == [["reward"]]
+  assert [panel["keys"] for panel in phase["others"]] == [["odd"]]
+
+
+def test_wall_clock_is_the_summary_s_and_that_of_phases_it_does_not_name(tmp_path):
+  write_rows(tmp_path, row("sft", 0, time=100.0), row("sft", 1, time=130.0), row("rl", 0, time=500))
+  run = inputs.read_run(tmp_path)
+  assert curves.wall_clock(run) == [("Supervised warm-up", 30.0)]
+  (tmp_path / "summary.json").write_text(json.dumps({"wall_s": {"learn": 60.0, "start": 0}}))
+  assert curves.wall_clock(inputs.read_run(tmp_path)) == [
+    ("Supervised warm-up", 30.0),
+    ("Reinforcement learning", 60.0),
+  ]
+
+
+def test_of_a_series_of_steps_the_first_middle_and_last_are_shown_and_evaluations_all(tmp_path):
+  names = [f"step_{i:06d}" for i in range(8, 13)]
+  for name in (*names, "eval_trained", "eval_warm_start"):
+    (tmp_path / f"{name}.npz").touch()
+  (tmp_path / "notes.txt").touch()
+  assert [(key, title) for key, title, _ in inputs.sample_files(tmp_path)] == [
+    ("step_000008", "step 8"),
+    ("step_000010", "step 10"),
+    ("step_000012", "step 12"),
+    ("eval_warm_start", "evaluation, warm start"),
+    ("eval_trained", "evaluation, trained"),
+  ]
+
+
+def test_sampled_rollouts_keep_the_worst_and_the_best_in_their_order():
+  def rollout(reward):
+    return Trajectory("t", "g", (), (), {}, "answer", {"reward": reward})
+
+  rollouts = [rollout(r) for r in (0.3, 0.9, 0.1, 0.5, 0.7)]
+  assert inputs.sample_rollouts(rollouts, 2) == [1, 2]
+  assert inputs.sample_rollouts(rollouts, 3) == [1, 2, 3]
+  assert inputs.sample_rollouts(rollouts, 9) == [0, 1, 2, 3, 4]
+
+
+def summary(gain, lower, **more):
+  evaluation = {"warm_start": {"reward": 0.5}, "trained": {"reward": 0.5 + gain, "tasks": 40}}
+  bootstrap = {"reward_gain": gain, "reward_gain_lower95": lower}
+  run = inputs.Run("w", (), {"eval": evaluation | more, "paired_bootstrap": bootstrap}, ())
+  return headline.sentence(run).replace("\u00a0", " ")
+
+
+def test_the_sentence_claims_no_more_than_the_bound_allows():
+  assert summary(0.3, 0.2) == (
+    "Reinforcement learning raised the reward from 0.50 to 0.80 on 40 held-out tasks "
+    "(+0.30, at least +0.20 with 95 % confidence)."
+  )
+  assert "still below one-shot hybrid search at 0.90" in summary(
+    0.3, 0.2, one_shot_hybrid={"reward": 0.9}
+  )
+  assert "no improvement is shown" in summary(0.3, -0.01)
+  assert "lowered the reward from 0.50 to 0.40" in summary(-0.1, -0.2)
+
+
+def test_a_run_without_an_evaluation_tells_how_far_it_got():
+  def sentence(*rows):
+    return headline.sentence(inputs.Run("w", rows, {}, ()))
+
+  steps = [{"phase": "rl", "step": i, "reward": float(i)} for i in range(20)]
+  assert sentence() == "No training step is recorded yet."
+  assert sentence({"phase": "sft", "step": 0}).startswith("1 steps of supervised warm-up")
+  assert "training reward 2.00 over the first 5 steps, 17.00 over the last" in sentence(*steps)
+
+
+def test_the_table_places_shares_on_an_axis_to_one_and_rewards_on_one_to_two():
+  evaluation = {
+    "warm_start": {"reward": 0.5, "f1": 0.25, "tasks": 4},
+    "trained": {"reward": 1.5, "f1": 0.75, "tasks": 4, "failed": 2},
+  }
+  run = inputs.Run("w", (), {"eval": evaluation, "paired_bootstrap": {"f1_gain_lower95": 0.1}}, ())
+  rows = {r.title: r for r in headline.table(run)}
+  assert rows["Reward"].positions == (25.0, 75.0, None)
+  assert rows["F1 of the output"].positions == (25.0, 75.0, None)
+  assert (rows["F1 of the output"].gain, rows["F1 of the output"].lower95) == (0.5, 0.1)
+  assert headline.counts(run)[1] == (
+    "Trained: 4 tasks, 2 failed rollouts (counted apart, not scored 0)."
+  )
