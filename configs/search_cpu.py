@@ -9,16 +9,16 @@ from jaxrl_agents.policy.config import PolicyConfig
 
 
 def get_config() -> config.RunConfig:
-  """The main job: the standard library as corpus, budgets a thirty-second of the published ones."""
+  """The main job: the standard library as corpus, budgets a twenty-fifth of the published ones."""
   return config.RunConfig(
     name="search_cpu",
     search=config.SearchConfig(
-      token_budget=1_024,
-      threshold_tokens=512,
+      token_budget=1_280,
+      threshold_tokens=640,
       spillage_fraction=0.5,
-      tool_output_tokens=224,
+      tool_output_tokens=176,
       reply_reserve_tokens=32,
-      max_shown=4,
+      max_shown=3,
       grep_limit=3,
       max_turns=8,
       max_new_tokens=160,
@@ -39,4 +39,5 @@ def get_config() -> config.RunConfig:
         mtp_depth=1,
       )
     ),
+    learner=config.LearnerConfig(row_tokens=1_280),
   )

@@ -35,6 +35,14 @@ CONTROL_TOKENS = (
   "<|call|>",
   "<|/call|>",
 )
+DOCUMENT_MARKS = (
+  "\n# DOCUMENT ID: ",
+  "<Document id=",
+  '{"chunk_ids": ["',
+  '{"doc_id": "',
+  '", "',
+)
+"""Fixed strings after which the number of a document stands."""
 
 
 class Chat:
@@ -44,6 +52,8 @@ class Chat:
     vocab_size: number of ids, control tokens included.
     pad_id: id of padding, never rendered.
     stop_tokens: ids that end an assistant turn.
+    first_text_id: ids below are control tokens.
+    number_ids: ids of the numbers 0 to 999, one token each, ascending int32 [1000].
   """
 
   def __init__(self, tokenizer: tokenizers.Tokenizer):
@@ -56,6 +66,11 @@ class Chat:
     self.vocab_size = tokenizer.get_vocab_size()
     self.pad_id = self._id["<|pad|>"]
     self.stop_tokens = (self._id["<|end|>"],)
+    self.first_text_id = 1 + max(self._id.values())
+    numbers = [tokenizer.token_to_id(str(n)) for n in range(1000)]
+    self.number_ids = np.array(sorted(n for n in numbers if n is not None), np.int32)
+    marks = [tokenizer.token_to_id(mark) for mark in DOCUMENT_MARKS]
+    self._mark_ids = np.array([mark for mark in marks if mark is not None], np.int32)
 
   def encode(self, text: str) -> np.ndarray:
     """Ids of plain text, int32 [T]; control tokens in the text are taken as characters."""
@@ -108,6 +123,11 @@ class Chat:
       calls.append(_parse_call(self.decode(inner), f"call_{len(calls)}", closed=stop > 0))
       start = stop + 1 if stop > 0 else len(body)
     return Message("assistant", self.decode(content).strip(), tuple(calls), tokens=tokens)
+
+  def document_number_places(self, tokens: np.ndarray) -> np.ndarray:
+    """Indices of the tokens that are the number of a document, int64 [n]; `tokens` int32 [T]."""
+    marked = np.isin(tokens[:-1], self._mark_ids) & np.isin(tokens[1:], self.number_ids)
+    return 1 + np.flatnonzero(marked)
 
   def _render_message(self, message: Message) -> np.ndarray:
     if message.role != "assistant":

@@ -110,15 +110,35 @@ class RewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SftConfig:
-  """Warm-up on filtered demonstrations of the scripted expert, read through a seqio mixture."""
+  """Warm-up on demonstrations of the scripted expert, read through a seqio mixture of four sources.
+
+  A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
+  small network learns to quote from them first); they end after `copy_phase` of the steps.
+
+  Attributes:
+    schedule: of the learning rate after the warm-up.
+    demonstration_tasks: tasks of the train split, played `rollouts_per_task` times and filtered.
+    practice_tasks: simpler tasks of single clues, played once and not filtered.
+    rates: of demonstrations, practice, copies and corpus text in the mixture.
+    mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
+    mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.
+  """
 
   steps: int = 100
   lr: float = 3e-4
+  schedule: Literal["constant", "cosine"] = "cosine"
   warmup_steps: int = 10
   rows_per_step: int = 16
+  weight_decay: float = 0.0
   demonstration_tasks: int = 400
   rollouts_per_task: int = 2
-  mtp_weight: float = 0.1
+  practice_tasks: int = 0
+  copy_segments: int = 0
+  rates: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
+  copy_phase: float = 0.4
+  mtp_weight: float = 0.0
+  mtp_steps: int = 0
+  save_every: int = 50
 
 
 @dataclasses.dataclass(frozen=True)

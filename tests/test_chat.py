@@ -91,6 +91,14 @@ def test_no_sequence_of_ids_makes_parsing_raise():
       assert call.error or json.dumps(call.arguments)
 
 
+def test_document_numbers_are_found_wherever_an_id_is_quoted_and_nowhere_else():
+  shown = '\n# DOCUMENT ID: 417_31 (57 tokens) \nreturn 12, "5"\n'
+  text = shown + '<Document id=8_2>\n{"chunk_ids": ["417_31", "9_0"]}'
+  ids = CHAT.encode(text)
+  places = CHAT.document_number_places(ids)
+  assert [CHAT.decode([ids[i]]) for i in places] == ["417", "8", "417", "9"]
+
+
 def test_a_missing_tokenizer_is_named_with_the_remedy(tmp_path):
   with pytest.raises(ValueError, match=r"no tokenizer at .*pass 'base'"):
     chat.load(str(tmp_path))

@@ -1,0 +1,37 @@
+"""The base policy that the CPU recipes start from, trained from scratch on two cores.
+
+    python scripts/train_tokenizer.py --out=jaxrl_agents/assets/base/tokenizer.json
+    python scripts/train_sft.py --config=configs/base_cpu.py --workdir=W
+    python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W --out=jaxrl_agents/assets/base
+"""
+
+import dataclasses
+import pathlib
+
+from jaxrl_agents import config
+
+
+def get_config() -> config.RunConfig:
+  """Copying drills first, then scripted episodes of simple and of real train tasks."""
+  recipe = config.load(str(pathlib.Path(__file__).parent / "search_cpu.py"))
+  return dataclasses.replace(
+    recipe,
+    name="base_cpu",
+    policy=dataclasses.replace(recipe.policy, init="scratch"),
+    sft=config.SftConfig(
+      steps=800,
+      lr=2e-3,
+      schedule="cosine",
+      warmup_steps=40,
+      rows_per_step=8,
+      weight_decay=0.01,
+      demonstration_tasks=3_000,
+      rollouts_per_task=1,
+      practice_tasks=5_000,
+      copy_segments=12_000,
+      rates=(1.0, 1.0, 6.0, 0.5),
+      copy_phase=0.3,
+      mtp_steps=80,
+      save_every=100,
+    ),
+  )

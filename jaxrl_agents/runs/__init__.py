@@ -1,0 +1,1 @@
+"""Wires the rooms into runs: what the scripts call. Nothing else imports this."""

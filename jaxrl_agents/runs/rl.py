@@ -1,0 +1,207 @@
+"""A whole reinforcement-learning run: evaluate the warm start, train, evaluate again, sum up."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.evals import suites
+from jaxrl_agents.harness import queue
+from jaxrl_agents.learner import checkpoint, loop, state, train_step
+from jaxrl_agents.learner.curriculum import TaskStream
+from jaxrl_agents.runs import base, evaluation, setup
+from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.workdir import Workdir, rss_mib
+from jaxrl_agents.types import Group, Task
+from jaxrl_agents.weights import store as weights_store
+
+PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+PUBLISHED_KEPT = 2
+
+
+def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
+  """Trains from the warm start in `workdir` (or `policy.init`); returns the summary.
+
+  Goes on where an earlier run of the same config stopped; a finished run is only summed up.
+  """
+  began = time.monotonic()
+  cfg = config.policy.model
+  tx = optimizer(config)
+  fresh = state.make_state(setup.warm_params(config, workdir), tx, jax.random.key(config.seed))
+  manager = checkpoint.open_manager(
+    workdir.checkpoints / "rl", keep=config.learner.keep_checkpoints
+  )
+  first, current, ledger = setup.restored(manager, fresh)
+  workdir.merge_summary(description(config))
+  workdir.drop_metrics_from("rl", first)
+  version = int(current.policy.version)
+  with setup.Players(config, corpus, current.policy.params, version) as players:
+    publish = publisher(config, workdir, players)
+    publish(current.policy.params, version)
+    players.warm_up()
+    ready = time.monotonic()
+    before = evaluated(config, corpus, workdir, players, "warm_start")
+    measured = time.monotonic()
+    stream = TaskStream(corpus.tasks["train"], config.seed, ledger.get("stream"))
+    compiles = players.engine.stats.compiles
+    with Progress("learning", config.learner.steps, first) as progress:
+      reporter = Reporter(config, workdir, players, progress)
+      current = loop.train(
+        current,
+        stream,
+        loop.Plan(
+          collect=lambda tasks, step: collect(config, players, tasks, step),
+          total=lambda trajectory, step: evaluation.total(config, trajectory, step),
+          publish=publish,
+          save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
+          report=reporter,
+        ),
+        cfg=cfg,
+        learner=config.learner,
+        tx=tx,
+        objective=objective(config),
+        first_step=first,
+      )
+    trained = time.monotonic()
+    after = evaluated(config, corpus, workdir, players, "trained")
+    recompiles = players.engine.stats.compiles - compiles
+  manager.close()
+  base.save(current.policy.params, cfg, workdir.trained)
+  rows = [row for row in workdir.lines() if row["phase"] == "rl"]
+  walls = {
+    "start": ready - began,
+    "evaluate_warm_start": measured - ready,
+    "learn": trained - measured,
+    "evaluate_trained": time.monotonic() - trained,
+  }
+  return workdir.merge_summary(
+    evaluation.compare(config, corpus, before, after)
+    | {"wall_s": walls, "recompiles_after_warmup": recompiles}
+    | _from_rows(rows)
+  )
+
+
+def optimizer(config: RunConfig):
+  """AdamW as configured for reinforcement learning."""
+  learner = config.learner
+  return state.make_optimizer(
+    config.policy.model,
+    learning_rate=learner.lr,
+    warmup_steps=learner.warmup_steps,
+    weight_decay=learner.weight_decay,
+    max_grad_norm=learner.max_grad_norm,
+  )
+
+
+def objective(config: RunConfig) -> train_step.Objective:
+  """The loss of `learner.loss`, with the bounds of CISPO where it is that."""
+  learner = config.learner
+  numbers = (("high", learner.clip_high), ("low", learner.clip_low))
+  return train_step.Objective(
+    "rl",
+    loss=learner.loss,
+    numbers=numbers if learner.loss == "cispo" else (),
+    temperature=config.sampler.temperature,
+    mtp_weight=learner.mtp_weight if config.policy.model.mtp_depth else 0.0,
+  )
+
+
+def publisher(config: RunConfig, workdir: Workdir, players: setup.Players):
+  """(params, version) -> None: writes the version, then has the engine fetch and verify it."""
+
+  def publish(params: Any, version: int) -> None:
+    weights_store.publish(params, version, workdir.weights, keep=PUBLISHED_KEPT)
+    players.engine.set_params(weights_store.fetch(workdir.weights, version), version)
+
+  return publish
+
+
+def collect(
+  config: RunConfig, players: setup.Players, tasks: Sequence[Task], step: int
+) -> list[Group]:
+  """The groups of one step, in the order of their tasks."""
+  label = f"step {step}"
+  played = players.play(tasks, config.learner.group_size, seed=config.seed + 1 + step, label=label)
+  order = {f"{label} {i}": i for i in range(len(tasks))}
+  return sorted(played, key=lambda group: order[group.trajectories[0].group_id])
+
+
+def evaluated(
+  config: RunConfig, corpus: setup.Corpus, workdir: Workdir, players: setup.Players, name: str
+) -> list[Group]:
+  """The groups of an evaluation: played now, or read where an earlier run left them."""
+  file = workdir.trajectories / f"eval_{name}.npz"
+  if file.exists():
+    return queue.load_groups(file)
+  tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
+  groups = evaluation.play(config, players, tasks, label=name.replace("_", " "))
+  queue.save_groups(file, groups)
+  return groups
+
+
+def description(config: RunConfig) -> dict[str, Any]:
+  """What was run, by what."""
+  versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+  return {
+    "config": config_lib.options(config),
+    "config_sha256": config_lib.sha256(config),
+    "versions": {"python": platform.python_version(), **versions},
+    "seed": config.seed,
+  }
+
+
+@dataclasses.dataclass
+class Reporter:
+  """Writes each step down: metrics, trajectories, the progress bar."""
+
+  config: RunConfig
+  workdir: Workdir
+  players: setup.Players
+  progress: Progress
+
+  def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
+    """One step of the loop."""
+    engine = self.players.take_stats()
+    total = lambda trajectory: evaluation.total(self.config, trajectory, step)
+    found = suites.summary(groups, total) | metrics
+    found |= {
+      "draft_acceptance": engine["accepted"] / max(engine["drafted"], 1),
+      "accepted_draft_tokens": engine["accepted"],
+      "prefix_hit_share": engine["prefix_hit_tokens"] / max(engine["prompt_tokens"], 1),
+      "sampled_tokens": engine["tokens"],
+      "sampler_tokens_per_s": engine["tokens"] / max(metrics["collect_s"], 1e-9),
+      "rss_mib": rss_mib(),
+    }
+    self.workdir.log("rl", step, found)
+    queue.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
+    self.progress.advance(
+      reward=found.get("reward", 0.0),
+      recall=found.get("output_recall", 0.0),
+      tokens_per_s=found["sampler_tokens_per_s"],
+    )
+
+
+def _from_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """The parts of the summary that are read off the steps."""
+  column = lambda name: [row[name] for row in rows if row.get(name) is not None]
+  mean = lambda name: sum(column(name)) / max(len(column(name)), 1)
+  last = lambda name: column(name)[-1] if column(name) else None
+  return {
+    "canary_max_abs_logprob_difference": max(
+      column("canary_max_abs_logprob_difference"), default=None
+    ),
+    "draft_acceptance": last("draft_acceptance"),
+    "accepted_draft_tokens": sum(column("accepted_draft_tokens")),
+    "prune_accuracy": last("prune_accuracy"),
+    "sampler_tokens_per_s": mean("sampler_tokens_per_s"),
+    "learner_tokens_per_s": mean("learner_tokens_per_s"),
+    "peak_rss_mib": max(column("rss_mib"), default=None),
+  }

@@ -1,0 +1,204 @@
+"""Opens what a run stands on: corpus and tasks, weights, sampler and workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.data import practice, task_sets
+from jaxrl_agents.envs.search_expert import ExpertNoise
+from jaxrl_agents.harness.process import Job, WorkerSpec
+from jaxrl_agents.harness.rollout import Sampling
+from jaxrl_agents.harness.workers import WorkerPool
+from jaxrl_agents.learner import checkpoint
+from jaxrl_agents.learner.state import TrainState
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.retrieval import index as index_lib
+from jaxrl_agents.runs import base
+from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.server import RolloutServer
+from jaxrl_agents.types import Group, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """Tasks by split and the index that they are searched in."""
+
+  task_set: task_sets.TaskSet
+  index: index_lib.Index
+
+  @property
+  def tasks(self) -> dict[str, Sequence[Task]]:
+    """The tasks of each split."""
+    return dict(self.task_set.tasks)
+
+  def sample(self, split: str, count: int, seed: int) -> list[Task]:
+    """`count` tasks of a split in a random order; all of them if there are fewer."""
+    tasks = sorted(self.task_set.tasks[split], key=lambda task: task.id)
+    if not tasks:
+      raise ValueError(f"the corpus has no {split} tasks; use a larger one")
+    return random.Random(f"{seed} {split}").sample(tasks, min(count, len(tasks)))
+
+  def practice(self, count: int, seed: int) -> list[Task]:
+    """Simple tasks of single clues of the train split."""
+    return practice.practice_tasks(self.task_set.clue_pool("train"), count, seed)
+
+  def texts(self) -> Iterator[str]:
+    """The text of every chunk."""
+    return (chunk.text for chunk in self.task_set.chunks)
+
+
+def open_corpus(config: RunConfig, report=print) -> Corpus:
+  """Makes tasks and index of `config.corpus`, or finds them in the cache.
+
+  Raises:
+    ValueError: the corpus cannot be read or no tasks can be made of it.
+  """
+  corpus = config.corpus
+  cache = pathlib.Path(os.environ.get("JAXRL_CACHE", corpus.cache)).expanduser()
+  task_set = task_sets.prepared(
+    corpus.source,
+    count_tokens=load_chat(config).count,
+    chunk_tokens=corpus.chunk_tokens,
+    cache_dir=cache,
+    seed=corpus.seed,
+    report=report,
+  )
+  index = index_lib.build(task_set.chunks, cache, dense_leg=corpus.dense)
+  return Corpus(task_set, index)
+
+
+def load_chat(config: RunConfig) -> Chat:
+  """The tokenizer and template of the run.
+
+  Raises:
+    ValueError: the policy's vocabulary is smaller than the tokenizer's.
+  """
+  chat = chat_lib.load(config.policy.tokenizer)
+  if chat.vocab_size > config.policy.model.vocab_size:
+    raise ValueError(
+      f"policy.model.vocab_size={config.policy.model.vocab_size} is smaller than the "
+      f"{chat.vocab_size} ids of the tokenizer {config.policy.tokenizer!r}; raise it"
+    )
+  return chat
+
+
+def sampling(config: RunConfig, seed: int) -> Sampling:
+  """How episodes are sampled."""
+  return Sampling(
+    temperature=config.sampler.temperature,
+    top_p=config.sampler.top_p,
+    seed=seed,
+    max_new_tokens=config.search.max_new_tokens,
+    generate_deadline_s=config.workers.stall_s,
+    episode_deadline_s=config.workers.stall_s * config.search.max_turns,
+  )
+
+
+def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
+  """Workers in which the scripted expert plays."""
+  arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, ExpertNoise())
+  return WorkerSpec("jaxrl_agents.envs.search_expert:expert_services", arguments)
+
+
+def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
+  """Workers in which the policy plays, sampled in this process."""
+  arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search)
+  return WorkerSpec("jaxrl_agents.envs.search:policy_services", arguments)
+
+
+def initial_params(config: RunConfig) -> dict[str, Any]:
+  """Parameters of `policy.init`: drawn from the seed, or read from a folder of weights."""
+  init = config.policy.init
+  if init == "scratch":
+    return params_lib.init(config.policy.model, jax.random.key(config.seed))
+  return base.load(init, config.policy.model)
+
+
+def warm_params(config: RunConfig, workdir: Workdir) -> dict[str, Any]:
+  """Parameters that reinforcement learning starts from: of the warm-up if there was one."""
+  if (workdir.warm_start / base.WEIGHTS).exists():
+    return base.load(str(workdir.warm_start), config.policy.model)
+  return initial_params(config)
+
+
+def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
+  """(next step, state, ledger) of the newest checkpoint, or (0, fresh, {}) where there is none."""
+  if manager.latest_step() is None:
+    return 0, fresh, {}
+  state, ledger, step = checkpoint.restore(manager, fresh)
+  return step, state, ledger
+
+
+class Players:
+  """The engine in this process and the workers around it. Use as a context manager."""
+
+  def __init__(self, config: RunConfig, corpus: Corpus, params: dict[str, Any], version: int):
+    sampler, workers = config.sampler, config.workers
+    self._config = config
+    self.engine = Engine(
+      config.policy.model,
+      params,
+      version=version,
+      slots=sampler.slots,
+      page_tokens=sampler.page_tokens,
+      num_pages=sampler.num_pages,
+      max_context_tokens=config.search.token_budget,
+      prefill_tokens=sampler.prefill_tokens,
+      draft_tokens=sampler.draft_tokens,
+    )
+    self._pool = WorkerPool(
+      policy_spec(config, corpus),
+      workers.processes,
+      groups_per_worker=workers.groups_per_process,
+      stall_s=workers.stall_s,
+    )
+    self._server = RolloutServer(
+      self.engine,
+      self._pool,
+      max_groups=workers.processes * workers.groups_per_process,
+      deterministic=workers.deterministic,
+      stall_s=workers.stall_s,
+    )
+    self._seen = dataclasses.asdict(self.engine.stats)
+
+  def __enter__(self) -> Players:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._pool.close()
+
+  def warm_up(self) -> None:
+    """Compiles every program of the engine."""
+    self.engine.warm_up()
+
+  def play(self, tasks: Sequence[Task], rollouts: int, *, seed: int, label: str) -> Iterator[Group]:
+    """The groups of `tasks` as they finish; group ids are "label i"."""
+    how = sampling(self._config, seed)
+    jobs: Iterable[Job] = (Job(f"{label} {i}", t, rollouts, how) for i, t in enumerate(tasks))
+    return self._server.collect(jobs)
+
+  def take_stats(self) -> dict[str, int]:
+    """The engine's counters since the last call."""
+    now = dataclasses.asdict(self.engine.stats)
+    found = {name: now[name] - self._seen[name] for name in now}
+    self._seen = now
+    return found
+
+
+@functools.cache
+def compilation_cache(folder: str) -> None:
+  """Keeps compiled programs in `folder`, so that a second run starts at once."""
+  jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

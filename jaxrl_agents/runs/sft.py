@@ -1,0 +1,218 @@
+"""Supervised warm-up: the scripted expert plays, its good episodes are imitated.
+
+tasks -> demonstrations (workers) -> filter -> segments on disk -> seqio mixture -> rows -> updates
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.data import demonstrations, filters
+from jaxrl_agents.harness.process import Job
+from jaxrl_agents.harness.workers import WorkerPool
+from jaxrl_agents.learner import checkpoint, packing, state, train_step
+from jaxrl_agents.runs import base, setup
+from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.types import Group, Segment, Task
+
+SOURCES = ("demonstrations", "practice", "copies", "text")
+DRILL_TOKENS = 256
+DRILL_PERIOD = 64
+
+
+def make_sources(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, float]:
+  """Writes the demonstrations that the mixture draws from; returns {source: rate}.
+
+  What an earlier run of the same config wrote is kept.
+  """
+  sft, chat = config.sft, setup.load_chat(config)
+  rates = dict(zip(SOURCES, sft.rates, strict=True))
+  rng = np.random.default_rng(config.seed)
+  for name in [name for name, rate in rates.items() if rate > 0]:
+    folder = workdir.demonstrations / name
+    if (folder / demonstrations.MANIFEST).exists():
+      continue
+    if name == "demonstrations":
+      tasks = corpus.sample("train", sft.demonstration_tasks, config.seed)
+      groups = play(config, corpus, tasks, sft.rollouts_per_task, label="demonstrations")
+      kept = filters.keep_for_sft(groups, seed=config.seed)
+      workdir.merge_summary({"demonstrations": dict(kept.counts)})
+      segments: Iterable[Segment] = (s for t in kept.kept for s in t.segments)
+    elif name == "practice":
+      tasks = corpus.practice(sft.practice_tasks, config.seed)
+      groups = play(config, corpus, tasks, 1, label="practice")
+      segments = (s for g in groups for t in g.trajectories if not t.error for s in t.segments)
+    elif name == "copies":
+      segments = demonstrations.copy_segments(
+        sft.copy_segments,
+        DRILL_TOKENS,
+        first_id=chat.first_text_id,
+        last_id=chat.vocab_size - 1,
+        max_period=DRILL_PERIOD,
+        seed=config.seed,
+      )
+    else:
+      segments = demonstrations.text_segments(corpus.texts(), chat.encode, DRILL_TOKENS)
+    demonstrations.write_segments(folder, (renumbered(s, chat, rng) for s in segments))
+  return {name: rate for name, rate in rates.items() if rate > 0}
+
+
+def play(
+  config: RunConfig, corpus: setup.Corpus, tasks: list[Task], rollouts: int, *, label: str
+) -> list[Group]:
+  """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks."""
+  groups: dict[str, Group] = {}
+  sampling = setup.sampling(config, config.seed)
+  with (
+    WorkerPool(
+      setup.expert_spec(config, corpus),
+      config.workers.processes,
+      groups_per_worker=config.workers.groups_per_process,
+      stall_s=config.workers.stall_s,
+    ) as pool,
+    Progress(label, len(tasks)) as progress,
+  ):
+    for i, task in enumerate(tasks):
+      pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
+    while len(groups) < len(tasks):
+      for _, message in pool.poll(timeout_s=config.workers.stall_s):
+        if message[0] == "group":
+          groups[message[1].trajectories[0].group_id] = message[1]
+          progress.advance(recall=_recall(groups.values()))
+        elif message[0] == "died":
+          for job in message[2]:
+            pool.submit(job)
+        elif message[0] == "error":
+          raise RuntimeError(f"a worker failed: {message[1]}")
+  return [groups[f"{label} {i}"] for i in range(len(tasks))]
+
+
+def renumbered(segment: Segment, chat: Chat, rng: np.random.Generator) -> Segment:
+  """The segment with the numbers of its documents drawn anew, consistently.
+
+  Document numbers mean nothing; a policy must quote the one it was shown, not remember it.
+  """
+  numbers = chat.number_ids
+  fresh = numbers[rng.permutation(len(numbers))]
+  places = chat.document_number_places(segment.tokens)
+  tokens = segment.tokens.copy()
+  tokens[places] = fresh[np.searchsorted(numbers, tokens[places])]
+  return dataclasses.replace(segment, tokens=tokens)
+
+
+def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
+  """Trains on the mixture, leaves the policy in `warm_start`; resumes where an earlier run
+  stopped.
+  """
+  cfg, sft = config.policy.model, config.sft
+  rates = make_sources(config, corpus, workdir)
+  tx = state.make_optimizer(
+    cfg,
+    learning_rate=sft.lr,
+    schedule=sft.schedule,
+    warmup_steps=sft.warmup_steps,
+    total_steps=sft.steps if sft.schedule == "cosine" else 0,
+    final_fraction=0.1 if sft.schedule == "cosine" else 0.0,
+    weight_decay=sft.weight_decay,
+  )
+  objective = train_step.Objective("sft", mtp_weight=sft.mtp_weight if cfg.mtp_depth else 0.0)
+  params = setup.initial_params(config)
+  current = state.make_state(params, tx, jax.random.key(config.seed))
+  manager = checkpoint.open_manager(workdir.checkpoints / "sft", keep=1)
+  first, current, _ = setup.restored(manager, current)
+  workdir.drop_metrics_from("sft", first)
+  rows = batches(config, workdir, rates, first)
+  with Progress("warm-up", sft.steps, first) as progress:
+    for step in range(first, sft.steps):
+      began = time.monotonic()
+      current, metrics = train_step.update(current, next(rows), cfg, objective, tx)
+      tokens = sft.rows_per_step * config.learner.row_tokens
+      metrics["learner_tokens_per_s"] = tokens / (time.monotonic() - began)
+      workdir.log("sft", step, metrics)
+      progress.advance(loss=metrics["loss"], tokens_per_s=metrics["learner_tokens_per_s"])
+      if (step + 1) % sft.save_every == 0 or step + 1 == sft.steps:
+        checkpoint.save(manager, step + 1, current, {"step": step + 1})
+  manager.close()
+  params = distilled(config, workdir, current.policy.params, rows)
+  base.save(params, cfg, workdir.warm_start)
+  return params
+
+
+def distilled(
+  config: RunConfig, workdir: Workdir, params: dict[str, Any], rows: Iterator[list[packing.Batch]]
+) -> dict[str, Any]:
+  """`params` after `sft.mtp_steps` of distilling the draft module from the policy's own head."""
+  cfg, sft = config.policy.model, config.sft
+  if not sft.mtp_steps:
+    return params
+  tx = state.make_optimizer(cfg, learning_rate=sft.lr, warmup_steps=5, trained="mtp")
+  current = state.make_state(params, tx, jax.random.key(config.seed))
+  workdir.drop_metrics_from("mtp", 0)
+  with Progress("draft module", sft.mtp_steps) as progress:
+    for step in range(sft.mtp_steps):
+      objective = train_step.Objective("mtp")
+      current, metrics = train_step.update(current, next(rows), cfg, objective, tx)
+      workdir.log("mtp", step, metrics)
+      progress.advance(acceptance=metrics["mtp_acceptance"])
+  return current.policy.params
+
+
+def batches(
+  config: RunConfig, workdir: Workdir, rates: dict[str, float], first: int
+) -> Iterator[list[packing.Batch]]:
+  """Microbatches of each step from `first` on: drills leave the mixture after `copy_phase`."""
+  from jaxrl_agents.data import seqio_tasks  # ten seconds and a gigabyte: only here
+
+  sft, learner = config.sft, config.learner
+  switch = int(sft.copy_phase * sft.steps) if "copies" in rates else 0
+  later = {name: rate for name, rate in rates.items() if name != "copies"} or rates
+  phases = [(rates, 0, switch), (later, switch, sft.steps + sft.mtp_steps)]
+  for number, (mixture, start, stop) in enumerate(phases):
+    if first >= stop or start == stop:
+      continue
+    sources = {
+      name: seqio_tasks.Source(str(workdir.demonstrations / name), rate)
+      for name, rate in mixture.items()
+    }
+    packed = seqio_tasks.packed_batches(
+      sources,
+      rows=sft.rows_per_step,
+      row_tokens=learner.row_tokens,
+      seed=config.seed + number,
+      skip_batches=max(first - start, 0),
+    )
+    for _ in range(max(first, start), stop):
+      yield microbatches(next(packed), learner.rows_per_microbatch)
+
+
+def microbatches(rows: dict[str, np.ndarray], rows_per_microbatch: int) -> list[packing.Batch]:
+  """One packed batch as microbatches whose token weights add up to 1."""
+  mask = rows["loss_mask"]
+  zeros = np.zeros(mask.shape, np.float32)
+  whole = packing.Batch(
+    tokens=rows["tokens"],
+    targets=rows["targets"],
+    positions=rows["positions"],
+    segment_ids=rows["segment_ids"],
+    loss_mask=mask,
+    behaviour_logprobs=zeros,
+    advantages=mask.astype(np.float32),
+    weights=(mask / max(mask.sum(), 1)).astype(np.float32),
+    rollout_ids=np.zeros(mask.shape, np.int32),
+  )
+  cut = lambda start: jax.tree.map(lambda x: x[start : start + rows_per_microbatch], whole)
+  return [cut(start) for start in range(0, len(mask), rows_per_microbatch)]
+
+
+def _recall(groups: Iterable[Group]) -> float:
+  values = [t.rewards["output_recall"] for g in groups for t in g.trajectories if not t.error]
+  return float(np.mean(values)) if values else 0.0

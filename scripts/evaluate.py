@@ -1,0 +1,33 @@
+"""Plays held-out tasks with the weights of a run or of a folder, and prints the scores.
+
+python scripts/evaluate.py --config=configs/search_cpu.py --checkpoint=W --split=test --json=FILE
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.runs import command, evaluation, setup
+
+_CHECKPOINT = flags.DEFINE_string(
+  "checkpoint", "base", "a workdir, a folder of exported weights, or 'base'"
+)
+_SPLIT = flags.DEFINE_enum("split", "test", ["train", "dev", "test"], "which tasks")
+_JSON = flags.DEFINE_string("json", None, "also write the scores to this file")
+
+
+def main() -> None:
+  """Opens the corpus, plays, prints."""
+  config = config_lib.with_overrides(command.load_config(), [f"eval.split={_SPLIT.value}"])
+  setup.compilation_cache(config.corpus.cache)
+  found = evaluation.evaluate(config, setup.open_corpus(config), _CHECKPOINT.value)
+  text = json.dumps(found, indent=2)
+  print(text)
+  if _JSON.value:
+    pathlib.Path(_JSON.value).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+  command.run(main)

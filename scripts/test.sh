@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# All checks, on a fresh machine or a used one: environment, lint, format, types, tests.
+# Runs every stage even after a failure, prints the time of each, and fails if any did.
+# JAXRL_VENV=FOLDER keeps the environment elsewhere than in .venv-test. Flags go to pytest.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+venv=${JAXRL_VENV:-$PWD/.venv-test}
+export JAX_PLATFORMS=cpu
+export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax_cache}
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
+export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
+
+failed=()
+stage() {
+  local name=$1 start=$SECONDS verdict=ok
+  shift
+  echo "== $name"
+  "$@" || { verdict=FAILED; failed+=("$name"); }
+  echo "== $name: $verdict, $((SECONDS - start)) s"
+  [ "$verdict" = ok ]
+}
+
+stage environment scripts/make_venv.sh "$venv" dev || exit 1
+stage lint "$venv/bin/ruff" check .
+stage format "$venv/bin/ruff" format --check .
+stage types "$venv/bin/mypy"
+stage tests "$venv/bin/pytest" -q --durations=10 "$@"
+echo "== everything: $SECONDS s"
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "failed: ${failed[*]}" >&2
+  exit 1
+fi
