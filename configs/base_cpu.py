@@ -1,8 +1,9 @@
 """The base policy that the CPU recipes start from, trained from scratch on two cores.
 
-    python scripts/train_tokenizer.py --out=jaxrl_agents/assets/base/tokenizer.json
-    python scripts/train_sft.py --config=configs/base_cpu.py --workdir=W
-    python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W --out=jaxrl_agents/assets/base
+python scripts/train_tokenizer.py --out=jaxrl_agents/assets/base/tokenizer.json
+python scripts/train_sft.py --config=configs/base_cpu.py --workdir=W
+python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W
+--out=jaxrl_agents/assets/base
 """
 
 import dataclasses
@@ -17,21 +18,21 @@ def get_config() -> config.RunConfig:
   return dataclasses.replace(
     recipe,
     name="base_cpu",
-    policy=dataclasses.replace(recipe.policy, init="scratch"),
+    policy=dataclasses.replace(recipe.policy, init="copying"),
     sft=config.SftConfig(
-      steps=800,
+      steps=480,
       lr=2e-3,
       schedule="cosine",
-      warmup_steps=40,
+      warmup_steps=20,
       rows_per_step=8,
       weight_decay=0.01,
-      demonstration_tasks=3_000,
+      demonstration_tasks=1_500,
       rollouts_per_task=1,
-      practice_tasks=5_000,
-      copy_segments=12_000,
-      rates=(1.0, 1.0, 6.0, 0.5),
-      copy_phase=0.3,
-      mtp_steps=80,
+      practice_tasks=2_500,
+      copy_segments=6_000,
+      rates=(1.0, 1.0, 2.0, 0.0),
+      copy_phase=0.6,
+      mtp_steps=60,
       save_every=100,
     ),
   )

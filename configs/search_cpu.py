@@ -19,6 +19,7 @@ def get_config() -> config.RunConfig:
       tool_output_tokens=176,
       reply_reserve_tokens=32,
       max_shown=3,
+      dense_weight=0.1,
       grep_limit=3,
       max_turns=8,
       max_new_tokens=160,
@@ -37,6 +38,9 @@ def get_config() -> config.RunConfig:
         expert_ffw_dim=128,
         num_shared_experts=1,
         mtp_depth=1,
+        qk_norm=False,
+        rope_theta=1e6,
+        tie_embeddings=True,
       )
     ),
     learner=config.LearnerConfig(row_tokens=1_280),

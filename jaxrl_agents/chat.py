@@ -52,21 +52,20 @@ class Chat:
     vocab_size: number of ids, control tokens included.
     pad_id: id of padding, never rendered.
     stop_tokens: ids that end an assistant turn.
-    first_text_id: ids below are control tokens.
     number_ids: ids of the numbers 0 to 999, one token each, ascending int32 [1000].
   """
 
   def __init__(self, tokenizer: tokenizers.Tokenizer):
-    missing = [t for t in CONTROL_TOKENS if tokenizer.token_to_id(t) is None]
+    found = {t: tokenizer.token_to_id(t) for t in CONTROL_TOKENS}
+    missing = [t for t, i in found.items() if i is None]
     if missing:
       raise ValueError(f"the tokenizer lacks {missing}; make one with scripts/train_tokenizer.py")
     tokenizer.encode_special_tokens = True
     self._tokenizer = tokenizer
-    self._id = {t: tokenizer.token_to_id(t) for t in CONTROL_TOKENS}
+    self._id = {t: i for t, i in found.items() if i is not None}
     self.vocab_size = tokenizer.get_vocab_size()
     self.pad_id = self._id["<|pad|>"]
     self.stop_tokens = (self._id["<|end|>"],)
-    self.first_text_id = 1 + max(self._id.values())
     numbers = [tokenizer.token_to_id(str(n)) for n in range(1000)]
     self.number_ids = np.array(sorted(n for n in numbers if n is not None), np.int32)
     marks = [tokenizer.token_to_id(mark) for mark in DOCUMENT_MARKS]

@@ -50,6 +50,7 @@ class SearchConfig:
   grep_limit: int = 5
   fan_out: int = 25
   fused: int = 50
+  dense_weight: float = 1.0
   read_chunks: int = 300
   max_turns: int = 128
   max_new_tokens: int = 2_048
@@ -63,7 +64,9 @@ class SearchConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicySection:
-  """`init`: "base" (the shipped weights), "scratch", or a folder of exported weights."""
+  """`init`: "base" (the shipped weights), a folder of exported weights, "scratch" (random), or
+  "copying" (random but for heads that quote from the context; see policy.mimetic).
+  """
 
   model: PolicyConfig
   init: str = "base"

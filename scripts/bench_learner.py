@@ -155,7 +155,7 @@ def report(name: str, **figures: float) -> None:
 
 
 def main(argv: list[str]) -> None:
-  """Prints one JSON line for each party."""
+  """Prints a JSON line for each party and round, then one for each party."""
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}")
   if bool(PEERS.value) != bool(PEER_SCRIPTS.value):
@@ -167,12 +167,14 @@ def main(argv: list[str]) -> None:
   ours, wall, cpu = Ours(), [], []
   peers: dict[str, list[dict[str, float]]] = {name: [] for name in names}
   limit = matmul_flops()
-  for _ in range(ROUNDS.value):
+  for number in range(ROUNDS.value):
     seconds = ours.measure()
+    report("jaxrl_agents", round=number, median_s=statistics.median(seconds[0]))
     wall += seconds[0]
     cpu += seconds[1]
     for name in names:
       peers[name].append(measure_peer(name))
+      report(name, round=number, median_s=peers[name][-1]["median_s"])
     limit = max(limit, matmul_flops())
   median = statistics.median(wall)
   report(

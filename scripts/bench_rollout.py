@@ -5,9 +5,10 @@
 
 The work: a Qwen3-like decoder (4 layers, width 256, 8 heads with 4 key-value heads of 32,
 vocabulary 4096, 8 experts of width 256, 2 per token: 9.19M parameters), random weights, prompts of
-128 tokens without a common prefix, 128 sampled tokens each. Tokens per second count the whole call, prefill
-included. With --peers, FOLDER_OF_VENVS/torch and FOLDER_OF_VENVS/tunix hold interpreters that run
-hf_generate.py and tunix_sampler.py of FOLDER_OF_SCRIPTS, which print a JSON line per figure.
+128 tokens without a common prefix, 128 sampled tokens each. Tokens per second count the whole call,
+prefill included. With --peers, FOLDER_OF_VENVS/torch and FOLDER_OF_VENVS/tunix hold interpreters
+that run hf_generate.py and tunix_sampler.py of FOLDER_OF_SCRIPTS, which print a JSON line per
+figure.
 """
 
 from __future__ import annotations

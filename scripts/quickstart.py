@@ -1,7 +1,8 @@
 """The main job from nothing to a report: tasks, warm-up, reinforcement learning, evaluation.
 
     python scripts/quickstart.py                  # configs/search_cpu.py into runs/quickstart
-    python scripts/quickstart.py --short          # the same path in about two minutes, to see it run
+    python scripts/quickstart.py --short          # the same path in about two minutes, to see it
+    run
 
 Runs scripts/train_sft.py and scripts/train_rl.py one after the other, as you would.
 The same command again goes on where it stopped.

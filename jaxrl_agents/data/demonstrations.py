@@ -119,26 +119,28 @@ def read_segments(folder: str | os.PathLike[str]) -> Demonstrations:
 
 
 def copy_segments(
-  n: int, length: int, *, first_id: int, last_id: int, max_period: int, seed: int
+  n: int, length: int, *, ids: np.ndarray, max_period: int, seed: int
 ) -> Iterator[Segment]:
   """Yields `n` drills of `length` tokens in which a random string is repeated to the end.
 
-  The string's length is uniform in [2, max_period], its ids in [first_id, last_id]. Trained are all
-  tokens but the first pass, which nothing predicts. On such sequences a small transformer forms the
-  heads that look up what followed an earlier occurrence (Olsson et al. 2022, "In-context learning
-  and induction heads", https://arxiv.org/abs/2209.11895), which quoting an id requires.
+  The string's length is uniform in [2, max_period], its tokens are drawn from `ids` (int32 [n]),
+  each as often as it stands there: drills with the token frequencies of the text do not pull
+  against it. Trained are all tokens but the first pass, which nothing predicts. On such sequences a
+  small transformer forms the heads that look up what followed an earlier occurrence (Olsson et al.
+  2022, "In-context learning and induction heads", https://arxiv.org/abs/2209.11895), which quoting
+  an id requires.
 
   Raises:
-    ValueError: a string of `max_period` tokens does not fit twice, or the range of ids is empty.
+    ValueError: a string of `max_period` tokens does not fit twice, or there are no ids.
   """
   if not 2 <= max_period <= length // 2:
     raise ValueError(f"max_period must be in [2, {length // 2}] for {length} tokens: {max_period}")
-  if last_id < first_id:
-    raise ValueError(f"no ids in [{first_id}, {last_id}]")
+  if not len(ids):
+    raise ValueError("no ids to draw from; give the tokens of some text")
   rng = np.random.default_rng(seed)
   for _ in range(n):
     period = int(rng.integers(2, max_period + 1))
-    string = rng.integers(first_id, last_id + 1, size=period, dtype=np.int32)
+    string = rng.choice(ids, size=period).astype(np.int32)
     yield _to_imitate(np.resize(string, length), np.arange(length) >= period)
 
 

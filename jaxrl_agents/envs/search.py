@@ -28,7 +28,7 @@ from jaxrl_agents.retrieval.chunks import Chunk
 from jaxrl_agents.retrieval.grep import GrepError
 from jaxrl_agents.retrieval.index import Fusion, Index
 from jaxrl_agents.rewards import rules
-from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
+from jaxrl_agents.types import Context, Message, Role, Task, ToolCall, ToolSpec, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,7 @@ class SearchEnv:
     self._first_query: dict[str, str] = {}  # of each document
     self._turns = self._malformed_turns = 0
     self._max_tokens = 0  # for the output of the call that runs now
+    self._message_tokens: dict[tuple[Role, str], int] = {}
     self._tools = {tool.spec.name: tool for tool in self._make_tools()}
 
   async def start(self) -> Context:
@@ -119,9 +120,8 @@ class SearchEnv:
         usage, self._limits.threshold_tokens, self._limits.can_prune
       )
       notice = Message("user", text, ephemeral=True)
-      with_notice = len(self._chat.render((*self._view(), notice), self._specs()))
-      if self._limits.token_budget - with_notice >= 1:
-        notices, room = (notice,), self._limits.token_budget - with_notice
+      if room > self._tokens_of(notice):
+        notices, room = (notice,), room - self._tokens_of(notice)
     return self._context(notices, max_new_tokens=min(self._limits.max_new_tokens, room))
 
   def _context(
@@ -135,7 +135,7 @@ class SearchEnv:
       stop=stop,
     )
 
-  def _specs(self):
+  def _specs(self) -> tuple[ToolSpec, ...]:
     return tuple(tool.spec for tool in self._tools.values())
 
   def _view(self) -> list[Message]:
@@ -149,8 +149,19 @@ class SearchEnv:
     return messages
 
   def _usage(self) -> int:
-    """Tokens of the prompt that the policy would see now."""
-    return len(self._chat.render(self._view(), self._specs()))
+    """Tokens of the prompt that the policy would see now: a sum, as `Chat.render` concatenates."""
+    frame = len(self._chat.render((), self._specs()))
+    return frame + sum(self._tokens_of(message) for message in self._view())
+
+  def _tokens_of(self, message: Message) -> int:
+    """Tokens that a message adds to a prompt; each text is counted once."""
+    if message.role == "assistant":
+      return len(self._chat.render((message,))) - len(self._chat.render(()))
+    key = (message.role, message.content)
+    if key not in self._message_tokens:
+      rendered = self._chat.render((Message(*key),))
+      self._message_tokens[key] = len(rendered) - len(self._chat.render(()))
+    return self._message_tokens[key]
 
   def _record_prunes(self, calls: Sequence[ToolCall], before: int) -> None:
     for call in calls:
@@ -191,7 +202,7 @@ class SearchEnv:
 
   async def _search(self, query: str) -> str:
     limits = self._limits
-    fusion = Fusion(fan_out=limits.fan_out, fused=limits.fused)
+    fusion = Fusion(limits.fan_out, limits.fused, dense_weight=limits.dense_weight)
     exclude, limit = frozenset(self._found), limits.max_shown
     hits = await asyncio.to_thread(self._index.search, query, exclude, limit, settings=fusion)
     if not hits:

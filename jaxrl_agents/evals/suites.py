@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxrl_agents.envs import search_view
-from jaxrl_agents.retrieval.index import Index
+from jaxrl_agents.retrieval.index import Fusion, Index
 from jaxrl_agents.rewards import rules
 from jaxrl_agents.types import Group, Message, ToolCall, Trajectory
 
@@ -146,7 +146,12 @@ def gains(
 
 
 def one_shot_hybrid(
-  groups: Iterable[Group], index: Index, *, count_tokens: Callable[[str], int], max_documents: int
+  groups: Iterable[Group],
+  index: Index,
+  *,
+  count_tokens: Callable[[str], int],
+  max_documents: int,
+  settings: Fusion = Fusion(),
 ) -> list[Group]:
   """What one hybrid search with the whole question would have scored, as groups of one rollout.
 
@@ -160,6 +165,7 @@ def one_shot_hybrid(
     index: the corpus that the policy searched.
     count_tokens: for the sizes in the shown hits.
     max_documents: ids beyond so many are ignored, as in the environment.
+    settings: of the fusion, those of the policy's own searches.
   """
   made = []
   for group in groups:
@@ -167,7 +173,8 @@ def one_shot_hybrid(
     if not returned:
       continue
     count = max(1, math.floor(float(np.mean(returned)) + 0.5))
-    chunks = [hit.chunk for hit in index.search(group.task.prompt, exclude=set(), limit=count)]
+    hits = index.search(group.task.prompt, limit=count, settings=settings)
+    chunks = [hit.chunk for hit in hits]
     call = ToolCall("0.0", "search_corpus", {"query": group.task.prompt})
     shown = "\n".join(
       search_view.hit(chunk.id, chunk.text, count_tokens(chunk.text)) for chunk in chunks

@@ -20,7 +20,7 @@ from jaxrl_agents.learner.state import TrainState
 def open_manager(folder: str | pathlib.Path, *, keep: int) -> ocp.CheckpointManager:
   """The checkpoints of `folder` (made if missing); the newest `keep` steps are kept.
 
-  Leftovers of a save that was killed are removed. Close it, or use it in a `with`.
+  Leftovers of a save that was killed are removed before the next one. Close it, or use a `with`.
   """
   if keep < 1:
     raise ValueError(f"keep={keep} would delete every checkpoint as it is written; keep at least 1")

@@ -56,10 +56,14 @@ def distill_loss(
     positions=batch.positions,
     segment_ids=batch.segment_ids,
   )
-  compare = lambda h, d: divergence(
-    transformer.logits(params, h, cfg) / temperature,
-    transformer.logits(params, d, cfg) / temperature,
-  )
+
+  def compare(teacher, student):
+    kl, *metrics = divergence(
+      transformer.logits(params, teacher, cfg) / temperature,
+      transformer.logits(params, student, cfg) / temperature,
+    )
+    return kl, *jax.lax.stop_gradient(metrics)
+
   loss = jnp.zeros((), jnp.float32)
   sums = dict.fromkeys(("mtp_tokens", "mtp_kl", "mtp_agreement", "mtp_acceptance"), loss)
   for k in range(1, cfg.mtp_depth + 1):

@@ -85,7 +85,8 @@ def train(
       objective=objective,
     )
     learnt = time.monotonic()
-    plan.publish(state.policy.params, int(state.policy.version))
+    if metrics["optimizer_steps"]:
+      plan.publish(state.policy.params, int(state.policy.version))
     plan.save(step + 1, state, {"stream": stream.state(), "tasks": [task.id for task in tasks]})
     metrics |= {
       "collect_s": collected - began,

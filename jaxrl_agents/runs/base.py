@@ -47,8 +47,8 @@ def load(name: str, cfg: PolicyConfig) -> dict[str, Any]:
   file = folder / WEIGHTS
   if not file.is_file():
     raise ValueError(
-      f"policy.init={name!r}: no {WEIGHTS} in {folder}; name a folder that scripts/export_policy.py "
-      "wrote, or set policy.init=scratch"
+      f"policy.init={name!r}: no {WEIGHTS} in {folder}; name a folder that "
+      "scripts/export_policy.py wrote, or set policy.init=scratch"
     )
   stored = safetensors.numpy.load_file(file)
   wanted = _flat(params_lib.abstract(cfg))
@@ -56,8 +56,8 @@ def load(name: str, cfg: PolicyConfig) -> dict[str, Any]:
     found = stored.get(path)
     if found is None or found.shape != array.shape:
       raise ValueError(
-        f"{file}: parameter {path!r} is {'missing' if found is None else found.shape}, policy.model "
-        f"asks for {array.shape}; set policy.model as in {folder / SIZES}, or policy.init=scratch"
+        f"{file}: parameter {path!r} is {'missing' if found is None else found.shape}, "
+        f"policy.model asks for {array.shape}; set policy.model as in {folder / SIZES}, or policy.init=scratch"
       )
   extra = sorted(set(stored) - set(wanted))
   if extra:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
@@ -32,6 +32,7 @@ def run(main: Callable[[], None]) -> None:
   def call(argv: list[str]) -> None:
     if len(argv) > 1:
       raise app.UsageError(f"unexpected {argv[1]!r}; every argument is a --flag=value")
+    logging.set_verbosity(logging.WARNING)  # orbax tells of every save otherwise
     try:
       main()
     except ValueError as error:

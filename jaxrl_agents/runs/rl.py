@@ -43,9 +43,9 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
   workdir.merge_summary(description(config))
   workdir.drop_metrics_from("rl", first)
   version = int(current.policy.version)
+  weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
   with setup.Players(config, corpus, current.policy.params, version) as players:
-    publish = publisher(config, workdir, players)
-    publish(current.policy.params, version)
+    publish = publisher(workdir, players)
     players.warm_up()
     ready = time.monotonic()
     before = evaluated(config, corpus, workdir, players, "warm_start")
@@ -114,7 +114,7 @@ def objective(config: RunConfig) -> train_step.Objective:
   )
 
 
-def publisher(config: RunConfig, workdir: Workdir, players: setup.Players):
+def publisher(workdir: Workdir, players: setup.Players):
   """(params, version) -> None: writes the version, then has the engine fetch and verify it."""
 
   def publish(params: Any, version: int) -> None:

@@ -22,6 +22,7 @@ from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner import checkpoint
 from jaxrl_agents.learner.state import TrainState
+from jaxrl_agents.policy import mimetic
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.retrieval import index as index_lib
 from jaxrl_agents.runs import base
@@ -53,6 +54,11 @@ class Corpus:
   def practice(self, count: int, seed: int) -> list[Task]:
     """Simple tasks of single clues of the train split."""
     return practice.practice_tasks(self.task_set.clue_pool("train"), count, seed)
+
+  def sampled_texts(self, count: int, seed: int = 0) -> list[str]:
+    """The text of `count` random chunks, or of all if there are fewer."""
+    chunks = self.task_set.chunks
+    return [c.text for c in random.Random(seed).sample(chunks, min(count, len(chunks)))]
 
   def texts(self) -> Iterator[str]:
     """The text of every chunk."""
@@ -120,10 +126,13 @@ def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
 
 def initial_params(config: RunConfig) -> dict[str, Any]:
   """Parameters of `policy.init`: drawn from the seed, or read from a folder of weights."""
-  init = config.policy.init
-  if init == "scratch":
-    return params_lib.init(config.policy.model, jax.random.key(config.seed))
-  return base.load(init, config.policy.model)
+  init, cfg = config.policy.init, config.policy.model
+  if init not in ("scratch", "copying"):
+    return base.load(init, cfg)
+  params = params_lib.init(cfg, jax.random.key(config.seed))
+  if init == "copying":
+    return mimetic.with_copying_heads(params, cfg, jax.random.key(config.seed + 1))
+  return params
 
 
 def warm_params(config: RunConfig, workdir: Workdir) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
 
 SOURCES = ("demonstrations", "practice", "copies", "text")
-DRILL_TOKENS = 256
-DRILL_PERIOD = 64
+DRILL_TOKENS = 128
+DRILL_PERIOD = 48
+DRILL_TEXTS = 4_000
 
 
 def make_sources(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, float]:
@@ -55,8 +56,7 @@ def make_sources(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> d
       segments = demonstrations.copy_segments(
         sft.copy_segments,
         DRILL_TOKENS,
-        first_id=chat.first_text_id,
-        last_id=chat.vocab_size - 1,
+        ids=np.concatenate([chat.encode(text) for text in corpus.sampled_texts(DRILL_TEXTS)]),
         max_period=DRILL_PERIOD,
         seed=config.seed,
       )

@@ -120,6 +120,19 @@ def collect_garbage(folder: Folder, *, keep: int) -> None:
       shutil.rmtree(entry, ignore_errors=True)
 
 
+def withdraw_after(version: int, folder: Folder) -> list[int]:
+  """Deletes the versions above `version` and returns them.
+
+  For a learner that starts again from a checkpoint: what a killed run published after it was never
+  part of the run that goes on.
+  """
+  later = [v for v in manifest_lib.versions(folder) if v > version]
+  for v in later:
+    manifest_lib.path(folder, v).unlink(missing_ok=True)
+    shutil.rmtree(manifest_lib.files(folder, v), ignore_errors=True)
+  return later
+
+
 def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
   """(dotted name, array) of every leaf of nested dicts, sorted by key."""
   for key in sorted(tree):

@@ -151,7 +151,7 @@ def test_at_fact_level_the_chunks_with_the_quotes_are_gold(tmp_path):
   assert gold == [
     ["They sleep on their", "backs in the kelp."],  # a cut goes through its quote
     ["A river otter dives.", "The Tamar runs into Plymouth Sound."],
-    ["Kelp grows half a", "metre a day."],
+    ["Kelp grows half", "a metre a day."],
   ]
   assert [fact["is_final_answer"] for fact in first.facts["facts"]] == [False, True, False]
   assert len(second.facts["facts"]) == 6

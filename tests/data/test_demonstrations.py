@@ -81,9 +81,7 @@ def test_a_flipped_bit_is_found(tmp_path):
 
 
 def test_copying_drills_train_every_repetition_of_a_random_string():
-  drills = list(
-    demonstrations.copy_segments(200, 40, first_id=10, last_id=19, max_period=20, seed=7)
-  )
+  drills = list(demonstrations.copy_segments(200, 40, ids=np.arange(10, 20), max_period=20, seed=7))
   periods = []
   for drill in drills:
     period = int(np.argmax(drill.loss_mask))
@@ -93,10 +91,10 @@ def test_copying_drills_train_every_repetition_of_a_random_string():
     np.testing.assert_array_equal(drill.tokens[period:], drill.tokens[:-period])
     assert drill.tokens.min() >= 10 and drill.tokens.max() <= 19
   assert (min(periods), max(periods)) == (2, 20)
-  again = demonstrations.copy_segments(200, 40, first_id=10, last_id=19, max_period=20, seed=7)
+  again = demonstrations.copy_segments(200, 40, ids=np.arange(10, 20), max_period=20, seed=7)
   assert all((a.tokens == b.tokens).all() for a, b in zip(drills, again, strict=True))
   with pytest.raises(ValueError, match=r"\[2, 20\] for 40 tokens: 21"):
-    next(demonstrations.copy_segments(1, 40, first_id=1, last_id=9, max_period=21, seed=0))
+    next(demonstrations.copy_segments(1, 40, ids=np.arange(1, 10), max_period=21, seed=0))
 
 
 def test_text_is_cut_without_losing_a_token_and_trains_all_but_each_first():

@@ -8,6 +8,8 @@ import pytest
 
 from jaxrl_agents.config import SearchConfig
 from jaxrl_agents.envs import search, search_view
+from jaxrl_agents.harness.rollout import Sampling, run_episode
+from jaxrl_agents.harness.scripted import Scripted
 from jaxrl_agents.rewards import rules
 from jaxrl_agents.types import Message
 from tests.envs.arena import LIMITS, WORDS, answer, calls, corpus, make_task, play, results
@@ -331,6 +333,44 @@ def test_without_prunes_and_notices_an_episode_is_one_segment(services):
   assert [m.role for m in trajectory.log] == [
     *("user", "assistant", "tool", "assistant", "tool", "assistant")
   ]
+
+
+def test_the_usage_that_is_counted_is_the_length_of_the_prompt_that_is_sampled_from(limited):
+  services = limited(threshold_tokens=150)
+  asked = []
+
+  class Watched:
+    """Passes an environment on and compares its room with the true prompt."""
+
+    def __init__(self, env):
+      self.env, self.rewards, self.close = env, env.rewards, env.close
+
+    async def start(self):
+      return self.seen(await self.env.start())
+
+    async def step(self, reply):
+      return self.seen(await self.env.step(reply))
+
+    def seen(self, context):
+      prompt = services.chat.render(context.messages, context.tools)
+      room = services.limits.token_budget - len(prompt)
+      asked.append((context.max_new_tokens, min(services.limits.max_new_tokens, room)))
+      return context
+
+  turns = iter(
+    [
+      calls(("search_corpus", "river part 0 number00"), ("grep_corpus", "part 3")),
+      calls(("prune_chunks", ["100_0"]), ("read_document", "103")),
+      calls(("search_corpus", "violin")),
+      answer("100_0"),
+    ]
+  )
+  player = Scripted(
+    Watched(search.make(make_task(), services)), services.chat, lambda _: next(turns)
+  )
+  asyncio.run(run_episode(player, services.chat, player, task=make_task(), sampling=Sampling()))
+  assert len(asked) == 5
+  assert [said for said, _ in asked[:-1]] == [true for _, true in asked[:-1]]
 
 
 def test_without_the_prune_tool_it_is_neither_offered_nor_advised(limited):

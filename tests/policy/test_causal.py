@@ -73,6 +73,14 @@ def test_no_array_of_all_scores_is_made():
 
 def largest(jaxpr):
   """Elements of the largest array that a jaxpr, or one inside it, makes."""
-  sizes = [np.prod(v.aval.shape) for eqn in jaxpr.eqns for v in eqn.outvars]
-  inner = [largest(sub) for sub in jax.core.subjaxprs(jaxpr)]
-  return max(sizes + inner, default=0)
+  sizes = [0]
+  for eqn in jaxpr.eqns:
+    sizes += [int(np.prod(v.aval.shape)) for v in eqn.outvars]
+    for inner in jax.tree.leaves(eqn.params, is_leaf=is_jaxpr):
+      if is_jaxpr(inner):
+        sizes.append(largest(getattr(inner, "jaxpr", inner)))
+  return max(sizes)
+
+
+def is_jaxpr(node):
+  return hasattr(node, "eqns") or hasattr(node, "jaxpr")

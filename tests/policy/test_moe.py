@@ -48,7 +48,7 @@ def test_groups_are_chosen_by_their_two_best_and_others_are_out_of_reach():
   # Groups (0, 1), (2, 3) by sums of scores; a bias makes the second group the better one.
   cfg = dataclasses.replace(CFG, router_groups=2, router_topk_groups=1)
   assert route(cfg=cfg)[1] == [0, 1]
-  bias = jnp.asarray([0.0, 0.0, 0.0, 0.7])
+  bias = jnp.asarray([0.0, 0.0, 0.0, 0.9])
   biased = sigmoid(LOGITS[0]) + np.asarray(bias)
   assert biased[2:].sum() > biased[:2].sum() and biased[0] > biased[2]
   assert route(ROUTER | {"router_bias": bias}, cfg)[1] == [3, 2]

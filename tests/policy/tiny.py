@@ -1,4 +1,4 @@
-"""Small policies of every kind for the tests of this folder, and plain references to compare with."""
+"""Small policies of every kind for these tests, and plain references to compare with."""
 
 import dataclasses
 

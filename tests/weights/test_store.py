@@ -165,3 +165,12 @@ def test_a_sharded_array_is_written_shard_by_shard_without_its_replicas(tmp_path
     timeout=120,
   )
   assert "two shards" in result.stdout, result.stderr[-2000:]
+
+
+def test_versions_after_a_checkpoint_are_withdrawn_and_can_be_published_again(tmp_path):
+  for version in (0, 4, 8):
+    store.publish(make_tree(version), version, tmp_path, keep=3)
+  assert store.withdraw_after(4, tmp_path) == [8]
+  assert manifest.versions(tmp_path) == [0, 4]
+  store.publish(make_tree(1), 8, tmp_path, keep=3)
+  assert_bitwise(store.fetch(tmp_path, 8), make_tree(1))

@@ -1,0 +1,56 @@
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy import sharding
+from tests.policy import tiny
+
+
+def abstract_mesh(**sizes):
+  return AbstractMesh(tuple(sizes.get(axis, 1) for axis in sharding.MESH_AXES), sharding.MESH_AXES)
+
+
+def test_every_parameter_has_the_partition_of_its_logical_axes():
+  placed = sharding.shardings(tiny.GQA, abstract_mesh(fsdp=2, expert=4, tensor=2))
+  assert jax.tree.structure(placed) == jax.tree.structure(params_lib.abstract(tiny.GQA))
+  moe = placed["moe_layers"]["moe"]
+  assert moe["experts"]["gate_up"].spec == PartitionSpec(
+    None, ("expert",), ("fsdp",), None, ("tensor",)
+  )
+  assert moe["router"].spec == PartitionSpec(None, ("fsdp",), None)
+  assert placed["head"].spec == PartitionSpec(("fsdp",), ("tensor",))
+
+
+def one_device():
+  return sharding.make_mesh(devices=jax.devices()[:1])
+
+
+def test_serving_keeps_the_width_of_parameters_whole():
+  placed = sharding.shardings(tiny.GQA, one_device(), sharding.SERVE_RULES)
+  assert placed["head"].spec == PartitionSpec(None, ("tensor",))
+
+
+def test_a_mesh_that_does_not_fit_the_devices_or_the_sizes_is_refused():
+  with pytest.raises(ValueError, match="needs 3 devices"):
+    sharding.make_mesh(data=3, devices=jax.devices()[:1])
+  with pytest.raises(ValueError, match='axis "vocab" of 53 does not divide'):
+    sharding.shardings(tiny.GQA, abstract_mesh(tensor=2))
+
+
+def test_eight_devices_give_the_loss_and_gradients_of_one():
+  """Loss within 1e-5 (relative), gradients within 1e-4 and 2e-5 (relative, absolute)."""
+  flags = "--xla_force_host_platform_device_count=8"
+  done = subprocess.run(
+    [sys.executable, "-m", "tests.policy.eight_devices"],
+    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=280,
+    check=False,
+  )
+  assert done.stdout.strip() == "equal", done.stderr[-3000:]

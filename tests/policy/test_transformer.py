@@ -1,0 +1,231 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy import transformer
+from tests.policy import tiny
+from tests.policy.test_causal import largest
+
+ROWS, LENGTH = 2, 23
+PAGE_TOKENS, TABLE_PAGES = 4, 7
+PAGE_TABLE = jnp.asarray([[3, 1, 5, 7, 2, 9, 0], [4, 6, 8, 10, 11, 12, 0]], jnp.int32)
+
+forward = jax.jit(transformer.forward, static_argnums=2, static_argnames="replay_threshold")
+decode = jax.jit(transformer.decode, static_argnums=2)
+
+
+def decoded(params, tokens, cfg, steps):
+  """Hidden states and routing of tokens fed in `steps` of (real tokens, padded width)."""
+  cache = cache_lib.init(cfg, 13, PAGE_TOKENS)
+  lengths = jnp.zeros(ROWS, jnp.int32)
+  hidden, routing = [], []
+  for real, width in steps:
+    start = int(lengths[0])
+    new = jnp.pad(tokens[:, start : start + real], ((0, 0), (0, width - real)))
+    num_new = jnp.full(ROWS, real, jnp.int32)
+    out, cache = decode(
+      params, new, cfg, cache, page_table=PAGE_TABLE, lengths=lengths, num_new=num_new
+    )
+    hidden.append(out.hidden[:, :real])
+    routing.append(out.routing[:, :real])
+    lengths = lengths + real
+  return jnp.concatenate(hidden, axis=1), jnp.concatenate(routing, axis=1), cache
+
+
+@pytest.mark.parametrize("cfg", [tiny.GQA, tiny.DENSE], ids=["mixture", "dense"])
+def test_forward_equals_plain_loops_over_heads_tokens_and_experts(cfg):
+  params = tiny.init(cfg)
+  ids, positions = tiny.tokens(cfg, 1, 9)
+  out = forward(params, ids, cfg, positions=positions)
+  np.testing.assert_allclose(out.hidden[0], tiny.hidden(params, ids[0], cfg), atol=2e-5)
+
+
+@pytest.mark.parametrize("unstacked", [False, True], ids=["scanned", "unrolled"])
+@pytest.mark.parametrize("cfg", [tiny.GQA, tiny.MLA, tiny.DENSE], ids=["gqa", "mla", "dense"])
+def test_prefill_in_chunks_and_single_tokens_equal_the_training_forward(cfg, unstacked):
+  """For MLA this also compares the naive form (forward) with the absorbed one (decode)."""
+  params = tiny.init(cfg)
+  ids, positions = tiny.tokens(cfg, ROWS, LENGTH)
+  whole = forward(params, ids, cfg, positions=positions)
+  layers = params_lib.unstack(params) if unstacked else params
+  steps = [(8, 8), (5, 8)] + [(1, 1)] * 10
+  hidden, routing, _ = decoded(layers, ids, cfg, steps)
+  np.testing.assert_allclose(hidden, whole.hidden, atol=1e-5)
+  np.testing.assert_array_equal(routing, whole.routing)
+
+
+def test_unrolled_layers_equal_scanned_ones():
+  params = tiny.init(tiny.MLA)
+  ids, positions = tiny.tokens(tiny.MLA, ROWS, LENGTH)
+  scanned = forward(params, ids, tiny.MLA, positions=positions)
+  unrolled = forward(params_lib.unstack(params), ids, tiny.MLA, positions=positions)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), scanned, unrolled)
+
+
+def test_packed_segments_do_not_see_each_other_nor_padding():
+  cfg = tiny.GQA
+  params = tiny.init(cfg)
+  ids, positions = tiny.tokens(cfg, ROWS, LENGTH)
+  first, second = 9, 11
+  packed = jnp.concatenate([ids[0, :first], ids[1, :second], jnp.zeros(3, jnp.int32)])[None]
+  segments = jnp.asarray([[1] * first + [2] * second + [0] * 3], jnp.int32)
+  places = jnp.concatenate([jnp.arange(first), jnp.arange(second), jnp.zeros(3, jnp.int32)])[None]
+  together = forward(params, packed, cfg, positions=places, segment_ids=segments)
+  alone = forward(params, ids, cfg, positions=positions)
+  np.testing.assert_allclose(together.hidden[0, :first], alone.hidden[0, :first], atol=1e-5)
+  np.testing.assert_allclose(
+    together.hidden[0, first : first + second], alone.hidden[1, :second], atol=1e-5
+  )
+  np.testing.assert_array_equal(together.expert_load.sum(axis=-1), 2.0 * (first + second))
+
+
+def test_padding_of_a_step_is_written_to_the_scratch_page_only():
+  cfg = tiny.GQA
+  params = params_lib.unstack(tiny.init(cfg))
+  ids, _ = tiny.tokens(cfg, ROWS, LENGTH)
+  _, _, exact = decoded(params, ids, cfg, [(5, 5)])
+  _, _, padded = decoded(params, ids, cfg, [(5, 8)])
+  np.testing.assert_allclose(padded.pages[:, 1:], exact.pages[:, 1:], atol=1e-6)
+  layers = cfg.num_layers
+  written = np.abs(np.asarray(exact.pages[:layers])).sum(axis=(0, 2, 3)) > 0
+  assert np.flatnonzero(written).tolist() == [1, 3, 4, 6]
+  assert np.abs(np.asarray(padded.pages[:layers, 0])).sum() > 0
+
+
+def test_a_row_without_new_tokens_leaves_its_pages_alone():
+  cfg = tiny.MLA
+  params = params_lib.unstack(tiny.init(cfg))
+  ids, _ = tiny.tokens(cfg, ROWS, LENGTH)
+  _, _, cache = decoded(params, ids, cfg, [(8, 8)])
+  before = np.asarray(cache.pages)
+  _, cache = decode(
+    params,
+    ids[:, 8:9],
+    cfg,
+    cache,
+    page_table=PAGE_TABLE,
+    lengths=jnp.asarray([8, 8]),
+    num_new=jnp.asarray([0, 1]),
+  )
+  changed = np.flatnonzero((np.asarray(cache.pages) != before).any(axis=(0, 2, 3)))
+  assert set(changed.tolist()) <= {0, 8}  # scratch, and the third page of row 1
+
+
+def test_replaying_the_samplers_routing_gives_the_same_experts_and_logprobs():
+  cfg = tiny.GQA
+  params = tiny.init(cfg)
+  ids, positions = tiny.tokens(cfg, ROWS, LENGTH)
+  targets = jnp.roll(ids, -1, axis=1)
+  hidden, routing, _ = decoded(params_lib.unstack(params), ids, cfg, [(23, 23)])
+  sampled, _ = transformer.token_logprobs(params, hidden, targets, cfg)
+  routing = routing.at[:, -1].set(65535)  # the last token was never recorded
+  for threshold in (0.0, 0.5):
+    out = forward(
+      params, ids, cfg, positions=positions, routing=routing, replay_threshold=threshold
+    )
+    np.testing.assert_array_equal(out.routing[:, :-1], routing[:, :-1])
+    learned, _ = transformer.token_logprobs(params, out.hidden, targets, cfg)
+    np.testing.assert_allclose(learned, sampled, atol=2e-5)
+
+
+def test_filtered_replay_mismatches_no_more_than_plain_replay_at_the_99th_percentile():
+  """A sampler whose routers differ: plain replay forces experts that the learner finds absurd."""
+  cfg = dataclasses.replace(tiny.GQA, num_layers=4, num_dense_layers=0, mtp_depth=0)
+  params = tiny.init(cfg)
+  ids, positions = tiny.tokens(cfg, 8, 64)
+  targets = jnp.roll(ids, -1, axis=1)
+  native = forward(params, ids, cfg, positions=positions)
+  base, _ = transformer.token_logprobs(params, native.hidden, targets, cfg)
+  rng = np.random.default_rng(3)
+  recorded = np.asarray(native.routing).copy()
+  wrong = rng.random(recorded.shape[:3]) < 0.03
+  recorded[wrong] = np.argsort(rng.random((wrong.sum(), cfg.num_experts)))[:, :2]
+
+  def p99(threshold):
+    out = forward(
+      params,
+      ids,
+      cfg,
+      positions=positions,
+      routing=jnp.asarray(recorded),
+      replay_threshold=threshold,
+    )
+    logprobs, _ = transformer.token_logprobs(params, out.hidden, targets, cfg)
+    return np.percentile(np.abs(np.asarray(logprobs - base)), 99)
+
+  assert 0 < p99(0.9) <= p99(0.0)
+
+
+@pytest.mark.parametrize("length", [7, 24])
+def test_token_logprobs_and_entropies_are_those_of_all_logits_at_once(length, monkeypatch):
+  monkeypatch.setattr(transformer.head_lib, "CHUNK_ROWS", 10)
+  cfg, temperature = tiny.DENSE, 0.7
+  params = tiny.init(cfg)
+  targets, _ = tiny.tokens(cfg, 2, length)
+  hidden = jnp.asarray(np.random.default_rng(2).normal(size=(2, length, 16)), jnp.float32)
+
+  def plain(params, hidden):
+    logprobs = jax.nn.log_softmax(transformer.logits(params, hidden, cfg) / temperature)
+    picked = jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0]
+    return picked, -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+
+  def chunked(params, hidden):
+    return transformer.token_logprobs(params, hidden, targets, cfg, temperature)
+
+  ramp = jnp.arange(2.0 * length).reshape(2, length) / length
+
+  def both(function):
+    def loss(params, hidden):
+      logprobs, entropy = function(params, hidden)
+      return jnp.sum(logprobs * ramp + entropy * ramp[::-1]), (logprobs, entropy)
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, hidden)
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), both(chunked), both(plain)
+  )
+
+
+def test_logits_of_a_tied_policy_start_at_the_scale_of_one():
+  cfg = dataclasses.replace(tiny.DENSE, embed_dim=256, vocab_size=200)
+  params = params_lib.init(cfg, jax.random.key(0))
+  hidden = jnp.ones((1, 1, 256))
+  assert 0.8 < float(jnp.std(transformer.logits(params, hidden, cfg))) < 1.2
+
+
+def test_all_logits_of_a_batch_never_exist_at_once():
+  cfg = dataclasses.replace(tiny.DENSE, vocab_size=4096)
+  params = params_lib.abstract(cfg)
+  hidden = jax.ShapeDtypeStruct((4, 1024, 16), jnp.float32)
+  targets = jax.ShapeDtypeStruct((4, 1024), jnp.int32)
+
+  def loss(params, hidden, targets):
+    return transformer.token_logprobs(params, hidden, targets, cfg)[0].sum()
+
+  jaxpr = jax.make_jaxpr(jax.grad(loss))(params, hidden, targets)
+  assert largest(jaxpr.jaxpr) <= 512 * 4096
+
+
+def test_recomputing_layers_changes_no_gradient():
+  cfg = tiny.GQA
+  params = tiny.init(cfg)
+  ids, positions = tiny.tokens(cfg, 1, 9)
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def grads(params, remat):
+    def loss(params):
+      return jnp.sum(transformer.forward(params, ids, cfg, positions=positions, remat=remat).hidden)
+
+    return jax.grad(loss)(params)
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+    grads(params, True),
+    grads(params, False),
+  )
