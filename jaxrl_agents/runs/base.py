@@ -57,7 +57,8 @@ def load(name: str, cfg: PolicyConfig) -> dict[str, Any]:
     if found is None or found.shape != array.shape:
       raise ValueError(
         f"{file}: parameter {path!r} is {'missing' if found is None else found.shape}, "
-        f"policy.model asks for {array.shape}; set policy.model as in {folder / SIZES}, or policy.init=scratch"
+        f"policy.model asks for {array.shape}; set policy.model as in {folder / SIZES}, or "
+        "policy.init=scratch"
       )
   extra = sorted(set(stored) - set(wanted))
   if extra:

@@ -1,0 +1,102 @@
+"""A whole run in little, for tests that kill it: python small_run.py FOLDER."""
+
+import pathlib
+import sys
+
+import jax
+import numpy as np
+
+from jaxrl_agents import chat
+from jaxrl_agents.config import LearnerConfig
+from jaxrl_agents.harness.process import Job, WorkerSpec
+from jaxrl_agents.harness.rollout import Sampling
+from jaxrl_agents.harness.workers import WorkerPool
+from jaxrl_agents.learner import checkpoint, loop, state, train_step
+from jaxrl_agents.learner.curriculum import TaskStream
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import setup
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.server import RolloutServer
+from jaxrl_agents.types import Task
+from jaxrl_agents.weights import store
+
+CFG = PolicyConfig(
+  vocab_size=chat.load("base").vocab_size,
+  embed_dim=8,
+  num_layers=1,
+  num_heads=1,
+  num_kv_heads=1,
+  head_dim=8,
+  num_experts=2,
+  experts_per_token=1,
+  expert_ffw_dim=8,
+)
+LEARNER = LearnerConfig(
+  steps=4, groups_per_step=2, group_size=2, substeps=2, row_tokens=64, rows_per_microbatch=2
+)
+TASKS = [Task(f"t{i}", "counting", f"count {i}", {"level": 0}) for i in range(6)]
+
+
+def odd_share(trajectory) -> float:
+  """A reward that differs between any two rollouts: the share of odd ids among those sampled."""
+  sampled = np.concatenate([s.tokens[s.loss_mask] for s in trajectory.segments])
+  return float(np.mean(sampled % 2))
+
+
+def run(folder: pathlib.Path) -> None:
+  """Trains LEARNER.steps steps from where the folder stands; leaves params.npz and the ledger."""
+  tx = state.make_optimizer(CFG, learning_rate=1e-2)
+  fresh = state.make_state(params_lib.init(CFG, jax.random.key(0)), tx, jax.random.key(1))
+  manager = checkpoint.open_manager(folder / "checkpoints", keep=2)
+  first, current, ledger = setup.restored(manager, fresh)
+  version = int(current.policy.version)
+  store.withdraw_after(version, folder / "weights")
+  engine = Engine(
+    CFG,
+    current.policy.params,
+    version=version,
+    slots=4,
+    page_tokens=8,
+    num_pages=100,
+    max_context_tokens=64,
+    prefill_tokens=32,
+    draft_tokens=0,
+    prefill_rows=1,
+  )
+  with WorkerPool(WorkerSpec("tests.sampler.counting:build"), 1, groups_per_worker=4) as pool:
+    server = RolloutServer(engine, pool, max_groups=2, deterministic=True)
+
+    def collect(tasks, step):
+      jobs = [Job(f"{step} {i}", t, 2, Sampling(seed=step)) for i, t in enumerate(tasks)]
+      return sorted(server.collect(jobs), key=lambda g: g.trajectories[0].group_id)
+
+    def publish(params, number):
+      store.publish(params, number, folder / "weights")
+      engine.set_params(store.fetch(folder / "weights", number), number)
+
+    plan = loop.Plan(
+      collect=collect,
+      total=lambda trajectory, step: odd_share(trajectory),
+      publish=publish,
+      save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
+      report=lambda step, metrics, groups: print(f"step {step}", flush=True),
+    )
+    current = loop.train(
+      current,
+      TaskStream(TASKS, 0, ledger.get("stream")),
+      plan,
+      cfg=CFG,
+      learner=LEARNER,
+      tx=tx,
+      objective=train_step.Objective("rl"),
+      first_step=first,
+    )
+  manager.close()
+  leaves = {f"p{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(current.policy.params))}
+  np.savez(folder / "params.npz", version=int(current.policy.version), **leaves)
+
+
+if __name__ == "__main__":
+  sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+  run(pathlib.Path(sys.argv[1]))

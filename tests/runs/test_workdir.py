@@ -1,0 +1,75 @@
+"""What a run leaves is whole lines and whole files, and a resumed run overwrites its own tail."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import base
+from jaxrl_agents.runs.workdir import Workdir
+
+CFG = PolicyConfig(
+  vocab_size=11,
+  embed_dim=4,
+  num_layers=1,
+  num_heads=1,
+  num_kv_heads=1,
+  head_dim=4,
+  num_dense_layers=1,
+  dense_ffw_dim=4,
+)
+
+
+def test_a_number_that_is_not_finite_is_null_in_the_metrics(tmp_path):
+  workdir = Workdir(tmp_path / "w")
+  workdir.log("rl", 0, {"loss": math.nan, "reward": 1.5})
+  line = json.loads(workdir.metrics.read_text())
+  assert (line["phase"], line["step"], line["loss"], line["reward"]) == ("rl", 0, None, 1.5)
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
+  workdir = Workdir(tmp_path)
+  workdir.log("rl", 0, {"reward": 1.0})
+  with workdir.metrics.open("a") as file:
+    file.write('{"phase": "rl", "st')
+  assert [line["step"] for line in workdir.lines()] == [0]
+
+
+def test_a_resumed_run_drops_only_its_own_later_lines(tmp_path):
+  workdir = Workdir(tmp_path)
+  for phase, step in (("sft", 5), ("rl", 0), ("rl", 1), ("rl", 2)):
+    workdir.log(phase, step, {})
+  workdir.drop_metrics_from("rl", 1)
+  assert [(line["phase"], line["step"]) for line in workdir.lines()] == [("sft", 5), ("rl", 0)]
+
+
+def test_the_summary_is_merged_section_by_section(tmp_path):
+  workdir = Workdir(tmp_path)
+  workdir.merge_summary({"eval": {"warm_start": 1}, "seed": 0})
+  assert workdir.merge_summary({"eval": {"trained": 2}}) == {
+    "eval": {"warm_start": 1, "trained": 2},
+    "seed": 0,
+  }
+
+
+def test_exported_weights_come_back_bitwise(tmp_path):
+  params = params_lib.init(CFG, jax.random.key(0))
+  base.save(params, CFG, tmp_path)
+  loaded = base.load(str(tmp_path), CFG)
+  assert jax.tree.structure(loaded) == jax.tree.structure(params)
+  for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True):
+    assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_weights_of_another_shape_are_refused_by_the_name_of_the_parameter(tmp_path):
+  base.save(params_lib.init(CFG, jax.random.key(0)), CFG, tmp_path)
+  wider = dataclasses.replace(CFG, dense_ffw_dim=8)
+  with pytest.raises(ValueError, match=r"ffw.*asks for .*set policy.model as in"):
+    base.load(str(tmp_path), wider)
+  with pytest.raises(ValueError, match="policy.init=scratch"):
+    base.load(str(tmp_path / "nowhere"), CFG)
