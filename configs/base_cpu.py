@@ -20,7 +20,7 @@ def get_config() -> config.RunConfig:
     name="base_cpu",
     policy=dataclasses.replace(recipe.policy, init="copying"),
     sft=config.SftConfig(
-      steps=480,
+      steps=340,
       lr=2e-3,
       schedule="cosine",
       warmup_steps=20,

@@ -43,5 +43,23 @@ def get_config() -> config.RunConfig:
         tie_embeddings=True,
       )
     ),
-    learner=config.LearnerConfig(row_tokens=1_280),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=2),
+    sft=config.SftConfig(
+      steps=30,
+      lr=5e-4,
+      warmup_steps=5,
+      rows_per_step=8,
+      demonstration_tasks=300,
+      rollouts_per_task=2,
+      mtp_steps=10,
+    ),
+    learner=config.LearnerConfig(
+      steps=16,
+      groups_per_step=8,
+      group_size=8,
+      substeps=4,
+      lr=3e-4,
+      row_tokens=1_280,
+      mtp_weight=0.0,
+    ),
   )

@@ -52,6 +52,7 @@ class Chat:
     vocab_size: number of ids, control tokens included.
     pad_id: id of padding, never rendered.
     stop_tokens: ids that end an assistant turn.
+    document_mark_ids: ids after which the number of a document stands, int32 [n].
     number_ids: ids of the numbers 0 to 999, one token each, ascending int32 [1000].
   """
 
@@ -69,7 +70,7 @@ class Chat:
     numbers = [tokenizer.token_to_id(str(n)) for n in range(1000)]
     self.number_ids = np.array(sorted(n for n in numbers if n is not None), np.int32)
     marks = [tokenizer.token_to_id(mark) for mark in DOCUMENT_MARKS]
-    self._mark_ids = np.array([mark for mark in marks if mark is not None], np.int32)
+    self.document_mark_ids = np.array([mark for mark in marks if mark is not None], np.int32)
 
   def encode(self, text: str) -> np.ndarray:
     """Ids of plain text, int32 [T]; control tokens in the text are taken as characters."""
@@ -125,7 +126,7 @@ class Chat:
 
   def document_number_places(self, tokens: np.ndarray) -> np.ndarray:
     """Indices of the tokens that are the number of a document, int64 [n]; `tokens` int32 [T]."""
-    marked = np.isin(tokens[:-1], self._mark_ids) & np.isin(tokens[1:], self.number_ids)
+    marked = np.isin(tokens[:-1], self.document_mark_ids) & np.isin(tokens[1:], self.number_ids)
     return 1 + np.flatnonzero(marked)
 
   def _render_message(self, message: Message) -> np.ndarray:

@@ -147,18 +147,18 @@ class SearchExpert:
     self._tries[i] += 1
     if self._tries[i] == 1:
       if self._errs(self._noise.whole_question):
-        return "search_corpus", {"query": self._task.prompt[:400]}
+        return _search(self._task.prompt[:400])
       words = text.split()
       half = self._draws(self._noise.cut_query) and len(words) > 8
-      return "search_corpus", {"query": " ".join(words[: len(words) // 2 + 2]) if half else text}
+      return _search(" ".join(words[: len(words) // 2 + 2]) if half else text)
     words = [w for w in _WORD.findall(text) if w.lower() not in _FILLERS] or text.split()
     name = self._seen_name(i, visible)
     if name and self._draws(self._noise.grep):
       return "grep_corpus", {"pattern": name}
     if name:
-      return "search_corpus", {"query": " ".join([name, *words])}
+      return _search(" ".join([name, *words]))
     again = self._draws(self._noise.same_query)
-    return "search_corpus", {"query": text if again else " ".join(words)}
+    return _search(text if again else " ".join(words))
 
   def _seen_name(self, i: int, visible: Sequence[str]) -> str:
     """A name in sight that also stands in a chunk wanted for clue i; "" if there is none.
@@ -191,6 +191,13 @@ class SearchExpert:
       self._random.shuffle(listed)
     text = "\n".join(f"<Document id={i}>" for i in listed)
     return Message("assistant", text or "No documents found")
+
+
+def _search(query: str) -> tuple[str, dict[str, Any]]:
+  """A search call. The query begins with a space: a word and its space are one token, so that the
+  first word is the token that stands in the question, and can be copied.
+  """
+  return "search_corpus", {"query": f" {query}"}
 
 
 def make_player(task: Task, services: SearchServices, noise: ExpertNoise, seed: int) -> Scripted:

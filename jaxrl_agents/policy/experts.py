@@ -49,10 +49,10 @@ def dense(experts: dict[str, Any], x: jax.Array, weight: jax.Array, choice: jax.
   """
   num_experts, width, _ = experts["down"].shape
   gate_up = experts["gate_up"].reshape(num_experts, x.shape[-1], 2 * width)
-  hidden = jnp.einsum("nd,edf->enf", x, gate_up)
-  hidden = _gate(hidden)
+  # A copy of the tokens for each expert: of "nd,edf->enf" XLA:CPU transposes all weights each time.
+  hidden = _gate(jnp.einsum("end,edf->enf", jnp.broadcast_to(x, (num_experts, *x.shape)), gate_up))
   combine = (jax.nn.one_hot(choice, num_experts, dtype=x.dtype) * weight[..., None]).sum(axis=1)
-  return jnp.einsum("enf,efd->nd", hidden * combine.T[:, :, None], experts["down"])
+  return jnp.einsum("enf,efd->end", hidden * combine.T[:, :, None], experts["down"]).sum(axis=0)
 
 
 @jax.custom_vjp

@@ -16,6 +16,7 @@ Alphabet: D width, G kv heads, R query heads of a kv head, H head dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -32,12 +33,24 @@ SHARPNESS = 12.0
 POSITIONAL_PAIRS = 3
 """The fastest rotary pairs: they tell neighbours apart. Content is matched in the slower half."""
 
+ALIKE = 0.85
+"""Correlation of the embeddings of ids that begin alike."""
+
 MATCH = 2.0
 COPY = 2.0
 
 
-def with_copying_heads(params: dict[str, Any], cfg: PolicyConfig, key: jax.Array) -> dict[str, Any]:
+def with_copying_heads(
+  params: dict[str, Any], cfg: PolicyConfig, key: jax.Array, *, alike: Sequence[int] = ()
+) -> dict[str, Any]:
   """`params` (stacked, as `params.init` draws them) with copying heads in layers 0-1 and 1-2.
+
+  Args:
+    params: of the policy.
+    cfg: its sizes.
+    key: of the random maps.
+    alike: ids after which the same kind of token follows, say the marks before a document's id:
+      their embeddings begin alike, so that what followed one of them is looked up at another.
 
   Raises:
     ValueError: the policy has query-key norms, latent attention, untied embeddings, dense layers or
@@ -57,7 +70,11 @@ def with_copying_heads(params: dict[str, Any], cfg: PolicyConfig, key: jax.Array
     qkv, out = _pair(qkv, out, cfg, layer, group, shared, pair_key)
   attention = {**attention, "qkv": qkv, "out": out}
   layers = {**params["moe_layers"], "attention": attention}
-  return {**params, "embed": params["embed"] + shared, "moe_layers": layers}
+  embed = params["embed"]
+  if len(alike):
+    ids = jnp.asarray(alike)
+    embed = embed.at[ids].set(ALIKE * embed[ids[0]] + (1 - ALIKE**2) ** 0.5 * embed[ids])
+  return {**params, "embed": embed + shared, "moe_layers": layers}
 
 
 def _pair(qkv, out, cfg, layer, group, shared, key):

@@ -131,7 +131,8 @@ def initial_params(config: RunConfig) -> dict[str, Any]:
     return base.load(init, cfg)
   params = params_lib.init(cfg, jax.random.key(config.seed))
   if init == "copying":
-    return mimetic.with_copying_heads(params, cfg, jax.random.key(config.seed + 1))
+    key, marks = jax.random.key(config.seed + 1), load_chat(config).document_mark_ids
+    return mimetic.with_copying_heads(params, cfg, key, alike=marks.tolist())
   return params
 
 

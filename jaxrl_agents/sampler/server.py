@@ -35,11 +35,11 @@ class RolloutServer:
   Args:
     engine: an Engine.
     pool: a harness.workers.WorkerPool: submit(job), poll(timeout_s), send(worker, message).
-    max_groups: groups in play at once.
+    max_groups: groups in play at once; no more than the pool plays at once.
     deterministic: step the engine only when every episode in play waits for a generation, and
       submit in an order that depends on the requests alone, so that a run is bitwise repeatable.
-      Each rollout is then a job of its own, with a seed of its own; max_groups times the rollouts
-      of a group must not exceed what the pool plays at once.
+      Each rollout is then played as a group of its own, with a seed of its own, and max_groups
+      bounds these.
     stall_s: seconds without a message or a step after which RolloutError is raised.
     max_retries: how often a job is submitted again after its worker died.
   """
@@ -64,7 +64,8 @@ class RolloutServer:
     self._finished: list[Group] = []
     self._jobs_in_play = 0
     self._groups: dict[str, tuple[Any, dict[str, Group | None]]] = {}
-    self._part_of: dict[str, str] = {}
+    self._group_of: dict[str, str] = {}
+    self._parts: collections.deque[Any] = collections.deque()
     self._deaths: collections.Counter[str] = collections.Counter()
     self._last_error = ""
     self._last_progress = time.monotonic()
@@ -85,24 +86,27 @@ class RolloutServer:
     """
     jobs = iter(jobs)
     self._last_progress = time.monotonic()
-    more = True
     while True:
-      while more and len(self._groups) < self._max_groups:
-        job = next(jobs, None)
-        more = job is not None
-        if more:
-          self._start(job)
+      # A repeatable run takes new jobs at repeatable moments only.
+      if not self._deterministic or self._all_wait():
+        self._fill(jobs)
       if not self._groups:
         return
       yield from self._round()
 
-  def _start(self, job: Any) -> None:
-    parts = _single_rollouts(job) if self._deterministic else [job]
-    self._groups[job.group_id] = (job, {part.group_id: None for part in parts})
-    for part in parts:
-      self._part_of[part.group_id] = job.group_id
-      self._pool.submit(part)
-    self._jobs_in_play += len(parts)
+  def _fill(self, jobs: Iterator[Any]) -> None:
+    """Brings the jobs in play up to max_groups."""
+    while self._jobs_in_play < self._max_groups:
+      if not self._parts:
+        job = next(jobs, None)
+        if job is None:
+          return
+        parts = _single_rollouts(job) if self._deterministic else [job]
+        self._groups[job.group_id] = (job, {part.group_id: None for part in parts})
+        self._group_of |= {part.group_id: job.group_id for part in parts}
+        self._parts.extend(parts)
+      self._pool.submit(self._parts.popleft())
+      self._jobs_in_play += 1
 
   def _round(self) -> list[Group]:
     """Messages in; then finished groups out, or one engine step and its generations out."""
@@ -164,7 +168,7 @@ class RolloutServer:
     """Groups all of whose jobs are done, in the order of their ids."""
     done = []
     for part in sorted(self._finished, key=_group_id):
-      group_id = self._part_of.pop(_group_id(part))
+      group_id = self._group_of.pop(_group_id(part))
       job, parts = self._groups[group_id]
       parts[_group_id(part)] = part
       if None not in parts.values():
