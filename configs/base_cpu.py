@@ -30,7 +30,7 @@ def get_config() -> config.RunConfig:
       rollouts_per_task=1,
       practice_tasks=2_500,
       copy_segments=6_000,
-      rates=(1.0, 1.0, 2.0, 0.0),
+      rates=(1.0, 1.0, 2.0, 0.0, 0.0),
       copy_phase=0.6,
       mtp_steps=60,
       save_every=100,

@@ -113,16 +113,17 @@ class RewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SftConfig:
-  """Warm-up on demonstrations of the scripted expert, read through a seqio mixture of four sources.
+  """Warm-up on demonstrations of the scripted expert, read through a seqio mixture of five sources.
 
   A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
   small network learns to quote from them first); they end after `copy_phase` of the steps.
+  `citations` are drills of listing the ids of a search result.
 
   Attributes:
     schedule: of the learning rate after the warm-up.
     demonstration_tasks: tasks of the train split, played `rollouts_per_task` times and filtered.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
-    rates: of demonstrations, practice, copies and corpus text in the mixture.
+    rates: of demonstrations, practice, copies, citations and corpus text in the mixture.
     mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
     mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.
   """
@@ -137,7 +138,8 @@ class SftConfig:
   rollouts_per_task: int = 2
   practice_tasks: int = 0
   copy_segments: int = 0
-  rates: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
+  citation_segments: int = 0
+  rates: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0)
   copy_phase: float = 0.4
   mtp_weight: float = 0.0
   mtp_steps: int = 0

@@ -8,7 +8,7 @@ is a slice:
     offsets.npy    int64 [N + 1]        segment n is [offsets[n], offsets[n + 1])
     manifest.json                       counts, and the sha256 of each array; written last
 
-Ids pass through unchanged: nothing here knows a tokenizer.
+Ids pass through unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jaxrl_agents.types import Segment
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.types import Message, Segment
 
 MANIFEST = "manifest.json"
 _ARRAYS = ("tokens", "loss_mask", "offsets")
@@ -142,6 +143,30 @@ def copy_segments(
     period = int(rng.integers(2, max_period + 1))
     string = rng.choice(ids, size=period).astype(np.int32)
     yield _to_imitate(np.resize(string, length), np.arange(length) >= period)
+
+
+def citation_segments(
+  n: int, chat: Chat, texts: Sequence[str], *, max_hits: int, seed: int
+) -> Iterator[Segment]:
+  """Yields `n` drills of quoting ids: a result of 1 to `max_hits` hits, then their ids in order.
+
+  The numbers are random, the texts short pieces of `texts`. Trained is the reply.
+  """
+  rng = np.random.default_rng(seed)
+  for _ in range(n):
+    count = int(rng.integers(1, max_hits + 1))
+    ids = [f"{rng.integers(1000)}_{rng.integers(500)}" for _ in range(count)]
+    pieces = [" ".join(texts[i].split()[:8]) for i in rng.integers(len(texts), size=count)]
+    shown = "\n".join(
+      f"\n# DOCUMENT ID: {name} ({rng.integers(10, 60)} tokens) \n{piece}"
+      for name, piece in zip(ids, pieces, strict=True)
+    )
+    prompt = chat.render([Message("tool", shown)])
+    answer = "\n".join(f"<Document id={name}>" for name in ids)
+    reply = chat.encode_reply(Message("assistant", answer))
+    yield _to_imitate(
+      np.concatenate([prompt, reply]), np.arange(len(prompt) + len(reply)) >= len(prompt)
+    )
 
 
 def text_segments(

@@ -54,7 +54,7 @@ def mtp(
   depths = []
   for depth, module in enumerate(_modules(params)):
     tokens = shift_left(next_tokens, depth)
-    merged = _merge(params, module, hidden, tokens, cfg)
+    merged = _merge(module, hidden, transformer.embed(params, tokens), cfg)
     x, _ = transformer.block(module["block"], merged, cfg, attend, valid=valid)
     hidden = rms_norm(x, module["final_norm"], cfg.norm_eps)
     depths.append(hidden)
@@ -106,7 +106,7 @@ def mtp_decode(
     layer=cfg.num_layers + depth,
     step=step,
   )
-  merged = _merge(params, module, hidden, next_tokens, cfg)
+  merged = _merge(module, hidden, params["embed"][next_tokens], cfg)
   valid = jnp.arange(next_tokens.shape[1]) < num_new[:, None]
   (x, pages), _ = transformer.block(module["block"], merged, cfg, attend, valid=valid)
   return rms_norm(x, module["final_norm"], cfg.norm_eps), cache.replace(pages=pages)
@@ -128,8 +128,8 @@ def _modules(params: dict[str, Any]) -> tuple[dict[str, Any], ...]:
   return params_lib.unstack({"mtp": params["mtp"]})["mtp"]
 
 
-def _merge(params, module, hidden, tokens, cfg: PolicyConfig) -> jax.Array:
-  """W [norm(hidden) ; norm(embed(tokens))]: [B, T, D]."""
-  embedded = rms_norm(params["embed"][tokens], module["embed_norm"], cfg.norm_eps)
+def _merge(module, hidden, embedded, cfg: PolicyConfig) -> jax.Array:
+  """W [norm(hidden) ; norm(embedded tokens)]: [B, T, D]."""
+  embedded = rms_norm(embedded, module["embed_norm"], cfg.norm_eps)
   hidden = rms_norm(hidden, module["hidden_norm"], cfg.norm_eps)
   return jnp.concatenate([hidden, embedded], axis=-1) @ module["merge"]

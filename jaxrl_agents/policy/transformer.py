@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl_agents.policy import attention
+from jaxrl_agents.policy import attention, sharding
 from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import head as head_lib
 from jaxrl_agents.policy import moe as moe_lib
@@ -81,7 +81,7 @@ def forward(
 
   if remat:
     layer = jax.checkpoint(layer)
-  x = params["embed"][tokens]
+  x = embed(params, tokens)
   if cfg.num_dense_layers:
     x, _ = _run_layers(lambda x, w, _: layer(x, w, None), x, params["dense_layers"], None)
   used = None
@@ -89,6 +89,16 @@ def forward(
     x, used = _run_layers(layer, x, params["moe_layers"], replay)
   hidden = rms_norm(x, params["final_norm"], cfg.norm_eps)
   return _output(hidden, used, valid, cfg)
+
+
+def embed(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
+  """Embeddings of tokens [B, T]: [B, T, D], split over a mesh by rows, as all that follows.
+
+  The width is gathered first: rows and width lie on the same mesh axes, and left to itself the
+  compiler copies the whole result to every device to go from one split to the other.
+  """
+  table = sharding.constrain(params["embed"], "vocab", None)
+  return sharding.constrain(table[tokens], "batch", None, None)
 
 
 def decode(

@@ -24,10 +24,11 @@ from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
 
-SOURCES = ("demonstrations", "practice", "copies", "text")
+SOURCES = ("demonstrations", "practice", "copies", "citations", "text")
 DRILL_TOKENS = 128
 DRILL_PERIOD = 48
 DRILL_TEXTS = 4_000
+CITED_HITS = 6
 
 
 def make_sources(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, float]:
@@ -59,6 +60,11 @@ def make_sources(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> d
         ids=np.concatenate([chat.encode(text) for text in corpus.sampled_texts(DRILL_TEXTS)]),
         max_period=DRILL_PERIOD,
         seed=config.seed,
+      )
+    elif name == "citations":
+      texts = corpus.sampled_texts(DRILL_TEXTS)
+      segments = demonstrations.citation_segments(
+        sft.citation_segments, chat, texts, max_hits=CITED_HITS, seed=config.seed
       )
     else:
       segments = demonstrations.text_segments(corpus.texts(), chat.encode, DRILL_TOKENS)

@@ -117,7 +117,7 @@ class Shelf:
 
   chunks = tuple(Chunk(f"{i}_0", str(i), "", f"text of {i}", 0) for i in range(5))
 
-  def search(self, query, exclude=frozenset(), limit=10):
+  def search(self, query, exclude=frozenset(), limit=10, *, settings=None):
     assert query == "question of a"
     return [Hit(chunk, 1.0) for chunk in self.chunks if chunk.id not in exclude][:limit]
 
