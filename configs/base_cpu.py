@@ -1,9 +1,9 @@
-"""The base policy that the CPU recipes start from, trained from scratch on two cores.
+"""The base policy that the CPU recipes start from, first part: from scratch on two cores.
 
-python scripts/train_tokenizer.py --out=jaxrl_agents/assets/base/tokenizer.json
-python scripts/train_sft.py --config=configs/base_cpu.py --workdir=W
-python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W
---out=jaxrl_agents/assets/base
+    python scripts/train_tokenizer.py --out=jaxrl_agents/assets/base/tokenizer.json
+    python scripts/train_sft.py --config=configs/base_cpu.py --workdir=W
+
+The second part is configs/base_cite_cpu.py. Loss of the mixture: 8.3 at the start, 1.8 at the end.
 """
 
 import dataclasses
