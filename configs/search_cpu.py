@@ -43,7 +43,7 @@ def get_config() -> config.RunConfig:
         tie_embeddings=True,
       )
     ),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=2),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=2, temperature=0.5),
     sft=config.SftConfig(
       steps=30,
       lr=5e-4,
