@@ -27,7 +27,7 @@ def get_config() -> config.RunConfig:
     ),
     policy=config.PolicySection(
       model=PolicyConfig(
-        vocab_size=4_096,
+        vocab_size=5_096,
         embed_dim=128,
         num_layers=4,
         num_heads=4,
@@ -43,23 +43,25 @@ def get_config() -> config.RunConfig:
         tie_embeddings=True,
       )
     ),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=2, temperature=0.5),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=0.5),
     sft=config.SftConfig(
-      steps=30,
-      lr=5e-4,
+      steps=20,
+      lr=3e-4,
       warmup_steps=5,
       rows_per_step=8,
       demonstration_tasks=300,
-      rollouts_per_task=2,
+      rollouts_per_task=1,
       mtp_steps=10,
     ),
     learner=config.LearnerConfig(
-      steps=16,
+      steps=12,
       groups_per_step=8,
       group_size=8,
       substeps=4,
       lr=3e-4,
       row_tokens=1_280,
+      rows_per_microbatch=4,
       mtp_weight=0.0,
+      level_weights_late=(0.4, 0.3, 0.2, 0.1),
     ),
   )

@@ -54,6 +54,7 @@ class Chat:
     stop_tokens: ids that end an assistant turn.
     document_mark_ids: ids after which the number of a document stands, int32 [n].
     number_ids: ids of the numbers 0 to 999, one token each, ascending int32 [1000].
+    chunk_number_ids: those of "_0" to "_999", which end the id of a chunk; ascending int32 [n].
   """
 
   def __init__(self, tokenizer: tokenizers.Tokenizer):
@@ -67,10 +68,10 @@ class Chat:
     self.vocab_size = tokenizer.get_vocab_size()
     self.pad_id = self._id["<|pad|>"]
     self.stop_tokens = (self._id["<|end|>"],)
-    numbers = [tokenizer.token_to_id(str(n)) for n in range(1000)]
-    self.number_ids = np.array(sorted(n for n in numbers if n is not None), np.int32)
-    marks = [tokenizer.token_to_id(mark) for mark in DOCUMENT_MARKS]
-    self.document_mark_ids = np.array([mark for mark in marks if mark is not None], np.int32)
+    known = lambda texts: [i for i in map(tokenizer.token_to_id, texts) if i is not None]
+    self.number_ids = np.array(sorted(known(str(n) for n in range(1000))), np.int32)
+    self.chunk_number_ids = np.array(sorted(known(f"_{n}" for n in range(1000))), np.int32)
+    self.document_mark_ids = np.array(known(DOCUMENT_MARKS), np.int32)
 
   def encode(self, text: str) -> np.ndarray:
     """Ids of plain text, int32 [T]; control tokens in the text are taken as characters."""
@@ -128,6 +129,11 @@ class Chat:
     """Indices of the tokens that are the number of a document, int64 [n]; `tokens` int32 [T]."""
     marked = np.isin(tokens[:-1], self.document_mark_ids) & np.isin(tokens[1:], self.number_ids)
     return 1 + np.flatnonzero(marked)
+
+  def chunk_number_places(self, tokens: np.ndarray) -> np.ndarray:
+    """Indices of the tokens after those: the number of a chunk in its document, int64 [n]."""
+    after = self.document_number_places(tokens[:-1]) + 1  # of the last token nothing follows
+    return after[np.isin(tokens[after], self.chunk_number_ids)]
 
   def _render_message(self, message: Message) -> np.ndarray:
     if message.role != "assistant":

@@ -90,10 +90,13 @@ class SamplerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersConfig:
-  """Spawned processes that play episodes. `stall_s`: no progress for so long is an error."""
+  """Spawned processes that play `episodes` at once among them, in whole groups.
+
+  `stall_s`: no progress for so long is an error.
+  """
 
   processes: int = 2
-  groups_per_process: int = 4
+  episodes: int = 64
   stall_s: float = 120.0
   deterministic: bool = False
 
@@ -117,13 +120,14 @@ class SftConfig:
 
   A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
   small network learns to quote from them first); they end after `copy_phase` of the steps.
-  `citations` are drills of listing the ids of a search result.
+  `drills` are short exercises in quoting the right ids of a result (`envs.search_drills`).
 
   Attributes:
     schedule: of the learning rate after the warm-up.
     demonstration_tasks: tasks of the train split, played `rollouts_per_task` times and filtered.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
-    rates: of demonstrations, practice, copies, citations and corpus text in the mixture.
+    rates: of demonstrations, practice, copies, drills and corpus text in the mixture.
+    balance_rate: step of the routers' selection biases towards equal load of the experts.
     mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
     mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.
   """
@@ -138,9 +142,10 @@ class SftConfig:
   rollouts_per_task: int = 2
   practice_tasks: int = 0
   copy_segments: int = 0
-  citation_segments: int = 0
+  reading_drills: int = 0
   rates: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0)
   copy_phase: float = 0.4
+  balance_rate: float = 1e-3
   mtp_weight: float = 0.0
   mtp_steps: int = 0
   save_every: int = 50

@@ -2,8 +2,9 @@
 
     python scripts/train_tokenizer.py --corpus=python --out=jaxrl_agents/assets/base/tokenizer.json
 
-Numbers up to 999 are single tokens (chunk ids are numbers that a policy must copy), and so are the
-fixed strings of tools and observations.
+The id 12_345 of chunk 345 of document 12 is two tokens, "12" and "_345": a policy must copy it, and
+what follows a token is what a small one can look up. The fixed strings of tools and observations
+are single tokens too.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ FIXED_STRINGS = (
 
 _CORPUS = flags.DEFINE_string("corpus", "python", "'python' or a folder of documents")
 _OUT = flags.DEFINE_string("out", None, "the tokenizer.json to write", required=True)
-_VOCAB = flags.DEFINE_integer("vocab_size", 4096, "ids in all, control tokens included")
+_VOCAB = flags.DEFINE_integer("vocab_size", 5096, "ids in all, control tokens included")
 
 
 def train(texts, vocab_size: int) -> tokenizers.Tokenizer:
-  """A byte-level BPE with the control tokens, the fixed strings and the numbers 0-999 as ids."""
-  numbers = [str(n) for n in range(10, 1000)]
+  """A byte-level BPE with the control tokens, the fixed strings, 0-999 and _0-_999 as ids."""
+  numbers = [*(str(n) for n in range(10, 1000)), *(f"_{n}" for n in range(1000))]
   extra = len(FIXED_STRINGS) + len(numbers)
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(

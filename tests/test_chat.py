@@ -30,8 +30,9 @@ def test_control_tokens_written_in_a_document_stay_characters():
   assert not set(ids.tolist()) & set(range(len(chat.CONTROL_TOKENS)))
 
 
-def test_a_number_below_a_thousand_is_one_token_so_a_chunk_id_is_three():
-  assert CHAT.count("417_31") == 3
+def test_a_number_below_a_thousand_is_one_token_so_a_chunk_id_is_two():
+  assert CHAT.count("417_31") == 2
+  assert CHAT.count("417_1031") == 3
 
 
 def test_a_conversation_that_grew_renders_to_an_extension_of_what_was_sampled():
@@ -97,6 +98,14 @@ def test_document_numbers_are_found_wherever_an_id_is_quoted_and_nowhere_else():
   ids = CHAT.encode(text)
   places = CHAT.document_number_places(ids)
   assert [CHAT.decode([ids[i]]) for i in places] == ["417", "8", "417", "9"]
+  after = CHAT.chunk_number_places(ids)
+  assert [CHAT.decode([ids[i]]) for i in after] == ["_31", "_2", "_31", "_0"]
+
+
+def test_numbers_of_documents_and_chunks_are_found_at_the_very_end_too():
+  ids = CHAT.encode("<Document id=8")
+  assert CHAT.document_number_places(ids).tolist() == [len(ids) - 1]
+  assert CHAT.chunk_number_places(ids).tolist() == []
 
 
 def test_a_missing_tokenizer_is_named_with_the_remedy(tmp_path):

@@ -20,12 +20,11 @@ import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from jaxrl_agents.chat import Chat
-from jaxrl_agents.types import Message, Segment
+from jaxrl_agents.types import Segment
 
 MANIFEST = "manifest.json"
 _ARRAYS = ("tokens", "loss_mask", "offsets")
@@ -142,31 +141,7 @@ def copy_segments(
   for _ in range(n):
     period = int(rng.integers(2, max_period + 1))
     string = rng.choice(ids, size=period).astype(np.int32)
-    yield _to_imitate(np.resize(string, length), np.arange(length) >= period)
-
-
-def citation_segments(
-  n: int, chat: Chat, texts: Sequence[str], *, max_hits: int, seed: int
-) -> Iterator[Segment]:
-  """Yields `n` drills of quoting ids: a result of 1 to `max_hits` hits, then their ids in order.
-
-  The numbers are random, the texts short pieces of `texts`. Trained is the reply.
-  """
-  rng = np.random.default_rng(seed)
-  for _ in range(n):
-    count = int(rng.integers(1, max_hits + 1))
-    ids = [f"{rng.integers(1000)}_{rng.integers(500)}" for _ in range(count)]
-    pieces = [" ".join(texts[i].split()[:8]) for i in rng.integers(len(texts), size=count)]
-    shown = "\n".join(
-      f"\n# DOCUMENT ID: {name} ({rng.integers(10, 60)} tokens) \n{piece}"
-      for name, piece in zip(ids, pieces, strict=True)
-    )
-    prompt = chat.render([Message("tool", shown)])
-    answer = "\n".join(f"<Document id={name}>" for name in ids)
-    reply = chat.encode_reply(Message("assistant", answer))
-    yield _to_imitate(
-      np.concatenate([prompt, reply]), np.arange(len(prompt) + len(reply)) >= len(prompt)
-    )
+    yield to_imitate(np.resize(string, length), np.arange(length) >= period)
 
 
 def text_segments(
@@ -182,10 +157,10 @@ def text_segments(
     for start in range(0, len(ids), max_tokens):
       piece = ids[start : start + max_tokens]
       if len(piece) > 1:
-        yield _to_imitate(piece, np.arange(len(piece)) >= 1)
+        yield to_imitate(piece, np.arange(len(piece)) >= 1)
 
 
-def _to_imitate(tokens: np.ndarray, loss_mask: np.ndarray) -> Segment:
+def to_imitate(tokens: np.ndarray, loss_mask: np.ndarray) -> Segment:
   """A segment that no policy sampled: no log-probabilities, no weight version."""
   return Segment(
     tokens,

@@ -47,8 +47,9 @@ class ExpertNoise:
   skip_prune: float = 0.15  # a turn above the threshold
   whole_question: float = 0.05  # a first query is the whole question
   cut_query: float = 0.15  # a first query is only the first half of its clue
-  same_query: float = 0.5  # a miss is followed by the whole clue again, which finds further chunks
-  grep: float = 0.35  # a miss is followed by grep of a shared name, if one is in sight
+  same_query: float = 0.9  # a miss is followed by the whole clue again, which finds further chunks
+  named: float = 0.3  # a miss is followed by its words and a shared name, if one is in sight
+  grep: float = 0.1  # a miss is followed by grep of a shared name, if one is in sight
   read: float = 0.04  # a turn reads a document on the side
   one_by_one: float = 0.35  # an episode asks for one clue a turn
   shuffle_answer: float = 0.2
@@ -155,7 +156,7 @@ class SearchExpert:
     name = self._seen_name(i, visible)
     if name and self._draws(self._noise.grep):
       return "grep_corpus", {"pattern": name}
-    if name:
+    if name and self._draws(self._noise.named):
       return _search(" ".join([name, *words]))
     again = self._draws(self._noise.same_query)
     return _search(text if again else " ".join(words))

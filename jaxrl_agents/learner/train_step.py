@@ -30,8 +30,8 @@ from jaxrl_agents.learner.loss_tokens import map_loss_tokens
 from jaxrl_agents.learner.metrics import ratio_metrics, summary
 from jaxrl_agents.learner.packing import Batch
 from jaxrl_agents.learner.state import PolicyState, TrainState
+from jaxrl_agents.policy import moe, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy import sharding, transformer
 from jaxrl_agents.policy.config import PolicyConfig
 
 
@@ -47,6 +47,8 @@ class Objective:
     temperature: of sampling, divides the logits; 1 for "sft".
     mtp_weight: of the distillation term beside "rl" or "sft"; 0.1 in DeepSeek-V3's last phase.
     replay_threshold: plausibility filter of the routing replay (policy.moe.replayed_experts).
+    balance_rate: step of the routers' selection biases towards equal load, see moe.balanced_bias;
+      for "sft" alone: in reinforcement learning sampler and learner must agree.
     remat: recompute each layer in the backward pass: less memory, about a third more work.
     max_unrolled_layers: up to so many layers run as a python loop, which took 15 % less time than a
       scan on CPU at 4 layers; deeper policies are scanned, to compile in reasonable time.
@@ -58,12 +60,17 @@ class Objective:
   temperature: float = 1.0
   mtp_weight: float = 0.0
   replay_threshold: float = 0.0
+  balance_rate: float = 0.0
   remat: bool = False
   max_unrolled_layers: int = 8
 
   def __post_init__(self):
     if self.kind not in ("rl", "sft", "mtp"):
       raise ValueError(f"no objective {self.kind!r}; there are rl, sft and mtp")
+    if self.balance_rate and self.kind != "sft":
+      raise ValueError(
+        f"balance_rate={self.balance_rate} is for 'sft', not {self.kind!r}; set it 0"
+      )
     losses.bind(self.loss, dict(self.numbers))
 
 
@@ -108,7 +115,10 @@ def update(
   for batch in batches[1:]:
     total = add(total, gradients(state.policy.params, batch, cfg, objective))
   sums, maxima = total.sums, total.maxima
+  load = sums["expert_load"]
   state, step = apply(state, total.grads, tx)
+  if objective.balance_rate and cfg.num_moe_layers:
+    state = balance(state, load, objective.balance_rate)
   return state, {"skipped": 0.0, **summary(sums, maxima), **jax.tree.map(float, step)}
 
 
@@ -162,6 +172,16 @@ def apply(
   opt_state = jax.tree.map(keep, opt_state, state.opt_state)
   metrics = {"grad_norm": norm, "applied": finite.astype(jnp.float32)}
   return state.replace(policy=policy, opt_state=opt_state), metrics
+
+
+@functools.partial(jax.jit, donate_argnums=(0,))
+def balance(state: TrainState, expert_load: jax.Array, rate: float) -> TrainState:
+  """The state with the routers' selection biases moved towards equal load; `state` is donated."""
+  params = dict(state.policy.params)
+  layers = dict(params["moe_layers"])
+  bias = moe.balanced_bias(layers["moe"]["router_bias"], expert_load, rate)
+  params["moe_layers"] = layers | {"moe": layers["moe"] | {"router_bias": bias}}
+  return state.replace(policy=state.policy.replace(params=params))
 
 
 def loss_and_metrics(

@@ -76,10 +76,3 @@ def plan_step(
 def write(pages: jax.Array, layer: jax.Array | int, step: Step, entries: jax.Array) -> jax.Array:
   """Pages with `entries` [B, Q, C] of one layer written, in place if pages are not read again."""
   return pages.at[layer, step.page, step.slot].set(entries.astype(pages.dtype))
-
-
-def read(pages: jax.Array, layer: jax.Array | int, step: Step) -> jax.Array:
-  """What one layer has cached for each row, in order: [B, K = Pm * S, C]."""
-  rows, table_pages = step.page_table.shape
-  gathered = pages[layer, step.page_table]  # [B, Pm, S, C]
-  return gathered.reshape(rows, table_pages * pages.shape[2], pages.shape[3])

@@ -171,13 +171,13 @@ class Players:
     self._pool = WorkerPool(
       policy_spec(config, corpus),
       workers.processes,
-      groups_per_worker=workers.groups_per_process,
+      groups_per_worker=workers.episodes,
       stall_s=workers.stall_s,
     )
     self._server = RolloutServer(
       self.engine,
       self._pool,
-      max_groups=workers.processes * workers.groups_per_process,
+      max_rollouts=workers.episodes,
       deterministic=workers.deterministic,
       stall_s=workers.stall_s,
     )

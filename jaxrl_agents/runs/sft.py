@@ -6,6 +6,7 @@ tasks -> demonstrations (workers) -> filter -> segments on disk -> seqio mixture
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.data import demonstrations, filters
+from jaxrl_agents.envs import search_drills
 from jaxrl_agents.harness.process import Job
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
@@ -24,11 +26,10 @@ from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
 
-SOURCES = ("demonstrations", "practice", "copies", "citations", "text")
+SOURCES = ("demonstrations", "practice", "copies", "drills", "text")
 DRILL_TOKENS = 128
 DRILL_PERIOD = 48
 DRILL_TEXTS = 4_000
-CITED_HITS = 6
 
 
 def make_sources(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, float]:
@@ -61,11 +62,15 @@ def make_sources(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> d
         max_period=DRILL_PERIOD,
         seed=config.seed,
       )
-    elif name == "citations":
-      texts = corpus.sampled_texts(DRILL_TEXTS)
-      segments = demonstrations.citation_segments(
-        sft.citation_segments, chat, texts, max_hits=CITED_HITS, seed=config.seed
+    elif name == "drills":
+      pairs = search_drills.reading_drills(
+        corpus.practice(sft.reading_drills, config.seed + 1),
+        lambda chunk_id: corpus.index.chunk(chunk_id).text,
+        corpus.sampled_texts(DRILL_TEXTS),
+        chat,
+        seed=config.seed,
       )
+      segments = (_imitated(prompt, reply) for prompt, reply in pairs)
     else:
       segments = demonstrations.text_segments(corpus.texts(), chat.encode, DRILL_TOKENS)
     demonstrations.write_segments(folder, (renumbered(s, chat, rng) for s in segments))
@@ -82,7 +87,6 @@ def play(
     WorkerPool(
       setup.expert_spec(config, corpus),
       config.workers.processes,
-      groups_per_worker=config.workers.groups_per_process,
       stall_s=config.workers.stall_s,
     ) as pool,
     Progress(label, len(tasks)) as progress,
@@ -103,15 +107,17 @@ def play(
 
 
 def renumbered(segment: Segment, chat: Chat, rng: np.random.Generator) -> Segment:
-  """The segment with the numbers of its documents drawn anew, consistently.
+  """The segment with the numbers of its documents and chunks drawn anew, consistently.
 
-  Document numbers mean nothing; a policy must quote the one it was shown, not remember it.
+  They mean nothing; a policy must quote the ones it was shown, not remember them.
   """
-  numbers = chat.number_ids
-  fresh = numbers[rng.permutation(len(numbers))]
-  places = chat.document_number_places(segment.tokens)
   tokens = segment.tokens.copy()
-  tokens[places] = fresh[np.searchsorted(numbers, tokens[places])]
+  for places, ids in (
+    (chat.document_number_places(tokens), chat.number_ids),
+    (chat.chunk_number_places(tokens), chat.chunk_number_ids),
+  ):
+    fresh = ids[rng.permutation(len(ids))]
+    tokens[places] = fresh[np.searchsorted(ids, tokens[places])]
   return dataclasses.replace(segment, tokens=tokens)
 
 
@@ -120,6 +126,8 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
   stopped.
   """
   cfg, sft = config.policy.model, config.sft
+  # Importing seqio takes ten seconds; meanwhile the expert plays.
+  threading.Thread(target=_seqio_tasks, daemon=True).start()
   rates = make_sources(config, corpus, workdir)
   tx = state.make_optimizer(
     cfg,
@@ -130,7 +138,11 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
     final_fraction=0.1 if sft.schedule == "cosine" else 0.0,
     weight_decay=sft.weight_decay,
   )
-  objective = train_step.Objective("sft", mtp_weight=sft.mtp_weight if cfg.mtp_depth else 0.0)
+  objective = train_step.Objective(
+    "sft",
+    mtp_weight=sft.mtp_weight if cfg.mtp_depth else 0.0,
+    balance_rate=sft.balance_rate,
+  )
   params = setup.initial_params(config)
   current = state.make_state(params, tx, jax.random.key(config.seed))
   manager = checkpoint.open_manager(workdir.checkpoints / "sft", keep=1)
@@ -176,8 +188,7 @@ def batches(
   config: RunConfig, workdir: Workdir, rates: dict[str, float], first: int
 ) -> Iterator[list[packing.Batch]]:
   """Microbatches of each step from `first` on: drills leave the mixture after `copy_phase`."""
-  from jaxrl_agents.data import seqio_tasks  # ten seconds and a gigabyte: only here
-
+  seqio_tasks = _seqio_tasks()
   sft, learner = config.sft, config.learner
   switch = int(sft.copy_phase * sft.steps) if "copies" in rates else 0
   later = {name: rate for name, rate in rates.items() if name != "copies"} or rates
@@ -217,6 +228,17 @@ def microbatches(rows: dict[str, np.ndarray], rows_per_microbatch: int) -> list[
   )
   cut = lambda start: jax.tree.map(lambda x: x[start : start + rows_per_microbatch], whole)
   return [cut(start) for start in range(0, len(mask), rows_per_microbatch)]
+
+
+def _seqio_tasks():
+  from jaxrl_agents.data import seqio_tasks  # ten seconds and a gigabyte: only here
+
+  return seqio_tasks
+
+
+def _imitated(prompt: np.ndarray, reply: np.ndarray) -> Segment:
+  tokens = np.concatenate([prompt, reply])
+  return demonstrations.to_imitate(tokens, np.arange(len(tokens)) >= len(prompt))
 
 
 def _recall(groups: Iterable[Group]) -> float:

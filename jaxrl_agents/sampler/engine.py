@@ -2,8 +2,8 @@
 time.
 
 The host decides (scheduler, pages), the device computes (steps); once a step, the sampled ids,
-their log-probabilities and experts are fetched. All shapes are static: after `warm_up` nothing
-compiles.
+their log-probabilities and experts are fetched. All shapes are static, one set for few running
+sequences and one for many: after `warm_up` nothing compiles.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from jaxrl_agents.sampler.scheduler import Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
 from jaxrl_agents.types import NOT_ROUTED, Generation, Limits
 
-_TABLE_WIDTHS = 3
-_NARROWEST_TABLE = 8
+_FEWER_ROWS = 4
+"""A decode step of at most a quarter of the slots runs a program of a quarter of the rows."""
 
 
 @dataclasses.dataclass
@@ -133,7 +133,7 @@ class Engine:
       prefill_rows=prefill_rows,
       draft_tokens=draft_tokens,
     )
-    self._table_widths = _table_widths(max_pages)
+    self._row_counts = sorted({-(-slots // _FEWER_ROWS), slots})
     self._params = _own(params)
     places = draft_tokens + 1 if draft_tokens else 0
     self._state = steps.State(
@@ -153,12 +153,13 @@ class Engine:
   def warm_up(self) -> None:
     """Compiles every program that a step can need, on rows without work."""
     num_slots, max_pages = self._rows.page_table.shape
-    for width in self._table_widths:
-      for num_rows in {1, self._prefill_rows}:
-        rows = steps.empty_rows(num_rows, self._prefill_tokens + 1, max_pages)
-        self._run(self._prefill_step, rows, width, np.full(num_rows, num_slots, np.int32))
-      rows = steps.empty_rows(num_slots, self._draft_tokens + 1, max_pages)
-      self._run(self._decode_step, rows, width)
+    nowhere = lambda count: np.full(count, num_slots, np.int32)
+    for count in {1, self._prefill_rows}:
+      rows = steps.empty_rows(count, self._prefill_tokens + 1, max_pages)
+      self._run(self._prefill_step, rows, nowhere(count))
+    for count in self._row_counts:
+      rows = steps.empty_rows(count, self._draft_tokens + 1, max_pages)
+      self._run(self._decode_step, rows, nowhere(count))
     self.stats.forwards = 0
 
   def submit(self, prompt: np.ndarray, limits: Limits) -> int:
@@ -282,8 +283,7 @@ class Engine:
       steps.set_limits(rows, i, sequence.limits)
       if end == sequence.prefill_end:
         slots[i] = sequence.slot
-    width = self._width([-(-(c.start + c.count) // self._pool.page_tokens) for c in chunks])
-    sampled = self._run(self._prefill_step, rows, width, slots)
+    sampled = self._run(self._prefill_step, rows, slots)
     return [c.sequence for i, c in enumerate(chunks) if self._take_prefilled(c, i, sampled)]
 
   def _take_prefilled(self, chunk: Chunk, row: int, sampled: steps.Sampled) -> bool:
@@ -310,29 +310,28 @@ class Engine:
 
   def _decode(self, sequences: list[Sequence]) -> list[Sequence]:
     """Samples for every sequence; returns those that ended."""
-    rows = self._rows
-    rows.active[:] = 0
-    for sequence in sequences:
-      rows.active[sequence.slot] = 1
-      rows.lengths[sequence.slot] = sequence.num_cached
-    width = self._width([len(sequence.pages) for sequence in sequences])
-    rows = rows.replace(page_table=self._scheduler.page_table)
-    sampled = self._run(self._decode_step, rows, width)
+    count = next(n for n in self._row_counts if n >= len(sequences))
+    slots = np.full(count, len(self._rows.active), np.int32)
+    slots[: len(sequences)] = [sequence.slot for sequence in sequences]
+    rows = steps.empty_rows(count, self._draft_tokens + 1, self._rows.page_table.shape[1])
+    held = self._rows.replace(page_table=self._scheduler.page_table)
+    jax.tree.map(lambda new, old: _copy_rows(new, old, slots[: len(sequences)]), rows, held)
+    rows.active[: len(sequences)] = 1
+    rows.lengths[: len(sequences)] = [sequence.num_cached for sequence in sequences]
+    sampled = self._run(self._decode_step, rows, slots)
     num_new = sampled.num_accepted + 1
     finished = []
-    for sequence in sequences:
-      slot, start, count = sequence.slot, sequence.num_cached, int(num_new[sequence.slot])
-      self._record_routing(sequence, start, sampled.routing[slot, :count])
-      if self._append(sequence, sampled.tokens[slot], sampled.logprobs[slot], count):
+    for row, sequence in enumerate(sequences):
+      start, new = sequence.num_cached, int(num_new[row])
+      self._record_routing(sequence, start, sampled.routing[row, :new])
+      if self._append(sequence, sampled.tokens[row], sampled.logprobs[row], new):
         finished.append(sequence)
-      self._scheduler.advance(
-        sequence, start + count, start if self._draft_tokens else start + count
-      )
-    rows.tokens[:] = sampled.tokens
-    rows.num_tokens[:] = num_new
+      self._scheduler.advance(sequence, start + new, start if self._draft_tokens else start + new)
+      self._rows.tokens[sequence.slot] = sampled.tokens[row]
+      self._rows.num_tokens[sequence.slot] = new
     self.stats.decoded_rows += len(sequences)
     self.stats.drafted += self._draft_tokens * len(sequences)
-    self.stats.accepted += sum(int(sampled.num_accepted[s.slot]) for s in sequences)
+    self.stats.accepted += int(sampled.num_accepted[: len(sequences)].sum())
     return finished
 
   def _append(
@@ -371,14 +370,9 @@ class Engine:
       stop="stop" if int(tokens[-1]) in sequence.limits.stop_tokens else "length",
     )
 
-  def _width(self, num_pages: list[int]) -> int:
-    """The narrowest page table that was compiled and holds the longest row."""
-    return next(width for width in self._table_widths if width >= max(num_pages))
-
-  def _run(self, program, rows: steps.Rows, width: int, *extra: np.ndarray) -> steps.Sampled:
-    """Runs a program on a page table cut to `width` and fetches what it sampled."""
-    rows = rows.replace(page_table=rows.page_table[:, :width])
-    self._state, sampled = program(self._params, self._state, rows, *extra)
+  def _run(self, program, rows: steps.Rows, slots: np.ndarray) -> steps.Sampled:
+    """Runs a program and fetches what it sampled."""
+    self._state, sampled = program(self._params, self._state, rows, slots)
     self.stats.forwards += 1
     return jax.device_get(sampled)
 
@@ -392,10 +386,8 @@ class Engine:
     return jax.jit(traced, donate_argnums=1)
 
 
-def _table_widths(max_pages: int) -> list[int]:
-  """Widths of page tables to compile: all pages, a half, a quarter, while that is worth it."""
-  widths = [-(-max_pages // 2**i) for i in range(_TABLE_WIDTHS)]
-  return sorted({width for width in widths if width >= _NARROWEST_TABLE} | {max_pages})
+def _copy_rows(new: np.ndarray, old: np.ndarray, slots: np.ndarray) -> None:
+  new[: len(slots)] = old[slots]
 
 
 def _own(params: dict[str, Any]) -> dict[str, Any]:

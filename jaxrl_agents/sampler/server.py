@@ -35,11 +35,10 @@ class RolloutServer:
   Args:
     engine: an Engine.
     pool: a harness.workers.WorkerPool: submit(job), poll(timeout_s), send(worker, message).
-    max_groups: groups in play at once; no more than the pool plays at once.
+    max_rollouts: rollouts in play at once, in whole groups; one group is always played.
     deterministic: step the engine only when every episode in play waits for a generation, and
       submit in an order that depends on the requests alone, so that a run is bitwise repeatable.
-      Each rollout is then played as a group of its own, with a seed of its own, and max_groups
-      bounds these.
+      Each rollout is then played as a group of its own, with a seed of its own.
     stall_s: seconds without a message or a step after which RolloutError is raised.
     max_retries: how often a job is submitted again after its worker died.
   """
@@ -49,20 +48,20 @@ class RolloutServer:
     engine: Steps,
     pool: Any,
     *,
-    max_groups: int,
+    max_rollouts: int,
     deterministic: bool = False,
     stall_s: float = 120.0,
     max_retries: int = 2,
   ):
-    if max_groups < 1:
-      raise ValueError(f"max_groups={max_groups}; play at least one group at a time")
+    if max_rollouts < 1:
+      raise ValueError(f"max_rollouts={max_rollouts}; play at least one at a time")
     self._engine, self._pool = engine, pool
-    self._max_groups, self._deterministic = max_groups, deterministic
+    self._max_rollouts, self._deterministic = max_rollouts, deterministic
     self._stall_s, self._max_retries = stall_s, max_retries
     self._asked: dict[int, tuple[int, int]] = {}
     self._held: list[tuple[int, int, np.ndarray, Limits]] = []
     self._finished: list[Group] = []
-    self._jobs_in_play = 0
+    self._rollouts_in_play = 0
     self._groups: dict[str, tuple[Any, dict[str, Group | None]]] = {}
     self._group_of: dict[str, str] = {}
     self._parts: collections.deque[Any] = collections.deque()
@@ -95,8 +94,8 @@ class RolloutServer:
       yield from self._round()
 
   def _fill(self, jobs: Iterator[Any]) -> None:
-    """Brings the jobs in play up to max_groups."""
-    while self._jobs_in_play < self._max_groups:
+    """Brings the rollouts in play up to max_rollouts."""
+    while True:
       if not self._parts:
         job = next(jobs, None)
         if job is None:
@@ -105,8 +104,11 @@ class RolloutServer:
         self._groups[job.group_id] = (job, {part.group_id: None for part in parts})
         self._group_of |= {part.group_id: job.group_id for part in parts}
         self._parts.extend(parts)
+      more = self._rollouts_in_play + self._parts[0].num_rollouts
+      if self._rollouts_in_play and more > self._max_rollouts:
+        return
       self._pool.submit(self._parts.popleft())
-      self._jobs_in_play += 1
+      self._rollouts_in_play = more
 
   def _round(self) -> list[Group]:
     """Messages in; then finished groups out, or one engine step and its generations out."""
@@ -125,7 +127,7 @@ class RolloutServer:
 
   def _all_wait(self) -> bool:
     """Whether nothing but the engine can go on; a request may outlive an episode that failed."""
-    return len(self._asked) + len(self._held) >= self._jobs_in_play
+    return len(self._asked) + len(self._held) >= self._rollouts_in_play
 
   def _may_step(self) -> bool:
     if self._deterministic:
@@ -139,7 +141,7 @@ class RolloutServer:
       if kind == "generate":
         self._held.append((worker, *content))
       elif kind == "group":
-        self._jobs_in_play -= 1
+        self._rollouts_in_play -= len(content[0].trajectories)
         self._finished.append(content[0])
       elif kind == "died":
         self._retry(worker, *content)
@@ -197,9 +199,10 @@ class RolloutServer:
     if waited > self._stall_s:
       raise RolloutError(
         f"no message and no engine step for {waited:.0f} s (stall_s={self._stall_s:g}): "
-        f"{self._jobs_in_play} jobs in play, {len(self._held)} requests held, {len(self._asked)} "
-        f"in the engine, groups {sorted(self._groups)[:8]}, {self._pool.unfinished} unfinished in "
-        f"the pool; engine: {self._engine.describe()}; last error: {self._last_error or 'none'}"
+        f"{self._rollouts_in_play} rollouts in play, {len(self._held)} requests held, "
+        f"{len(self._asked)} in the engine, groups {sorted(self._groups)[:8]}, "
+        f"{self._pool.unfinished} unfinished in the pool; engine: {self._engine.describe()}; "
+        f"last error: {self._last_error or 'none'}"
       )
 
 

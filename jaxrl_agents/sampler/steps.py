@@ -152,13 +152,22 @@ def prefill(
 
 
 def decode(
-  params: dict[str, Any], state: State, rows: Rows, *, cfg: PolicyConfig
+  params: dict[str, Any], state: State, rows: Rows, slots: jax.Array, *, cfg: PolicyConfig
 ) -> tuple[State, Sampled]:
-  """Samples one token per row, or up to d + 1 by drafting d and verifying them in one pass."""
+  """Samples one token per row, or up to d + 1 by drafting d and verifying them in one pass.
+
+  Args:
+    params: unstacked layers.
+    state: donated.
+    rows: as in Rows.
+    slots: int32 [B], of each row's hidden states; out of range for a row without work.
+    cfg: sizes.
+  """
   if not state.hidden.shape[1]:
-    cache, hidden, sampled = _decode_one(params, state.cache, rows, cfg)
+    cache, sampled = _decode_one(params, state.cache, rows, cfg)
     return State(cache, state.hidden), sampled
-  drafts, q, cache = _draft(params, state, rows, cfg)
+  hidden = state.hidden.at[slots].get(mode="clip")
+  drafts, q, cache = _draft(params, state.replace(hidden=hidden), rows, cfg)
   newest = _at(rows.tokens, rows.num_tokens - 1)[:, None]
   output, cache = transformer.decode(
     params,
@@ -170,7 +179,8 @@ def decode(
     num_new=rows.active * (drafts.shape[1] + 1),
   )
   sampled = _verify(transformer.logits(params, output.hidden, cfg), drafts, q, rows)
-  return State(cache, output.hidden), sampled.replace(routing=output.routing.astype(jnp.uint16))
+  hidden = state.hidden.at[slots].set(output.hidden, mode="drop")
+  return State(cache, hidden), sampled.replace(routing=output.routing.astype(jnp.uint16))
 
 
 def _decode_one(params, cache, rows: Rows, cfg: PolicyConfig):
@@ -187,15 +197,11 @@ def _decode_one(params, cache, rows: Rows, cfg: PolicyConfig):
   uniform = sample.uniforms(rows.seeds, rows.lengths + 1, sample.FINAL)
   scores = transformer.logits(params, output.hidden[:, 0], cfg)
   tokens, logprobs = sample.sample(scores, uniform, rows.temperature, rows.top_p)
-  return (
-    cache,
-    output.hidden,
-    Sampled(
-      tokens=tokens[:, None],
-      logprobs=logprobs[:, None],
-      num_accepted=jnp.zeros_like(tokens),
-      routing=output.routing.astype(jnp.uint16),
-    ),
+  return cache, Sampled(
+    tokens=tokens[:, None],
+    logprobs=logprobs[:, None],
+    num_accepted=jnp.zeros_like(tokens),
+    routing=output.routing.astype(jnp.uint16),
   )
 
 

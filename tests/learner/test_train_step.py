@@ -236,3 +236,22 @@ def test_an_unknown_objective_or_loss_is_an_error():
     train_step.Objective("rlhf")
   with pytest.raises(ValueError, match="nearest is 'cispo'"):
     train_step.Objective("rl", loss="cispa")
+
+
+def test_balancing_steps_the_selection_biases_against_the_load_and_only_in_supervised_training():
+  cfg = dataclasses.replace(
+    CFG, num_dense_layers=0, num_experts=4, experts_per_token=1, expert_ffw_dim=4, mtp_depth=0
+  )
+  drawn = jax.jit(lambda key: params_lib.init(cfg, key))(jax.random.key(0))
+  tx = state.make_optimizer(cfg, learning_rate=0.0)
+  objective = train_step.Objective("sft", balance_rate=0.25)
+  batches = pack(make_rollouts())
+  loads = [train_step.gradients(drawn, b, cfg, objective).sums["expert_load"][0] for b in batches]
+  load = np.sum(loads, axis=0)
+  assert load.min() < load.max()
+  current = state.make_state(drawn, tx, jax.random.key(0))
+  current, _ = train_step.update(current, batches, cfg, objective, tx)
+  bias = current.policy.params["moe_layers"]["moe"]["router_bias"][0]
+  np.testing.assert_array_equal(bias, 0.25 * np.sign(load.mean() - load))
+  with pytest.raises(ValueError, match="balance_rate=0.25 is for 'sft'"):
+    train_step.Objective("rl", balance_rate=0.25)

@@ -65,7 +65,7 @@ def run(folder: pathlib.Path) -> None:
     prefill_rows=1,
   )
   with WorkerPool(WorkerSpec("tests.sampler.counting:build"), 1, groups_per_worker=4) as pool:
-    server = RolloutServer(engine, pool, max_groups=2, deterministic=True)
+    server = RolloutServer(engine, pool, max_rollouts=2, deterministic=True)
 
     def collect(tasks, step):
       jobs = [Job(f"{step} {i}", t, 2, Sampling(seed=step)) for i, t in enumerate(tasks)]

@@ -68,7 +68,7 @@ def bits(groups):
 
 
 def test_every_job_comes_back_as_one_group_of_two_turn_episodes(engine, pool):
-  server = RolloutServer(engine, pool, max_groups=3)
+  server = RolloutServer(engine, pool, max_rollouts=3)
   groups = list(server.collect(job(f"a{i}") for i in range(5)))
   assert sorted(g.task.id for g in groups) == [f"a{i}" for i in range(5)]
   for group in groups:
@@ -82,7 +82,7 @@ def test_every_job_comes_back_as_one_group_of_two_turn_episodes(engine, pool):
 def test_a_deterministic_run_repeats_bit_by_bit_and_keeps_the_order(engine, pool):
   def run():
     engine.set_params(params_lib.init(CFG, jax.random.key(1)), engine.version)  # an empty cache
-    server = RolloutServer(engine, pool, max_groups=3, deterministic=True)  # 1.5 groups
+    server = RolloutServer(engine, pool, max_rollouts=3, deterministic=True)  # 1.5 groups
     return list(server.collect(job(f"b{i}") for i in range(4)))
 
   first, second = run(), run()
@@ -93,7 +93,7 @@ def test_a_deterministic_run_repeats_bit_by_bit_and_keeps_the_order(engine, pool
 
 
 def test_a_group_whose_worker_died_is_played_again(engine, pool, tmp_path):
-  server = RolloutServer(engine, pool, max_groups=4)
+  server = RolloutServer(engine, pool, max_rollouts=4)
   jobs = [job("c0"), job("c1", 1, dies=1, folder=str(tmp_path)), job("c2")]
   groups = list(server.collect(jobs))
   assert sorted(g.task.id for g in groups) == ["c0", "c1", "c2"]
@@ -101,7 +101,7 @@ def test_a_group_whose_worker_died_is_played_again(engine, pool, tmp_path):
 
 
 def test_a_group_that_kills_every_worker_ends_with_its_name(engine, pool, tmp_path):
-  server = RolloutServer(engine, pool, max_groups=1, max_retries=1)
+  server = RolloutServer(engine, pool, max_rollouts=1, max_retries=1)
   with pytest.raises(RolloutError, match="'d0' lost its worker 2 times.*exit status 3"):
     list(server.collect([job("d0", 1, dies=2, folder=str(tmp_path))]))
 
@@ -116,6 +116,6 @@ def test_no_progress_ends_with_the_state_of_everything(engine):
     def poll(self, timeout_s):
       return []
 
-  server = RolloutServer(engine, SilentPool(), max_groups=1, stall_s=0.01)
-  with pytest.raises(RolloutError, match="1 jobs in play.*'e0'.*engine: version"):
+  server = RolloutServer(engine, SilentPool(), max_rollouts=1, stall_s=0.01)
+  with pytest.raises(RolloutError, match="2 rollouts in play.*'e0'.*engine: version"):
     list(server.collect([job("e0")]))

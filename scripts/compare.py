@@ -1,0 +1,33 @@
+"""Several runs side by side: a table of their evaluations, and their curves as an SVG.
+
+    python scripts/compare.py --workdir=runs/seed0 --workdir=runs/seed1 --svg=curves.svg
+
+Prints the table in Markdown. A run is named after its folder.
+"""
+
+import pathlib
+import sys
+
+from absl import app, flags
+
+from jaxrl_agents.viewer import comparison, inputs
+
+_WORKDIRS = flags.DEFINE_multi_string("workdir", None, "folder of a run; once a run", required=True)
+_SVG = flags.DEFINE_string("svg", "", "file for the curves; none are drawn if not given")
+
+
+def main(argv: list[str]) -> None:
+  """Prints the table, writes the curves."""
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected argument {argv[1]!r}; give each folder with --workdir=")
+  try:
+    runs = [inputs.read_run(workdir) for workdir in _WORKDIRS.value]
+    print(comparison.table(runs))
+    if _SVG.value:
+      pathlib.Path(_SVG.value).write_text(comparison.svg(runs))
+  except (ValueError, OSError) as error:
+    sys.exit(f"compare: {error}")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,79 @@
+"""Reading drills: what is quoted stands in the hits, and only the right hits are."""
+
+import re
+
+import numpy as np
+import pytest
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.envs import search_drills
+from jaxrl_agents.types import Task
+
+TEXTS = {
+  "7_3": "def f(): pass # some words before the lamp gives light to the whole street at night ok",
+  "8_1": "a bird sings",
+  "9_9": "stones are heavy and cold",
+}
+CLUES = (
+  {"text": "gives light to the street", "chunk_ids": ["7_3"], "name": "lamp"},
+  {"text": "sings", "chunk_ids": ["8_1", "9_9"], "name": "bird"},
+)
+
+
+def task(i, clues=CLUES):
+  return Task(f"t{i}", "search", "1. Thing: x.", {"clues": clues}, "train", i)
+
+
+@pytest.fixture(scope="module")
+def drills():
+  talk = chat_lib.load("base")
+  pairs = search_drills.reading_drills(
+    [task(i) for i in range(300)], TEXTS.__getitem__, ["wrong text here"], talk, seed=3
+  )
+  return [(talk.decode(p), talk.decode(r)) for p, r in pairs]
+
+
+def shown(prompt):
+  return re.findall(r"# DOCUMENT ID: (\S+) \(\d+ tokens\) \n(.*)", prompt)
+
+
+def test_with_a_question_the_right_hits_are_listed_or_all_the_wrong_ones_are_pruned(drills):
+  listed = pruned = 0
+  for prompt, reply in drills:
+    if "<|user|>" not in prompt:
+      continue
+    ids = [name for name, _ in shown(prompt)]
+    right = [name for name in ids if name in TEXTS]
+    if "prune_chunks" in reply:
+      pruned += 1
+      assert sorted(re.findall(r'"(\d+_\d+)"', reply)) == sorted(set(ids) - set(right))
+    else:
+      listed += 1
+      found = re.findall(r"<Document id=([^>]+)>", reply)
+      assert found == right and found[0] == "7_3" and len(found) == 2
+  assert listed > 100 and pruned > 20
+
+
+def test_without_a_question_all_hits_are_listed_in_order(drills):
+  bare = [(p, r) for p, r in drills if "<|user|>" not in p]
+  assert 40 < len(bare) < 120
+  for prompt, reply in bare:
+    ids = [name for name, _ in shown(prompt)]
+    assert re.findall(r"<Document id=([^>]+)>", reply) == ids
+
+
+def test_a_hit_is_cut_to_the_words_that_the_clue_shares(drills):
+  texts = {text for prompt, _ in drills for name, text in shown(prompt) if name == "7_3"}
+  assert {text.split("<|")[0] for text in texts} == {
+    "# some words before the lamp gives light to the whole street"
+  }
+
+
+def test_drills_depend_on_task_and_seed_alone():
+  talk = chat_lib.load("base")
+  make = lambda tasks: [
+    np.concatenate(pair)
+    for pair in search_drills.reading_drills(tasks, TEXTS.__getitem__, ["x y"], talk, seed=1)
+  ]
+  one, two = make([task(0), task(1)]), make([task(1)])
+  np.testing.assert_array_equal(one[1], two[0])

@@ -1,0 +1,50 @@
+"""Runs side by side: the table by hand, the curves as well-formed SVG with a line a run."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from jaxrl_agents.viewer import comparison
+from jaxrl_agents.viewer.inputs import Run
+
+BOOTSTRAP = {
+  "reward_gain": 0.25,
+  "reward_gain_lower95": 0.125,
+  "output_recall_gain": -0.5,
+  "output_recall_gain_lower95": -0.75,
+}
+
+
+def run(name, rewards, finished=True):
+  rows = [{"phase": "rl", "step": i, "reward": r} for i, r in enumerate(rewards)]
+  rows.append({"phase": "sft", "step": 99, "loss": 1.0})
+  entry = {"reward": 0.5, "output_recall": 0.25, "turns": 3}
+  evals = {"warm_start": entry, "trained": entry | {"reward": 0.75}, "one_shot_hybrid": entry}
+  summary = {"eval": evals, "paired_bootstrap": BOOTSTRAP} if finished else {}
+  return Run(name, tuple(rows), summary, ())
+
+
+def test_the_table_has_a_row_for_each_evaluation_and_gains_behind_the_trained():
+  lines = comparison.table([run("a", [0, 1])]).splitlines()
+  assert lines[2] == "| a | warm start | 0.500 | 0.250 | – | – | – | 3.000 |  |  |"
+  assert lines[3].endswith("| 3.000 | +0.250 (+0.125) | -0.500 (-0.750) |")
+  assert lines[4].startswith("| | one hybrid search | 0.500 |")
+  assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_curves_are_an_svg_with_a_line_for_each_run_and_names_as_text():
+  runs = [run("<b>&", [0, 1, 2]), run("c", [2, 1])]
+  root = ET.fromstring(comparison.svg(runs))
+  space = "{http://www.w3.org/2000/svg}"
+  texts = [text.text for text in root.iter(f"{space}text")]
+  assert "<b>&" in texts and "c" in texts and "step 2" in texts
+  lines = [line.get("points") for line in root.iter(f"{space}polyline")]
+  assert lines[0] == "0.0,150.0 130.0,75.0 260.0,0.0"
+  assert lines[1] == "0.0,0.0 130.0,75.0"
+
+
+def test_an_unfinished_run_and_one_without_steps_are_named_errors():
+  with pytest.raises(ValueError, match="a has no evaluation yet"):
+    comparison.table([run("a", [0], finished=False)])
+  with pytest.raises(ValueError, match="no run has a step"):
+    comparison.svg([run("a", [])])
