@@ -52,6 +52,7 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
     measured = time.monotonic()
     stream = TaskStream(corpus.tasks["train"], config.seed, ledger.get("stream"))
     compiles = players.engine.stats.compiles
+    players.take_stats()  # what the evaluation sampled belongs to no step
     with Progress("learning", config.learner.steps, first) as progress:
       reporter = Reporter(config, workdir, players, progress)
       current = loop.train(
