@@ -54,14 +54,15 @@ def get_config() -> config.RunConfig:
       mtp_steps=10,
     ),
     learner=config.LearnerConfig(
-      steps=12,
+      steps=10,
       groups_per_step=8,
       group_size=8,
       substeps=4,
-      lr=3e-4,
+      lr=5e-5,
       row_tokens=1_280,
       rows_per_microbatch=4,
       mtp_weight=0.0,
-      level_weights_late=(0.4, 0.3, 0.2, 0.1),
+      level_weights_early=(0.7, 0.3, 0.0, 0.0),
+      level_weights_late=(0.6, 0.3, 0.1, 0.0),
     ),
   )
