@@ -1,7 +1,8 @@
 """A scripted expert for the search environment: the demonstrations that a policy starts from.
 
 It knows which chunks support which clue, searches as a policy would, and answers only from what it
-can see. It errs on purpose, in some episodes more, so that reinforcement learning has room.
+can see. It errs on purpose, in some episodes more, and most of its episodes are hasty, so that
+reinforcement learning has room.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class ExpertNoise:
   grep: float = 0.1  # a miss is followed by grep of a shared name, if one is in sight
   read: float = 0.04  # a turn reads a document on the side
   one_by_one: float = 0.35  # an episode asks for one clue a turn
+  hasty: float = 0.8  # an episode asks for one clue and answers
+  generous: float = 0.5  # an episode's answer lists all that is in sight
   max_tries: int = 2  # of a clue
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
 
@@ -74,7 +77,9 @@ class SearchExpert:
     self._scale = self._random.choice(noise.scales)
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
     self._gold = rules.gold_ids(task.facts)
-    self._one_by_one = self._draws(noise.one_by_one)
+    self._hasty = self._draws(noise.hasty)
+    self._generous = self._draws(noise.generous)
+    self._one_by_one = self._hasty or self._draws(noise.one_by_one)
     self._tries = [0] * len(self._clues)
     self._asked: list[int | None] = []  # of each call of the last turn, the clue it was for
     self._best: dict[int, str] = {}  # the best hit of a clue's first search
@@ -91,7 +96,8 @@ class SearchExpert:
     usage = self._usage(context)
     open_clues = self._open_clues(visible)
     done = not open_clues or self._turn >= self._limits.max_turns
-    if done or (self._turn > 1 and self._errs(self._noise.early_answer)):
+    hasty = self._hasty or self._errs(self._noise.early_answer)
+    if done or (self._turn > 1 and hasty):
       return self._answer(visible)
     calls: list[tuple[str, dict[str, Any]]] = []
     if usage > self._limits.threshold_tokens and not self._errs(self._noise.skip_prune):
@@ -211,7 +217,9 @@ class SearchExpert:
     return untried[0] if untried else ""
 
   def _answer(self, visible: Sequence[str]) -> Message:
-    """The gold chunks in sight less the forgotten, guesses and wrong ones, as they were shown."""
+    """The gold chunks in sight less the forgotten, guesses and wrong ones, as they were shown;
+    all in sight if the episode is generous.
+    """
     gold = [i for i in visible if i in self._gold]
     listed = {i for i in gold if not self._errs(self._noise.forget)}
     listed |= {i for i in self._guesses(visible) if self._draws(self._noise.guess)} - {*gold}
@@ -219,6 +227,8 @@ class SearchExpert:
     self._random.shuffle(others)
     while others and (not listed or self._errs(self._noise.wrong_document)):
       listed.add(others.pop())
+    if self._generous:
+      listed = set(visible[: self._limits.max_documents])
     text = "\n".join(f"<Document id={self._ids.name(i)}>" for i in visible if i in listed)
     return Message("assistant", text or "No documents found")
 
