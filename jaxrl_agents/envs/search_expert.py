@@ -1,8 +1,8 @@
 """A scripted expert for the search environment: the demonstrations that a policy starts from.
 
 It knows which chunks support which clue, searches as a policy would, and answers only from what it
-can see. It errs on purpose, in some episodes more, and most of its episodes are hasty, so that
-reinforcement learning has room.
+can see. It errs on purpose, in some episodes more, and others are hasty, so that reinforcement
+learning has room.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class ExpertNoise:
 
   early_answer: float = 0.08  # a turn, with clues still open
   give_up: float = 0.25  # a clue, each time it was missed
-  forget: float = 0.1  # a gold chunk seen, in the answer
-  wrong_document: float = 0.15  # one more wrong chunk in the answer, again and again
+  forget: float = 0.05  # a gold chunk seen, in the answer
+  wrong_document: float = 0.1  # one more wrong chunk in the answer, again and again
   wrong_prune: float = 0.08  # a gold chunk, in a prune call
   skip_prune: float = 0.15  # a turn above the threshold
   guess: float = 0.6  # a clue that was missed: the answer names the best hit of its first search
-  whole_question: float = 0.05  # a first query is the whole question
-  cut_query: float = 0.15  # a first query is only the first half of its clue
-  same_query: float = 0.9  # a miss is followed by the whole clue again, which finds further chunks
-  named: float = 0.3  # a miss is followed by its words and a shared name, if one is in sight
-  grep: float = 0.1  # a miss is followed by grep of a shared name, if one is in sight
+  whole_question: float = 0.02  # a first query is the whole question
+  cut_query: float = 0.05  # a first query is only the first half of its clue
+  same_query: float = 0.95  # a miss is followed by the whole clue again, which finds further chunks
+  named: float = 0.1  # a miss is followed by its words and a shared name, if one is in sight
+  grep: float = 0.05  # a miss is followed by grep of a shared name, if one is in sight
   read: float = 0.04  # a turn reads a document on the side
   one_by_one: float = 0.35  # an episode asks for one clue a turn
-  hasty: float = 0.8  # an episode asks for one clue and answers
+  hasty: float = 0.3  # an episode asks for one clue and answers
   generous: float = 0.5  # an episode's answer lists all that is in sight
   max_tries: int = 2  # of a clue
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
