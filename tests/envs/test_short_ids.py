@@ -60,7 +60,9 @@ def test_pruning_and_reading_take_the_numbers(services, task):
 
 
 def test_the_expert_reads_and_says_numbers(services, task):
-  faultless = ExpertNoise(scales=(0.0,), cut_query=0.0, read=0.0, one_by_one=0.0)
+  faultless = ExpertNoise(
+    scales=(0.0,), cut_query=0.0, read=0.0, one_by_one=0.0, hasty=0.0, generous=0.0
+  )
   player = make_player(task, services, faultless, 0)
   sampling = Sampling(max_new_tokens=services.limits.max_new_tokens)
   played = asyncio.run(run_episode(player, services.chat, player, task=task, sampling=sampling))
