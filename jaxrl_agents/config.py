@@ -160,7 +160,9 @@ class SftConfig:
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
-  each.
+  each. `remat` computes each layer again in the backward pass: less memory, a third more work.
+  A checkpoint is written every `save_every` steps: so many are lost at most where a machine dies
+  without a warning (learner.preemption).
   """
 
   loss: Literal["cispo", "grpo", "dr_grpo", "dapo", "gspo", "ppo_clip", "k25"] = "cispo"
@@ -177,6 +179,7 @@ class LearnerConfig:
   clip_high: float = 5.0
   row_tokens: int = 1_024
   rows_per_microbatch: int = 8
+  remat: bool = False
   router_replay: bool = True
   mtp_weight: float = 0.1
   canary_bound: float = 1e-4

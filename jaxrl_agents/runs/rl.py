@@ -15,7 +15,7 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.evals import suites
 from jaxrl_agents.harness import queue
-from jaxrl_agents.learner import checkpoint, loop, state, train_step
+from jaxrl_agents.learner import checkpoint, loop, preemption, state, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.runs import base, evaluation, setup
 from jaxrl_agents.runs.progress import Progress
@@ -44,7 +44,8 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
   workdir.drop_metrics_from("rl", first)
   version = int(current.policy.version)
   weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
-  with setup.Players(config, corpus, current.policy.params, version) as players:
+  players_of = setup.Players(config, corpus, current.policy.params, version)
+  with preemption.watched() as notice, players_of as players:
     publish = publisher(workdir, players)
     players.warm_up()
     ready = time.monotonic()
@@ -64,6 +65,7 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
           publish=publish,
           save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
           report=reporter,
+          held=notice.held,
         ),
         cfg=cfg,
         learner=config.learner,
@@ -112,6 +114,7 @@ def objective(config: RunConfig) -> train_step.Objective:
     numbers=numbers if learner.loss == "cispo" else (),
     temperature=config.sampler.temperature,
     mtp_weight=learner.mtp_weight if config.policy.model.mtp_depth else 0.0,
+    remat=learner.remat,
   )
 
 
