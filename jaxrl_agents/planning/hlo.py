@@ -99,7 +99,7 @@ class Cost:
 
 
 @dataclasses.dataclass
-class _Computation:
+class Computation:
   """What one run of a computation asks for.
 
   Attributes:
@@ -125,23 +125,23 @@ def cost(text: str, expected: Callable[[str, float], float]) -> Cost:
     expected: (file that a loop of unknown length stands in, length of the loop around it) -> how
       often it runs on average.
   """
-  lines = text.splitlines()
-  computations, entry = _computations(lines, _files_of_frames(lines))
+  found, entry = computations(text)
   cycles: dict[str, float] = defaultdict(float)
   collectives: list[Collective] = []
   guessed: dict[str, float] = {}
-  for name, times, file in _runs(computations, entry, expected):
+  for name, times, file in runs(found, entry, expected):
     if file:
       guessed[file] = max(times, guessed.get(file, 0.0))
       continue
-    found = computations[name]
-    for origin, count in found.cycles:
+    for origin, count in found[name].cycles:
       cycles[origin] += times * count
-    collectives.extend(Collective(*each, times) for each in found.collectives)
+    collectives.extend(Collective(*each, times) for each in found[name].collectives)
   return Cost(dict(cycles), tuple(collectives), guessed)
 
 
-def _runs(computations, entry, expected) -> Iterable[tuple[str, float, str]]:
+def runs(
+  computations: dict[str, Computation], entry: str, expected: Callable[[str, float], float]
+) -> Iterable[tuple[str, float, str]]:
   """(computation, how often it runs, ""), and ("", length, file) for every loop guessed."""
   waiting = [(entry, 1.0, 1.0)]
   while waiting:
@@ -157,8 +157,11 @@ def _runs(computations, entry, expected) -> Iterable[tuple[str, float, str]]:
       waiting.append((body, times * length, length))
 
 
-def _computations(lines, files) -> tuple[dict[str, _Computation], str]:
-  found: dict[str, _Computation] = defaultdict(_Computation)
+def computations(text: str) -> tuple[dict[str, Computation], str]:
+  """The computations of a program by name, and the name of the one that it begins with."""
+  lines = text.splitlines()
+  files = _files_of_frames(lines)
+  found: dict[str, Computation] = defaultdict(Computation)
   entry, current, constants = "", None, {}
   for line in lines:
     header = _COMPUTATION.match(line)
@@ -179,7 +182,7 @@ def _computations(lines, files) -> tuple[dict[str, _Computation], str]:
   return found, entry
 
 
-def _add(current: _Computation, shape: str, opcode: str, rest: str, files: dict[int, str]) -> None:
+def _add(current: Computation, shape: str, opcode: str, rest: str, files: dict[int, str]) -> None:
   frame = _FRAME.search(rest)
   file = files.get(int(frame[1]), ELSEWHERE) if frame else ELSEWHERE
   kind = opcode.removesuffix("-start")
