@@ -107,13 +107,13 @@ def windows(cfg: PolicyConfig, first: int, end: int) -> jax.Array | None:
 
 
 def embed(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
-  """Embeddings of tokens [B, T]: [B, T, D], split over a mesh by rows, as all that follows.
+  """Embeddings of tokens [B, T]: [B, T, D], split by rows and time, as all that follows.
 
   The width is gathered first: rows and width lie on the same mesh axes, and left to itself the
   compiler copies the whole result to every device to go from one split to the other.
   """
   table = sharding.constrain(params["embed"], "vocab", None)
-  return sharding.constrain(table[tokens], "batch", None, None)
+  return sharding.constrain(table[tokens], "batch", "time", None)
 
 
 def decode(
@@ -157,7 +157,10 @@ def decode(
     )
     return block(weights, x, cfg, attend, valid=valid)
 
-  carry = (params["embed"][tokens], cache.pages)
+  x = params["embed"][tokens]
+  if x.shape[0] % sharding.ambient_ways("batch") == 0:
+    x = sharding.constrain(x, "batch", None, None, rules=sharding.SERVE_RULES)
+  carry = (x, cache.pages)
   used = None
   if cfg.num_dense_layers:
     extra = jnp.arange(cfg.num_dense_layers), windows(cfg, 0, cfg.num_dense_layers)
