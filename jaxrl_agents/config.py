@@ -188,6 +188,22 @@ class LearnerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices of a run, as factors of their number; all 1: the first device alone, without a mesh.
+
+  `data`, `fsdp` and `expert` split the rows of a microbatch, `context` their time; `fsdp` also
+  splits parameters and moments, `expert` the experts, `tensor` heads, ffw and vocabulary. A
+  checkpoint restores under any mesh.
+  """
+
+  data: int = 1
+  fsdp: int = 1
+  expert: int = 1
+  context: int = 1
+  tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
   """Held-out evaluation: `tasks` of the split, `rollouts` each, paired bootstrap over tasks."""
 
@@ -211,6 +227,7 @@ class RunConfig:
   reward: RewardConfig = RewardConfig()
   sft: SftConfig = SftConfig()
   learner: LearnerConfig = LearnerConfig()
+  mesh: MeshConfig = MeshConfig()
   eval: EvalConfig = EvalConfig()
 
 
@@ -297,6 +314,7 @@ def validate(config: RunConfig) -> RunConfig:
       f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
       f"{learner.substeps} equal parts; make it a multiple"
     )
+  _check_mesh(config.mesh, learner)
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:
@@ -305,6 +323,22 @@ def validate(config: RunConfig) -> RunConfig:
       "set sampler.draft_tokens=0 or policy.model.mtp_depth=1"
     )
   return config
+
+
+def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
+  if min(dataclasses.astuple(mesh)) < 1:
+    raise ValueError(f"{mesh} has a factor below 1; 1 leaves an axis out")
+  rows = mesh.data * mesh.fsdp * mesh.expert
+  if learner.rows_per_microbatch % rows:
+    raise ValueError(
+      f"learner.rows_per_microbatch={learner.rows_per_microbatch} does not split over mesh.data x "
+      f"fsdp x expert = {rows} devices; make it a multiple"
+    )
+  if learner.row_tokens % mesh.context:
+    raise ValueError(
+      f"learner.row_tokens={learner.row_tokens} does not split over mesh.context={mesh.context} "
+      "devices; make it a multiple"
+    )
 
 
 def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:

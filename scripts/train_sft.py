@@ -20,7 +20,8 @@ def main() -> None:
   config = _config()
   setup.compilation_cache(config.corpus.cache)
   workdir = Workdir(_WORKDIR.value)
-  sft.train(config, setup.open_corpus(config), workdir)
+  with setup.devices(config):
+    sft.train(config, setup.open_corpus(config), workdir)
   print(f"the warm start is in {workdir.warm_start}")
 
 

@@ -127,7 +127,7 @@ def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Genera
 
 def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains on the mixture, leaves the policy in `warm_start`; resumes where an earlier run
-  stopped.
+  stopped, whatever its mesh was. To be called within `setup.devices`.
   """
   cfg, sft = config.policy.model, config.sft
   # Importing seqio takes ten seconds; meanwhile the expert plays.
@@ -148,7 +148,7 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
     balance_rate=sft.balance_rate,
   )
   params = setup.initial_params(config)
-  current = state.make_state(params, tx, jax.random.key(config.seed))
+  current = setup.fresh_state(config, params, tx)
   manager = checkpoint.open_manager(workdir.checkpoints / "sft", keep=1)
   first, current, _ = setup.restored(manager, current)
   workdir.drop_metrics_from("sft", first)
@@ -177,7 +177,7 @@ def distilled(
   if not sft.mtp_steps:
     return params
   tx = state.make_optimizer(cfg, learning_rate=sft.lr, warmup_steps=5, trained="mtp")
-  current = state.make_state(params, tx, jax.random.key(config.seed))
+  current = setup.fresh_state(config, params, tx)
   workdir.drop_metrics_from("mtp", 0)
   with Progress("draft module", sft.mtp_steps) as progress:
     for step in range(sft.mtp_steps):

@@ -1,6 +1,6 @@
 """A policy trained and sampled on eight host devices and on one; run by test_sharding.
 
-Prints "equal" where, on every mesh: loss within 1e-5 (relative), gradients within 1e-4 and 2e-5
+Prints "equal" where, on every mesh: loss within 1e-5 and 1e-6, gradients within 1e-4 and 2e-5
 (relative, absolute), parameters after one optimizer step within 2e-5, sampled ids and experts
 equal, log-probabilities within 1e-5; and where parameters and both moments lie as the table says.
 """
@@ -11,6 +11,7 @@ import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_agents.learner import packing, state, train_step
@@ -21,20 +22,21 @@ from jaxrl_agents.types import Limits, Segment
 from tests.policy import tiny
 
 ROW_TOKENS = 32
+PLAIN = dataclasses.replace(
+  tiny.GQA, vocab_size=56, num_layers=2, num_dense_layers=0, dense_ffw_dim=0, mtp_depth=0
+)
 GQA = dataclasses.replace(tiny.GQA, vocab_size=56, num_layers=2)
 MLA = dataclasses.replace(tiny.MLA, vocab_size=56, num_layers=2)
-BIASED = dataclasses.replace(tiny.BIASED, vocab_size=56, num_layers=2, mtp_depth=1)
-# Scanned: half as much to compile.
-OBJECTIVE = train_step.Objective("rl", mtp_weight=0.3, max_unrolled_layers=0)
+BIASED = dataclasses.replace(tiny.BIASED, vocab_size=56, num_layers=2)
 MESHES = {
-  "data": (GQA, {"data": 8}),
-  "fsdp": (GQA, {"fsdp": 8}),
-  "expert": (GQA, {"expert": 8}),
-  "context": (GQA, {"context": 8}),
-  "tensor": (GQA, {"tensor": 2}),
-  "fsdp, expert and tensor": (GQA, {"fsdp": 2, "expert": 2, "tensor": 2}),
-  "data, expert and context with latents": (MLA, {"data": 2, "expert": 2, "context": 2}),
-  "expert, context and tensor with sinks": (BIASED, {"expert": 2, "context": 2, "tensor": 2}),
+  "data": (PLAIN, {"data": 8}),
+  "fsdp": (PLAIN, {"fsdp": 8}),
+  "expert": (PLAIN, {"expert": 8}),
+  "context": (PLAIN, {"context": 8}),
+  "tensor": (PLAIN, {"tensor": 2}),
+  "fsdp, expert and tensor, with drafts": (GQA, {"fsdp": 2, "expert": 2, "tensor": 2}),
+  "data, expert and context, with latents": (MLA, {"data": 2, "expert": 2, "context": 2}),
+  "expert, context and tensor, with sinks": (BIASED, {"expert": 2, "context": 2, "tensor": 2}),
 }
 
 
@@ -55,15 +57,17 @@ def batch_of(cfg):
   return batch
 
 
+def objective(cfg):
+  # Scanned: half as much to compile.
+  return train_step.Objective("rl", mtp_weight=0.3 * cfg.mtp_depth, max_unrolled_layers=0)
+
+
 def train(cfg, params, tx):
   """(loss, gradients, the state after one step) under the ambient mesh, if there is one."""
-  grads = train_step.gradients(params, train_step.placed(batch_of(cfg)), cfg, OBJECTIVE)
-  fresh = state.make_state(params, tx, jax.random.key(0))
-  if not jax.sharding.get_mesh().empty:
-    fresh = sharding.place(fresh, state_places(cfg, tx))
-  # The update takes the buffers of its state.
-  fresh = jax.tree.map(jax.numpy.copy, fresh)
-  after, _ = train_step.apply(fresh, grads.grads, tx)
+  grads = train_step.gradients(params, train_step.placed(batch_of(cfg)), cfg, objective(cfg))
+  make = lambda params: state.make_state(jax.tree.map(jnp.copy, params), tx, jax.random.key(0))
+  places = None if jax.sharding.get_mesh().empty else state_places(cfg, tx)
+  after, _ = train_step.apply(jax.jit(make, out_shardings=places)(params), grads.grads, tx)
   return grads.sums["loss"], grads.grads, after
 
 
@@ -73,7 +77,7 @@ def state_places(cfg, tx):
 
 
 def sample(cfg, params):
-  """Generations of three prompts, prefilled in chunks that are large enough to be exchanged."""
+  """Generations of eight prompts, prefilled in one pass that is large enough to be exchanged."""
   engine = Engine(
     cfg,
     params,
@@ -81,18 +85,23 @@ def sample(cfg, params):
     slots=8,
     page_tokens=8,
     num_pages=64,
-    max_context_tokens=64,
-    prefill_tokens=24,
-    draft_tokens=1,
-    prefill_rows=3,
+    max_context_tokens=32,
+    prefill_tokens=12,
+    draft_tokens=cfg.mtp_depth,
+    prefill_rows=8,
   )
   rng = np.random.default_rng(1)
-  prompts = [rng.integers(1, cfg.vocab_size, n) for n in (30, 9, 40)]
+  prompts = [rng.integers(1, cfg.vocab_size, n) for n in (12, 9, 11, 12, 10, 12, 8, 12)]
   ids = [engine.submit(p, Limits(6, (), seed=i)) for i, p in enumerate(prompts)]
   done = {}
   while engine.num_unfinished:
     done |= dict(engine.step())
   return [done[i] for i in ids]
+
+
+@functools.cache
+def initial(cfg):
+  return jax.tree.map(np.asarray, tiny.init(cfg))
 
 
 @functools.cache
@@ -103,7 +112,7 @@ def optimizer(cfg):
 @functools.cache
 def alone(cfg):
   """What one device gives: loss, gradients, parameters after a step, generations."""
-  params = tiny.init(cfg)
+  params = jax.tree.map(jnp.asarray, initial(cfg))
   loss, grads, after = train(cfg, params, optimizer(cfg))
   return (*jax.tree.map(np.asarray, (loss, grads, after.policy.params)), sample(cfg, params))
 
@@ -124,11 +133,11 @@ def compare(cfg, sizes):
   tx = optimizer(cfg)
   mesh = sharding.make_mesh(**sizes, devices=jax.devices()[: np.prod(list(sizes.values()))])
   with jax.set_mesh(mesh):
-    params = sharding.place(tiny.init(cfg), sharding.shardings(cfg, mesh))
+    params = sharding.place(initial(cfg), sharding.shardings(cfg, mesh))
     found_loss, found_grads, found_after = train(cfg, params, tx)
     places = state_places(cfg, tx)
     found_generations = sample(cfg, params)
-  close(found_loss, loss, rtol=1e-5)
+  close(found_loss, loss, rtol=1e-5, atol=1e-6)
   close(found_grads, grads, rtol=1e-4, atol=2e-5)
   close(found_after.policy.params, after, atol=2e-5)
   at_home = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), found_after, places)
