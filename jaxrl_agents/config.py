@@ -161,6 +161,9 @@ class SftConfig:
 class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
   each.
+
+  `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
+  policy.transformer.REMAT) hold for the warm-up too.
   """
 
   loss: Literal["cispo", "grpo", "dr_grpo", "dapo", "gspo", "ppo_clip", "k25"] = "cispo"
@@ -177,6 +180,7 @@ class LearnerConfig:
   clip_high: float = 5.0
   row_tokens: int = 1_024
   rows_per_microbatch: int = 8
+  remat: Literal["none", "layer", "attention", "projections"] = "none"
   router_replay: bool = True
   mtp_weight: float = 0.1
   canary_bound: float = 1e-4

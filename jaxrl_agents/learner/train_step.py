@@ -50,7 +50,7 @@ class Objective:
     replay_threshold: plausibility filter of the routing replay (policy.moe.replayed_experts).
     balance_rate: step of the routers' selection biases towards equal load, see moe.balanced_bias;
       for "sft" alone: in reinforcement learning sampler and learner must agree.
-    remat: recompute each layer in the backward pass: less memory, about a third more work.
+    remat: what is kept of each layer for the backward pass, see policy.transformer.REMAT.
     max_unrolled_layers: up to so many layers run as a python loop, which took 15 % less time than a
       scan on CPU at 4 layers; deeper policies are scanned, to compile in reasonable time.
   """
@@ -62,7 +62,7 @@ class Objective:
   mtp_weight: float = 0.0
   replay_threshold: float = 0.0
   balance_rate: float = 0.0
-  remat: bool = False
+  remat: transformer.Remat = "none"
   max_unrolled_layers: int = 8
 
   def __post_init__(self):
@@ -72,6 +72,8 @@ class Objective:
       raise ValueError(
         f"balance_rate={self.balance_rate} is for 'sft', not {self.kind!r}; set it 0"
       )
+    if self.remat not in transformer.REMAT:
+      raise ValueError(f"no remat {self.remat!r}; there are {', '.join(transformer.REMAT)}")
     losses.bind(self.loss, dict(self.numbers))
 
 

@@ -22,12 +22,16 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 BLOCK = 256
 SHORT_BLOCK = 128
 """Of rows up to twice `BLOCK`: narrow tiles skip more, wide ones cost less a tile."""
 
 MASKED = -1e30
+
+KEPT = "attention"
+"""Name of output and log-sum-exp, which the backward pass needs, for policies of jax.checkpoint."""
 
 
 @jax.custom_vjp
@@ -62,7 +66,7 @@ def _forward(q, k, v, segment_ids, sinks, window, start):
   start = 0 if start is None else start
   padded = _padded(q, k, v, segment_ids, start)
   rows = functools.partial(_forward_rows, sinks=sinks, window=window, start=start)
-  out, log_total = _by_row(rows, *padded)
+  out, log_total = checkpoint_name(_by_row(rows, *padded), KEPT)
   saved = *padded, out, log_total, sinks, window, start, times
   return out[..., : times[0], :], saved
 

@@ -6,8 +6,10 @@ are one array; what is computed on the host is computed by all alike, and writte
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -29,6 +31,8 @@ def define() -> Callable[[], None]:
     "num_processes", None, "how many processes; None: as the cluster says"
   )
   number = flags.DEFINE_integer("process_id", None, "which this is, from 0; None: likewise")
+  for flag in (coordinator, count, number):  # shown by --help beside the script's own
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[flag.name])
   return lambda: start(coordinator.value, count.value, number.value)
 
 
@@ -55,6 +59,16 @@ def start(
 def is_first() -> bool:
   """Whether this process writes what only one may write."""
   return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def first_alone(name: str) -> Iterator[None]:
+  """What the first process makes on a shared disk here, the others then find made."""
+  if not is_first():
+    wait_for_all(name)
+  yield
+  if is_first():
+    wait_for_all(name)
 
 
 def gathered(tree: Any) -> Any:

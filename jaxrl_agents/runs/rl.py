@@ -111,6 +111,7 @@ def objective(config: RunConfig) -> train_step.Objective:
     numbers=numbers if learner.loss == "cispo" else (),
     temperature=config.sampler.temperature,
     mtp_weight=learner.mtp_weight if config.policy.model.mtp_depth else 0.0,
+    remat=learner.remat,
   )
 
 
