@@ -60,7 +60,7 @@ def get_config() -> config.RunConfig:
       lr=2e-6,
       row_tokens=32_768,
       rows_per_microbatch=64,
-      remat=True,
+      remat="layer",
       mtp_weight=0.0,
       save_every=10,
     ),

@@ -52,16 +52,17 @@ def get_config() -> config.RunConfig:
     sampler=config.SamplerConfig(
       slots=1_024, page_tokens=64, num_pages=4_096, prefill_tokens=2_048, draft_tokens=0
     ),
+    mesh=config.MeshConfig(fsdp=8, expert=64, context=4),
     workers=config.WorkersConfig(processes=64, episodes=2_048, stall_s=900.0),
     learner=config.LearnerConfig(
       steps=500,
-      groups_per_step=512,
+      groups_per_step=128,
       group_size=16,
       substeps=4,
       lr=1e-6,
       row_tokens=32_768,
-      rows_per_microbatch=2_048,
-      remat=True,
+      rows_per_microbatch=512,
+      remat="layer",
       mtp_weight=0.0,
       save_every=10,
     ),

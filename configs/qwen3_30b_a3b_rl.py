@@ -45,7 +45,7 @@ def get_config() -> config.RunConfig:
       lr=2e-6,
       row_tokens=32_768,
       rows_per_microbatch=8,
-      remat=True,
+      remat="layer",
       mtp_weight=0.0,
       save_every=10,
     ),

@@ -160,7 +160,10 @@ class SftConfig:
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
-  each. `remat` computes each layer again in the backward pass: less memory, a third more work.
+  each.
+
+  `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
+  policy.transformer.REMAT) hold for the warm-up too.
   A checkpoint is written every `save_every` steps: so many are lost at most where a machine dies
   without a warning (learner.preemption).
   """
@@ -179,7 +182,7 @@ class LearnerConfig:
   clip_high: float = 5.0
   row_tokens: int = 1_024
   rows_per_microbatch: int = 8
-  remat: bool = False
+  remat: Literal["none", "layer", "attention", "projections"] = "none"
   router_replay: bool = True
   mtp_weight: float = 0.1
   canary_bound: float = 1e-4
@@ -188,6 +191,22 @@ class LearnerConfig:
   level_switch: float = 0.4
   save_every: int = 1
   keep_checkpoints: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices of a run, as factors of their number; all 1: the first device alone, without a mesh.
+
+  `data`, `fsdp` and `expert` split the rows of a microbatch, `context` their time; `fsdp` also
+  splits parameters and moments, `expert` the experts, `tensor` heads, ffw and vocabulary. A
+  checkpoint restores under any mesh.
+  """
+
+  data: int = 1
+  fsdp: int = 1
+  expert: int = 1
+  context: int = 1
+  tensor: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +233,7 @@ class RunConfig:
   reward: RewardConfig = RewardConfig()
   sft: SftConfig = SftConfig()
   learner: LearnerConfig = LearnerConfig()
+  mesh: MeshConfig = MeshConfig()
   eval: EvalConfig = EvalConfig()
 
 
@@ -300,6 +320,7 @@ def validate(config: RunConfig) -> RunConfig:
       f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
       f"{learner.substeps} equal parts; make it a multiple"
     )
+  _check_mesh(config.mesh, learner)
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:
@@ -308,6 +329,22 @@ def validate(config: RunConfig) -> RunConfig:
       "set sampler.draft_tokens=0 or policy.model.mtp_depth=1"
     )
   return config
+
+
+def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
+  if min(dataclasses.astuple(mesh)) < 1:
+    raise ValueError(f"{mesh} has a factor below 1; 1 leaves an axis out")
+  rows = mesh.data * mesh.fsdp * mesh.expert
+  if learner.rows_per_microbatch % rows:
+    raise ValueError(
+      f"learner.rows_per_microbatch={learner.rows_per_microbatch} does not split over mesh.data x "
+      f"fsdp x expert = {rows} devices; make it a multiple"
+    )
+  if learner.row_tokens % mesh.context:
+    raise ValueError(
+      f"learner.row_tokens={learner.row_tokens} does not split over mesh.context={mesh.context} "
+      "devices; make it a multiple"
+    )
 
 
 def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:

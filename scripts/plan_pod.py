@@ -23,7 +23,7 @@ _TOPOLOGY = flags.DEFINE_string(
   "topology", None, "of the learner: v5p:8x16x16, v6e:4x4, h200:8, cpu:8, …", required=True
 )
 _MESH = flags.DEFINE_string(
-  "mesh", "", "of the learner: fsdp=16,expert=128; left out: as many ways over experts as divide"
+  "mesh", "", "of the learner: fsdp=16,expert=128; left out: the config's, or one that divides"
 )
 _SAMPLER_TOPOLOGY = flags.DEFINE_string(
   "sampler_topology", "", "of one sampler; left out: the learner's"

@@ -37,6 +37,9 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("policy.model.mtp_depth=0", "has no effect"),
     ("sampler.num_pages=8", "raise sampler.num_pages"),
     ("sft.rates=1,2", "4 numbers"),
+    ("mesh.expert=3", "learner.rows_per_microbatch=4 does not split"),
+    ("mesh.context=3", "learner.row_tokens=1024 does not split"),
+    ("mesh.fsdp=0", "a factor below 1"),
   ],
 )
 def test_a_bad_override_names_the_cause_and_the_remedy(override, message):

@@ -5,8 +5,9 @@
     add(total, more)
     apply(state, grads)        clip, AdamW, version + 1
 
-Every microbatch has one shape, so each function compiles once. Rows may be sharded over a mesh made
-ambient by jax.set_mesh; parameters and moments keep their shardings.
+Every microbatch has one shape, so each function compiles once. Under a mesh made ambient by
+jax.set_mesh the rows are split over it; parameters and moments keep their shardings, and what the
+host reads is whole in every process.
 
 Alphabet: B rows, T time, L mixture layers, E experts.
 """
@@ -49,7 +50,7 @@ class Objective:
     replay_threshold: plausibility filter of the routing replay (policy.moe.replayed_experts).
     balance_rate: step of the routers' selection biases towards equal load, see moe.balanced_bias;
       for "sft" alone: in reinforcement learning sampler and learner must agree.
-    remat: recompute each layer in the backward pass: less memory, about a third more work.
+    remat: what is kept of each layer for the backward pass, see policy.transformer.REMAT.
     max_unrolled_layers: up to so many layers run as a python loop, which took 15 % less time than a
       scan on CPU at 4 layers; deeper policies are scanned, to compile in reasonable time.
   """
@@ -61,7 +62,7 @@ class Objective:
   mtp_weight: float = 0.0
   replay_threshold: float = 0.0
   balance_rate: float = 0.0
-  remat: bool = False
+  remat: transformer.Remat = "none"
   max_unrolled_layers: int = 8
 
   def __post_init__(self):
@@ -71,6 +72,8 @@ class Objective:
       raise ValueError(
         f"balance_rate={self.balance_rate} is for 'sft', not {self.kind!r}; set it 0"
       )
+    if self.remat not in transformer.REMAT:
+      raise ValueError(f"no remat {self.remat!r}; there are {', '.join(transformer.REMAT)}")
     losses.bind(self.loss, dict(self.numbers))
 
 
@@ -100,7 +103,8 @@ def update(
 
   Args:
     state: is consumed, unless `batches` is empty.
-    batches: microbatches of one shape, on the host or placed by `place_batch`.
+    batches: microbatches of one shape, on the host or placed by `place_batch`; on the host they are
+      equal in every process.
     cfg: of the policy.
     objective: what to minimise.
     tx: the optimizer that made `state.opt_state`.
@@ -111,8 +115,8 @@ def update(
   """
   if not batches:
     return state, {"skipped": 1.0}
-  total = gradients(state.policy.params, batches[0], cfg, objective)
-  for batch in batches[1:]:
+  total = gradients(state.policy.params, placed(batches[0]), cfg, objective)
+  for batch in map(placed, batches[1:]):
     total = add(total, gradients(state.policy.params, batch, cfg, objective))
   sums, maxima = total.sums, total.maxima
   load = sums["expert_load"]
@@ -135,7 +139,7 @@ def gradients(
     grads = {name: _restack(g) if isinstance(g, tuple) else g for name, g in grads.items()}
   constrain = lambda spec, g: sharding.constrain(g, *spec.axes)
   grads = jax.tree.map(constrain, params_lib.table(cfg), grads, is_leaf=params_lib.is_spec)
-  return Gradients(grads, sums, maxima)
+  return Gradients(grads, *sharding.replicated((sums, maxima)))
 
 
 def _restack(layers):
@@ -170,7 +174,7 @@ def apply(
     jax.tree.map(keep, params, state.policy.params), state.policy.version + finite.astype(jnp.int32)
   )
   opt_state = jax.tree.map(keep, opt_state, state.opt_state)
-  metrics = {"grad_norm": norm, "applied": finite.astype(jnp.float32)}
+  metrics = sharding.replicated({"grad_norm": norm, "applied": finite.astype(jnp.float32)})
   return state.replace(policy=policy, opt_state=opt_state), metrics
 
 
@@ -265,7 +269,8 @@ def recompute_logprobs(
   `batch.behaviour_logprobs`: `logprob_gap` of the two is the canary of every step.
   """
   output = forward(params, batch, cfg, objective)
-  return loss_token_logprobs(params, output.hidden, batch, cfg, objective)[0]
+  logprobs, _ = loss_token_logprobs(params, output.hidden, batch, cfg, objective)
+  return sharding.replicated(logprobs)
 
 
 def logprob_gap(logprobs: Sequence[np.ndarray], batches: Sequence[Batch]) -> dict[str, float]:
@@ -286,19 +291,26 @@ def logprob_gap(logprobs: Sequence[np.ndarray], batches: Sequence[Batch]) -> dic
   }
 
 
+def placed(batch: Batch) -> Batch:
+  """`batch` placed on the ambient mesh; as it is without one."""
+  mesh = jax.sharding.get_mesh()
+  return batch if mesh.empty else place_batch(batch, mesh)
+
+
 def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-  """`batch` on the devices of `mesh`, its rows split over the axes of a training batch.
+  """`batch` on the devices of `mesh`, its rows and their time split as those of a training batch.
 
   Raises:
-    ValueError: the rows do not divide evenly.
+    ValueError: rows or time do not divide evenly.
   """
-  axes = sharding.TRAIN_RULES["batch"]
-  ways = int(np.prod([mesh.shape[a] for a in axes]))
-  rows = batch.tokens.shape[0]
-  if rows % ways:
-    raise ValueError(
-      f"{rows} rows do not split over the {ways} devices of {axes}; "
-      "make learner.rows_per_microbatch a multiple"
-    )
-  rows_split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes))
-  return jax.tree.map(lambda x: jax.device_put(x, rows_split), batch)
+  for size, axis, option in zip(
+    batch.tokens.shape, ("batch", "time"), ("rows_per_microbatch", "row_tokens"), strict=True
+  ):
+    ways = sharding.ways(axis, mesh)
+    if size % ways:
+      raise ValueError(
+        f"{batch.tokens.shape} rows and tokens do not split over the {ways} devices of "
+        f"{sharding.TRAIN_RULES[axis]}; make learner.{option} a multiple"
+      )
+  place = jax.sharding.NamedSharding(mesh, sharding.spec(("batch", "time"), sharding.TRAIN_RULES))
+  return sharding.place(batch, jax.tree.map(lambda _: place, batch))

@@ -90,7 +90,8 @@ class Cost:
     cycles: XLA's estimate for all but collectives, by the file of the code that asked for them;
       empty where XLA makes none.
     collectives: each with how often it runs.
-    guessed: file of each loop whose length depends on the data, and how long it was taken to be.
+    guessed: "file:function" of each loop whose length depends on the data, and how long it was
+      taken to be.
   """
 
   cycles: dict[str, float]
@@ -106,7 +107,7 @@ class Computation:
     cycles: (file, cycles) of its instructions.
     collectives: (kind, bytes, devices of a group, file).
     calls: computations that run as often as it does.
-    loops: (body, condition, length where it is written down, file).
+    loops: (body, condition, length where it is written down, "file:function").
     bound: of a condition, what the counter is compared with.
   """
 
@@ -122,16 +123,16 @@ def cost(text: str, expected: Callable[[str, float], float]) -> Cost:
 
   Args:
     text: `compiled.as_text()`, or what XLA dumps after its optimisations.
-    expected: (file that a loop of unknown length stands in, length of the loop around it) -> how
-      often it runs on average.
+    expected: ("file:function" that a loop of unknown length stands in, length of the loop around
+      it) -> how often it runs on average.
   """
   found, entry = computations(text)
   cycles: dict[str, float] = defaultdict(float)
   collectives: list[Collective] = []
   guessed: dict[str, float] = {}
-  for name, times, file in runs(found, entry, expected):
-    if file:
-      guessed[file] = max(times, guessed.get(file, 0.0))
+  for name, times, place in runs(found, entry, expected):
+    if place:
+      guessed[place] = max(times, guessed.get(place, 0.0))
       continue
     for origin, count in found[name].cycles:
       cycles[origin] += times * count
@@ -142,25 +143,25 @@ def cost(text: str, expected: Callable[[str, float], float]) -> Cost:
 def runs(
   computations: dict[str, Computation], entry: str, expected: Callable[[str, float], float]
 ) -> Iterable[tuple[str, float, str]]:
-  """(computation, how often it runs, ""), and ("", length, file) for every loop guessed."""
+  """(computation, how often it runs, ""), and ("", length, place) for every loop guessed."""
   waiting = [(entry, 1.0, 1.0)]
   while waiting:
     name, times, around = waiting.pop()
     yield name, times, ""
     found = computations[name]
     waiting.extend((called, times, around) for called in found.calls)
-    for body, condition, trips, file in found.loops:
+    for body, condition, trips, place in found.loops:
       length = trips if trips is not None else computations[condition].bound
       if length is None:
-        length = expected(file, around)
-        yield "", length, file
+        length = expected(place, around)
+        yield "", length, place
       waiting.append((body, times * length, length))
 
 
 def computations(text: str) -> tuple[dict[str, Computation], str]:
   """The computations of a program by name, and the name of the one that it begins with."""
   lines = text.splitlines()
-  files = _files_of_frames(lines)
+  places = _places_of_frames(lines)
   found: dict[str, Computation] = defaultdict(Computation)
   entry, current, constants = "", None, {}
   for line in lines:
@@ -178,13 +179,14 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
     if opcode == "compare" and "direction=LT" in rest and line.lstrip().startswith("ROOT"):
       bounds = [constants[o] for o in re.findall(r"%([\w.\-]+)", rest) if o in constants]
       current.bound = bounds[0] if bounds else None
-    _add(current, shape, opcode, rest, files)
+    _add(current, shape, opcode, rest, places)
   return found, entry
 
 
-def _add(current: Computation, shape: str, opcode: str, rest: str, files: dict[int, str]) -> None:
+def _add(current: Computation, shape: str, opcode: str, rest: str, places: dict[int, str]) -> None:
   frame = _FRAME.search(rest)
-  file = files.get(int(frame[1]), ELSEWHERE) if frame else ELSEWHERE
+  place = places.get(int(frame[1]), ELSEWHERE) if frame else ELSEWHERE
+  file = place.partition(":")[0]
   kind = opcode.removesuffix("-start")
   if kind in COLLECTIVES:
     size = _bytes(shape, started=opcode.endswith("-start"))
@@ -199,7 +201,7 @@ def _add(current: Computation, shape: str, opcode: str, rest: str, files: dict[i
     called = dict(re.findall(r"(condition|body)=%?([\w.\-]+)", rest))
     trips = _TRIPS.search(rest)
     current.loops.append(
-      (called["body"], called["condition"], int(trips[1]) if trips else None, file)
+      (called["body"], called["condition"], int(trips[1]) if trips else None, place)
     )
   elif opcode in ("call", "conditional", "async-start"):
     for names in _CALLED.findall(rest):
@@ -231,8 +233,8 @@ def _group(rest: str) -> int:
   return len(listed[1].split(",")) if listed else 2
 
 
-def _files_of_frames(lines) -> dict[int, str]:
-  """The innermost file of each stack frame, from the tables at the head of the text."""
+def _places_of_frames(lines) -> dict[int, str]:
+  """The innermost "file:function" of each stack frame, from the tables at the head of the text."""
   tables: dict[str, dict[int, str]] = defaultdict(dict)
   table = ""
   for line in lines:
@@ -244,6 +246,10 @@ def _files_of_frames(lines) -> dict[int, str]:
     elif table and line.startswith(("%", "ENTRY")):
       break
   field = lambda name, value: int(re.search(rf"{name}=(\d+)", value)[1])
-  names = {n: v.strip('"').rpartition("/")[2] for n, v in tables["FileNames"].items()}
-  places = {n: names[field("file_name_id", v)] for n, v in tables["FileLocations"].items()}
+  files = {n: v.strip('"').rpartition("/")[2] for n, v in tables["FileNames"].items()}
+  functions = {n: v.strip('"').rpartition(".")[2] for n, v in tables["FunctionNames"].items()}
+  places = {
+    n: f"{files[field('file_name_id', v)]}:{functions[field('function_name_id', v)]}"
+    for n, v in tables["FileLocations"].items()
+  }
   return {n: places[field("file_location_id", v)] for n, v in tables["StackFrames"].items()}

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+from jaxrl_agents.config import MeshConfig
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 
 
-def sizes(text: str, cfg: PolicyConfig, num_devices: int) -> dict[str, int]:
-  """Axis sizes of "fsdp=16,expert=4", or for "" those of `suggested`.
+def sizes(text: str, cfg: PolicyConfig, num_devices: int, configured: MeshConfig) -> dict[str, int]:
+  """Axis sizes of "fsdp=16,expert=4"; for "" those configured where they hold the devices, else
+  those of `suggested`.
 
   Raises:
     ValueError: an unknown axis, no number, or sizes that do not multiply to the devices.
   """
   if not text:
+    axes = dataclasses.asdict(configured)
+    if math.prod(axes.values()) == num_devices:
+      return axes
     return suggested(cfg, num_devices)
   found = {}
   for part in text.split(","):

@@ -65,7 +65,7 @@ def learner(
   drafting = objective.mtp_weight > 0
   per_token = flops.train_flops_per_token(cfg, config.learner.row_tokens, drafting=drafting)
   computed = flops.train_flops_per_token(
-    cfg, config.learner.row_tokens, drafting=drafting, remat=objective.remat
+    cfg, config.learner.row_tokens, drafting=drafting, remat=objective.remat != "none"
   )
   chips = place.topology.num_chips
   times = [
@@ -105,7 +105,7 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
     "batch": programs.bytes_per_device(parts.rows),
   }
   rounds = context / 2 / (paged.PAGES * section.page_tokens)
-  expected = lambda file, around: rounds if file in ("attention.py", "paged.py") else 1.0
+  expected = lambda loop, around: rounds if loop.startswith(("attention.py", "paged.py")) else 1.0
   built = compile_one(parts.program, place, mesh, expected)
   per_token = flops.decode_flops_per_token(cfg, context / 2)
   chips = place.topology.num_chips
@@ -147,17 +147,20 @@ def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compili
 
   Rows are full and routing is even; each expert's last block is half full.
   """
-  rows = config.learner.rows_per_microbatch
-  for axis in sharding.TRAIN_RULES["batch"]:
-    rows //= place.axes.get(axis, 1)
-  pairs = rows * config.learner.row_tokens * cfg.experts_per_token
+  rows, row_tokens = config.learner.rows_per_microbatch, config.learner.row_tokens
+  tokens = (
+    rows * row_tokens // sharding.ways("batch", place.mesh) // sharding.ways("time", place.mesh)
+  )
   held = cfg.num_experts / place.axes.get("expert", 1)
-  blocks = pairs / experts.MAX_BLOCK_TOKENS + held / 2
+  blocks = tokens * cfg.experts_per_token / experts.MAX_BLOCK_TOKENS + held / 2
 
-  def expected(file: str, around: float) -> float:
+  def expected(loop: str, around: float) -> float:
+    file, _, function = loop.partition(":")
     if file in ("attention.py", "causal.py"):
       return tiles(cfg, around)
-    return blocks if file in ("experts.py", "exchange.py", "moe.py") else 1.0
+    if file == "exchange.py" and function == "_exchanged":
+      return 0.0  # rounds after the first: none where routing is even
+    return blocks if file in ("exchange.py", "experts.py", "moe.py") else 1.0
 
   return expected
 

@@ -8,8 +8,6 @@ Alphabet: B rows, T time, L mixture layers, K experts per token, D width, Pm pag
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -124,16 +122,18 @@ def learner(
 
 def abstract_batch(cfg: PolicyConfig, section: LearnerConfig, mesh: Mesh) -> packing.Batch:
   """One microbatch as `packing.pack` makes it and `train_step.place_batch` places it."""
-  axes = sharding.TRAIN_RULES["batch"]
-  ways = _ways(mesh, axes)
-  rows = section.rows_per_microbatch
-  if rows % ways:
-    raise ValueError(
-      f"learner.rows_per_microbatch={rows} does not split over the {ways} devices of {axes}; make "
-      f"it a multiple of {ways}, or the mesh smaller there"
-    )
-  shape = (rows, section.row_tokens)
-  field = lambda dtype, *more: _on(mesh, (*shape, *more), dtype, axes)
+  shape = (section.rows_per_microbatch, section.row_tokens)
+  for size, axis, option in zip(
+    shape, ("batch", "time"), ("rows_per_microbatch", "row_tokens"), strict=True
+  ):
+    ways = sharding.ways(axis, mesh)
+    if size % ways:
+      raise ValueError(
+        f"learner.{option}={size} does not split over the {ways} devices of "
+        f"{sharding.TRAIN_RULES[axis]}; make it a multiple of {ways}, or the mesh smaller there"
+      )
+  split = sharding.spec(("batch", "time"), sharding.TRAIN_RULES)
+  field = lambda dtype, *more: _on(mesh, (*shape, *more), dtype, split)
   ints = ("tokens", "targets", "positions", "segment_ids", "rollout_ids")
   floats = ("behaviour_logprobs", "advantages", "weights")
   routing = None
@@ -155,7 +155,7 @@ def sampler(
   context_tokens: int,
   dtype: Any = jnp.float32,
 ) -> Sampler:
-  """The decode step of a `sampler.engine.Engine` whose rows are split over a mesh.
+  """The decode step of a `sampler.engine.Engine` on a mesh.
 
   Args:
     cfg: sizes.
@@ -165,35 +165,32 @@ def sampler(
     dtype: of parameters and cache; float32 as the engine holds them.
 
   Raises:
-    ValueError: rows or parameters do not divide over the mesh.
+    ValueError: parameters do not divide over the mesh.
   """
-  axes = sharding.TRAIN_RULES["batch"]
-  ways = _ways(mesh, axes)
-  if section.slots % ways:
-    raise ValueError(
-      f"sampler.slots={section.slots} does not split over the {ways} devices of {axes}; make it a "
-      f"multiple of {ways}, or the mesh smaller there"
-    )
-  placed = sharding.shardings(cfg, mesh, sharding.SERVE_RULES)
-  stacked = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    params_lib.abstract(cfg, dtype),
-    placed,
+  places = sharding.unstacked_shardings(cfg, mesh, sharding.SERVE_RULES)
+  sharding.shardings(cfg, mesh, sharding.SERVE_RULES)  # refuses what does not divide
+  stored = jax.eval_shape(params_lib.unstack, params_lib.abstract(cfg, dtype))
+  params = jax.tree.map(
+    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
   )
-  params = _unstacked(stacked)
   drafts = section.draft_tokens
   pages = (cfg.num_cache_layers, section.num_pages, section.page_tokens, cfg.cache_width)
-  hidden = (section.slots, drafts + 1 if drafts else 0, cfg.embed_dim)
+  heads = None if cfg.attention == "mla" else "kv_heads"
   held = steps.State(
-    cache=cache_lib.PagedCache(_on(mesh, pages, dtype)),
-    hidden=_on(mesh, hidden, dtype, axes),
+    cache=cache_lib.PagedCache(
+      _on(mesh, pages, dtype, sharding.spec((None, None, None, heads), sharding.SERVE_RULES))
+    ),
+    hidden=_on(mesh, (section.slots, drafts + 1 if drafts else 0, cfg.embed_dim), dtype),
   )
   max_pages = -(-(context_tokens + drafts) // section.page_tokens)
-  empty = jax.eval_shape(lambda: steps.empty_rows(section.slots, drafts + 1, max_pages))
-  rows = jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype, axes), empty)
-  slots = _on(mesh, (section.slots,), jnp.int32, axes)
-  decode = jax.jit(functools.partial(steps.decode, cfg=cfg), donate_argnums=1)
-  program = Program("decode", decode, (params, held, rows, slots))
+  empty = steps.empty_rows(section.slots, drafts + 1, max_pages)
+  rows = jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), empty)
+  slots = _on(mesh, (section.slots,), jnp.int32)
+
+  def decode(*arguments):  # as the engine's program
+    return steps.laid_out(*steps.decode(*arguments, cfg=cfg), cfg)
+
+  program = Program("decode", jax.jit(decode, donate_argnums=1), (params, held, rows, slots))
   return Sampler(params, held, rows, program)
 
 
@@ -220,33 +217,11 @@ def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:
   return size
 
 
-def _ways(mesh: Mesh, axes: tuple[str, ...]) -> int:
-  ways = 1
-  for axis in axes:
-    ways *= mesh.shape[axis]
-  return ways
-
-
-def _on(mesh: Mesh, shape: tuple[int, ...], dtype: Any, rows: tuple[str, ...] = ()) -> Any:
-  """An abstract array on a mesh, its first axis split over `rows`."""
-  spec = PartitionSpec(rows) if rows else PartitionSpec()
-  return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+def _on(mesh: Mesh, shape: tuple[int, ...], dtype: Any, split: Any = None) -> Any:
+  """An abstract array on a mesh, whole on every device unless it is split."""
+  placed = NamedSharding(mesh, PartitionSpec() if split is None else split)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
 
 
 def _like(x: Any, placed: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed.sharding)
-
-
-def _unstacked(params: Any) -> Any:
-  """Stacks of layers as tuples of layers, their shardings without the axis of layers."""
-
-  def layer(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    placed = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))
-    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=placed)
-
-  def layers(stack: Any) -> tuple[Any, ...]:
-    one = jax.tree.map(layer, stack)
-    return (one,) * jax.tree.leaves(stack)[0].shape[0]
-
-  kinds: dict[str, Callable] = dict.fromkeys(params_lib.LAYER_KINDS, layers)
-  return {name: kinds.get(name, lambda x: x)(value) for name, value in params.items()}

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_agents.policy import cache as cache_lib
-from jaxrl_agents.policy import causal, paged, yarn
+from jaxrl_agents.policy import causal, paged, sharding, yarn
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
 
@@ -115,6 +115,11 @@ def causal_core(
 ) -> jax.Array:
   """Causal attention within segments, a block of queries at a time; see `causal.attend`.
 
+  On a mesh each device has some rows, some heads, and a part of their time: it gathers the keys and
+  values of whole rows for its own queries, and gives back what their gradients add up to (Llama 3,
+  https://arxiv.org/abs/2407.21783, section 3.3.2). Keys and values of one layer are all that a
+  device ever holds of whole rows.
+
   Args:
     q: [B, G, R, T, H], not yet scaled.
     k: [B, G, T, H].
@@ -128,7 +133,21 @@ def causal_core(
   """
   if segment_ids is None:
     segment_ids = jnp.ones((q.shape[0], q.shape[3]), jnp.int32)
-  return causal.attend(q, k, v, segment_ids, sinks, window)
+  if jax.sharding.get_abstract_mesh().empty:
+    return causal.attend(q, k, v, segment_ids, sinks, window)
+
+  def of_device(q, k, v, segment_ids, sinks, window):
+    whole = lambda x, axis: jax.lax.all_gather(x, "context", axis=axis, tiled=True)
+    start = jax.lax.axis_index("context") * q.shape[3]
+    return causal.attend(q, whole(k, 2), whole(v, 2), whole(segment_ids, 1), sinks, window, start)
+
+  place = lambda *axes: sharding.spec(axes, sharding.TRAIN_RULES)
+  queries = place("batch", "heads", None, "time", None)
+  keys = place("batch", "heads", "time", None)
+  in_specs = queries, keys, keys, place("batch", "time"), place("heads"), place()
+  return jax.shard_map(of_device, in_specs=in_specs, out_specs=queries, check_vma=False)(
+    q, k, v, segment_ids, sinks, window
+  )
 
 
 def _gqa_project(weights, x, cfg, rope):
@@ -151,12 +170,13 @@ def _gqa_rows(weights, x, cfg, rope):
 def _gqa_cached(weights, x, cfg, rope, pages, layer, step, window):
   rows, queries, _ = x.shape
   q, k, v = _gqa_project(weights, x, cfg, rope)
-  entries = jnp.stack([k, v], axis=2).reshape(rows, queries, cfg.cache_width)
+  # Heads first: cut into equal parts, an entry gives each device the keys and values of its heads.
+  entries = jnp.stack([k, v], axis=3).reshape(rows, queries, cfg.cache_width)
   pages = cache_lib.write(pages, layer, step, entries)
 
   def split(entries):
-    halves = entries.reshape(*entries.shape[:2], 2, cfg.num_kv_heads, cfg.head_dim)
-    return halves[:, :, 0], halves[:, :, 1]
+    heads = entries.reshape(*entries.shape[:2], cfg.num_kv_heads, 2, cfg.head_dim)
+    return heads[:, :, :, 0], heads[:, :, :, 1]
 
   scale = cfg.score_gain * cfg.head_dim**-0.5
   mixed = paged.attend(q, pages, layer, step, split, scale, weights.get("sinks"), window)

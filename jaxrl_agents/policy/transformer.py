@@ -12,18 +12,33 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl_agents.policy import attention, sharding
+from jaxrl_agents.policy import attention, causal, sharding
 from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import head as head_lib
 from jaxrl_agents.policy import moe as moe_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
+
+Remat = Literal["none", "layer", "attention", "projections"]
+REMAT: dict[Remat, Callable[..., bool]] = {
+  "none": jax.checkpoint_policies.everything_saveable,
+  "layer": jax.checkpoint_policies.nothing_saveable,
+  "attention": jax.checkpoint_policies.save_only_these_names(causal.KEPT),
+  "projections": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+"""What is kept of a layer between forward and backward pass; the rest is computed again.
+
+"none" recomputes nothing. "layer" keeps a layer's input alone, [B, T, D]: the least memory, about a
+third more work. "attention" also keeps what came out of attention (and its log-sum-exp), whose work
+grows with the square of time: for long rows. "projections" keeps the products with weights outside
+of the experts, so that what is recomputed is cheap.
+"""
 
 
 @struct.dataclass
@@ -50,7 +65,7 @@ def forward(
   segment_ids: jax.Array | None = None,
   routing: jax.Array | None = None,
   replay_threshold: float = 0.0,
-  remat: bool = False,
+  remat: Remat = "none",
 ) -> Output:
   """A full pass over rows of tokens, for training.
 
@@ -62,7 +77,7 @@ def forward(
     segment_ids: int32 [B, T]; tokens attend within equal ids; 0 is padding. None: a row is one.
     routing: int32 [B, T, L, K], experts to replay; entries outside [0, E) choose natively.
     replay_threshold: plausibility filter of the replay, see moe.replayed_experts.
-    remat: recompute each layer in the backward pass instead of keeping what it computed.
+    remat: what the backward pass finds kept of each layer, see `REMAT`.
   """
   rope = attention.rope_of(positions, cfg)
   replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
@@ -83,8 +98,8 @@ def forward(
       valid=valid,
     )
 
-  if remat:
-    layer = jax.checkpoint(layer)
+  if remat != "none":
+    layer = jax.checkpoint(layer, policy=REMAT[remat])
   x = embed(params, tokens)
   if cfg.num_dense_layers:
     extra = None, windows(cfg, 0, cfg.num_dense_layers)
@@ -107,13 +122,13 @@ def windows(cfg: PolicyConfig, first: int, end: int) -> jax.Array | None:
 
 
 def embed(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
-  """Embeddings of tokens [B, T]: [B, T, D], split over a mesh by rows, as all that follows.
+  """Embeddings of tokens [B, T]: [B, T, D], split by rows and time, as all that follows.
 
   The width is gathered first: rows and width lie on the same mesh axes, and left to itself the
   compiler copies the whole result to every device to go from one split to the other.
   """
   table = sharding.constrain(params["embed"], "vocab", None)
-  return sharding.constrain(table[tokens], "batch", None, None)
+  return sharding.constrain(table[tokens], "batch", "time", None)
 
 
 def decode(
@@ -157,7 +172,10 @@ def decode(
     )
     return block(weights, x, cfg, attend, valid=valid)
 
-  carry = (params["embed"][tokens], cache.pages)
+  x = params["embed"][tokens]
+  if x.shape[0] % sharding.ambient_ways("batch") == 0:
+    x = sharding.constrain(x, "batch", None, None, rules=sharding.SERVE_RULES)
+  carry = (x, cache.pages)
   used = None
   if cfg.num_dense_layers:
     extra = jnp.arange(cfg.num_dense_layers), windows(cfg, 0, cfg.num_dense_layers)

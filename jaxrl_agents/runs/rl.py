@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.evals import suites
@@ -30,12 +28,13 @@ PUBLISHED_KEPT = 2
 def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains from the warm start in `workdir` (or `policy.init`); returns the summary.
 
-  Goes on where an earlier run of the same config stopped; a finished run is only summed up.
+  Goes on where an earlier run of the same config stopped, whatever its mesh was; a finished run is
+  only summed up. To be called within `setup.devices`.
   """
   began = time.monotonic()
   cfg = config.policy.model
   tx = optimizer(config)
-  fresh = state.make_state(setup.warm_params(config, workdir), tx, jax.random.key(config.seed))
+  fresh = setup.fresh_state(config, setup.warm_params(config, workdir), tx)
   manager = checkpoint.open_manager(
     workdir.checkpoints / "rl", keep=config.learner.keep_checkpoints
   )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import optax
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.chat import Chat, numbers
@@ -22,8 +24,9 @@ from jaxrl_agents.harness.process import Job, WorkerSpec
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner import checkpoint
+from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
-from jaxrl_agents.policy import mimetic
+from jaxrl_agents.policy import mimetic, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.retrieval import index as index_lib
 from jaxrl_agents.runs import base
@@ -148,6 +151,34 @@ def warm_params(config: RunConfig, workdir: Workdir) -> dict[str, Any]:
   if (workdir.warm_start / base.WEIGHTS).exists():
     return base.load(str(workdir.warm_start), config.policy.model)
   return initial_params(config)
+
+
+@contextlib.contextmanager
+def devices(config: RunConfig) -> Iterator[None]:
+  """Makes the mesh of the config ambient while the context lasts.
+
+  Raises:
+    ValueError: its factors do not multiply to the number of devices.
+  """
+  sizes = dataclasses.asdict(config.mesh)
+  if set(sizes.values()) == {1}:
+    yield
+    return
+  with jax.set_mesh(sharding.make_mesh(**sizes)):
+    yield
+
+
+def fresh_state(
+  config: RunConfig, params: dict[str, Any], tx: optax.GradientTransformation
+) -> TrainState:
+  """A state at version 0 with the parameters, laid out over the ambient mesh; takes `params`."""
+  mesh, cfg = jax.sharding.get_mesh(), config.policy.model
+  make = lambda params: state_lib.make_state(params, tx, jax.random.key(config.seed))
+  if mesh.empty:
+    return make(params)
+  places = state_lib.state_shardings(cfg, tx, sharding.shardings(cfg, mesh), mesh)
+  params = sharding.place(params, places.policy.params)
+  return jax.jit(make, out_shardings=places, donate_argnums=0)(params)
 
 
 def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str, Any]]:

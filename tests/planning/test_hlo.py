@@ -60,9 +60,9 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 
 
 def test_loops_count_as_often_as_they_run():
-  cost = hlo.cost(TEXT, lambda file, around: {"tiles.py": (around + 1) / 2}[file])
+  cost = hlo.cost(TEXT, lambda file, around: {"tiles.py:f": (around + 1) / 2}[file])
   assert cost.cycles == {"tiles.py": 6 * 3.5 * 10}
-  assert cost.guessed == {"tiles.py": 3.5}
+  assert cost.guessed == {"tiles.py:f": 3.5}
   gather, reduce = sorted(cost.collectives, key=lambda c: c.kind)
   assert gather == hlo.Collective("all-gather", 32 * 4, 4, "layers.py", 6.0)
   assert reduce == hlo.Collective("all-reduce", 64 * 2, 4, hlo.ELSEWHERE, 6.0)

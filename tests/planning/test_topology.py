@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxrl_agents.config import MeshConfig
 from jaxrl_agents.planning import chips, layout, topology
 from tests.policy import tiny
 
@@ -60,4 +61,4 @@ def test_experts_are_split_as_far_as_they_divide_and_the_rest_over_the_width():
 )
 def test_a_mesh_that_does_not_hold_the_devices_is_refused(text, message):
   with pytest.raises(ValueError, match=message):
-    layout.sizes(text, tiny.GQA, 8)
+    layout.sizes(text, tiny.GQA, 8, MeshConfig())

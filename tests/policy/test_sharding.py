@@ -44,9 +44,14 @@ def test_a_mesh_that_does_not_fit_the_devices_or_the_sizes_is_refused():
     sharding.shardings(tiny.GQA, abstract_mesh(tensor=2))
 
 
-def test_eight_devices_give_the_loss_and_gradients_of_one():
-  """Loss within 1e-5 (relative), gradients within 1e-4 and 2e-5 (relative, absolute)."""
-  flags = "--xla_force_host_platform_device_count=8"
+def test_eight_devices_train_and_sample_as_one_on_every_axis_alone_and_together():
+  """Loss within 1e-5 and 1e-6 (relative, absolute), gradients within 1e-4 and 2e-5.
+
+  Parameters after a step within 2e-5; sampled ids and experts equal, log-probabilities within 1e-5.
+  """
+  # Less compiling: the programs run for an instant.
+  flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+  flags += " --xla_force_host_platform_device_count=8"
   done = subprocess.run(
     [sys.executable, "-m", "tests.policy.eight_devices"],
     env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
