@@ -2,7 +2,6 @@
 
 python scripts/import_hf.py --hf=gpt-oss-20b --out=policies/gpt_oss_20b
 python scripts/plan_pod.py --config=configs/gpt_oss_20b_rl.py --topology=v6e:8x8
-scripts/tpu_pod.sh --dry_run --config=configs/gpt_oss_20b_rl.py --topology=v6e:8x8 --workdir=gs://BUCKET/run
 
 Sizes are those of https://huggingface.co/openai/gpt-oss-20b/blob/main/config.json.
 """

@@ -1,8 +1,7 @@
 """Full-parameter reinforcement learning of Kimi K2 (1.03 T parameters) on Context-1's search task.
 
 python scripts/import_hf.py --hf=Kimi-K2-Instruct --out=policies/kimi_k2
-python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:8x16x16
-scripts/tpu_pod.sh --dry_run --config=configs/kimi_k2_rl.py --topology=v5p:8x16x16 --workdir=gs://BUCKET/run
+python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32
 
 Sizes are those of https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/config.json.
 """
@@ -52,7 +51,7 @@ def get_config() -> config.RunConfig:
     sampler=config.SamplerConfig(
       slots=1_024, page_tokens=64, num_pages=4_096, prefill_tokens=2_048, draft_tokens=0
     ),
-    mesh=config.MeshConfig(fsdp=8, expert=64, context=4),
+    mesh=config.MeshConfig(fsdp=32, expert=16, context=4),
     workers=config.WorkersConfig(processes=64, episodes=2_048, stall_s=900.0),
     learner=config.LearnerConfig(
       steps=500,

@@ -33,8 +33,18 @@ class Slice:
 
   @property
   def mesh(self) -> jax.sharding.Mesh:
-    """The mesh of the devices."""
-    return sharding.make_mesh(**self.axes, devices=self.devices)
+    """The mesh of the devices.
+
+    Raises:
+      ValueError: the torus cannot be cut into these axes.
+    """
+    try:
+      return sharding.make_mesh(**self.axes, devices=self.devices)
+    except NotImplementedError as error:
+      raise ValueError(
+        f"the torus of {self.topology.name} has no axes {layout.describe(self.axes)}: each must be "
+        "a product of whole sides; choose other sizes or other sides"
+      ) from error
 
 
 def learner(

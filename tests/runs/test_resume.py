@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -32,10 +33,23 @@ def finish(folder, cache, save_every=1):
   return output
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_parameters_of_one_that_was_not(tmp_path):
-  cache = tmp_path / "cache"
-  whole, killed = tmp_path / "whole", tmp_path / "killed"
-  assert finish(whole, cache).split("\n")[:5] == ["from 0", *(f"step {i}" for i in range(4))]
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache):
+  """A run that nobody stops."""
+  folder = tmp_path_factory.mktemp("whole")
+  assert finish(folder, cache).split("\n")[:5] == ["from 0", *(f"step {i}" for i in range(4))]
+  return folder
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_parameters_of_one_that_was_not(
+  whole, cache, tmp_path
+):
+  killed = tmp_path / "killed"
   draw = random.Random(0)
   for kill_after_steps in (0, 2):
     process = start(killed, cache)
@@ -48,11 +62,9 @@ def test_a_run_killed_at_random_moments_ends_with_the_parameters_of_one_that_was
   assert_same_parameters(whole, killed)
 
 
-def test_sigterm_loses_no_finished_step_whatever_save_every_is(tmp_path):
+def test_sigterm_loses_no_finished_step_whatever_save_every_is(whole, cache, tmp_path):
   """The small run ends within 60 s of the signal; ten of them wait for workers at most."""
-  cache = tmp_path / "cache"
-  whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-  finish(whole, cache)
+  stopped = tmp_path / "stopped"
   process = start(stopped, cache, save_every=100)
   assert [process.stdout.readline() for _ in range(3)] == ["from 0\n", "step 0\n", "step 1\n"]
   process.send_signal(signal.SIGTERM)
@@ -63,10 +75,10 @@ def test_sigterm_loses_no_finished_step_whatever_save_every_is(tmp_path):
   assert_same_parameters(whole, stopped)
 
 
-def test_a_machine_that_dies_without_a_warning_loses_save_every_steps_at_most(tmp_path):
-  cache = tmp_path / "cache"
-  whole, killed = tmp_path / "whole", tmp_path / "killed"
-  finish(whole, cache)
+def test_a_machine_that_dies_without_a_warning_loses_save_every_steps_at_most(
+  whole, cache, tmp_path
+):
+  killed = tmp_path / "killed"
   process = start(killed, cache, save_every=2)
   for _ in range(4):  # from 0, then steps 0, 1 and 2, of which the first two are saved
     process.stdout.readline()
