@@ -1,5 +1,10 @@
-"""A whole run in little, for tests that kill it: python small_run.py FOLDER."""
+"""A whole run in little, for tests that kill it: python small_run.py FOLDER [STEPS SIZES].
 
+SIZES is a mesh in JSON, {"expert": 2}.
+"""
+
+import dataclasses
+import json
 import pathlib
 import sys
 
@@ -7,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_agents import chat
-from jaxrl_agents.config import LearnerConfig
+from jaxrl_agents.config import LearnerConfig, MeshConfig, PolicySection, RunConfig
 from jaxrl_agents.harness.process import Job, WorkerSpec
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.workers import WorkerPool
@@ -44,10 +49,18 @@ def odd_share(trajectory) -> float:
   return float(np.mean(sampled % 2))
 
 
-def run(folder: pathlib.Path) -> None:
-  """Trains LEARNER.steps steps from where the folder stands; leaves params.npz and the ledger."""
+def run(folder: pathlib.Path, steps: int, sizes: dict[str, int]) -> None:
+  """Trains up to `steps` from where the folder stands; leaves params.npz and the ledger."""
+  mesh = MeshConfig(**sizes)
+  config = RunConfig(name="small", policy=PolicySection(model=CFG), seed=1, mesh=mesh)
+  with setup.devices(config):
+    trained(config, folder, dataclasses.replace(LEARNER, steps=steps))
+
+
+def trained(config: RunConfig, folder: pathlib.Path, learner: LearnerConfig) -> None:
+  """`run` under the ambient mesh."""
   tx = state.make_optimizer(CFG, learning_rate=1e-2)
-  fresh = state.make_state(params_lib.init(CFG, jax.random.key(0)), tx, jax.random.key(1))
+  fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0)), tx)
   manager = checkpoint.open_manager(folder / "checkpoints", keep=2)
   first, current, ledger = setup.restored(manager, fresh)
   version = int(current.policy.version)
@@ -87,7 +100,7 @@ def run(folder: pathlib.Path) -> None:
       TaskStream(TASKS, 0, ledger.get("stream")),
       plan,
       cfg=CFG,
-      learner=LEARNER,
+      learner=learner,
       tx=tx,
       objective=train_step.Objective("rl"),
       first_step=first,
@@ -99,4 +112,5 @@ def run(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
   sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-  run(pathlib.Path(sys.argv[1]))
+  given = [*sys.argv[1:], str(LEARNER.steps), "{}"] if len(sys.argv) == 2 else sys.argv[1:]
+  run(pathlib.Path(given[0]), int(given[1]), json.loads(given[2]))
