@@ -16,7 +16,8 @@ import numpy as np
 
 from jaxrl_agents.learner import packing, state, train_step
 from jaxrl_agents.learner.advantage import Rollout
-from jaxrl_agents.policy import sharding
+from jaxrl_agents.policy import exchange, sharding
+from jaxrl_agents.policy import experts as local
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Limits, Segment
 from tests.policy import tiny
@@ -28,12 +29,14 @@ PLAIN = dataclasses.replace(
 GQA = dataclasses.replace(tiny.GQA, vocab_size=56, num_layers=2)
 MLA = dataclasses.replace(tiny.MLA, vocab_size=56, num_layers=2)
 BIASED = dataclasses.replace(tiny.BIASED, vocab_size=56, num_layers=2)
-MESHES = {
+ALONE = {
   "data": (PLAIN, {"data": 8}),
   "fsdp": (PLAIN, {"fsdp": 8}),
   "expert": (PLAIN, {"expert": 8}),
   "context": (PLAIN, {"context": 8}),
   "tensor": (PLAIN, {"tensor": 2}),
+}
+TOGETHER = {
   "fsdp, expert and tensor, with drafts": (GQA, {"fsdp": 2, "expert": 2, "tensor": 2}),
   "data, expert and context, with latents": (MLA, {"data": 2, "expert": 2, "context": 2}),
   "expert, context and tensor, with sinks": (BIASED, {"expert": 2, "context": 2, "tensor": 2}),
@@ -148,9 +151,36 @@ def compare(cfg, sizes):
     close(found.logprobs, expected.logprobs, atol=1e-5)
 
 
+def send_everything_to_one_device():
+  """As many rounds as there can be: raises where they do not give what dense products give."""
+  rng = np.random.default_rng(0)
+  make = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  experts = {"gate_up": make(8, 6, 2, 4), "down": make(8, 4, 6)}
+  x, weight = make(8, 16, 6), make(8, 16, 2)
+  choice = jnp.broadcast_to(jnp.asarray([3, 2]), weight.shape).at[:2, :4].set(8)
+  weight = jnp.where(choice < 8, weight, 0.0)
+  cotangent = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
+
+  def dense(experts, x, weight, choice):
+    flat = (a.reshape(-1, a.shape[-1]) for a in (x, weight, choice))
+    return local.dense(experts, *flat).reshape(x.shape)
+
+  def grads(function):
+    loss = lambda *args: jnp.sum(function(*args, choice) * cotangent)
+    *found, d_weight = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(experts, x, weight)
+    return jax.tree.map(np.asarray, (*found, jnp.where(choice < 8, d_weight, 0.0)))
+
+  with jax.set_mesh(sharding.make_mesh(data=2, expert=4)):
+    found = grads(exchange.apply)
+  close(found, grads(dense), atol=5e-5)
+
+
 if __name__ == "__main__":
-  for name in sys.argv[1:] or MESHES:
+  meshes = ALONE | TOGETHER
+  for name in sys.argv[1:] or meshes:
     began = time.monotonic()
-    compare(*MESHES[name])
+    compare(*meshes[name])
     print(f"{name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+  if "expert" in (sys.argv[1:] or meshes):
+    send_everything_to_one_device()
   print("equal")

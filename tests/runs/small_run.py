@@ -1,6 +1,10 @@
-"""A whole run in little, for tests that kill it: python small_run.py FOLDER [SAVE_EVERY]."""
+"""A whole run in little, for tests that kill it: python small_run.py FOLDER [OPTIONS].
+
+OPTIONS are in JSON, {"steps": 2, "save_every": 100, "mesh": {"expert": 2}}, each of them if wanted.
+"""
 
 import dataclasses
+import json
 import pathlib
 import sys
 
@@ -8,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_agents import chat
-from jaxrl_agents.config import LearnerConfig
+from jaxrl_agents.config import LearnerConfig, MeshConfig, PolicySection, RunConfig
 from jaxrl_agents.harness.process import Job, WorkerSpec
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.workers import WorkerPool
@@ -45,10 +49,18 @@ def odd_share(trajectory) -> float:
   return float(np.mean(sampled % 2))
 
 
-def run(folder: pathlib.Path, save_every: int = 1) -> None:
-  """Trains LEARNER.steps steps from where the folder stands; leaves params.npz and the ledger."""
+def run(folder: pathlib.Path, *, mesh: dict[str, int] | None = None, **options: int) -> None:
+  """Trains to the last step from where the folder stands; leaves params.npz and the ledger."""
+  sizes = MeshConfig(**mesh or {})
+  config = RunConfig(name="small", policy=PolicySection(model=CFG), seed=1, mesh=sizes)
+  with setup.devices(config):
+    trained(config, folder, dataclasses.replace(LEARNER, **options))
+
+
+def trained(config: RunConfig, folder: pathlib.Path, learner: LearnerConfig) -> None:
+  """`run` under the ambient mesh."""
   tx = state.make_optimizer(CFG, learning_rate=1e-2)
-  fresh = state.make_state(params_lib.init(CFG, jax.random.key(0)), tx, jax.random.key(1))
+  fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0)), tx)
   manager = checkpoint.open_manager(folder / "checkpoints", keep=2)
   first, current, ledger = setup.restored(manager, fresh)
   print(f"from {first}", flush=True)
@@ -91,7 +103,7 @@ def run(folder: pathlib.Path, save_every: int = 1) -> None:
       TaskStream(TASKS, 0, ledger.get("stream")),
       plan,
       cfg=CFG,
-      learner=dataclasses.replace(LEARNER, save_every=save_every),
+      learner=learner,
       tx=tx,
       objective=train_step.Objective("rl"),
       first_step=first,
@@ -105,4 +117,4 @@ if __name__ == "__main__":
   sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
   folder, *more = sys.argv[1:]
   sys.argv[1:] = []  # the command takes flags alone
-  command.run(lambda: run(pathlib.Path(folder), *map(int, more)))
+  command.run(lambda: run(pathlib.Path(folder), **json.loads(*more or ["{}"])))

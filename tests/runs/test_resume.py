@@ -1,5 +1,6 @@
 """A run that is killed goes on where it stopped: nothing is lost, nothing is trained twice."""
 
+import json
 import os
 import pathlib
 import random
@@ -14,11 +15,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def start(folder, cache, save_every=1):
+def start(folder, cache, **options):
   environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
   environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
   return subprocess.Popen(
-    [sys.executable, str(ROOT / "tests/runs/small_run.py"), str(folder), str(save_every)],
+    [sys.executable, str(ROOT / "tests/runs/small_run.py"), str(folder), json.dumps(options)],
     cwd=ROOT,
     env=environment,
     stdout=subprocess.PIPE,
@@ -26,9 +27,9 @@ def start(folder, cache, save_every=1):
   )
 
 
-def finish(folder, cache, save_every=1):
-  process = start(folder, cache, save_every)
-  output, _ = process.communicate(timeout=240)
+def finish(folder, cache, **options):
+  process = start(folder, cache, **options)
+  output, _ = process.communicate(timeout=900)
   assert process.returncode == 0, output
   return output
 
@@ -94,3 +95,20 @@ def assert_same_parameters(whole, other):
   assert found["version"] == expected["version"] > 0
   for name in expected.files:
     assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.timeout(1000)
+def test_a_run_that_changes_its_mesh_halfway_ends_with_the_parameters_of_one_device(
+  tmp_path, monkeypatch
+):
+  """Within 1e-5."""
+  cache = tmp_path / "cache"
+  flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+  monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=4")
+  finish(tmp_path / "one", cache, steps=2)
+  finish(tmp_path / "many", cache, steps=1, mesh={"expert": 2, "context": 2})
+  finish(tmp_path / "many", cache, steps=2, mesh={"fsdp": 2, "context": 2})
+  expected, found = (np.load(tmp_path / name / "params.npz") for name in ("one", "many"))
+  assert found["version"] == expected["version"] > 0
+  for name in expected.files:
+    np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)
