@@ -59,7 +59,8 @@ def attend_rows(
   rope: Rope,
   segment_ids: jax.Array | None,
   window: jax.Array | None = None,
-) -> jax.Array:
+  with_peaks: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Causal attention of rows of tokens to themselves, within equal segment ids.
 
   Args:
@@ -69,19 +70,25 @@ def attend_rows(
     rope: of the rows' positions.
     segment_ids: int32 [B, T] or None (one segment a row).
     window: int32 [], how many tokens back this layer sees, or None: all.
+    with_peaks: compute scores once more, for the largest of each head.
 
   Returns:
-    [B, T, D].
+    [B, T, D]; with_peaks also float32 [N].
   """
   project = _mla_rows if cfg.attention == "mla" else _gqa_rows
   q, k, v = project(weights, x, cfg, rope)
   if cfg.score_gain != 1:
     q = q * cfg.score_gain
-  mixed = causal_core(q, k, v, segment_ids, weights.get("sinks"), window)
-  if cfg.attention == "mla":
-    return jnp.einsum("bgrth,ghd->btd", mixed, weights["out"])
-  y = jnp.einsum("bgrth,grhd->btd", mixed, weights["out"])
-  return y + weights["out_bias"] if cfg.biases else y
+  if segment_ids is None:
+    segment_ids = jnp.ones(x.shape[:2], jnp.int32)
+  mixed = causal.attend(q, k, v, segment_ids, weights.get("sinks"), window)
+  equation = "bgrth,ghd->btd" if cfg.attention == "mla" else "bgrth,grhd->btd"
+  y = jnp.einsum(equation, mixed, weights["out"])
+  if cfg.biases:
+    y = y + weights["out_bias"]
+  if not with_peaks:
+    return y
+  return y, causal.largest_scores(q, k, segment_ids, window).reshape(-1)
 
 
 def attend_cached(
@@ -103,32 +110,6 @@ def attend_cached(
   if cfg.attention == "mla":
     return _mla_cached(weights, x, cfg, rope, pages, layer, step)
   return _gqa_cached(weights, x, cfg, rope, pages, layer, step, window)
-
-
-def causal_core(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  segment_ids: jax.Array | None,
-  sinks: jax.Array | None = None,
-  window: jax.Array | None = None,
-) -> jax.Array:
-  """Causal attention within segments, a block of queries at a time; see `causal.attend`.
-
-  Args:
-    q: [B, G, R, T, H], not yet scaled.
-    k: [B, G, T, H].
-    v: [B, G, T, H'].
-    segment_ids: int32 [B, T] or None (one segment a row).
-    sinks: [G, R] or None.
-    window: int32 [] or None.
-
-  Returns:
-    [B, G, R, T, H'].
-  """
-  if segment_ids is None:
-    segment_ids = jnp.ones((q.shape[0], q.shape[3]), jnp.int32)
-  return causal.attend(q, k, v, segment_ids, sinks, window)
 
 
 def _gqa_project(weights, x, cfg, rope):

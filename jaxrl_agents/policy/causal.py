@@ -161,7 +161,12 @@ def _forward_rows(q, k, v, segment_ids, *, sinks, window):
       scores = tiles.scores(queries, tiles.time(k, j), i, j)
       new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
       weights, kept = jnp.exp(scores - new_top), jnp.exp(top - new_top)
-      values = jnp.einsum("bgrqk,bgkh->bgrqh", weights.astype(v.dtype), tiles.time(v, j))
+      values = jnp.einsum(
+        "bgrqk,bgkh->bgrqh",
+        weights.astype(v.dtype),
+        tiles.time(v, j),
+        preferred_element_type=jnp.float32,
+      )
       total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)
       return new_top, total, mixed * kept + values
 
@@ -184,6 +189,37 @@ def _forward_rows(q, k, v, segment_ids, *, sinks, window):
   return jax.lax.fori_loop(0, tiles.number, of_queries, empty)
 
 
+def largest_scores(
+  q: jax.Array, k: jax.Array, segment_ids: jax.Array, window: jax.Array | None = None
+) -> jax.Array:
+  """The largest score of each head over all rows, queries and keys that they see: float32 [G, R].
+
+  The scores of `attend`, computed again and without sinks, padding left out; not differentiated.
+  Arguments as `attend`.
+  """
+  q, k, _, segment_ids = _padded(*map(jax.lax.stop_gradient, (q, k, k)), segment_ids)
+  largest = _by_row(functools.partial(_largest_of_rows, window=window), q, k, segment_ids)
+  return jnp.max(largest, axis=0)
+
+
+def _largest_of_rows(q, k, segment_ids, *, window):
+  """Largest scores float32 [B, G, R]."""
+  tiles = _Tiles(segment_ids, window)
+
+  def of_queries(i, top):
+    queries = tiles.time(q, i) * q.shape[-1] ** -0.5
+    real = tiles.time(segment_ids[..., None], i) > 0
+
+    def with_keys(j, top):
+      scores = tiles.scores(queries, tiles.time(k, j), i, j)
+      scores = jnp.where(real[:, None, None], scores, MASKED)
+      return jnp.maximum(top, jnp.max(scores, axis=(-2, -1)))
+
+    return jax.lax.fori_loop(tiles.first[i], i + 1, with_keys, top)
+
+  return jax.lax.fori_loop(0, tiles.number, of_queries, jnp.full(q.shape[:3], MASKED, jnp.float32))
+
+
 def start_of_softmax(
   sinks: jax.Array | None, shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
@@ -203,6 +239,7 @@ def _backward_rows(q, k, v, segment_ids, out, log_total, d_out, *, window):
   """Gradients of q, k, v."""
   tiles = _Tiles(segment_ids, window)
   scale = q.shape[-1] ** -0.5
+  wide = {"preferred_element_type": jnp.float32}  # sums over tiles, whatever q, k and v are in
   mean = jnp.sum((out * d_out).astype(jnp.float32), axis=-1, keepdims=True)
 
   def of_queries(i, gradients):
@@ -213,24 +250,25 @@ def _backward_rows(q, k, v, segment_ids, out, log_total, d_out, *, window):
       d_queries, d_k, d_v = carry
       keys = tiles.time(k, j)
       weights = jnp.exp(tiles.scores(queries, keys, i, j) - total_block)
-      d_weights = jnp.einsum("bgrqh,bgkh->bgrqk", d_block, tiles.time(v, j))
+      d_weights = jnp.einsum("bgrqh,bgkh->bgrqk", d_block, tiles.time(v, j), **wide)
       d_scores = (weights * (d_weights - mean_block)).astype(q.dtype)
       weights = weights.astype(q.dtype)
-      d_queries += jnp.einsum("bgrqk,bgkh->bgrqh", d_scores, keys)
-      d_k = d_k.at[j].add(jnp.einsum("bgrqk,bgrqh->bghk", d_scores, queries))
-      d_v = d_v.at[j].add(jnp.einsum("bgrqk,bgrqh->bghk", weights, d_block))
+      d_queries += jnp.einsum("bgrqk,bgkh->bgrqh", d_scores, keys, **wide)
+      d_k = d_k.at[j].add(jnp.einsum("bgrqk,bgrqh->bghk", d_scores, queries, **wide))
+      d_v = d_v.at[j].add(jnp.einsum("bgrqk,bgrqh->bghk", weights, d_block, **wide))
       return d_queries, d_k, d_v
 
     d_q, d_k, d_v = gradients
-    start = jnp.zeros_like(queries), d_k, d_v
+    start = jnp.zeros(queries.shape, jnp.float32), d_k, d_v
     d_queries, d_k, d_v = jax.lax.fori_loop(tiles.first[i], i + 1, with_keys, start)
-    return tiles.put(d_q, d_queries * scale, i), d_k, d_v
+    return tiles.put(d_q, (d_queries * scale).astype(q.dtype), i), d_k, d_v
 
   # Keys last: XLA:CPU computes products over queries twice as fast that way round.
-  by_block = lambda x: jnp.zeros((tiles.number, *x.shape[:2], x.shape[3], tiles.block), x.dtype)
+  shape = lambda x: (tiles.number, *x.shape[:2], x.shape[3], tiles.block)
+  by_block = lambda x: jnp.zeros(shape(x), jnp.float32)
   start = jnp.zeros_like(q), by_block(k), by_block(v)
   d_q, d_k, d_v = jax.lax.fori_loop(0, tiles.number, of_queries, start)
-  return d_q, _joined(d_k), _joined(d_v)
+  return d_q, _joined(d_k).astype(k.dtype), _joined(d_v).astype(v.dtype)
 
 
 def _joined(blocks: jax.Array) -> jax.Array:
