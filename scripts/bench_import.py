@@ -5,9 +5,9 @@
 Makes a synthetic checkpoint of that size in a temporary folder (of --folder), then times by turns
 the import and a plain read, cast and write of every tensor in the order of the file, without a
 change of layout. Each starts with the checkpoint out of the system's cache and ends when its output
-is on the disk. Prints the seconds of each round and the ratio plain / import of the medians: 1 is
-disk speed. --warm leaves the checkpoint in the cache and does not wait for the disk: what is left
-is the work of the processor.
+is on the disk. Prints the seconds of each round, how many of them the processor worked, and the
+ratio plain / import of the medians: 1 is disk speed. --warm leaves the checkpoint in the cache and
+does not wait for the disk.
 """
 
 import contextlib
@@ -93,19 +93,19 @@ def plain_copy(folder: pathlib.Path, out: pathlib.Path) -> None:
     views[name][...] = view.astype(dtype)
 
 
-def timed(copy, folder: pathlib.Path, out: pathlib.Path, warm: bool) -> float:
-  """Seconds of `copy(folder, out)`; the output is removed."""
+def timed(copy, folder: pathlib.Path, out: pathlib.Path, warm: bool) -> tuple[float, float]:
+  """Seconds of `copy(folder, out)`, and those of the processor; the output is removed."""
   if not warm:
     os.sync()
     for file in folder.iterdir():
       with file.open("rb") as opened:
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-  began = time.perf_counter()
+  began, worked = time.perf_counter(), time.process_time()
   copy(folder, out)
   if not warm:
     with out.open("rb") as opened:
       os.fsync(opened.fileno())
-  seconds = time.perf_counter() - began
+  seconds = time.perf_counter() - began, time.process_time() - worked
   out.unlink()
   return seconds
 
@@ -121,9 +121,10 @@ def main() -> None:
     took: dict[str, list[float]] = {name: [] for name in copies}
     for _ in range(_ROUNDS.value):
       for name, copy in copies.items():
-        seconds = timed(copy, folder, pathlib.Path(temporary) / name, _WARM.value)
+        seconds, worked = timed(copy, folder, pathlib.Path(temporary) / name, _WARM.value)
         took[name].append(seconds)
-        print(f"{name:6} {seconds:7.2f} s {size / seconds / 1e6:7.0f} MB/s", flush=True)
+        rate = f"{size / seconds / 1e6:5.0f} MB/s"
+        print(f"{name:6} {seconds:7.2f} s {rate}, processor {worked:.2f} s", flush=True)
   ratio = statistics.median(took["plain"]) / statistics.median(took["import"])
   print(f"ratio {ratio:.2f} (plain / import, medians of {_ROUNDS.value})")
 
