@@ -76,7 +76,7 @@ def main(folder):
   jax.device_put(np.zeros(8), jax.devices()[0]).block_until_ready()
   with Peak() as peak:
     params = base.load(str(folder), CFG, dtype="bfloat16", shardings=places)
-  assert peak.more < total + largest + 16, (peak.more, total, largest)
+  assert peak.more < total + 2 * largest + 16, (peak.more, total, largest)
   for path, leaf in jax.tree.flatten_with_path(params)[0]:
     name = ".".join(k.key for k in path)
     assert leaf.dtype == (np.float32 if "router" in name else ml_dtypes.bfloat16), name

@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 
-def test_weights_are_read_to_their_shardings_and_memory_holds_them_once_and_one_tensor_more(
+def test_weights_are_read_to_their_shardings_and_memory_holds_them_once_and_a_tensor_twice(
   tmp_path,
 ):
   """In a process of its own with 8 host devices; its memory beside mapped files is measured.
 
-  At the peak it may grow by the weights, the largest tensor and 16 MiB.
+  At the peak it may grow by the weights, twice the largest tensor and 16 MiB.
   """
   flags = "--xla_force_host_platform_device_count=8"
   done = subprocess.run(
