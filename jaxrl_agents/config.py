@@ -69,11 +69,28 @@ class PolicySection:
   (random), or "copying" (random but for heads that quote from the context; see policy.mimetic).
 
   `tokenizer`: "base", or a folder with tokenizer.json, by which the chat format is recognised.
+
+  `dtype`: of parameters and of what is computed, but for softmax, norms, routers and losses;
+  bfloat16 parameters have a float32 master in the optimizer.
   """
 
   model: PolicyConfig
   init: str = "base"
   tokenizer: str = "base"
+  dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+  """Low-rank adapters in place of full parameters, in warm-up and in reinforcement learning.
+
+  `rank` 0 trains all parameters. `targets` are names of matrices inside layers, or the ends of
+  their dotted paths (see policy.lora); their adapters count alpha / rank times.
+  """
+
+  rank: int = 0
+  alpha: float = 32.0
+  targets: tuple[str, ...] = ("qkv", "out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +134,8 @@ class RewardConfig:
   betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
 
 
+Optimizer = Literal["adamw", "adamw8bit", "muon"]
+
 SFT_SOURCES = ("demonstrations", "practice", "copies", "drills")
 
 
@@ -136,6 +155,8 @@ class SftConfig:
     balance_rate: step of the routers' selection biases towards equal load of the experts.
     mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
     mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.
+    optimizer: AdamW, the same with moments in eight bits, or Muon (learner.optimizers).
+    qk_clip: heads whose attention scores exceed it are scaled down after a step; 0 for none.
   """
 
   steps: int = 100
@@ -149,6 +170,8 @@ class SftConfig:
   practice_tasks: int = 0
   copy_segments: int = 0
   reading_drills: int = 0
+  optimizer: Optimizer = "adamw"
+  qk_clip: float = 0.0
   rates: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
   copy_phase: float = 0.4
   balance_rate: float = 1e-3
@@ -160,7 +183,7 @@ class SftConfig:
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
-  each.
+  each. `optimizer` and `qk_clip` as in SftConfig.
 
   `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
   policy.transformer.REMAT) hold for the warm-up too.
@@ -176,6 +199,8 @@ class LearnerConfig:
   lr: float = 1e-4
   warmup_steps: int = 0
   weight_decay: float = 0.0
+  optimizer: Optimizer = "adamw"
+  qk_clip: float = 0.0
   max_grad_norm: float = 1.0
   advantage_std: bool = False
   clip_low: float = 0.0
@@ -231,10 +256,15 @@ class RunConfig:
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
   reward: RewardConfig = RewardConfig()
+  lora: LoraConfig = LoraConfig()
   sft: SftConfig = SftConfig()
   learner: LearnerConfig = LearnerConfig()
   mesh: MeshConfig = MeshConfig()
   eval: EvalConfig = EvalConfig()
+
+
+BFLOAT16_GAP = 0.1
+"""Of log-probabilities of sampler and learner that both compute in bfloat16, at the least."""
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -327,6 +357,18 @@ def validate(config: RunConfig) -> RunConfig:
     raise ValueError(
       f"sampler.draft_tokens={sampler.draft_tokens} has no effect: policy.model.mtp_depth is 0; "
       "set sampler.draft_tokens=0 or policy.model.mtp_depth=1"
+    )
+  for name, section in (("sft", config.sft), ("learner", learner)):
+    if config.lora.rank and (section.optimizer != "adamw" or section.qk_clip):
+      raise ValueError(
+        f"{name}.optimizer={section.optimizer} and {name}.qk_clip={section.qk_clip:g} are for full "
+        f"parameters; with lora.rank={config.lora.rank} set {name}.optimizer=adamw and "
+        f"{name}.qk_clip=0"
+      )
+  if config.policy.dtype == "bfloat16" and learner.canary_bound < BFLOAT16_GAP:
+    raise ValueError(
+      f"learner.canary_bound={learner.canary_bound:g} is below what rounding to "
+      f"policy.dtype=bfloat16 alone makes of log-probabilities; set it to {BFLOAT16_GAP:g} or more"
     )
   return config
 

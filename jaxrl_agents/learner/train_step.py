@@ -31,7 +31,7 @@ from jaxrl_agents.learner.loss_tokens import map_loss_tokens
 from jaxrl_agents.learner.metrics import ratio_metrics, summary
 from jaxrl_agents.learner.packing import Batch
 from jaxrl_agents.learner.state import PolicyState, TrainState
-from jaxrl_agents.policy import moe, sharding, transformer
+from jaxrl_agents.policy import lora, moe, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -51,6 +51,7 @@ class Objective:
     balance_rate: step of the routers' selection biases towards equal load, see moe.balanced_bias;
       for "sft" alone: in reinforcement learning sampler and learner must agree.
     remat: what is kept of each layer for the backward pass, see policy.transformer.REMAT.
+    attention_peaks: report the largest attention score of each head, which QK-clip needs.
     max_unrolled_layers: up to so many layers run as a python loop, which took 15 % less time than a
       scan on CPU at 4 layers; deeper policies are scanned, to compile in reasonable time.
   """
@@ -63,6 +64,7 @@ class Objective:
   replay_threshold: float = 0.0
   balance_rate: float = 0.0
   remat: transformer.Remat = "none"
+  attention_peaks: bool = False
   max_unrolled_layers: int = 8
 
   def __post_init__(self):
@@ -82,9 +84,9 @@ class Gradients:
   """Of one microbatch, or of several added up.
 
   Attributes:
-    grads: tree like the parameters.
+    grads: float32, tree like what is trained of the parameters (lora.trained).
     sums: metrics that add, float32.
-    maxima: metrics of which the largest counts, float32 [].
+    maxima: metrics of which the largest counts, float32.
   """
 
   grads: Any
@@ -120,7 +122,7 @@ def update(
     total = add(total, gradients(state.policy.params, batch, cfg, objective))
   sums, maxima = total.sums, total.maxima
   load = sums["expert_load"]
-  state, step = apply(state, total.grads, tx)
+  state, step = apply(state, total.grads, tx, maxima.get("attention_score_max"))
   if objective.balance_rate and cfg.num_moe_layers:
     state = balance(state, load, objective.balance_rate * step["applied"])
   return state, {"skipped": 0.0, **summary(sums, maxima), **jax.tree.map(float, step)}
@@ -131,14 +133,18 @@ def gradients(
   params: dict[str, Any], batch: Batch, cfg: PolicyConfig, objective: Objective
 ) -> Gradients:
   """Gradients and metrics of one microbatch's share of the loss of the step."""
-  function = functools.partial(loss_and_metrics, batch=batch, cfg=cfg, objective=objective)
-  if cfg.num_layers > objective.max_unrolled_layers:
-    grads, (sums, maxima) = jax.grad(function, has_aux=True)(params)
-  else:
-    grads, (sums, maxima) = jax.grad(function, has_aux=True)(params_lib.unstack(params))
-    grads = {name: _restack(g) if isinstance(g, tuple) else g for name, g in grads.items()}
-  constrain = lambda spec, g: sharding.constrain(g, *spec.axes)
-  grads = jax.tree.map(constrain, params_lib.table(cfg), grads, is_leaf=params_lib.is_spec)
+  scanned = cfg.num_layers > objective.max_unrolled_layers
+  whole = params if scanned else params_lib.unstack(params)
+
+  def function(trained):
+    return loss_and_metrics(lora.with_trained(whole, trained), batch, cfg, objective)
+
+  grads, (sums, maxima) = jax.grad(function, has_aux=True)(lora.trained(whole))
+  grads = {name: _restack(g) if isinstance(g, tuple) else g for name, g in grads.items()}
+  # Microbatches are summed, and norms taken, in float32, whatever the parameters are in.
+  constrain = lambda spec, g: sharding.constrain(g.astype(jnp.float32), *spec.axes)
+  specs = lora.trained_specs(cfg, params)
+  grads = jax.tree.map(constrain, specs, grads, is_leaf=params_lib.is_spec)
   return Gradients(grads, *sharding.replicated((sums, maxima)))
 
 
@@ -158,20 +164,34 @@ def add(total: Gradients, more: Gradients) -> Gradients:
 
 @functools.partial(jax.jit, static_argnames=("tx",), donate_argnums=(0,))
 def apply(
-  state: TrainState, grads: Any, tx: optax.GradientTransformation
+  state: TrainState,
+  grads: Any,
+  tx: optax.GradientTransformation,
+  attention_peaks: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update of the optimizer; `state` is donated.
+
+  Args:
+    state: is consumed.
+    grads: of what is trained, see lora.trained.
+    tx: the optimizer that made `state.opt_state`.
+    attention_peaks: float32 [layers, heads], for an optimizer with QK-clip.
 
   Returns:
     (state, {"grad_norm" before clipping, "applied": 0 where it is not finite: the state is kept}).
   """
   norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm)
-  updates, opt_state = tx.update(grads, state.opt_state, state.policy.params)
-  params = optax.apply_updates(state.policy.params, updates)
+  old, more = lora.trained(state.policy.params), {}
+  if attention_peaks is not None:
+    more["attention_peaks"] = attention_peaks
+  update_fn = optax.with_extra_args_support(tx).update
+  updates, opt_state = update_fn(grads, state.opt_state, old, **more)
   keep = lambda new, old: jnp.where(finite, new, old)
+  trained = jax.tree.map(keep, optax.apply_updates(old, updates), old)
   policy = PolicyState(
-    jax.tree.map(keep, params, state.policy.params), state.policy.version + finite.astype(jnp.int32)
+    lora.with_trained(state.policy.params, trained),
+    state.policy.version + finite.astype(jnp.int32),
   )
   opt_state = jax.tree.map(keep, opt_state, state.opt_state)
   metrics = sharding.replicated({"grad_norm": norm, "applied": finite.astype(jnp.float32)})
@@ -198,7 +218,8 @@ def loss_and_metrics(
     "loss_tokens": jnp.sum(batch.loss_mask, dtype=jnp.float32),
     "expert_load": output.expert_load,
   }
-  maxima: dict[str, jax.Array] = {}
+  peaks = output.attention_peaks
+  maxima: dict[str, jax.Array] = {} if peaks is None else {"attention_score_max": peaks}
   loss = jnp.zeros((), jnp.float32)
   if objective.kind != "mtp":
     logprobs, entropy = loss_token_logprobs(params, output.hidden, batch, cfg, objective)
@@ -208,8 +229,8 @@ def loss_and_metrics(
     else:
       token_loss = losses.bind(objective.loss, dict(objective.numbers))
       loss = jnp.sum(batch.weights * token_loss(logprobs, batch))
-      more, maxima = ratio_metrics(logprobs, batch, objective.loss, dict(objective.numbers))
-      sums |= more
+      more, most = ratio_metrics(logprobs, batch, objective.loss, dict(objective.numbers))
+      sums, maxima = sums | more, maxima | most
   if objective.kind == "mtp" or objective.mtp_weight:
     distilled, more = distill_loss(
       params, output.hidden, batch, cfg, temperature=objective.temperature
@@ -235,6 +256,7 @@ def forward(
     routing=routing,
     replay_threshold=objective.replay_threshold,
     remat=objective.remat,
+    attention_peaks=objective.attention_peaks,
   )
 
 

@@ -49,19 +49,20 @@ class Slice:
 
 def learner(
   config: RunConfig,
-  tx: optax.GradientTransformation,
-  objective: Objective,
+  params: Any,
   place: Slice,
   *,
+  tx: optax.GradientTransformation,
+  objective: Objective,
   usd_per_chip_hour: float,
 ) -> dict[str, Any]:
-  """The plan of one optimizer step.
+  """The plan of one optimizer step on `params`, see programs.learner.
 
   Raises:
     ValueError: the run does not divide over the mesh.
   """
   cfg, mesh = config.policy.model, place.mesh
-  parts = programs.learner(cfg, config.learner, tx, objective, mesh)
+  parts = programs.learner(params, cfg, config.learner, tx=tx, objective=objective, mesh=mesh)
   held = {
     "parameters": programs.bytes_per_device(parts.state.policy),
     "optimizer": programs.bytes_per_device(parts.state.opt_state),
@@ -108,7 +109,8 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
   """
   cfg, section, mesh = config.policy.model, config.sampler, place.mesh
   context = config.search.token_budget
-  parts = programs.sampler(cfg, section, mesh, context_tokens=context)
+  dtype = config.policy.dtype
+  parts = programs.sampler(cfg, section, mesh, context_tokens=context, dtype=dtype)
   held = {
     "parameters": programs.bytes_per_device(parts.params),
     "cache": programs.bytes_per_device(parts.state),

@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_agents.config import LearnerConfig, SamplerConfig
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
 from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import lora, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import steps
 
@@ -76,8 +76,10 @@ class Sampler:
 
 
 def learner(
+  params: Any,
   cfg: PolicyConfig,
   section: LearnerConfig,
+  *,
   tx: optax.GradientTransformation,
   objective: train_step.Objective,
   mesh: Mesh,
@@ -86,22 +88,30 @@ def learner(
 
   A rollout is taken to fill a row, as one does that uses its whole context.
 
+  Args:
+    params: tree of jax.ShapeDtypeStruct, layers stacked, with adapters where those are trained.
+    cfg: sizes.
+    section: rows of a step.
+    tx: optimizer of the parameters.
+    objective: of the step.
+    mesh: of the learner's slice.
+
   Raises:
     ValueError: rows or parameters do not divide over the mesh.
   """
-  params = sharding.shardings(cfg, mesh)
-  placed = checkpoint.with_shardings(
-    state.abstract_state(cfg, tx), state.state_shardings(cfg, tx, params, mesh)
-  )
+  abstract = jax.eval_shape(lambda p: state.make_state(p, tx, jax.random.key(0)), params)
+  places = state.shardings_of(abstract, tx, lora.shardings(cfg, params, mesh), mesh)
+  placed = checkpoint.with_shardings(abstract, places)
   batch = abstract_batch(cfg, section, mesh)
   rollouts = section.groups_per_step // section.substeps * section.group_size
   microbatches = -(-rollouts // section.rows_per_microbatch)
   with jax.set_mesh(mesh):
     one = jax.eval_shape(train_step.gradients, placed.policy.params, batch, cfg, objective)
   grads = train_step.Gradients(
-    jax.tree.map(_like, one.grads, placed.policy.params),
+    jax.tree.map(_like, one.grads, lora.trained(placed.policy.params)),
     *jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), (one.sums, one.maxima)),
   )
+  peaks = grads.maxima.get("attention_score_max")
   optimizer = bytes_per_device((placed.opt_state, placed.key))
   total = bytes_per_device(grads) if microbatches > 1 else 0
   params_bytes = bytes_per_device(placed.policy)
@@ -112,7 +122,7 @@ def learner(
       (placed.policy.params, batch, cfg, objective),
       beside=optimizer + total,
     ),
-    Program("apply", train_step.apply, (placed, grads.grads, tx)),
+    Program("apply", train_step.apply, (placed, grads.grads, tx, peaks)),
   ]
   if microbatches > 1:
     beside = optimizer + params_bytes
@@ -153,7 +163,7 @@ def sampler(
   mesh: Mesh,
   *,
   context_tokens: int,
-  dtype: Any = jnp.float32,
+  dtype: Any,
 ) -> Sampler:
   """The decode step of a `sampler.engine.Engine` on a mesh.
 
@@ -162,7 +172,7 @@ def sampler(
     section: slots and cache.
     mesh: of the sampler's slice.
     context_tokens: longest sequence.
-    dtype: of parameters and cache; float32 as the engine holds them.
+    dtype: of parameters and cache.
 
   Raises:
     ValueError: parameters do not divide over the mesh.

@@ -188,7 +188,12 @@ def _forward_rows(q, k, v, query_ids, key_ids, *, sinks, window, start):
       scores = tiles.scores(queries, tiles.time(k, j), i, j)
       new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
       weights, kept = jnp.exp(scores - new_top), jnp.exp(top - new_top)
-      values = jnp.einsum("bgrqk,bgkh->bgrqh", weights.astype(v.dtype), tiles.time(v, j))
+      values = jnp.einsum(
+        "bgrqk,bgkh->bgrqh",
+        weights.astype(v.dtype),
+        tiles.time(v, j),
+        preferred_element_type=jnp.float32,
+      )
       total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)
       return new_top, total, mixed * kept + values
 
@@ -211,6 +216,43 @@ def _forward_rows(q, k, v, query_ids, key_ids, *, sinks, window, start):
   return jax.lax.fori_loop(0, tiles.of_queries, of_queries, empty)
 
 
+def largest_scores(
+  q: jax.Array,
+  k: jax.Array,
+  segment_ids: jax.Array,
+  window: jax.Array | None = None,
+  start: jax.Array | None = None,
+) -> jax.Array:
+  """The largest score of each head over all rows, queries and keys that they see: float32 [G, R].
+
+  The scores of `attend`, computed again and without sinks, padding left out; not differentiated.
+  Arguments as `attend`.
+  """
+  start = 0 if start is None else start
+  q, k, _, *ids = _padded(*map(jax.lax.stop_gradient, (q, k, k)), segment_ids, start)
+  rows = functools.partial(_largest_of_rows, window=window, start=start)
+  return jnp.max(_by_row(rows, q, k, *ids), axis=0)
+
+
+def _largest_of_rows(q, k, query_ids, key_ids, *, window, start):
+  """Largest scores float32 [B, G, R]."""
+  tiles = _Tiles(query_ids, key_ids, window, start)
+
+  def of_queries(i, top):
+    queries = tiles.time(q, i) * q.shape[-1] ** -0.5
+    real = tiles.time(query_ids[..., None], i) > 0
+
+    def with_keys(j, top):
+      scores = tiles.scores(queries, tiles.time(k, j), i, j)
+      scores = jnp.where(real[:, None, None], scores, MASKED)
+      return jnp.maximum(top, jnp.max(scores, axis=(-2, -1)))
+
+    return jax.lax.fori_loop(tiles.first[i], tiles.end[i], with_keys, top)
+
+  none = jnp.full(q.shape[:3], MASKED, jnp.float32)
+  return jax.lax.fori_loop(0, tiles.of_queries, of_queries, none)
+
+
 def start_of_softmax(
   sinks: jax.Array | None, shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
@@ -230,6 +272,7 @@ def _backward_rows(q, k, v, query_ids, key_ids, out, log_total, d_out, *, window
   """Gradients of q, k, v."""
   tiles = _Tiles(query_ids, key_ids, window, start)
   scale = q.shape[-1] ** -0.5
+  wide = {"preferred_element_type": jnp.float32}  # sums over tiles, whatever q, k and v are in
   mean = jnp.sum((out * d_out).astype(jnp.float32), axis=-1, keepdims=True)
 
   def of_queries(i, gradients):
@@ -240,24 +283,25 @@ def _backward_rows(q, k, v, query_ids, key_ids, out, log_total, d_out, *, window
       d_queries, d_k, d_v = carry
       keys = tiles.time(k, j)
       weights = jnp.exp(tiles.scores(queries, keys, i, j) - total_block)
-      d_weights = jnp.einsum("bgrqh,bgkh->bgrqk", d_block, tiles.time(v, j))
+      d_weights = jnp.einsum("bgrqh,bgkh->bgrqk", d_block, tiles.time(v, j), **wide)
       d_scores = (weights * (d_weights - mean_block)).astype(q.dtype)
       weights = weights.astype(q.dtype)
-      d_queries += jnp.einsum("bgrqk,bgkh->bgrqh", d_scores, keys)
-      d_k = d_k.at[j].add(jnp.einsum("bgrqk,bgrqh->bghk", d_scores, queries))
-      d_v = d_v.at[j].add(jnp.einsum("bgrqk,bgrqh->bghk", weights, d_block))
+      d_queries += jnp.einsum("bgrqk,bgkh->bgrqh", d_scores, keys, **wide)
+      d_k = d_k.at[j].add(jnp.einsum("bgrqk,bgrqh->bghk", d_scores, queries, **wide))
+      d_v = d_v.at[j].add(jnp.einsum("bgrqk,bgrqh->bghk", weights, d_block, **wide))
       return d_queries, d_k, d_v
 
     d_q, d_k, d_v = gradients
-    carry = jnp.zeros_like(queries), d_k, d_v
+    carry = jnp.zeros(queries.shape, jnp.float32), d_k, d_v
     d_queries, d_k, d_v = jax.lax.fori_loop(tiles.first[i], tiles.end[i], with_keys, carry)
-    return tiles.put(d_q, d_queries * scale, i), d_k, d_v
+    return tiles.put(d_q, (d_queries * scale).astype(q.dtype), i), d_k, d_v
 
   # Keys last: XLA:CPU computes products over queries twice as fast that way round.
-  by_block = lambda x: jnp.zeros((tiles.of_keys, *x.shape[:2], x.shape[3], tiles.block), x.dtype)
+  shape = lambda x: (tiles.of_keys, *x.shape[:2], x.shape[3], tiles.block)
+  by_block = lambda x: jnp.zeros(shape(x), jnp.float32)
   zeros = jnp.zeros_like(q), by_block(k), by_block(v)
   d_q, d_k, d_v = jax.lax.fori_loop(0, tiles.of_queries, of_queries, zeros)
-  return d_q, _joined(d_k), _joined(d_v)
+  return d_q, _joined(d_k).astype(k.dtype), _joined(d_v).astype(v.dtype)
 
 
 def _joined(blocks: jax.Array) -> jax.Array:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.planning import layout, plan, report, topology
-from jaxrl_agents.runs import rl
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.runs import rl, setup
 
 PARTS = ("learner", "rollout")
 
@@ -52,11 +56,13 @@ def planned(
   }
   found: dict[str, Any] = {"config": config.name, "model": plan.model(cfg)}
   if "learner" in parts:
+    whole = params_lib.abstract(cfg, config.policy.dtype)
     found["learner"] = plan.learner(
       config,
-      rl.optimizer(config),
-      rl.objective(config),
+      jax.eval_shape(functools.partial(setup.with_adapters, config), whole),
       places["learner"],
+      tx=rl.optimizer(config),
+      objective=rl.objective(config),
       usd_per_chip_hour=usd_per_chip_hour,
     )
   if "rollout" in parts:

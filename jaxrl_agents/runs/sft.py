@@ -23,6 +23,7 @@ from jaxrl_agents.envs import search, search_drills
 from jaxrl_agents.harness.process import Job
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
+from jaxrl_agents.policy import lora
 from jaxrl_agents.retrieval.chunks import Chunk
 from jaxrl_agents.runs import base, processes, setup
 from jaxrl_agents.runs.progress import Progress
@@ -134,22 +135,21 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
   threading.Thread(target=_seqio_tasks, daemon=True).start()
   with processes.first_alone("demonstrations"):
     rates = make_sources(config, corpus, workdir)
-  tx = state.make_optimizer(
-    cfg,
-    learning_rate=sft.lr,
+  tx = setup.make_optimizer(
+    config,
+    sft,
     schedule=sft.schedule,
-    warmup_steps=sft.warmup_steps,
     total_steps=sft.steps if sft.schedule == "cosine" else 0,
     final_fraction=0.1 if sft.schedule == "cosine" else 0.0,
-    weight_decay=sft.weight_decay,
   )
   objective = train_step.Objective(
     "sft",
     mtp_weight=sft.mtp_weight if cfg.mtp_depth else 0.0,
     balance_rate=sft.balance_rate,
     remat=config.learner.remat,
+    attention_peaks=sft.qk_clip > 0,
   )
-  params = setup.initial_params(config)
+  params = setup.with_adapters(config, setup.initial_params(config))
   current = setup.fresh_state(config, params, tx)
   manager = checkpoint.open_manager(workdir.checkpoints / "sft", keep=1)
   first, current, _ = setup.restored(manager, current)
@@ -166,7 +166,7 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
       if (step + 1) % sft.save_every == 0 or step + 1 == sft.steps:
         checkpoint.save(manager, step + 1, current, {"step": step + 1})
   manager.close()
-  params = distilled(config, workdir, current.policy.params, rows)
+  params = distilled(config, workdir, lora.merged(current.policy.params), rows)
   params = processes.gathered(params)
   if processes.is_first():
     base.save(params, cfg, workdir.warm_start, tokenizer=config.policy.tokenizer)
@@ -188,7 +188,8 @@ def distilled(
   cfg, sft = config.policy.model, config.sft
   if not sft.mtp_steps:
     return params
-  tx = state.make_optimizer(cfg, learning_rate=sft.lr, warmup_steps=5, trained="mtp")
+  dtype = config.policy.dtype
+  tx = state.make_optimizer(cfg, learning_rate=sft.lr, warmup_steps=5, trained="mtp", dtype=dtype)
   current = setup.fresh_state(config, params, tx)
   log = logger(workdir, "mtp", 0)
   with Progress("draft module", sft.mtp_steps) as progress:
