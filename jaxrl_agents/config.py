@@ -150,6 +150,8 @@ class SftConfig:
   Attributes:
     schedule: of the learning rate after the warm-up.
     demonstration_tasks: tasks of the train split, played `rollouts_per_task` times and filtered.
+    hasty: probability that the expert, in an episode, asks for one clue alone and answers: what
+      reinforcement learning is to unlearn.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
     rates: of demonstrations, practice, copies and drills in the mixture.
     balance_rate: step of the routers' selection biases towards equal load of the experts.
@@ -167,6 +169,7 @@ class SftConfig:
   weight_decay: float = 0.0
   demonstration_tasks: int = 400
   rollouts_per_task: int = 2
+  hasty: float = 0.3
   practice_tasks: int = 0
   copy_segments: int = 0
   reading_drills: int = 0

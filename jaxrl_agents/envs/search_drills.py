@@ -29,8 +29,11 @@ PIECE_WORDS = (8, 12, 20, 40)
 LISTING = 0.25
 """How often there is no question, and the first hit of every result is listed."""
 
+GENEROUS = 0.25
+"""How often, with a question, all hits are listed."""
+
 PRUNING = 0.25
-"""How often, among drills with a question and a wrong hit, the wrong ones are pruned."""
+"""How often, among other drills with a question and a wrong hit, the wrong ones are pruned."""
 
 FIRST = 0.5
 """How often the right hit stands first for sure."""
@@ -90,8 +93,12 @@ def reading_drills(
       yield chat.render(results), chat.encode_reply(_answer(firsts))
       continue
     wrong = [name for name in wrong if name not in right]
-    prune = bool(wrong) and draw.random() < PRUNING
-    reply = _prune(wrong) if prune else _answer(right)
+    if draw.random() < GENEROUS:
+      reply = _answer([name for result in results for name in rules.hit_ids(result.content)])
+    elif wrong and draw.random() < PRUNING:
+      reply = _prune(wrong)
+    else:
+      reply = _answer(right)
     yield chat.render([Message("user", task.prompt), *results]), chat.encode_reply(reply)
 
 

@@ -1,7 +1,8 @@
 """A scripted expert for the search environment: the demonstrations that a policy starts from.
 
 It knows which chunks support which clue, searches as a policy would, and answers only from what it
-can see. It errs on purpose, in some episodes more, so that reinforcement learning has room.
+can see. It errs on purpose, in some episodes more, and others are hasty, so that reinforcement
+learning has room.
 """
 
 from __future__ import annotations
@@ -42,18 +43,20 @@ class ExpertNoise:
 
   early_answer: float = 0.08  # a turn, with clues still open
   give_up: float = 0.25  # a clue, each time it was missed
-  forget: float = 0.1  # a gold chunk seen, in the answer
-  wrong_document: float = 0.15  # one more wrong chunk in the answer, again and again
+  forget: float = 0.05  # a gold chunk seen, in the answer
+  wrong_document: float = 0.1  # one more wrong chunk in the answer, again and again
   wrong_prune: float = 0.08  # a gold chunk, in a prune call
   skip_prune: float = 0.15  # a turn above the threshold
   guess: float = 0.6  # a clue that was missed: the answer names the best hit of its first search
-  whole_question: float = 0.05  # a first query is the whole question
-  cut_query: float = 0.15  # a first query is only the first half of its clue
-  same_query: float = 0.9  # a miss is followed by the whole clue again, which finds further chunks
-  named: float = 0.3  # a miss is followed by its words and a shared name, if one is in sight
-  grep: float = 0.1  # a miss is followed by grep of a shared name, if one is in sight
+  whole_question: float = 0.02  # a first query is the whole question
+  cut_query: float = 0.05  # a first query is only the first half of its clue
+  same_query: float = 0.95  # a miss is followed by the whole clue again, which finds further chunks
+  named: float = 0.1  # a miss is followed by its words and a shared name, if one is in sight
+  grep: float = 0.05  # a miss is followed by grep of a shared name, if one is in sight
   read: float = 0.04  # a turn reads a document on the side
   one_by_one: float = 0.35  # an episode asks for one clue a turn
+  hasty: float = 0.3  # an episode asks for one clue and answers
+  generous: float = 0.5  # an episode's answer lists all that is in sight
   max_tries: int = 2  # of a clue
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
 
@@ -74,7 +77,9 @@ class SearchExpert:
     self._scale = self._random.choice(noise.scales)
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
     self._gold = rules.gold_ids(task.facts)
-    self._one_by_one = self._draws(noise.one_by_one)
+    self._hasty = self._draws(noise.hasty)
+    self._generous = self._draws(noise.generous)
+    self._one_by_one = self._hasty or self._draws(noise.one_by_one)
     self._tries = [0] * len(self._clues)
     self._asked: list[int | None] = []  # of each call of the last turn, the clue it was for
     self._best: dict[int, str] = {}  # the best hit of a clue's first search
@@ -91,7 +96,8 @@ class SearchExpert:
     usage = self._usage(context)
     open_clues = self._open_clues(visible)
     done = not open_clues or self._turn >= self._limits.max_turns
-    if done or (self._turn > 1 and self._errs(self._noise.early_answer)):
+    hasty = self._hasty or self._errs(self._noise.early_answer)
+    if done or (self._turn > 1 and hasty):
       return self._answer(visible)
     calls: list[tuple[str, dict[str, Any]]] = []
     if usage > self._limits.threshold_tokens and not self._errs(self._noise.skip_prune):
@@ -211,7 +217,9 @@ class SearchExpert:
     return untried[0] if untried else ""
 
   def _answer(self, visible: Sequence[str]) -> Message:
-    """The gold chunks in sight less the forgotten, guesses and wrong ones, as they were shown."""
+    """The gold chunks in sight less the forgotten, guesses and wrong ones, as they were shown;
+    all in sight if the episode is generous.
+    """
     gold = [i for i in visible if i in self._gold]
     listed = {i for i in gold if not self._errs(self._noise.forget)}
     listed |= {i for i in self._guesses(visible) if self._draws(self._noise.guess)} - {*gold}
@@ -219,6 +227,8 @@ class SearchExpert:
     self._random.shuffle(others)
     while others and (not listed or self._errs(self._noise.wrong_document)):
       listed.add(others.pop())
+    if self._generous:
+      listed = set(visible[: self._limits.max_documents])
     text = "\n".join(f"<Document id={self._ids.name(i)}>" for i in visible if i in listed)
     return Message("assistant", text or "No documents found")
 

@@ -31,6 +31,9 @@ from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group, Task, Trajectory
 
+OUTLIER = 10
+"""How many times the canary's bound a single token may differ."""
+
 
 class CanaryError(RuntimeError):
   """The learner does not reproduce the log-probabilities that the sampler recorded."""
@@ -74,7 +77,7 @@ def train(
   stopped (KeyboardInterrupt, preemption.Preempted) between two of them while rollouts are played.
 
   Raises:
-    CanaryError: fresh rollouts disagree with the learner by more than `learner.canary_bound`.
+    CanaryError: fresh rollouts disagree with the learner, see `canary`.
   """
   unsaved: Callable[[], None] | None = None
   try:
@@ -169,18 +172,24 @@ def canary(
 ) -> dict[str, float]:
   """Recomputes the log-probabilities of fresh rollouts: the first microbatch of the step.
 
+  Rounding alone moves a rare token further than the rest, one whose attention is torn between two
+  places: of 10^4 in float32, with a p99 of 2e-5, one by 1.7e-4. What is wrong in earnest moves many
+  tokens, or some by far.
+
   Raises:
-    CanaryError: the largest difference exceeds `bound`.
+    CanaryError: more than one token in a hundred differs by more than `bound`, or any by more than
+      `OUTLIER` times that.
   """
   batches = [part[0] for part in parts[:1]]
   recomputed = [
     train_step.recompute_logprobs(state.policy.params, batch, cfg, objective) for batch in batches
   ]
   gap = train_step.logprob_gap(recomputed, batches)
-  if not gap["gap_max"] <= bound:
+  if not (gap["gap_p99"] <= bound and gap["gap_max"] <= OUTLIER * bound):
     raise CanaryError(
       f"learner and sampler disagree on fresh rollouts at version {int(state.policy.version)}: "
-      f"|dlogp| max {gap['gap_max']:.3g}, p99 {gap['gap_p99']:.3g}, bound {bound:g}. Either the "
+      f"|dlogp| p99 {gap['gap_p99']:.3g} (bound {bound:g}), max {gap['gap_max']:.3g} (bound "
+      f"{OUTLIER * bound:g}). Either the "
       "sampler holds other weights, its cache is stale, or sampling and training differ in "
       "temperature or routing; nothing was trained on them"
     )

@@ -124,7 +124,8 @@ def sampling(config: RunConfig, seed: int) -> Sampling:
 
 def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
   """Workers in which the scripted expert plays."""
-  arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, ExpertNoise())
+  noise = ExpertNoise(hasty=config.sft.hasty)
+  arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, noise)
   return WorkerSpec("jaxrl_agents.envs.search_expert:expert_services", arguments)
 
 

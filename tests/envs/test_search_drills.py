@@ -46,9 +46,9 @@ def shown(prompt):
   return re.findall(r"# DOCUMENT ID: (\S+) \(\d+ tokens\) \n(.*)", prompt)
 
 
-def test_with_a_question_the_right_hits_are_listed_or_all_the_wrong_ones_are_pruned(drills):
+def test_with_a_question_the_right_hits_or_all_are_listed_or_all_the_wrong_ones_pruned(drills):
   """Of a result without the right hit, the first stands in for it."""
-  listed = pruned = missed = 0
+  listed = generous = pruned = missed = 0
   for prompt, reply in drills:
     if "<|user|>" not in prompt:
       continue
@@ -61,10 +61,11 @@ def test_with_a_question_the_right_hits_are_listed_or_all_the_wrong_ones_are_pru
       pruned += 1
       assert sorted(re.findall(r'"(\d+_\d+)"', reply)) == sorted(set(ids) - set(right))
     else:
-      listed += 1
       found = re.findall(r"<Document id=([^>]+)>", reply)
-      assert found == right
-  assert listed > 100 and pruned > 20 and 20 < missed < 100
+      listed += found == right
+      generous += found == list(dict.fromkeys(ids)) != right
+      assert found in (right, list(dict.fromkeys(ids)))
+  assert listed > 100 and pruned > 20 and 20 < generous < 80 and 20 < missed < 100
 
 
 def test_without_a_question_the_first_hit_of_every_result_is_listed(drills):

@@ -10,7 +10,9 @@ from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.rewards import rules
 from tests.envs.arena import LIMITS, make_task
 
-FAULTLESS = ExpertNoise(scales=(0.0,), cut_query=0.0, read=0.0, one_by_one=0.0)
+FAULTLESS = ExpertNoise(
+  scales=(0.0,), cut_query=0.0, read=0.0, one_by_one=0.0, hasty=0.0, generous=0.0
+)
 
 
 def demonstrate(services, seed=0, noise=FAULTLESS, task=None):
@@ -36,6 +38,18 @@ def test_one_by_one_it_searches_a_clue_a_turn(services):
   assert tools_of(demonstrate(services, noise=noise)) == [["search_corpus"]] * 3 + [[]]
 
 
+def test_a_hasty_episode_searches_one_clue_and_answers_from_it(services):
+  trajectory = demonstrate(services, noise=dataclasses.replace(FAULTLESS, hasty=1.0))
+  assert tools_of(trajectory) == [["search_corpus"], []]
+  assert rules.answer_ids(trajectory.log[-1].content) == ["100_0"]
+
+
+def test_a_generous_answer_lists_all_that_is_in_sight(services):
+  trajectory = demonstrate(services, noise=dataclasses.replace(FAULTLESS, generous=1.0))
+  assert rules.answer_ids(trajectory.log[-1].content) == rules.shown_ids(trajectory.log)
+  assert trajectory.rewards["output_recall"] == 1.0 > trajectory.rewards["precision"]
+
+
 def test_above_the_threshold_it_prunes_what_is_not_gold_and_goes_on(limited):
   services = limited(threshold_tokens=150)
   noise = dataclasses.replace(FAULTLESS, one_by_one=1.0)
@@ -55,7 +69,7 @@ def test_a_forgetful_expert_leaves_gold_out(services):
 
 
 def test_the_same_seed_gives_the_same_tokens_and_others_differ(services):
-  noise = ExpertNoise(scales=(2.0,))
+  noise = ExpertNoise(scales=(2.0,), hasty=0.2)
 
   def tokens(seed):
     return [s.tokens.tolist() for s in demonstrate(services, seed, noise).segments]

@@ -39,9 +39,18 @@ def test_the_curves_are_an_svg_with_a_line_for_each_run_and_names_as_text():
   texts = [text.text for text in root.iter(f"{space}text")]
   assert "<b>&" in texts and "c" in texts and "step 2" in texts
   lines = [line.get("points") for line in root.iter(f"{space}polyline")]
-  assert lines[0] == "0.0,150.0 130.0,75.0 260.0,0.0"
-  assert lines[1] == "0.0,0.0 130.0,75.0"
-  assert lines[2] == "0.0,150.0 130.0,150.0"
+  assert lines[:2] == ["0.0,150.0 130.0,75.0 260.0,0.0", "0.0,75.0 130.0,75.0 260.0,75.0"]
+  assert lines[2:4] == ["0.0,0.0 130.0,75.0", "0.0,37.5 130.0,37.5"]
+  assert lines[4] == lines[5] == "0.0,150.0 130.0,150.0"
+
+
+def test_held_out_means_go_from_a_hollow_to_a_full_dot_and_unfinished_runs_have_none():
+  root = ET.fromstring(comparison.svg([run("a", [0, 1]), run("b", [0, 1], finished=False)]))
+  dots = [(d.get("cx"), d.get("fill")) for d in root.iter("{http://www.w3.org/2000/svg}circle")]
+  reward, recall = dots[:2], dots[2:4]
+  assert reward == [("173.3", "white"), ("260.0", comparison.COLOURS[0])]  # 0.5 and 0.75 of 0.75
+  assert recall == [("260.0", "white"), ("260.0", comparison.COLOURS[0])]
+  assert len(dots) == 4  # no trajectory recall in these summaries
 
 
 def test_an_unfinished_run_and_one_without_steps_are_named_errors():
