@@ -1,7 +1,10 @@
 """Full-parameter reinforcement learning of Kimi K2 (1.03 T parameters) on Context-1's search task.
 
 python scripts/import_hf.py --hf=Kimi-K2-Instruct --out=policies/kimi_k2
-python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32
+python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32 \
+  --sampler_topology=v5p:4x4x8 --sampler_mesh=expert=128
+
+In bfloat16: weights and cache of such a sampler are 54 of 95 GiB a chip, in float32 108.
 
 Sizes are those of https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/config.json.
 """
@@ -21,6 +24,7 @@ def get_config() -> config.RunConfig:
     policy=config.PolicySection(
       init="policies/kimi_k2",
       tokenizer="policies/kimi_k2",
+      dtype="bfloat16",
       model=PolicyConfig(
         vocab_size=163_840,
         embed_dim=7_168,
@@ -62,6 +66,7 @@ def get_config() -> config.RunConfig:
       row_tokens=32_768,
       rows_per_microbatch=512,
       remat="layer",
+      canary_bound=0.3,
       mtp_weight=0.0,
       save_every=10,
     ),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 REMEDIES = {
-  "parameters": "split them further: more chips, or larger fsdp and expert axes; or set "
-  "policy.dtype=bfloat16",
-  "optimizer": "split it further (more chips, a larger fsdp axis), or keep smaller moments: "
-  "learner.optimizer=adamw8bit",
+  "parameters": "split them further: more chips, or larger fsdp and expert axes; or "
+  "policy.dtype=bfloat16 if it is not",
+  "optimizer": "split it further (more chips, a larger fsdp axis), or keep smaller moments "
+  "(learner.optimizer=adamw8bit)",
   "gradients": "split them further (more chips, a larger fsdp axis)",
   "activations": "fewer tokens per chip: lower learner.row_tokens or rows_per_microbatch, "
   "set learner.remat=layer, or use more chips",

@@ -67,7 +67,8 @@ def train_flops_per_token(
   """FLOPs of the forward and backward pass, a token, in rows that one segment fills.
 
   The backward pass costs twice the forward one, and once more of the layers with `remat` (which is
-  no model FLOP). The head is counted for every token, though tokens without a loss skip it.
+  no model FLOP). The head is counted for every token, though tokens without a loss skip it, and all
+  weights as trained, though adapters leave most of them frozen.
   """
   scores = score_flops(cfg, (row_tokens + 1) / 2)
   active = 2.0 * active_parameters(cfg, drafting=drafting)

@@ -56,10 +56,9 @@ def planned(
   }
   found: dict[str, Any] = {"config": config.name, "model": plan.model(cfg)}
   if "learner" in parts:
-    whole = params_lib.abstract(cfg, config.policy.dtype)
     found["learner"] = plan.learner(
       config,
-      jax.eval_shape(functools.partial(setup.with_adapters, config), whole),
+      abstract_params(config),
       places["learner"],
       tx=rl.optimizer(config),
       objective=rl.objective(config),
@@ -68,6 +67,12 @@ def planned(
   if "rollout" in parts:
     found["rollout"] = plan.rollout(config, places["rollout"], usd_per_chip_hour=usd_per_chip_hour)
   return found
+
+
+def abstract_params(config: RunConfig) -> Any:
+  """Shapes and dtypes of what a run of the config trains: with adapters where it has them."""
+  whole = params_lib.abstract(config.policy.model, config.policy.dtype)
+  return jax.eval_shape(functools.partial(setup.with_adapters, config), whole)
 
 
 def text(found: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """A policy trained and sampled on eight host devices and on one; run by test_sharding.
 
-Prints "equal" where, on every mesh: loss within 1e-5 and 1e-6, gradients within 1e-4 and 2e-5
-(relative, absolute), parameters after one optimizer step within 2e-5, sampled ids and experts
-equal, log-probabilities within 1e-5; and where parameters and both moments lie as the table says.
+Prints "equal" where, on every mesh: loss and largest attention scores within 1e-5 and 1e-6,
+gradients within 1e-4 and 2e-5 (relative, absolute), parameters after one optimizer step within
+2e-5, sampled ids and experts equal, log-probabilities within 1e-5; and where parameters and both
+moments lie as the table says.
 """
 
 import dataclasses
@@ -62,16 +63,23 @@ def batch_of(cfg):
 
 def objective(cfg):
   # Scanned: half as much to compile.
-  return train_step.Objective("rl", mtp_weight=0.3 * cfg.mtp_depth, max_unrolled_layers=0)
+  return train_step.Objective(
+    "rl",
+    mtp_weight=0.3 * cfg.mtp_depth,
+    attention_peaks=cfg is not PLAIN,
+    max_unrolled_layers=0,
+  )
 
 
 def train(cfg, params, tx):
-  """(loss, gradients, the state after one step) under the ambient mesh, if there is one."""
+  """((loss, largest attention scores), gradients, the state after one step) under the ambient mesh,
+  if there is one.
+  """
   grads = train_step.gradients(params, train_step.placed(batch_of(cfg)), cfg, objective(cfg))
   make = lambda params: state.make_state(jax.tree.map(jnp.copy, params), tx, jax.random.key(0))
   places = None if jax.sharding.get_mesh().empty else state_places(cfg, tx)
   after, _ = train_step.apply(jax.jit(make, out_shardings=places)(params), grads.grads, tx)
-  return grads.sums["loss"], grads.grads, after
+  return (grads.sums["loss"], grads.maxima.get("attention_score_max")), grads.grads, after
 
 
 def state_places(cfg, tx):
