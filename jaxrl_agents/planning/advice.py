@@ -9,7 +9,7 @@ REMEDIES = {
   "optimizer": "split it further (more chips, a larger fsdp axis), or keep smaller moments",
   "gradients": "split them further (more chips, a larger fsdp axis)",
   "activations": "fewer tokens per chip: lower learner.row_tokens or rows_per_microbatch, "
-  "set learner.remat=true, or use more chips",
+  "raise mesh.context, set learner.remat=layer, or use more chips",
   "cache": "lower sampler.num_pages, or use more chips with fewer slots each",
   "batch": "lower learner.rows_per_microbatch",
 }
