@@ -11,7 +11,7 @@ REMEDIES = {
   "(learner.optimizer=adamw8bit)",
   "gradients": "split them further (more chips, a larger fsdp axis)",
   "activations": "fewer tokens per chip: lower learner.row_tokens or rows_per_microbatch, "
-  "set learner.remat=layer, or use more chips",
+  "raise mesh.context, set learner.remat=layer, or use more chips",
   "cache": "lower sampler.num_pages, or use more chips with fewer slots each",
   "batch": "lower learner.rows_per_microbatch",
 }

@@ -262,8 +262,7 @@ def program(built: Compiled, time: Time, runs: int) -> dict[str, Any]:
   """One compiled program of the plan, as JSON has it."""
   moved: dict[str, float] = {}
   for each in built.cost.collectives if built.cost else ():
-    key = f"{each.kind} {each.file}"
-    moved[key] = moved.get(key, 0.0) + each.moved_bytes
+    moved[timing.name(each)] = moved.get(timing.name(each), 0.0) + each.moved_bytes
   kinds = most(time.collective_by_file)
   return {
     "name": built.name,

@@ -1,7 +1,7 @@
 """How long a compiled program takes on a chip: XLA's cycles, or a roofline, and its collectives.
 
-A chip of a torus sends both ways along each dimension. A collective over g devices uses as many
-dimensions, longest first, as it takes to hold g; bytes of an all-to-all travel a quarter of a ring
+A chip of a torus sends both ways along each dimension. A collective over g devices uses the
+dimensions that its group lies along; bytes of an all-to-all travel a quarter of a ring
 on average, and occupy the links of every hop (the arithmetic of
 https://jax-ml.github.io/scaling-book/sharding). Behind a switch all links serve every collective.
 Sides are taken to be rings, which short ones of some chips are not.
@@ -10,6 +10,8 @@ Sides are taken to be rings, which short ones of some chips are not.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 
 from jaxrl_agents.planning.compiling import Compiled
 from jaxrl_agents.planning.hlo import Collective
@@ -24,7 +26,7 @@ class Time:
     compute_s: of everything but collectives.
     collective_s: of collectives.
     compute_by_file: share of the first, by file; empty where XLA makes no estimate.
-    collective_by_file: of the second, by "kind file".
+    collective_by_file: of the second, by `name`.
   """
 
   compute_s: float
@@ -55,14 +57,18 @@ def of(program: Compiled, topology: Topology, *, flops: float, hbm_bytes: float)
   chip = topology.chip
   moved: dict[str, float] = {}
   for each in program.cost.collectives if program.cost else ():
-    key = f"{each.kind} {each.file}"
-    moved[key] = moved.get(key, 0.0) + seconds(each, topology)
+    moved[name(each)] = moved.get(name(each), 0.0) + seconds(each, topology)
   cycles = program.cost.cycles if program.cost else {}
   if chip.hz and cycles:
     by_file = {file: count / chip.hz for file, count in cycles.items()}
     return Time(sum(by_file.values()), sum(moved.values()), by_file, moved)
   roofline = max(flops / chip.flops_per_s, hbm_bytes / chip.hbm_bytes_per_s)
   return Time(roofline, sum(moved.values()), {}, moved)
+
+
+def name(collective: Collective) -> str:
+  """How the report calls it: "kind over devices, file"."""
+  return f"{collective.kind} over {collective.group}, {collective.file}"
 
 
 def seconds(collective: Collective, topology: Topology) -> float:
@@ -79,10 +85,18 @@ def seconds(collective: Collective, topology: Topology) -> float:
 
 
 def _spanned(group: float, sides: tuple[int, ...]) -> tuple[int, int]:
-  """The longest side that a group of chips spans, and over how many dimensions, longest first."""
-  reached, dimensions, longest = 1, 0, 1
+  """The longest side that a group of chips spans, and over how many dimensions.
+
+  A group that is a product of sides lies along these; another along as many, longest first, as it
+  takes to hold it.
+  """
+  for number in range(1, len(sides) + 1):
+    for some in itertools.combinations(sides, number):
+      if math.prod(some) == group:
+        return max(some), number
+  reached, dimensions = 1, 0
   for side in sorted(sides, reverse=True):
     if reached >= group and dimensions:
       break
-    reached, dimensions, longest = reached * side, dimensions + 1, max(longest, side)
-  return longest, dimensions
+    reached, dimensions = reached * side, dimensions + 1
+  return max(sides), dimensions
