@@ -140,7 +140,7 @@ def replayed_experts(
   rank = jnp.concatenate(
     [jnp.where(keep, order, last), jnp.where(taken, last, choices + order)], axis=-1
   )
-  first = jnp.argsort(rank, axis=-1)[:, :choices]
+  first = jnp.argsort(rank, axis=-1)[..., :choices]
   return jnp.take_along_axis(jnp.concatenate([replay, own], axis=-1), first, axis=-1)
 
 

@@ -59,7 +59,8 @@ def run(folder: pathlib.Path, *, mesh: dict[str, int] | None = None, **options: 
 
 def trained(config: RunConfig, folder: pathlib.Path, learner: LearnerConfig) -> None:
   """`run` under the ambient mesh."""
-  tx = state.make_optimizer(CFG, learning_rate=1e-2)
+  # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
+  tx = state.make_optimizer(CFG, learning_rate=1e-2, eps=1e-4)
   fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0)), tx)
   manager = checkpoint.open_manager(folder / "checkpoints", keep=2)
   first, current, ledger = setup.restored(manager, fresh)
