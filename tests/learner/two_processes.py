@@ -35,7 +35,7 @@ def run(folder):
   initial = eight_devices.initial(CFG)
   with jax.set_mesh(mesh):
     params = sharding.place(initial, sharding.shardings(CFG, mesh))
-    loss, grads, after = eight_devices.train(CFG, params, tx)
+    (loss, _), grads, after = eight_devices.train(CFG, params, tx)
     generations = eight_devices.sample(CFG, params)
   several = jax.process_count() > 1
   with checkpoint.open_manager(folder / "checkpoints", keep=1) as manager:
