@@ -69,11 +69,28 @@ class PolicySection:
   (random), or "copying" (random but for heads that quote from the context; see policy.mimetic).
 
   `tokenizer`: "base", or a folder with tokenizer.json, by which the chat format is recognised.
+
+  `dtype`: of parameters and of what is computed, but for softmax, norms, routers and losses;
+  bfloat16 parameters have a float32 master in the optimizer.
   """
 
   model: PolicyConfig
   init: str = "base"
   tokenizer: str = "base"
+  dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+  """Low-rank adapters in place of full parameters, in warm-up and in reinforcement learning.
+
+  `rank` 0 trains all parameters. `targets` are names of matrices inside layers, or the ends of
+  their dotted paths (see policy.lora); their adapters count alpha / rank times.
+  """
+
+  rank: int = 0
+  alpha: float = 32.0
+  targets: tuple[str, ...] = ("qkv", "out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +134,8 @@ class RewardConfig:
   betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
 
 
+Optimizer = Literal["adamw", "adamw8bit", "muon"]
+
 SFT_SOURCES = ("demonstrations", "practice", "copies", "drills")
 
 
@@ -138,6 +157,8 @@ class SftConfig:
     balance_rate: step of the routers' selection biases towards equal load of the experts.
     mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
     mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.
+    optimizer: AdamW, the same with moments in eight bits, or Muon (learner.optimizers).
+    qk_clip: heads whose attention scores exceed it are scaled down after a step; 0 for none.
   """
 
   steps: int = 100
@@ -152,6 +173,8 @@ class SftConfig:
   practice_tasks: int = 0
   copy_segments: int = 0
   reading_drills: int = 0
+  optimizer: Optimizer = "adamw"
+  qk_clip: float = 0.0
   rates: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
   copy_phase: float = 0.4
   balance_rate: float = 1e-3
@@ -163,7 +186,12 @@ class SftConfig:
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
-  each.
+  each. `optimizer` and `qk_clip` as in SftConfig.
+
+  `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
+  policy.transformer.REMAT) hold for the warm-up too.
+  A checkpoint is written every `save_every` steps: so many are lost at most where a machine dies
+  without a warning (learner.preemption).
   """
 
   loss: Literal["cispo", "grpo", "dr_grpo", "dapo", "gspo", "ppo_clip", "k25"] = "cispo"
@@ -174,12 +202,15 @@ class LearnerConfig:
   lr: float = 1e-4
   warmup_steps: int = 0
   weight_decay: float = 0.0
+  optimizer: Optimizer = "adamw"
+  qk_clip: float = 0.0
   max_grad_norm: float = 1.0
   advantage_std: bool = False
   clip_low: float = 0.0
   clip_high: float = 5.0
   row_tokens: int = 1_024
   rows_per_microbatch: int = 8
+  remat: Literal["none", "layer", "attention", "projections"] = "none"
   router_replay: bool = True
   mtp_weight: float = 0.1
   canary_bound: float = 1e-4
@@ -188,6 +219,22 @@ class LearnerConfig:
   level_switch: float = 0.4
   save_every: int = 1
   keep_checkpoints: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices of a run, as factors of their number; all 1: the first device alone, without a mesh.
+
+  `data`, `fsdp` and `expert` split the rows of a microbatch, `context` their time; `fsdp` also
+  splits parameters and moments, `expert` the experts, `tensor` heads, ffw and vocabulary. A
+  checkpoint restores under any mesh.
+  """
+
+  data: int = 1
+  fsdp: int = 1
+  expert: int = 1
+  context: int = 1
+  tensor: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,9 +259,15 @@ class RunConfig:
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
   reward: RewardConfig = RewardConfig()
+  lora: LoraConfig = LoraConfig()
   sft: SftConfig = SftConfig()
   learner: LearnerConfig = LearnerConfig()
+  mesh: MeshConfig = MeshConfig()
   eval: EvalConfig = EvalConfig()
+
+
+BFLOAT16_GAP = 0.1
+"""Of log-probabilities of sampler and learner that both compute in bfloat16, at the least."""
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -300,6 +353,7 @@ def validate(config: RunConfig) -> RunConfig:
       f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
       f"{learner.substeps} equal parts; make it a multiple"
     )
+  _check_mesh(config.mesh, learner)
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:
@@ -307,7 +361,35 @@ def validate(config: RunConfig) -> RunConfig:
       f"sampler.draft_tokens={sampler.draft_tokens} has no effect: policy.model.mtp_depth is 0; "
       "set sampler.draft_tokens=0 or policy.model.mtp_depth=1"
     )
+  for name, section in (("sft", config.sft), ("learner", learner)):
+    if config.lora.rank and (section.optimizer != "adamw" or section.qk_clip):
+      raise ValueError(
+        f"{name}.optimizer={section.optimizer} and {name}.qk_clip={section.qk_clip:g} are for full "
+        f"parameters; with lora.rank={config.lora.rank} set {name}.optimizer=adamw and "
+        f"{name}.qk_clip=0"
+      )
+  if config.policy.dtype == "bfloat16" and learner.canary_bound < BFLOAT16_GAP:
+    raise ValueError(
+      f"learner.canary_bound={learner.canary_bound:g} is below what rounding to "
+      f"policy.dtype=bfloat16 alone makes of log-probabilities; set it to {BFLOAT16_GAP:g} or more"
+    )
   return config
+
+
+def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
+  if min(dataclasses.astuple(mesh)) < 1:
+    raise ValueError(f"{mesh} has a factor below 1; 1 leaves an axis out")
+  rows = mesh.data * mesh.fsdp * mesh.expert
+  if learner.rows_per_microbatch % rows:
+    raise ValueError(
+      f"learner.rows_per_microbatch={learner.rows_per_microbatch} does not split over mesh.data x "
+      f"fsdp x expert = {rows} devices; make it a multiple"
+    )
+  if learner.row_tokens % mesh.context:
+    raise ValueError(
+      f"learner.row_tokens={learner.row_tokens} does not split over mesh.context={mesh.context} "
+      "devices; make it a multiple"
+    )
 
 
 def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:

@@ -23,7 +23,8 @@ def main() -> None:
   """Opens the corpus, plays, prints."""
   config = config_lib.with_overrides(_config(), [f"eval.split={_SPLIT.value}"])
   setup.compilation_cache(config.corpus.cache)
-  found = evaluation.evaluate(config, setup.open_corpus(config), _CHECKPOINT.value)
+  with setup.devices(config):
+    found = evaluation.evaluate(config, setup.open_corpus(config), _CHECKPOINT.value)
   text = json.dumps(found, indent=2)
   print(text)
   if _JSON.value:

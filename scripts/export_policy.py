@@ -26,7 +26,8 @@ def main() -> None:
   """Reads the newest policy of the run and writes it."""
   config = _config()
   cfg = config.policy.model
-  params = base.load(str(evaluation.newest_policy(_WORKDIRS.value[-1])), cfg)
+  newest = str(evaluation.newest_policy(_WORKDIRS.value[-1]))
+  params = base.load(newest, cfg, dtype=config.policy.dtype)
   folder = base.save(params, cfg, _OUT.value, tokenizer=config.policy.tokenizer)
   with (folder / "curve.csv").open("w", newline="") as file:
     table = csv.writer(file, lineterminator="\n")

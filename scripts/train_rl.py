@@ -21,7 +21,8 @@ def main() -> None:
   config = _config()
   setup.compilation_cache(config.corpus.cache)
   workdir = Workdir(_WORKDIR.value)
-  rl.train(config, setup.open_corpus(config), workdir)
+  with setup.devices(config):
+    rl.train(config, setup.open_corpus(config), workdir)
   print(f"report: {page.write(workdir.path)}")
 
 

@@ -3,24 +3,33 @@ episodes.
 
     python scripts/train_sft.py --config=configs/search_cpu.py --workdir=W
 
-Leaves the policy in W/warm_start. The same command again goes on where it stopped.
+Leaves the policy in W/warm_start. The same command again goes on where it stopped, also under
+another mesh. Of several processes that share the disk each runs it, with its own number:
+
+    python scripts/train_sft.py --workdir=W --set mesh.fsdp=8 --coordinator=HOST:PORT \
+      --num_processes=2 --process_id=0
 """
 
 from absl import flags
 
-from jaxrl_agents.runs import command, config_flags, setup, sft
+from jaxrl_agents.runs import command, config_flags, processes, setup, sft
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
+_start_processes = processes.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 
 
 def main() -> None:
   """Opens the corpus, makes demonstrations, trains."""
   config = _config()
+  _start_processes()
   setup.compilation_cache(config.corpus.cache)
   workdir = Workdir(_WORKDIR.value)
-  sft.train(config, setup.open_corpus(config), workdir)
+  with processes.first_alone("corpus"):
+    corpus = setup.open_corpus(config)
+  with setup.devices(config):
+    sft.train(config, corpus, workdir)
   print(f"the warm start is in {workdir.warm_start}")
 
 

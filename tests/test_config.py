@@ -37,11 +37,24 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("policy.model.mtp_depth=0", "has no effect"),
     ("sampler.num_pages=8", "raise sampler.num_pages"),
     ("sft.rates=1,2", "4 numbers"),
+    ("mesh.expert=3", "learner.rows_per_microbatch=4 does not split"),
+    ("mesh.context=3", "learner.row_tokens=1024 does not split"),
+    ("mesh.fsdp=0", "a factor below 1"),
+    ("learner.optimizer=moun", r"did you mean 'muon'\?"),
+    ("policy.dtype=bfloat16", r"learner.canary_bound=0.0001 is below .* set it to 0.1 or more"),
   ],
 )
 def test_a_bad_override_names_the_cause_and_the_remedy(override, message):
   with pytest.raises(ValueError, match=message):
     config.load(PATH, [override])
+
+
+def test_adapters_with_an_optimizer_of_full_parameters_are_an_error():
+  for override in ("learner.optimizer=muon", "sft.optimizer=adamw8bit", "learner.qk_clip=100"):
+    with pytest.raises(ValueError, match="are for full parameters; with lora.rank=4 set"):
+      config.load(PATH, ["lora.rank=4", override])
+  loaded = config.load(PATH, ["lora.rank=4", "lora.targets=('qkv','experts.down')"])
+  assert loaded.lora.targets == ("qkv", "experts.down")
 
 
 def test_a_config_that_does_not_exist_names_the_nearest():

@@ -37,6 +37,7 @@ WALLS = {
   "learner.advantage": (),
   "learner.packing": ("learner.advantage",),
   "learner.curriculum": (),
+  "planning": ("policy", "sampler", "learner"),
   "evals": ("harness", "envs", "rewards", "retrieval"),
   "gateway": ("chat", "harness", "sampler.client"),
   "realtime": ("evals", "gateway", "weights.manifest", "harness.queue", "rewards"),

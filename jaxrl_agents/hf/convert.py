@@ -97,7 +97,7 @@ def export_weights(
     views = files.create(path, {name: _stored(model, name) for name in names})
     for name, view in views.items():
       place = model.places[model.repeats.get(name, name)]
-      view[...] = place.layout.to_theirs(ours[place.path][place.index], view.shape)
+      files.copy(place.layout.to_theirs(ours[place.path][place.index], view.shape), view)
     paths.append(path)
     shard_of |= dict.fromkeys(names, path.name)
   total = sum(_bytes(model, name) for names in shards for name in names)
@@ -111,7 +111,9 @@ def _fill(ours: dict[str, np.ndarray], model: Model, found: dict[str, sources.So
   """Writes each tensor to its place, and checks those that repeat another."""
   for name, place in model.places.items():
     target = ours[place.path][place.index]
-    target[...] = _exactly(place.layout.to_ours(found[name].read(), target.shape), target, name)
+    files.copy(
+      _exactly(place.layout.to_ours(found[name].read(), target.shape), target, name), target
+    )
   for name, original in model.repeats.items():
     if name in found and not np.array_equal(found[name].read(), found[original].read()):
       raise ValueError(f"{name} differs from {original}, which the policy uses in its place")
@@ -139,9 +141,11 @@ def _parameters(cfg: PolicyConfig, dtype: str) -> dict[str, tuple[tuple[int, ...
 
 def _exactly(x: np.ndarray, target: np.ndarray, name: str) -> np.ndarray:
   """`x` in the dtype of `target`. Raises ValueError where that would change a number."""
+  if x.dtype == target.dtype:
+    return x
   y = x.astype(target.dtype)
   wide = np.promote_types(x.dtype, np.float32)
-  if x.dtype != y.dtype and not np.array_equal(x.astype(wide), y.astype(wide), equal_nan=True):
+  if not np.array_equal(x.astype(wide), y.astype(wide), equal_nan=True):
     raise ValueError(
       f"{name} is {x.dtype} and loses bits in {y.dtype}, config.json's dtype; set it to float32"
     )

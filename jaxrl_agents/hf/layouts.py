@@ -5,6 +5,7 @@ Checkpoints hold linear maps as [out, in]; ours are [in, out] with heads or halv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,8 +27,16 @@ class Layout(NamedTuple):
 PLAIN = Layout(np.reshape, np.reshape)
 """The same numbers in the same order."""
 
+
+def _turned(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """[out, in] as [in, out] split into `shape`: a view, for the one copy that is made of it."""
+  inputs = next(n for n in range(len(shape) + 1) if math.prod(shape[:n]) == x.shape[1])
+  split = x.reshape(*shape[inputs:], *shape[:inputs])
+  return np.moveaxis(split, range(len(shape) - inputs, len(shape)), range(inputs))
+
+
 LINEAR = Layout(
-  lambda x, shape: x.T.reshape(shape),
+  _turned,
   lambda y, shape: y.reshape(shape[::-1]).T,
 )
 """[out, in] as [in, out], where both sides may be split into further axes on ours."""

@@ -12,9 +12,12 @@ What plays, publishes and saves is passed in; nothing here knows an environment 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -46,6 +49,7 @@ class Plan:
     publish: (params, version) -> None: makes them the sampler's weights.
     save: (next step, state, ledger) -> None: one atomic checkpoint.
     report: (step, metrics, groups) -> None: called once a step, after saving.
+    held: entered while a step is learnt and saved: what must not be cut (preemption.Notice.held).
   """
 
   collect: Callable[[Sequence[Task], int], list[Group]]
@@ -53,6 +57,7 @@ class Plan:
   publish: Callable[[Any, int], None]
   save: Callable[[int, TrainState, dict[str, Any]], None]
   report: Callable[[int, dict[str, float], list[Group]], None]
+  held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 def train(
@@ -68,37 +73,57 @@ def train(
 ) -> TrainState:
   """Runs steps `first_step` to `learner.steps` and returns the last state. `state` is donated.
 
+  A checkpoint is written every `learner.save_every` steps, after the last one, and when the run is
+  stopped (KeyboardInterrupt, preemption.Preempted) between two of them while rollouts are played.
+
   Raises:
     CanaryError: fresh rollouts disagree with the learner, see `canary`.
   """
-  for step in range(first_step, learner.steps):
-    early = step < learner.level_switch * learner.steps
-    weights = learner.level_weights_early if early else learner.level_weights_late
-    tasks = stream.next(learner.groups_per_step, step, weights)
-    began = time.monotonic()
-    groups = plan.collect(tasks, step)
-    collected = time.monotonic()
-    state, metrics, groups = learn(
-      state,
-      groups,
-      lambda trajectory, step=step: plan.total(trajectory, step),
-      cfg=cfg,
-      learner=learner,
-      tx=tx,
-      objective=objective,
-    )
-    learnt = time.monotonic()
-    if metrics["optimizer_steps"]:
-      plan.publish(state.policy.params, int(state.policy.version))
-    plan.save(step + 1, state, {"stream": stream.state(), "tasks": [task.id for task in tasks]})
-    metrics |= {
-      "collect_s": collected - began,
-      "learn_s": learnt - collected,
-      "save_s": time.monotonic() - learnt,
-      "learner_tokens_per_s": metrics["trained_tokens"] / max(learnt - collected, 1e-9),
-    }
-    plan.report(step, metrics, groups)
+  unsaved: Callable[[], None] | None = None
+  try:
+    for step in range(first_step, learner.steps):
+      began = time.monotonic()
+      tasks = stream.next(learner.groups_per_step, step, level_weights(learner, step))
+      groups = plan.collect(tasks, step)
+      collected = time.monotonic()
+      with plan.held():
+        unsaved = None  # the state that it would save is about to be donated
+        state, metrics, groups = learn(
+          state,
+          groups,
+          lambda trajectory, step=step: plan.total(trajectory, step),
+          cfg=cfg,
+          learner=learner,
+          tx=tx,
+          objective=objective,
+        )
+        learnt = time.monotonic()
+        if metrics["optimizer_steps"]:
+          plan.publish(state.policy.params, int(state.policy.version))
+        ledger = {"stream": stream.state(), "tasks": [task.id for task in tasks]}
+        if (step + 1) % learner.save_every == 0 or step + 1 == learner.steps:
+          plan.save(step + 1, state, ledger)
+        else:
+          unsaved = functools.partial(plan.save, step + 1, state, ledger)
+        metrics |= {
+          "collect_s": collected - began,
+          "learn_s": learnt - collected,
+          "save_s": time.monotonic() - learnt,
+          "learner_tokens_per_s": metrics["trained_tokens"] / max(learnt - collected, 1e-9),
+        }
+        plan.report(step, metrics, groups)
+  except KeyboardInterrupt:
+    if unsaved:
+      with plan.held():
+        unsaved()
+    raise
   return state
+
+
+def level_weights(learner: LearnerConfig, step: int) -> tuple[float, ...]:
+  """How often tasks of each level are drawn at a step."""
+  early = step < learner.level_switch * learner.steps
+  return learner.level_weights_early if early else learner.level_weights_late
 
 
 def learn(

@@ -2,8 +2,9 @@
 
 In agentic rows most tokens are tool results, which have no loss, and the head is the widest product
 of a small policy. Each row's loss tokens are moved to its front, and the head runs over the columns
-that still hold one, a chunk at a time, recomputed in the backward pass. Shapes stay static and rows
-stay where they are sharded: only the number of chunks that do any work depends on the mask.
+that still hold one, a chunk at a time, recomputed in the backward pass. Shapes stay static, and
+what is split over devices stays where it is, parts of rows counting as rows where time is split:
+only the number of chunks that do any work depends on the mask.
 
 Alphabet: B rows, T time, C columns of a chunk.
 """
@@ -16,8 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_agents.policy import sharding
+
 CHUNK_TOKENS = 512
-"""Tokens of one chunk (B * C): on CPU 512 rows of logits stay in cache."""
+"""Tokens of one chunk (B * C) on each device: on CPU 512 rows of logits stay in cache."""
 
 
 def map_loss_tokens(
@@ -33,8 +36,10 @@ def map_loss_tokens(
   Returns:
     A tuple of float32 [B, T].
   """
+  whole = loss_mask.shape
+  loss_mask, *arrays = (_row_parts(a) for a in (loss_mask, *arrays))
   rows, length = loss_mask.shape
-  columns = min(length, max(1, CHUNK_TOKENS // rows))
+  columns = min(length, max(1, CHUNK_TOKENS * sharding.ambient_ways("row_parts") // rows))
   order = jnp.argsort(~loss_mask, axis=1, stable=True)
   inverse = jnp.argsort(order, axis=1)
   moved = [_chunks(_permute(a, order, inverse), columns) for a in (loss_mask, *arrays)]
@@ -48,7 +53,27 @@ def map_loss_tokens(
 
   _, outputs = jax.lax.scan(lambda _, xs: (None, one(*xs)), None, tuple(moved))
   flat = [jnp.moveaxis(y, 0, 1).reshape(rows, -1)[:, :length] for y in outputs]
-  return tuple(jnp.take_along_axis(y, inverse, axis=1) for y in flat)
+  return tuple(_whole_rows(jnp.take_along_axis(y, inverse, axis=1), whole) for y in flat)
+
+
+def _row_parts(x: jax.Array) -> jax.Array:
+  """[B, T, ...] -> [P B, T / P, ...], all first parts first, where time is split in P parts."""
+  rows, length, *rest = x.shape
+  parts = sharding.ambient_ways("time")
+  if parts == 1:
+    return x
+  x = jnp.moveaxis(x.reshape(rows, parts, length // parts, *rest), 1, 0)
+  return sharding.constrain(
+    x.reshape(parts * rows, -1, *rest), "row_parts", *(None,) * (len(rest) + 1)
+  )
+
+
+def _whole_rows(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
+  """The way back, of x [P B, T / P]."""
+  if x.shape == shape:
+    return x
+  x = jnp.moveaxis(x.reshape(-1, shape[0], x.shape[1]), 0, 1)
+  return sharding.constrain(x.reshape(shape), "batch", "time")
 
 
 def _chunks(x, columns):

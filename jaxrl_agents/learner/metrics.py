@@ -61,7 +61,7 @@ def summary(sums: dict[str, jax.Array], maxima: dict[str, jax.Array]) -> dict[st
   means = {"entropy": "entropy", "ratio": "ratio_mean", "clipped": "clipped_fraction"}
   means |= {"k3": "kl_k3", "gap": "gap_mean"}
   metrics |= {new: float(sums[old]) / tokens for old, new in means.items() if old in sums}
-  metrics |= {name: float(value) for name, value in maxima.items()}
+  metrics |= {name: float(np.max(value)) for name, value in maxima.items()}
   if "gap_histogram" in sums:
     metrics["gap_p50"] = _quantile(sums["gap_histogram"], 0.5)
     metrics["gap_p99"] = _quantile(sums["gap_histogram"], 0.99)

@@ -5,8 +5,9 @@
     add(total, more)
     apply(state, grads)        clip, AdamW, version + 1
 
-Every microbatch has one shape, so each function compiles once. Rows may be sharded over a mesh made
-ambient by jax.set_mesh; parameters and moments keep their shardings.
+Every microbatch has one shape, so each function compiles once. Under a mesh made ambient by
+jax.set_mesh the rows are split over it; parameters and moments keep their shardings, and what the
+host reads is whole in every process.
 
 Alphabet: B rows, T time, L mixture layers, E experts.
 """
@@ -30,7 +31,7 @@ from jaxrl_agents.learner.loss_tokens import map_loss_tokens
 from jaxrl_agents.learner.metrics import ratio_metrics, summary
 from jaxrl_agents.learner.packing import Batch
 from jaxrl_agents.learner.state import PolicyState, TrainState
-from jaxrl_agents.policy import moe, sharding, transformer
+from jaxrl_agents.policy import lora, moe, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -49,7 +50,8 @@ class Objective:
     replay_threshold: plausibility filter of the routing replay (policy.moe.replayed_experts).
     balance_rate: step of the routers' selection biases towards equal load, see moe.balanced_bias;
       for "sft" alone: in reinforcement learning sampler and learner must agree.
-    remat: recompute each layer in the backward pass: less memory, about a third more work.
+    remat: what is kept of each layer for the backward pass, see policy.transformer.REMAT.
+    attention_peaks: report the largest attention score of each head, which QK-clip needs.
     max_unrolled_layers: up to so many layers run as a python loop, which took 15 % less time than a
       scan on CPU at 4 layers; deeper policies are scanned, to compile in reasonable time.
   """
@@ -61,7 +63,8 @@ class Objective:
   mtp_weight: float = 0.0
   replay_threshold: float = 0.0
   balance_rate: float = 0.0
-  remat: bool = False
+  remat: transformer.Remat = "none"
+  attention_peaks: bool = False
   max_unrolled_layers: int = 8
 
   def __post_init__(self):
@@ -71,6 +74,8 @@ class Objective:
       raise ValueError(
         f"balance_rate={self.balance_rate} is for 'sft', not {self.kind!r}; set it 0"
       )
+    if self.remat not in transformer.REMAT:
+      raise ValueError(f"no remat {self.remat!r}; there are {', '.join(transformer.REMAT)}")
     losses.bind(self.loss, dict(self.numbers))
 
 
@@ -79,9 +84,9 @@ class Gradients:
   """Of one microbatch, or of several added up.
 
   Attributes:
-    grads: tree like the parameters.
+    grads: float32, tree like what is trained of the parameters (lora.trained).
     sums: metrics that add, float32.
-    maxima: metrics of which the largest counts, float32 [].
+    maxima: metrics of which the largest counts, float32.
   """
 
   grads: Any
@@ -100,7 +105,8 @@ def update(
 
   Args:
     state: is consumed, unless `batches` is empty.
-    batches: microbatches of one shape, on the host or placed by `place_batch`.
+    batches: microbatches of one shape, on the host or placed by `place_batch`; on the host they are
+      equal in every process.
     cfg: of the policy.
     objective: what to minimise.
     tx: the optimizer that made `state.opt_state`.
@@ -111,12 +117,12 @@ def update(
   """
   if not batches:
     return state, {"skipped": 1.0}
-  total = gradients(state.policy.params, batches[0], cfg, objective)
-  for batch in batches[1:]:
+  total = gradients(state.policy.params, placed(batches[0]), cfg, objective)
+  for batch in map(placed, batches[1:]):
     total = add(total, gradients(state.policy.params, batch, cfg, objective))
   sums, maxima = total.sums, total.maxima
   load = sums["expert_load"]
-  state, step = apply(state, total.grads, tx)
+  state, step = apply(state, total.grads, tx, maxima.get("attention_score_max"))
   if objective.balance_rate and cfg.num_moe_layers:
     state = balance(state, load, objective.balance_rate * step["applied"])
   return state, {"skipped": 0.0, **summary(sums, maxima), **jax.tree.map(float, step)}
@@ -127,15 +133,19 @@ def gradients(
   params: dict[str, Any], batch: Batch, cfg: PolicyConfig, objective: Objective
 ) -> Gradients:
   """Gradients and metrics of one microbatch's share of the loss of the step."""
-  function = functools.partial(loss_and_metrics, batch=batch, cfg=cfg, objective=objective)
-  if cfg.num_layers > objective.max_unrolled_layers:
-    grads, (sums, maxima) = jax.grad(function, has_aux=True)(params)
-  else:
-    grads, (sums, maxima) = jax.grad(function, has_aux=True)(params_lib.unstack(params))
-    grads = {name: _restack(g) if isinstance(g, tuple) else g for name, g in grads.items()}
-  constrain = lambda spec, g: sharding.constrain(g, *spec.axes)
-  grads = jax.tree.map(constrain, params_lib.table(cfg), grads, is_leaf=params_lib.is_spec)
-  return Gradients(grads, sums, maxima)
+  scanned = cfg.num_layers > objective.max_unrolled_layers
+  whole = params if scanned else params_lib.unstack(params)
+
+  def function(trained):
+    return loss_and_metrics(lora.with_trained(whole, trained), batch, cfg, objective)
+
+  grads, (sums, maxima) = jax.grad(function, has_aux=True)(lora.trained(whole))
+  grads = {name: _restack(g) if isinstance(g, tuple) else g for name, g in grads.items()}
+  # Microbatches are summed, and norms taken, in float32, whatever the parameters are in.
+  constrain = lambda spec, g: sharding.constrain(g.astype(jnp.float32), *spec.axes)
+  specs = lora.trained_specs(cfg, params)
+  grads = jax.tree.map(constrain, specs, grads, is_leaf=params_lib.is_spec)
+  return Gradients(grads, *sharding.replicated((sums, maxima)))
 
 
 def _restack(layers):
@@ -154,23 +164,37 @@ def add(total: Gradients, more: Gradients) -> Gradients:
 
 @functools.partial(jax.jit, static_argnames=("tx",), donate_argnums=(0,))
 def apply(
-  state: TrainState, grads: Any, tx: optax.GradientTransformation
+  state: TrainState,
+  grads: Any,
+  tx: optax.GradientTransformation,
+  attention_peaks: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update of the optimizer; `state` is donated.
+
+  Args:
+    state: is consumed.
+    grads: of what is trained, see lora.trained.
+    tx: the optimizer that made `state.opt_state`.
+    attention_peaks: float32 [layers, heads], for an optimizer with QK-clip.
 
   Returns:
     (state, {"grad_norm" before clipping, "applied": 0 where it is not finite: the state is kept}).
   """
   norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm)
-  updates, opt_state = tx.update(grads, state.opt_state, state.policy.params)
-  params = optax.apply_updates(state.policy.params, updates)
+  old, more = lora.trained(state.policy.params), {}
+  if attention_peaks is not None:
+    more["attention_peaks"] = attention_peaks
+  update_fn = optax.with_extra_args_support(tx).update
+  updates, opt_state = update_fn(grads, state.opt_state, old, **more)
   keep = lambda new, old: jnp.where(finite, new, old)
+  trained = jax.tree.map(keep, optax.apply_updates(old, updates), old)
   policy = PolicyState(
-    jax.tree.map(keep, params, state.policy.params), state.policy.version + finite.astype(jnp.int32)
+    lora.with_trained(state.policy.params, trained),
+    state.policy.version + finite.astype(jnp.int32),
   )
   opt_state = jax.tree.map(keep, opt_state, state.opt_state)
-  metrics = {"grad_norm": norm, "applied": finite.astype(jnp.float32)}
+  metrics = sharding.replicated({"grad_norm": norm, "applied": finite.astype(jnp.float32)})
   return state.replace(policy=policy, opt_state=opt_state), metrics
 
 
@@ -194,7 +218,8 @@ def loss_and_metrics(
     "loss_tokens": jnp.sum(batch.loss_mask, dtype=jnp.float32),
     "expert_load": output.expert_load,
   }
-  maxima: dict[str, jax.Array] = {}
+  peaks = output.attention_peaks
+  maxima: dict[str, jax.Array] = {} if peaks is None else {"attention_score_max": peaks}
   loss = jnp.zeros((), jnp.float32)
   if objective.kind != "mtp":
     logprobs, entropy = loss_token_logprobs(params, output.hidden, batch, cfg, objective)
@@ -204,8 +229,8 @@ def loss_and_metrics(
     else:
       token_loss = losses.bind(objective.loss, dict(objective.numbers))
       loss = jnp.sum(batch.weights * token_loss(logprobs, batch))
-      more, maxima = ratio_metrics(logprobs, batch, objective.loss, dict(objective.numbers))
-      sums |= more
+      more, most = ratio_metrics(logprobs, batch, objective.loss, dict(objective.numbers))
+      sums, maxima = sums | more, maxima | most
   if objective.kind == "mtp" or objective.mtp_weight:
     distilled, more = distill_loss(
       params, output.hidden, batch, cfg, temperature=objective.temperature
@@ -231,6 +256,7 @@ def forward(
     routing=routing,
     replay_threshold=objective.replay_threshold,
     remat=objective.remat,
+    attention_peaks=objective.attention_peaks,
   )
 
 
@@ -265,7 +291,8 @@ def recompute_logprobs(
   `batch.behaviour_logprobs`: `logprob_gap` of the two is the canary of every step.
   """
   output = forward(params, batch, cfg, objective)
-  return loss_token_logprobs(params, output.hidden, batch, cfg, objective)[0]
+  logprobs, _ = loss_token_logprobs(params, output.hidden, batch, cfg, objective)
+  return sharding.replicated(logprobs)
 
 
 def logprob_gap(logprobs: Sequence[np.ndarray], batches: Sequence[Batch]) -> dict[str, float]:
@@ -286,19 +313,26 @@ def logprob_gap(logprobs: Sequence[np.ndarray], batches: Sequence[Batch]) -> dic
   }
 
 
+def placed(batch: Batch) -> Batch:
+  """`batch` placed on the ambient mesh; as it is without one."""
+  mesh = jax.sharding.get_mesh()
+  return batch if mesh.empty else place_batch(batch, mesh)
+
+
 def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-  """`batch` on the devices of `mesh`, its rows split over the axes of a training batch.
+  """`batch` on the devices of `mesh`, its rows and their time split as those of a training batch.
 
   Raises:
-    ValueError: the rows do not divide evenly.
+    ValueError: rows or time do not divide evenly.
   """
-  axes = sharding.TRAIN_RULES["batch"]
-  ways = int(np.prod([mesh.shape[a] for a in axes]))
-  rows = batch.tokens.shape[0]
-  if rows % ways:
-    raise ValueError(
-      f"{rows} rows do not split over the {ways} devices of {axes}; "
-      "make learner.rows_per_microbatch a multiple"
-    )
-  rows_split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes))
-  return jax.tree.map(lambda x: jax.device_put(x, rows_split), batch)
+  for size, axis, option in zip(
+    batch.tokens.shape, ("batch", "time"), ("rows_per_microbatch", "row_tokens"), strict=True
+  ):
+    ways = sharding.ways(axis, mesh)
+    if size % ways:
+      raise ValueError(
+        f"{batch.tokens.shape} rows and tokens do not split over the {ways} devices of "
+        f"{sharding.TRAIN_RULES[axis]}; make learner.{option} a multiple"
+      )
+  place = jax.sharding.NamedSharding(mesh, sharding.spec(("batch", "time"), sharding.TRAIN_RULES))
+  return sharding.place(batch, jax.tree.map(lambda _: place, batch))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_agents.policy import cache as cache_lib
-from jaxrl_agents.policy import causal, paged, yarn
+from jaxrl_agents.policy import causal, paged, sharding, yarn
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
 
@@ -59,7 +59,8 @@ def attend_rows(
   rope: Rope,
   segment_ids: jax.Array | None,
   window: jax.Array | None = None,
-) -> jax.Array:
+  with_peaks: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Causal attention of rows of tokens to themselves, within equal segment ids.
 
   Args:
@@ -69,19 +70,23 @@ def attend_rows(
     rope: of the rows' positions.
     segment_ids: int32 [B, T] or None (one segment a row).
     window: int32 [], how many tokens back this layer sees, or None: all.
+    with_peaks: compute scores once more, for the largest of each head.
 
   Returns:
-    [B, T, D].
+    [B, T, D]; with_peaks also float32 [N].
   """
   project = _mla_rows if cfg.attention == "mla" else _gqa_rows
   q, k, v = project(weights, x, cfg, rope)
   if cfg.score_gain != 1:
     q = q * cfg.score_gain
-  mixed = causal_core(q, k, v, segment_ids, weights.get("sinks"), window)
-  if cfg.attention == "mla":
-    return jnp.einsum("bgrth,ghd->btd", mixed, weights["out"])
-  y = jnp.einsum("bgrth,grhd->btd", mixed, weights["out"])
-  return y + weights["out_bias"] if cfg.biases else y
+  mixed, peaks = causal_core(
+    q, k, v, segment_ids, weights.get("sinks"), window, with_peaks=with_peaks
+  )
+  equation = "bgrth,ghd->btd" if cfg.attention == "mla" else "bgrth,grhd->btd"
+  y = jnp.einsum(equation, mixed, weights["out"])
+  if cfg.biases:
+    y = y + weights["out_bias"]
+  return y if peaks is None else (y, peaks.reshape(-1))
 
 
 def attend_cached(
@@ -112,8 +117,15 @@ def causal_core(
   segment_ids: jax.Array | None,
   sinks: jax.Array | None = None,
   window: jax.Array | None = None,
-) -> jax.Array:
+  *,
+  with_peaks: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
   """Causal attention within segments, a block of queries at a time; see `causal.attend`.
+
+  On a mesh each device has some rows, some heads, and a part of their time: it gathers the keys and
+  values of whole rows for its own queries, and gives back what their gradients add up to (Llama 3,
+  https://arxiv.org/abs/2407.21783, section 3.3.2). Keys and values of one layer are all that a
+  device ever holds of whole rows.
 
   Args:
     q: [B, G, R, T, H], not yet scaled.
@@ -122,13 +134,37 @@ def causal_core(
     segment_ids: int32 [B, T] or None (one segment a row).
     sinks: [G, R] or None.
     window: int32 [] or None.
+    with_peaks: see `attend_rows`.
 
   Returns:
-    [B, G, R, T, H'].
+    ([B, G, R, T, H'], largest scores of all rows float32 [G, R] or None).
   """
   if segment_ids is None:
     segment_ids = jnp.ones((q.shape[0], q.shape[3]), jnp.int32)
-  return causal.attend(q, k, v, segment_ids, sinks, window)
+
+  def of_rows(q, k, v, segment_ids, sinks, window, start=None):
+    mixed = causal.attend(q, k, v, segment_ids, sinks, window, start)
+    return mixed, causal.largest_scores(q, k, segment_ids, window, start) if with_peaks else None
+
+  if jax.sharding.get_abstract_mesh().empty:
+    return of_rows(q, k, v, segment_ids, sinks, window)
+
+  def of_device(q, k, v, segment_ids, sinks, window):
+    whole = lambda x, axis: jax.lax.all_gather(x, "context", axis=axis, tiled=True)
+    start = jax.lax.axis_index("context") * q.shape[3]
+    mixed, peaks = of_rows(q, whole(k, 2), whole(v, 2), whole(segment_ids, 1), sinks, window, start)
+    if with_peaks:
+      peaks = jax.lax.pmax(peaks, sharding.TRAIN_RULES["row_parts"])
+    return mixed, peaks
+
+  place = lambda *axes: sharding.spec(axes, sharding.TRAIN_RULES)
+  queries = place("batch", "heads", None, "time", None)
+  keys = place("batch", "heads", "time", None)
+  in_specs = queries, keys, keys, place("batch", "time"), place("heads"), place()
+  out_specs = queries, place("heads")
+  return jax.shard_map(of_device, in_specs=in_specs, out_specs=out_specs, check_vma=False)(
+    q, k, v, segment_ids, sinks, window
+  )
 
 
 def _gqa_project(weights, x, cfg, rope):
@@ -151,12 +187,13 @@ def _gqa_rows(weights, x, cfg, rope):
 def _gqa_cached(weights, x, cfg, rope, pages, layer, step, window):
   rows, queries, _ = x.shape
   q, k, v = _gqa_project(weights, x, cfg, rope)
-  entries = jnp.stack([k, v], axis=2).reshape(rows, queries, cfg.cache_width)
+  # Heads first: cut into equal parts, an entry gives each device the keys and values of its heads.
+  entries = jnp.stack([k, v], axis=3).reshape(rows, queries, cfg.cache_width)
   pages = cache_lib.write(pages, layer, step, entries)
 
   def split(entries):
-    halves = entries.reshape(*entries.shape[:2], 2, cfg.num_kv_heads, cfg.head_dim)
-    return halves[:, :, 0], halves[:, :, 1]
+    heads = entries.reshape(*entries.shape[:2], cfg.num_kv_heads, 2, cfg.head_dim)
+    return heads[:, :, :, 0], heads[:, :, :, 1]
 
   scale = cfg.score_gain * cfg.head_dim**-0.5
   mixed = paged.attend(q, pages, layer, step, split, scale, weights.get("sinks"), window)

@@ -1,5 +1,7 @@
 """The paged cache of keys and values: one array for all layers, addressed by page and slot.
 
+On a mesh every device has every page: of all rows, and of its own heads; of MLA's latents, whole.
+
 Page 0 is scratch: tokens that are only padding of a step's static shape are written there. A
 sequence's page table lists the pages that hold its tokens in order; unused entries are 0.
 
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 
 SCRATCH_PAGE = 0
@@ -49,7 +52,13 @@ def init(
 ) -> PagedCache:
   """An empty cache of `num_pages` pages (the scratch page included) of `page_tokens` slots."""
   shape = (cfg.num_cache_layers, num_pages, page_tokens, cfg.cache_width)
-  return PagedCache(pages=jnp.zeros(shape, dtype))
+  return constrain(PagedCache(pages=jnp.zeros(shape, dtype)), cfg)
+
+
+def constrain(cache: PagedCache, cfg: PolicyConfig) -> PagedCache:
+  """The cache laid over the ambient mesh; as it is without one."""
+  heads = None if cfg.attention == "mla" else "kv_heads"
+  return PagedCache(sharding.constrain(cache.pages, None, None, None, heads))
 
 
 def plan_step(

@@ -1,4 +1,4 @@
-"""Dispatch of tokens to experts, none dropped: all experts on all tokens, or sorted into blocks.
+"""The experts of one device: all of them on all tokens, or on tokens sorted into blocks.
 
 Alphabet: N tokens, D width, E experts, K experts per token, F ffw, S slots of all blocks.
 """
@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
-
-from jaxrl_agents.policy import sharding
 
 MAX_BLOCK_TOKENS = 256
 MIN_BLOCK_TOKENS = 16
@@ -26,18 +23,16 @@ class Clamp(NamedTuple):
   alpha: float
 
 
-def apply(
+def dense(
   experts: dict[str, Any],
   x: jax.Array,
   weight: jax.Array,
   choice: jax.Array,
   clamp: Clamp | None = None,
 ) -> jax.Array:
-  """The weighted sum of each token's experts, by the faster exact way for that many tokens.
+  """Every expert on every token, weighted 0 where not chosen: for a handful of tokens.
 
-  Few tokens are cheapest on every expert. For many, blocks have a backward pass of their own, which
-  writes less than the one that jax derives of a scan; `ragged_dot` is a masked product with every
-  expert where XLA compiles for CPU.
+  The weights of all experts are read once, which is all that such a step costs.
 
   Args:
     experts: gate_up [E, D, 2, F], down [E, F, D]; gate_up_bias [E, 2, F] and down_bias [E, D] where
@@ -49,25 +44,6 @@ def apply(
 
   Returns:
     [N, D].
-  """
-  if x.shape[0] <= DENSE_TOKENS:
-    return dense(experts, x, weight, choice, clamp)
-  if jax.sharding.get_abstract_mesh().empty:
-    return blocks(experts, x, weight, choice, clamp)
-  return _blocks_on_mesh(experts, x, weight, choice, clamp)
-
-
-def dense(
-  experts: dict[str, Any],
-  x: jax.Array,
-  weight: jax.Array,
-  choice: jax.Array,
-  clamp: Clamp | None = None,
-) -> jax.Array:
-  """Every expert on every token, weighted 0 where not chosen: for a handful of tokens.
-
-  The weights of all experts are read once, which is all that such a step costs. Arguments and
-  result as `apply`.
   """
   num_experts, width, _ = experts["down"].shape
   gate_up = experts["gate_up"].reshape(num_experts, x.shape[-1], 2 * width)
@@ -92,7 +68,7 @@ def blocks(
   """Tokens sorted by expert, each expert's padded to whole blocks; one product a block.
 
   Only the blocks in use are computed: their number depends on the routing, the shapes do not. The
-  backward pass adds each block's weight gradient in place. Arguments and result as `apply`.
+  backward pass adds each block's weight gradient in place. Arguments and result as `dense`.
   """
   return _forward(experts, x, weight, choice, clamp)[0]
 
@@ -232,34 +208,3 @@ def _rows(values: jax.Array, i: jax.Array, block: int) -> jax.Array:
 
 def _put(values: jax.Array, rows: jax.Array, i: jax.Array) -> jax.Array:
   return jax.lax.dynamic_update_slice_in_dim(values, rows, i * rows.shape[0], axis=0)
-
-
-def _blocks_on_mesh(experts, x, weight, choice, clamp):
-  """`blocks` where experts and rows are split over devices.
-
-  Devices that share rows but not experts gather one another's tokens, run their own experts on them
-  and sum what comes out: exact for any routing, with static shapes.
-  """
-  rows = PartitionSpec(sharding.TRAIN_RULES["batch"])
-
-  def local(experts, x, weight, choice):
-    x, weight, choice = (jax.lax.all_gather(a, "expert", tiled=True) for a in (x, weight, choice))
-    held = experts["down"].shape[0]
-    mine = choice - jax.lax.axis_index("expert") * held
-    mine = jnp.where((mine >= 0) & (mine < held), mine, held)
-    if "down_bias" in experts:  # added by one of the devices that share an expert's width
-      first = jax.lax.axis_index("tensor") == 0
-      experts = experts | {"down_bias": jnp.where(first, experts["down_bias"], 0)}
-    y = jax.lax.psum(blocks(experts, x, weight, mine, clamp), "tensor")
-    return jax.lax.psum_scatter(y, "expert", tiled=True)
-
-  places = {
-    "gate_up": PartitionSpec("expert", None, None, "tensor"),
-    "down": PartitionSpec("expert", "tensor", None),
-    "gate_up_bias": PartitionSpec("expert", None, "tensor"),
-    "down_bias": PartitionSpec("expert", None),
-  }
-  places = {name: places[name] for name in experts}
-  return jax.shard_map(local, in_specs=(places, rows, rows, rows), out_specs=rows, check_vma=False)(
-    experts, x, weight, choice
-  )

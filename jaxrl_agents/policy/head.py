@@ -8,7 +8,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxrl_agents.policy import sharding
+
 CHUNK_ROWS = 512
+"""Tokens of one chunk on each device."""
 
 
 @jax.custom_vjp
@@ -80,7 +83,7 @@ def logprobs(
     (natural-log probabilities float32 [B, T], entropy in nats float32 [B, T]).
   """
   rows, length, width = hidden.shape
-  chunk = min(length, max(1, CHUNK_ROWS // rows))
+  chunk = min(length, max(1, CHUNK_ROWS * sharding.ambient_ways("row_parts") // rows))
   pad = -length % chunk
   hidden = jnp.pad(hidden, ((0, 0), (0, pad), (0, 0))).reshape(rows, -1, chunk, width)
   targets = jnp.pad(targets, ((0, 0), (0, pad))).reshape(rows, -1, chunk)

@@ -1,6 +1,6 @@
 """A mixture of experts without dropped tokens: router, replay of recorded choices, dispatch.
 
-Alphabet: N tokens (rows and time flattened), D width, E experts, K experts per token, F ffw.
+Alphabet: D width, E experts, K experts per token, F ffw.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.policy import experts as dispatch
+from jaxrl_agents.policy import exchange
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.policy.experts import Clamp
 
 NOT_RECORDED = 65535
 """In a routing array: no expert was recorded here (as in types.NOT_ROUTED)."""
@@ -40,18 +41,15 @@ def moe(
   Returns:
     ([..., D], int32 [..., K], the experts used).
   """
-  flat = x.reshape(-1, x.shape[-1])
-  if replay is not None:
-    replay = replay.reshape(-1, cfg.experts_per_token)
-  weight, experts = route(weights, flat, cfg, replay=replay, replay_threshold=replay_threshold)
+  weight, experts = route(weights, x, cfg, replay=replay, replay_threshold=replay_threshold)
   choice = experts
   if valid is not None:
-    choice = jnp.where(valid.reshape(-1, 1), experts, cfg.num_experts)
-  clamp = dispatch.Clamp(cfg.swiglu_limit, cfg.swiglu_alpha) if cfg.swiglu_limit else None
-  y = dispatch.apply(weights["experts"], flat, weight.astype(x.dtype), choice, clamp)
+    choice = jnp.where(valid[..., None], experts, cfg.num_experts)
+  clamp = Clamp(cfg.swiglu_limit, cfg.swiglu_alpha) if cfg.swiglu_limit else None
+  y = exchange.apply(weights["experts"], x, weight.astype(x.dtype), choice, clamp)
   if cfg.num_shared_experts:
-    y = y + gated(weights["shared"], flat)
-  return y.reshape(x.shape), experts.reshape(*x.shape[:-1], cfg.experts_per_token)
+    y = y + gated(weights["shared"], x)
+  return y, experts
 
 
 def gated(weights: dict[str, Any], x: jax.Array) -> jax.Array:
@@ -69,7 +67,7 @@ def route(
   replay: jax.Array | None = None,
   replay_threshold: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Chooses K experts for each token of x [N, D] and their weights.
+  """Chooses K experts for each token of x [..., D] and their weights.
 
   Experts are chosen by biased scores and weighted by unbiased ones,
     s = sigmoid(x W + c) or softmax(x W + c),  w = route_scale * s[experts] / sum(s[experts]),
@@ -79,7 +77,7 @@ def route(
   chosen.
 
   Returns:
-    (weights float32 [N, K], experts int32 [N, K]).
+    (weights float32 [..., K], experts int32 [..., K]).
   """
   logits = x.astype(jnp.float32) @ weights["router"]
   if cfg.biases:
@@ -99,13 +97,12 @@ def route(
 
 
 def _best_groups(selection: jax.Array, cfg: PolicyConfig) -> jax.Array:
-  """Scores [N, E] with -inf outside each token's best groups, judged by two experts of each."""
-  tokens, num_experts = selection.shape
-  grouped = selection.reshape(tokens, cfg.router_groups, num_experts // cfg.router_groups)
+  """Scores [..., E], -inf outside each token's best groups, judged by two experts of each."""
+  grouped = selection.reshape(*selection.shape[:-1], cfg.router_groups, -1)
   two_best, _ = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))
   _, kept = jax.lax.top_k(two_best.sum(axis=-1), cfg.router_topk_groups)
-  keep = jax.nn.one_hot(kept, cfg.router_groups, dtype=jnp.bool).any(axis=1)
-  return jnp.where(keep[:, :, None], grouped, -jnp.inf).reshape(tokens, num_experts)
+  keep = jax.nn.one_hot(kept, cfg.router_groups, dtype=jnp.bool).any(axis=-2)
+  return jnp.where(keep[..., None], grouped, -jnp.inf).reshape(selection.shape)
 
 
 def replayed_experts(
@@ -119,13 +116,13 @@ def replayed_experts(
   (https://arxiv.org/abs/2603.24477, section 6.2), whose formula is unpublished; this one is ours.
 
   Args:
-    selection: float32 [N, E], biased scores.
-    own: int32 [N, K], the router's choice, best first.
-    replay: int32 [N, K]; a token with an entry outside [0, E) uses its own choice.
+    selection: float32 [..., E], biased scores.
+    own: int32 [..., K], the router's choice, best first.
+    replay: int32 [..., K]; a token with an entry outside [0, E) uses its own choice.
     threshold: c in [0, 1].
 
   Returns:
-    int32 [N, K].
+    int32 [..., K].
   """
   valid = (replay >= 0) & (replay < selection.shape[-1])
   recorded = valid.all(axis=-1, keepdims=True)
@@ -136,14 +133,14 @@ def replayed_experts(
   # A bias can make scores negative, where c * worst > worst: the router's own are always plausible.
   enough = jnp.minimum(threshold * worst, worst)
   keep = recorded & (jnp.take_along_axis(selection, replay, axis=-1) >= enough)
-  taken = ((own[:, :, None] == replay[:, None, :]) & keep[:, None, :]).any(axis=-1)
+  taken = ((own[..., :, None] == replay[..., None, :]) & keep[..., None, :]).any(axis=-1)
   choices = own.shape[-1]
   order = jnp.arange(choices)
   last = 2 * choices
   rank = jnp.concatenate(
     [jnp.where(keep, order, last), jnp.where(taken, last, choices + order)], axis=-1
   )
-  first = jnp.argsort(rank, axis=-1)[:, :choices]
+  first = jnp.argsort(rank, axis=-1)[..., :choices]
   return jnp.take_along_axis(jnp.concatenate([replay, own], axis=-1), first, axis=-1)
 
 

@@ -67,7 +67,9 @@ def attend(
     scores = jnp.where(jnp.repeat(seen, repeats, axis=1)[:, None], scores, MASKED)
     new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights, kept = jnp.exp(scores - new_top), jnp.exp(top - new_top)
-    more = jnp.einsum("bgnk,bkgh->bgnh", weights.astype(q.dtype), values)
+    more = jnp.einsum(
+      "bgnk,bkgh->bgnh", weights.astype(q.dtype), values, preferred_element_type=jnp.float32
+    )
     total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)
     return new_top, total, mixed * kept + more
 

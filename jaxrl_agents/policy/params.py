@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,16 @@ from jaxrl_agents.policy.config import PolicyConfig
 
 Params = dict[str, Any]
 LAYER_KINDS = ("dense_layers", "moe_layers", "mtp")
+
+
+class Matrix(NamedTuple):
+  """Which axes of an array, counted from its end, a product with it sums over, and which it makes.
+
+  All others are of a stack of matrices: layers, experts, heads or halves side by side.
+  """
+
+  inputs: tuple[int, ...]
+  outputs: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +44,8 @@ class ParamSpec:
     dtype: of the stored array.
     trainable: False for arrays that no gradient reaches (the router's selection bias).
     decayed: whether weight decay pulls it to zero: not norms, biases and sinks.
+    matrix: the linear map that it is; None for the embedding, the router, and all that is not
+      decayed.
   """
 
   shape: tuple[int, ...]
@@ -42,6 +54,7 @@ class ParamSpec:
   dtype: Any = jnp.float32
   trainable: bool = True
   decayed: bool = True
+  matrix: Matrix | None = None
 
 
 def normal(std: float) -> Callable[..., jax.Array]:
@@ -169,9 +182,28 @@ def _bias(shape: tuple[int, ...], axes: tuple, dtype: Any) -> ParamSpec:
   return ParamSpec(shape, axes, zeros, dtype, decayed=False)
 
 
-def _project(fan_in: int, out: tuple[int, ...], axes: tuple, dtype: Any, gain: float = 1.0):
-  """A projection [fan_in, *out] that keeps the scale of its input (times `gain`)."""
-  return ParamSpec((fan_in, *out), axes, normal(gain * fan_in**-0.5), dtype)
+def _project(
+  fan_in: int,
+  out: tuple[int, ...],
+  axes: tuple,
+  dtype: Any,
+  gain: float = 1.0,
+  *,
+  side_by_side: int = 0,
+) -> ParamSpec:
+  """A projection [fan_in, *out] that keeps the scale of its input (times `gain`).
+
+  The first `side_by_side` axes of `out` count matrices.
+  """
+  matrix = Matrix((-len(out) - 1,), tuple(range(side_by_side - len(out), 0)))
+  return ParamSpec((fan_in, *out), axes, normal(gain * fan_in**-0.5), dtype, matrix=matrix)
+
+
+def _project_back(heads: tuple[int, ...], embed: int, axes: tuple, dtype: Any, gain: float):
+  """The projection [*heads, embed] of all heads into the residual stream."""
+  std = gain * math.prod(heads) ** -0.5
+  matrix = Matrix(tuple(range(-len(heads) - 1, -1)), (-1,))
+  return ParamSpec((*heads, embed), axes, normal(std), dtype, matrix=matrix)
 
 
 def _residual_gain(cfg: PolicyConfig) -> float:
@@ -199,14 +231,13 @@ def _gqa(cfg: PolicyConfig, dtype: Any) -> dict[str, ParamSpec]:
   """Queries, keys and values of a kv head side by side: one product, one axis to shard."""
   per_group = cfg.num_heads // cfg.num_kv_heads
   qkv_shape = (cfg.num_kv_heads, per_group + 2, cfg.head_dim)
-  fan_out = cfg.num_heads * cfg.head_dim
+  heads = (cfg.num_kv_heads, per_group, cfg.head_dim)
   specs = {
-    "qkv": _project(cfg.embed_dim, qkv_shape, ("embed", "kv_heads", None, None), dtype),
-    "out": ParamSpec(
-      (cfg.num_kv_heads, per_group, cfg.head_dim, cfg.embed_dim),
-      ("kv_heads", None, None, "embed"),
-      normal(_residual_gain(cfg) * fan_out**-0.5),
-      dtype,
+    "qkv": _project(
+      cfg.embed_dim, qkv_shape, ("embed", "kv_heads", None, None), dtype, side_by_side=2
+    ),
+    "out": _project_back(
+      heads, cfg.embed_dim, ("kv_heads", None, None, "embed"), dtype, _residual_gain(cfg)
     ),
   }
   if cfg.biases:
@@ -229,11 +260,8 @@ def _mla(cfg: PolicyConfig, dtype: Any) -> dict[str, ParamSpec]:
     "kv_down": _project(embed, (rank + cfg.qk_rope_dim,), ("embed", None), dtype),
     "kv_norm": _norm(rank, dtype),
     "kv_up": _project(rank, kv_shape, (None, "heads", None), dtype),
-    "out": ParamSpec(
-      (heads, cfg.v_head_dim, embed),
-      ("heads", None, "embed"),
-      normal(_residual_gain(cfg) * (heads * cfg.v_head_dim) ** -0.5),
-      dtype,
+    "out": _project_back(
+      (heads, cfg.v_head_dim), embed, ("heads", None, "embed"), dtype, _residual_gain(cfg)
     ),
   }
   if not cfg.q_lora_rank:
@@ -248,7 +276,7 @@ def _mla(cfg: PolicyConfig, dtype: Any) -> dict[str, ParamSpec]:
 def _ffw(cfg: PolicyConfig, width: int, dtype: Any) -> dict[str, ParamSpec]:
   """A gated network: gate and up projections side by side, then down."""
   return {
-    "gate_up": _project(cfg.embed_dim, (2, width), ("embed", None, "ffw"), dtype),
+    "gate_up": _project(cfg.embed_dim, (2, width), ("embed", None, "ffw"), dtype, side_by_side=1),
     "down": _project(width, (cfg.embed_dim,), ("ffw", "embed"), dtype, _residual_gain(cfg)),
   }
 
@@ -267,8 +295,9 @@ def _moe(cfg: PolicyConfig, dtype: Any) -> dict[str, Any]:
     ffw,
     is_leaf=is_spec,
   )
+  router = _project(cfg.embed_dim, (cfg.num_experts,), ("embed", None), jnp.float32)
   specs = {
-    "router": _project(cfg.embed_dim, (cfg.num_experts,), ("embed", None), jnp.float32),
+    "router": dataclasses.replace(router, matrix=None),
     "router_bias": dataclasses.replace(
       _bias((cfg.num_experts,), (None,), jnp.float32), trainable=False
     ),

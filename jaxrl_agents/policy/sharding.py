@@ -1,26 +1,29 @@
 """Which mesh axis carries which logical axis: one dict for training, one for serving.
 
 Mesh axes: "data" (replicas), "fsdp" (rows, and parameters split along their width), "expert" (rows,
-and experts), "tensor" (heads, ffw and vocabulary). Rows of a batch are split over the first three.
+and experts), "context" (time, for long rows), "tensor" (heads, ffw and vocabulary). Rows of a batch
+are split over the first three. The last axes join the nearest devices: tensor exchanges most often.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 
-MESH_AXES = ("data", "fsdp", "expert", "tensor")
+MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 
 Rules = dict[str, tuple[str, ...]]
 
 TRAIN_RULES: Rules = {
   "batch": ("data", "fsdp", "expert"),
+  "time": ("context",),
+  "row_parts": ("context", "data", "fsdp", "expert"),
   "layers": (),
   "embed": ("fsdp",),
   "vocab": ("tensor",),
@@ -29,24 +32,34 @@ TRAIN_RULES: Rules = {
   "ffw": ("tensor",),
   "expert": ("expert",),
 }
-"""Parameters and optimiser moments are split along their width too: gathered when they are used."""
+"""Parameters and optimiser moments are split along their width too: gathered when they are used.
+
+"row_parts" are rows cut along time into as many parts as devices hold of them, all first parts
+first: that is how tokens lie on the devices already.
+"""
 
 SERVE_RULES: Rules = {**TRAIN_RULES, "embed": ()}
 """Decoding reads every weight for a few tokens: gathering them at each step would cost more."""
 
 
 def make_mesh(
-  *, data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1, devices: Any = None
+  *,
+  data: int = 1,
+  fsdp: int = 1,
+  expert: int = 1,
+  context: int = 1,
+  tensor: int = 1,
+  devices: Any = None,
 ) -> Mesh:
   """A mesh with Auto axes (jax.make_mesh defaults to Explicit ones): use with jax.set_mesh.
 
   Raises ValueError where the sizes do not multiply to the number of devices.
   """
   devices = jax.devices() if devices is None else devices
-  sizes = (data, fsdp, expert, tensor)
-  if int(np.prod(sizes)) != len(devices):
+  sizes = (data, fsdp, expert, context, tensor)
+  if math.prod(sizes) != len(devices):
     raise ValueError(
-      f"a mesh of {dict(zip(MESH_AXES, sizes, strict=True))} needs {int(np.prod(sizes))} devices, "
+      f"a mesh of {dict(zip(MESH_AXES, sizes, strict=True))} needs {math.prod(sizes)} devices, "
       f"{len(devices)} are there; change the sizes or pass that many devices"
     )
   return jax.make_mesh(
@@ -65,17 +78,56 @@ def shardings(cfg: PolicyConfig, mesh: Mesh, rules: Rules = TRAIN_RULES) -> dict
   Raises ValueError where an axis does not divide by its mesh axes.
   """
 
-  def place(entry: params_lib.ParamSpec) -> NamedSharding:
+  def of_entry(entry: params_lib.ParamSpec) -> NamedSharding:
     for size, axis in zip(entry.shape, entry.axes, strict=True):
-      ways = int(np.prod([mesh.shape[name] for name in rules[axis]])) if axis else 1
-      if size % ways:
+      if axis and size % ways(axis, mesh, rules):
         raise ValueError(
-          f'the axis "{axis}" of {size} does not divide over {rules[axis]} = {ways} devices; '
-          f"change the size or the mesh {dict(mesh.shape)}"
+          f'the axis "{axis}" of {size} does not divide over {rules[axis]} = '
+          f"{ways(axis, mesh, rules)} devices; change the size or the mesh {dict(mesh.shape)}"
         )
     return NamedSharding(mesh, spec(entry.axes, rules))
 
-  return params_lib.map_table(place, cfg)
+  return params_lib.map_table(of_entry, cfg)
+
+
+def unstacked_shardings(cfg: PolicyConfig, mesh: Mesh, rules: Rules) -> dict[str, Any]:
+  """`shardings` of unstacked parameters: a tuple of trees for each kind of layer."""
+
+  def layers(stack: Any) -> tuple[Any, ...]:
+    count = jax.tree.leaves(stack, is_leaf=params_lib.is_spec)[0].shape[0]
+    of_entry = lambda entry: NamedSharding(mesh, spec(entry.axes[1:], rules))
+    return (jax.tree.map(of_entry, stack, is_leaf=params_lib.is_spec),) * count
+
+  table, stacked = params_lib.table(cfg), shardings(cfg, mesh, rules)
+  kinds = params_lib.LAYER_KINDS
+  return {name: layers(table[name]) if name in kinds else stacked[name] for name in table}
+
+
+def ways(axis: str, mesh: Mesh | AbstractMesh, rules: Rules = TRAIN_RULES) -> int:
+  """How many parts a logical axis is split into."""
+  return math.prod(mesh.shape[name] for name in rules[axis])
+
+
+def ambient_ways(axis: str) -> int:
+  """`ways` of the ambient mesh; 1 without one."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty else ways(axis, mesh)
+
+
+def place(tree: Any, places: Any) -> Any:
+  """Arrays of the host, equal in every process, or of devices, laid out by a tree of shardings."""
+
+  def one(x: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(x, jax.Array):
+      return jax.device_put(x, sharding)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+  return jax.tree.map(one, tree, places)
+
+
+def replicated(tree: Any) -> Any:
+  """The arrays of a tree whole on every device of the ambient mesh, for the host to read."""
+  return jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), tree)
 
 
 def constrain(x: jax.Array, *axes: str | None, rules: Rules = TRAIN_RULES) -> jax.Array:

@@ -12,18 +12,33 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl_agents.policy import attention, sharding
+from jaxrl_agents.policy import attention, causal, lora, sharding
 from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import head as head_lib
 from jaxrl_agents.policy import moe as moe_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
+
+Remat = Literal["none", "layer", "attention", "projections"]
+REMAT: dict[Remat, Callable[..., bool]] = {
+  "none": jax.checkpoint_policies.everything_saveable,
+  "layer": jax.checkpoint_policies.nothing_saveable,
+  "attention": jax.checkpoint_policies.save_only_these_names(causal.KEPT),
+  "projections": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+"""What is kept of a layer between forward and backward pass; the rest is computed again.
+
+"none" recomputes nothing. "layer" keeps a layer's input alone, [B, T, D]: the least memory, about a
+third more work. "attention" also keeps what came out of attention (and its log-sum-exp), whose work
+grows with the square of time: for long rows. "projections" keeps the products with weights outside
+of the experts, so that what is recomputed is cheap.
+"""
 
 
 @struct.dataclass
@@ -34,11 +49,14 @@ class Output:
     hidden: [B, T, D], after the final norm.
     routing: int32 [B, T, L, K], the experts that each token went through; L = 0 for a dense model.
     expert_load: float32 [L, E], (token, choice) pairs of each expert, padding not counted.
+    attention_peaks: float32 [layers of the trunk, heads], largest attention scores, where asked
+      for.
   """
 
   hidden: jax.Array
   routing: jax.Array
   expert_load: jax.Array
+  attention_peaks: jax.Array | None = None
 
 
 def forward(
@@ -50,7 +68,8 @@ def forward(
   segment_ids: jax.Array | None = None,
   routing: jax.Array | None = None,
   replay_threshold: float = 0.0,
-  remat: bool = False,
+  remat: Remat = "none",
+  attention_peaks: bool = False,
 ) -> Output:
   """A full pass over rows of tokens, for training.
 
@@ -62,7 +81,8 @@ def forward(
     segment_ids: int32 [B, T]; tokens attend within equal ids; 0 is padding. None: a row is one.
     routing: int32 [B, T, L, K], experts to replay; entries outside [0, E) choose natively.
     replay_threshold: plausibility filter of the replay, see moe.replayed_experts.
-    remat: recompute each layer in the backward pass instead of keeping what it computed.
+    remat: what the backward pass finds kept of each layer, see `REMAT`.
+    attention_peaks: also find the largest attention score of each head.
   """
   rope = attention.rope_of(positions, cfg)
   replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
@@ -71,9 +91,14 @@ def forward(
   def layer(x, weights, extra):
     replay, window = extra
     attend = functools.partial(
-      attention.attend_rows, cfg=cfg, rope=rope, segment_ids=segment_ids, window=window
+      attention.attend_rows,
+      cfg=cfg,
+      rope=rope,
+      segment_ids=segment_ids,
+      window=window,
+      with_peaks=attention_peaks,
     )
-    return block(
+    x, experts = block(
       weights,
       x,
       cfg,
@@ -82,19 +107,26 @@ def forward(
       replay_threshold=replay_threshold,
       valid=valid,
     )
+    return (x[0], (experts, x[1])) if attention_peaks else (x, (experts, None))
 
-  if remat:
-    layer = jax.checkpoint(layer)
+  if remat != "none":
+    layer = jax.checkpoint(layer, policy=REMAT[remat])
+  elif lora.has_adapters(params):
+    keep = jax.checkpoint_policies.save_anything_except_these_names(lora.MERGED)
+    layer = jax.checkpoint(layer, policy=keep)
   x = embed(params, tokens)
+  used, peaks = None, []
   if cfg.num_dense_layers:
     extra = None, windows(cfg, 0, cfg.num_dense_layers)
-    x, _ = _run_layers(layer, x, params["dense_layers"], extra)
-  used = None
+    x, (_, peak) = _run_layers(layer, x, params["dense_layers"], extra)
+    peaks.append(peak)
   if cfg.num_moe_layers:
     extra = replay, windows(cfg, cfg.num_dense_layers, cfg.num_layers)
-    x, used = _run_layers(layer, x, params["moe_layers"], extra)
+    x, (used, peak) = _run_layers(layer, x, params["moe_layers"], extra)
+    peaks.append(peak)
   hidden = rms_norm(x, params["final_norm"], cfg.norm_eps)
-  return _output(hidden, used, valid, cfg)
+  output = _output(hidden, used, valid, cfg)
+  return output.replace(attention_peaks=jnp.concatenate(peaks)) if attention_peaks else output
 
 
 def windows(cfg: PolicyConfig, first: int, end: int) -> jax.Array | None:
@@ -107,13 +139,13 @@ def windows(cfg: PolicyConfig, first: int, end: int) -> jax.Array | None:
 
 
 def embed(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
-  """Embeddings of tokens [B, T]: [B, T, D], split over a mesh by rows, as all that follows.
+  """Embeddings of tokens [B, T]: [B, T, D], split by rows and time, as all that follows.
 
   The width is gathered first: rows and width lie on the same mesh axes, and left to itself the
   compiler copies the whole result to every device to go from one split to the other.
   """
   table = sharding.constrain(params["embed"], "vocab", None)
-  return sharding.constrain(table[tokens], "batch", None, None)
+  return sharding.constrain(table[tokens], "batch", "time", None)
 
 
 def decode(
@@ -157,7 +189,10 @@ def decode(
     )
     return block(weights, x, cfg, attend, valid=valid)
 
-  carry = (params["embed"][tokens], cache.pages)
+  x = params["embed"][tokens]
+  if x.shape[0] % sharding.ambient_ways("batch") == 0:
+    x = sharding.constrain(x, "batch", None, None, rules=sharding.SERVE_RULES)
+  carry = (x, cache.pages)
   used = None
   if cfg.num_dense_layers:
     extra = jnp.arange(cfg.num_dense_layers), windows(cfg, 0, cfg.num_dense_layers)
@@ -184,19 +219,20 @@ def block(
   """One layer: x + attention(norm(x)), then x + ffw(norm(x)).
 
   Args:
-    weights: of one layer; has "ffw" (dense) or "moe".
+    weights: of one layer; has "ffw" (dense) or "moe". Adapters are merged here.
     x: [B, T, D].
     cfg: sizes.
-    attend: (attention weights, normalised x) -> y, or -> (y, pages).
+    attend: (attention weights, normalised x) -> y, or -> (y, something beside it, as pages).
     replay: int32 [B, T, K] or None.
     replay_threshold: see moe.replayed_experts.
     valid: bool [B, T], False for padding, which no routed expert computes; None: all are valid.
 
   Returns:
-    (x or (x, pages), as attend; experts used int32 [B, T, K], None for a dense layer).
+    (x or (x, what is beside it), as attend; experts used int32 [B, T, K], None for a dense layer).
   """
+  weights = lora.merged(weights)
   mixed = attend(weights["attention"], rms_norm(x, weights["attention_norm"], cfg.norm_eps))
-  mixed, pages = mixed if isinstance(mixed, tuple) else (mixed, None)
+  mixed, beside = mixed if isinstance(mixed, tuple) else (mixed, None)
   x = x + mixed
   normed = rms_norm(x, weights["ffw_norm"], cfg.norm_eps)
   experts = None
@@ -212,7 +248,7 @@ def block(
   else:
     y = moe_lib.gated(weights["ffw"], normed)
   x = x + y
-  return (x if pages is None else (x, pages)), experts
+  return (x if beside is None else (x, beside)), experts
 
 
 def _run_layers(layer: Callable, carry: Any, layers: Any, extra: Any) -> tuple[Any, Any]:
@@ -223,7 +259,7 @@ def _run_layers(layer: Callable, carry: Any, layers: Any, extra: Any) -> tuple[A
   for i, weights in enumerate(layers):
     carry, output = layer(carry, weights, jax.tree.map(operator.itemgetter(i), extra))
     outputs.append(output)
-  return carry, None if outputs[0] is None else jnp.stack(outputs)
+  return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
 def _output(hidden, used, valid, cfg: PolicyConfig) -> Output:

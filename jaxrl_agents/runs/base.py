@@ -1,20 +1,22 @@
 """Weights as safetensors: the shipped base policy, and policies exported for others.
 
 A folder holds `policy.safetensors` (names are paths in the parameter table; float32, or bfloat16
-where imported so), `policy.json` (the sizes), and the tokenizer.
+where imported or trained so), `policy.json` (the sizes), and the tokenizer. Tensors go one by one
+between the mapped file and the devices: memory of the host holds this process's share of one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 
 from jaxrl_agents import chat
 from jaxrl_agents.hf import files
@@ -28,11 +30,18 @@ SIZES = "policy.json"
 def save(
   params: dict[str, Any], cfg: PolicyConfig, folder: str | pathlib.Path, *, tokenizer: str = "base"
 ) -> pathlib.Path:
-  """Writes weights, sizes and a tokenizer, as `chat.load` takes it, into `folder`; returns it."""
+  """Writes weights, sizes and a tokenizer, as `chat.load` takes it, into `folder`; returns it.
+
+  Arrays keep their dtypes. Adapters must be merged before (policy.lora.merged).
+  """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  flat = {path: np.ascontiguousarray(x, np.float32) for path, x in _flat(params).items()}
-  safetensors.numpy.save_file(flat, folder / WEIGHTS)
+  flat = _flat(params)
+  partial = folder / f"{WEIGHTS}.partial"
+  views = files.create(partial, {path: (x.shape, x.dtype) for path, x in flat.items()})
+  for path, x in flat.items():
+    views[path][...] = np.asarray(x)
+  os.replace(partial, folder / WEIGHTS)
   save_sizes(cfg, folder)
   for file in chat.tokenizer_files(tokenizer):
     if not (folder / file.name).exists():
@@ -50,8 +59,17 @@ def load_sizes(folder: str | pathlib.Path) -> PolicyConfig:
   return PolicyConfig(**json.loads((pathlib.Path(folder) / SIZES).read_text("utf-8")))
 
 
-def load(name: str, cfg: PolicyConfig) -> dict[str, Any]:
-  """The parameters of a folder ("base": the shipped one), in float32.
+def load(
+  name: str, cfg: PolicyConfig, *, dtype: Any = jnp.float32, shardings: Any = None
+) -> dict[str, Any]:
+  """The parameters of a folder ("base": the shipped one).
+
+  Args:
+    name: the folder.
+    cfg: sizes that they must have.
+    dtype: of all arrays but the routers', which are float32.
+    shardings: tree of shardings like the parameters (policy.sharding.shardings): each device is
+      given its slice, and no more of the file is read. None: the first device holds all.
 
   Raises:
     ValueError: there are no weights, or they have other shapes than `cfg` asks for.
@@ -64,7 +82,7 @@ def load(name: str, cfg: PolicyConfig) -> dict[str, Any]:
       "scripts/export_policy.py or scripts/import_hf.py wrote, or set policy.init=scratch"
     )
   stored = files.read(file)
-  wanted = _flat(params_lib.abstract(cfg))
+  wanted = _flat(params_lib.abstract(cfg, dtype))
   for path, array in wanted.items():
     found = stored.get(path)
     if found is None or found.shape != array.shape:
@@ -76,13 +94,16 @@ def load(name: str, cfg: PolicyConfig) -> dict[str, Any]:
   extra = sorted(set(stored) - set(wanted))
   if extra:
     raise ValueError(f"{file}: policy.model has no place for {extra[0]!r} ({len(extra)} in all)")
-  leaves, tree = jax.tree.flatten_with_path(params_lib.abstract(cfg))
-  return jax.tree.unflatten(tree, [_own(stored[_name(path)]) for path, _ in leaves])
+  first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  places = dict.fromkeys(wanted, first) if shardings is None else _flat(shardings)
+  placed = [_placed(stored[path], like.dtype, places[path]) for path, like in wanted.items()]
+  return jax.tree.unflatten(jax.tree.structure(params_lib.abstract(cfg)), placed)
 
 
-def _own(stored: np.ndarray) -> jax.Array:
-  """A float32 copy: what is mapped from a file must not be donated."""
-  return jax.numpy.array(stored, np.float32)
+def _placed(stored: np.ndarray, dtype: Any, place: jax.sharding.Sharding) -> jax.Array:
+  """A copy of a mapped tensor on its devices, complete when this returns."""
+  own = lambda index: np.array(stored[index], dtype)
+  return jax.make_array_from_callback(stored.shape, place, own).block_until_ready()
 
 
 def _flat(tree: Any) -> dict[str, Any]:

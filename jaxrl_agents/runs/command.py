@@ -8,9 +8,13 @@ from collections.abc import Callable
 
 from absl import app, logging
 
+from jaxrl_agents.learner.preemption import Preempted
+
 BAD_INPUT = 2
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
+PREEMPTED = 143
+"""Exit status after SIGTERM, likewise."""
 
 
 def run(main: Callable[[], None]) -> None:
@@ -27,8 +31,8 @@ def run(main: Callable[[], None]) -> None:
         raise
       print(f"error: {error}\n(JAXRL_TRACEBACK=1 shows where)", file=sys.stderr)
       sys.exit(BAD_INPUT)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
       print("\nstopped; a training run goes on with the same command", file=sys.stderr)
-      sys.exit(STOPPED)
+      sys.exit(PREEMPTED if isinstance(stop, Preempted) else STOPPED)
 
   app.run(call)

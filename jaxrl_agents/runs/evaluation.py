@@ -83,7 +83,7 @@ def one_search(config: RunConfig, corpus: setup.Corpus, groups: Sequence[Group])
 
 def evaluate(config: RunConfig, corpus: setup.Corpus, checkpoint: str) -> dict[str, Any]:
   """The scores of a checkpoint on `config.eval`, beside one hybrid search, overall and by level."""
-  params = base.load(str(newest_policy(checkpoint)), config.policy.model)
+  params = setup.loaded(config, str(newest_policy(checkpoint)))
   tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
   with setup.Players(config, corpus, params, version=0) as players:
     players.warm_up()

@@ -9,14 +9,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.evals import suites
 from jaxrl_agents.harness import queue
-from jaxrl_agents.learner import checkpoint, loop, state, train_step
+from jaxrl_agents.learner import checkpoint, loop, preemption, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
+from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import base, evaluation, setup
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
@@ -30,12 +29,14 @@ PUBLISHED_KEPT = 2
 def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains from the warm start in `workdir` (or `policy.init`); returns the summary.
 
-  Goes on where an earlier run of the same config stopped; a finished run is only summed up.
+  Goes on where an earlier run of the same config stopped, whatever its mesh was; a finished run is
+  only summed up. To be called within `setup.devices`.
   """
   began = time.monotonic()
   cfg = config.policy.model
   tx = optimizer(config)
-  fresh = state.make_state(setup.warm_params(config, workdir), tx, jax.random.key(config.seed))
+  params = setup.with_adapters(config, setup.warm_params(config, workdir))
+  fresh = setup.fresh_state(config, params, tx)
   manager = checkpoint.open_manager(
     workdir.checkpoints / "rl", keep=config.learner.keep_checkpoints
   )
@@ -44,7 +45,8 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
   workdir.drop_metrics_from("rl", first)
   version = int(current.policy.version)
   weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
-  with setup.Players(config, corpus, current.policy.params, version) as players:
+  players_of = setup.Players(config, corpus, lora.merged(current.policy.params), version)
+  with preemption.watched() as notice, players_of as players:
     publish = publisher(workdir, players)
     players.warm_up()
     ready = time.monotonic()
@@ -64,6 +66,7 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
           publish=publish,
           save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
           report=reporter,
+          held=notice.held,
         ),
         cfg=cfg,
         learner=config.learner,
@@ -75,7 +78,8 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
     after = evaluated(config, corpus, workdir, players, "trained")
     recompiles = players.engine.stats.compiles - compiles
   manager.close()
-  base.save(current.policy.params, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
+  merged = lora.merged(current.policy.params)
+  base.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
   rows = [row for row in workdir.lines() if row["phase"] == "rl"]
   walls = {
     "start": ready - began,
@@ -91,15 +95,9 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
 
 
 def optimizer(config: RunConfig):
-  """AdamW as configured for reinforcement learning."""
+  """The optimizer as configured for reinforcement learning."""
   learner = config.learner
-  return state.make_optimizer(
-    config.policy.model,
-    learning_rate=learner.lr,
-    warmup_steps=learner.warmup_steps,
-    weight_decay=learner.weight_decay,
-    max_grad_norm=learner.max_grad_norm,
-  )
+  return setup.make_optimizer(config, learner, max_grad_norm=learner.max_grad_norm)
 
 
 def objective(config: RunConfig) -> train_step.Objective:
@@ -112,14 +110,19 @@ def objective(config: RunConfig) -> train_step.Objective:
     numbers=numbers if learner.loss == "cispo" else (),
     temperature=config.sampler.temperature,
     mtp_weight=learner.mtp_weight if config.policy.model.mtp_depth else 0.0,
+    remat=learner.remat,
+    attention_peaks=learner.qk_clip > 0,
   )
 
 
 def publisher(workdir: Workdir, players: setup.Players):
-  """(params, version) -> None: writes the version, then has the engine fetch and verify it."""
+  """(params, version) -> None: writes the version, then has the engine fetch and verify it.
+
+  Adapters are merged: whoever samples knows nothing of them.
+  """
 
   def publish(params: Any, version: int) -> None:
-    weights_store.publish(params, version, workdir.weights, keep=PUBLISHED_KEPT)
+    weights_store.publish(lora.merged(params), version, workdir.weights, keep=PUBLISHED_KEPT)
     players.engine.set_params(weights_store.fetch(workdir.weights, version), version)
 
   return publish

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -11,10 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import optax
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.chat import Chat, numbers
-from jaxrl_agents.config import RunConfig
+from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig
 from jaxrl_agents.data import practice, task_sets
 from jaxrl_agents.envs import short_ids
 from jaxrl_agents.envs.search_expert import ExpertNoise
@@ -22,8 +24,9 @@ from jaxrl_agents.harness.process import Job, WorkerSpec
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner import checkpoint
+from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
-from jaxrl_agents.policy import mimetic
+from jaxrl_agents.policy import lora, mimetic, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.retrieval import index as index_lib
 from jaxrl_agents.runs import base
@@ -136,19 +139,87 @@ def initial_params(config: RunConfig) -> dict[str, Any]:
   """Parameters of `policy.init`: drawn from the seed, or read from a folder of weights."""
   init, cfg = config.policy.init, config.policy.model
   if init not in ("scratch", "copying"):
-    return base.load(init, cfg)
+    return loaded(config, init)
   params = params_lib.init(cfg, jax.random.key(config.seed))
   if init == "copying":
     key, marks = jax.random.key(config.seed + 1), numbers.of(load_chat(config)).mark_ids
-    return mimetic.with_copying_heads(params, cfg, key, alike=marks.tolist())
-  return params
+    params = mimetic.with_copying_heads(params, cfg, key, alike=marks.tolist())
+  abstract = params_lib.abstract(cfg, config.policy.dtype)
+  return jax.tree.map(lambda x, like: x.astype(like.dtype), params, abstract)
 
 
 def warm_params(config: RunConfig, workdir: Workdir) -> dict[str, Any]:
   """Parameters that reinforcement learning starts from: of the warm-up if there was one."""
   if (workdir.warm_start / base.WEIGHTS).exists():
-    return base.load(str(workdir.warm_start), config.policy.model)
+    return loaded(config, str(workdir.warm_start))
   return initial_params(config)
+
+
+def loaded(config: RunConfig, folder: str) -> dict[str, Any]:
+  """Parameters of a folder of weights, read to their places on the ambient mesh."""
+  mesh, cfg = jax.sharding.get_mesh(), config.policy.model
+  places = None if mesh.empty else sharding.shardings(cfg, mesh)
+  return base.load(folder, cfg, dtype=config.policy.dtype, shardings=places)
+
+
+def with_adapters(config: RunConfig, params: dict[str, Any]) -> dict[str, Any]:
+  """`params` with the adapters of `config.lora`, or themselves where all parameters are trained."""
+  if not config.lora.rank:
+    return params
+  return lora.adapt(
+    params,
+    config.policy.model,
+    jax.random.key(config.seed + 2),
+    rank=config.lora.rank,
+    alpha=config.lora.alpha,
+    targets=config.lora.targets,
+  )
+
+
+def make_optimizer(
+  config: RunConfig, section: SftConfig | LearnerConfig, **schedule: Any
+) -> optax.GradientTransformation:
+  """The optimizer of a phase for what `config` trains; `schedule` as in state.make_optimizer."""
+  return state_lib.make_optimizer(
+    config.policy.model,
+    learning_rate=section.lr,
+    kind=section.optimizer,
+    warmup_steps=section.warmup_steps,
+    weight_decay=section.weight_decay,
+    trained="adapters" if config.lora.rank else "all",
+    qk_clip=section.qk_clip,
+    dtype=config.policy.dtype,
+    **schedule,
+  )
+
+
+@contextlib.contextmanager
+def devices(config: RunConfig) -> Iterator[None]:
+  """Makes the mesh of the config ambient while the context lasts.
+
+  Raises:
+    ValueError: its factors do not multiply to the number of devices.
+  """
+  sizes = dataclasses.asdict(config.mesh)
+  if set(sizes.values()) == {1}:
+    yield
+    return
+  with jax.set_mesh(sharding.make_mesh(**sizes)):
+    yield
+
+
+def fresh_state(
+  config: RunConfig, params: dict[str, Any], tx: optax.GradientTransformation
+) -> TrainState:
+  """A state at version 0 with the parameters, laid out over the ambient mesh; takes `params`."""
+  mesh, cfg = jax.sharding.get_mesh(), config.policy.model
+  make = lambda params: state_lib.make_state(params, tx, jax.random.key(config.seed))
+  if mesh.empty:
+    return make(params)
+  of_params = lora.shardings(cfg, params, mesh)
+  places = state_lib.shardings_of(jax.eval_shape(make, params), tx, of_params, mesh)
+  params = sharding.place(params, places.policy.params)
+  return jax.jit(make, out_shardings=places, donate_argnums=0)(params)
 
 
 def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
@@ -175,6 +246,7 @@ class Players:
       max_context_tokens=config.search.token_budget,
       prefill_tokens=sampler.prefill_tokens,
       draft_tokens=sampler.draft_tokens,
+      dtype=config.policy.dtype,
     )
     self._pool = WorkerPool(
       policy_spec(config, corpus),

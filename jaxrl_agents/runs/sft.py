@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -23,8 +23,9 @@ from jaxrl_agents.envs import search, search_drills
 from jaxrl_agents.harness.process import Job
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
+from jaxrl_agents.policy import lora
 from jaxrl_agents.retrieval.chunks import Chunk
-from jaxrl_agents.runs import base, setup
+from jaxrl_agents.runs import base, processes, setup
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
@@ -127,31 +128,32 @@ def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Genera
 
 def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains on the mixture, leaves the policy in `warm_start`; resumes where an earlier run
-  stopped.
+  stopped, whatever its mesh was. To be called within `setup.devices`, by every process.
   """
   cfg, sft = config.policy.model, config.sft
   # Importing seqio takes ten seconds; meanwhile the expert plays.
   threading.Thread(target=_seqio_tasks, daemon=True).start()
-  rates = make_sources(config, corpus, workdir)
-  tx = state.make_optimizer(
-    cfg,
-    learning_rate=sft.lr,
+  with processes.first_alone("demonstrations"):
+    rates = make_sources(config, corpus, workdir)
+  tx = setup.make_optimizer(
+    config,
+    sft,
     schedule=sft.schedule,
-    warmup_steps=sft.warmup_steps,
     total_steps=sft.steps if sft.schedule == "cosine" else 0,
     final_fraction=0.1 if sft.schedule == "cosine" else 0.0,
-    weight_decay=sft.weight_decay,
   )
   objective = train_step.Objective(
     "sft",
     mtp_weight=sft.mtp_weight if cfg.mtp_depth else 0.0,
     balance_rate=sft.balance_rate,
+    remat=config.learner.remat,
+    attention_peaks=sft.qk_clip > 0,
   )
-  params = setup.initial_params(config)
-  current = state.make_state(params, tx, jax.random.key(config.seed))
+  params = setup.with_adapters(config, setup.initial_params(config))
+  current = setup.fresh_state(config, params, tx)
   manager = checkpoint.open_manager(workdir.checkpoints / "sft", keep=1)
   first, current, _ = setup.restored(manager, current)
-  workdir.drop_metrics_from("sft", first)
+  log = logger(workdir, "sft", first)
   rows = batches(config, workdir, rates, first)
   with Progress("warm-up", sft.steps, first) as progress:
     for step in range(first, sft.steps):
@@ -159,14 +161,24 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
       current, metrics = train_step.update(current, next(rows), cfg, objective, tx)
       tokens = sft.rows_per_step * config.learner.row_tokens
       metrics["learner_tokens_per_s"] = tokens / (time.monotonic() - began)
-      workdir.log("sft", step, metrics)
+      log(step, metrics)
       progress.advance(loss=metrics["loss"], tokens_per_s=metrics["learner_tokens_per_s"])
       if (step + 1) % sft.save_every == 0 or step + 1 == sft.steps:
         checkpoint.save(manager, step + 1, current, {"step": step + 1})
   manager.close()
-  params = distilled(config, workdir, current.policy.params, rows)
-  base.save(params, cfg, workdir.warm_start, tokenizer=config.policy.tokenizer)
+  params = distilled(config, workdir, lora.merged(current.policy.params), rows)
+  params = processes.gathered(params)
+  if processes.is_first():
+    base.save(params, cfg, workdir.warm_start, tokenizer=config.policy.tokenizer)
   return params
+
+
+def logger(workdir: Workdir, phase: str, first: int) -> Callable[[int, dict[str, float]], None]:
+  """(step, metrics) -> None: appends to the metrics of the run, from step `first` on."""
+  if not processes.is_first():
+    return lambda step, metrics: None
+  workdir.drop_metrics_from(phase, first)
+  return lambda step, metrics: workdir.log(phase, step, metrics)
 
 
 def distilled(
@@ -176,14 +188,15 @@ def distilled(
   cfg, sft = config.policy.model, config.sft
   if not sft.mtp_steps:
     return params
-  tx = state.make_optimizer(cfg, learning_rate=sft.lr, warmup_steps=5, trained="mtp")
-  current = state.make_state(params, tx, jax.random.key(config.seed))
-  workdir.drop_metrics_from("mtp", 0)
+  dtype = config.policy.dtype
+  tx = state.make_optimizer(cfg, learning_rate=sft.lr, warmup_steps=5, trained="mtp", dtype=dtype)
+  current = setup.fresh_state(config, params, tx)
+  log = logger(workdir, "mtp", 0)
   with Progress("draft module", sft.mtp_steps) as progress:
     for step in range(sft.mtp_steps):
-      objective = train_step.Objective("mtp")
+      objective = train_step.Objective("mtp", remat=config.learner.remat)
       current, metrics = train_step.update(current, next(rows), cfg, objective, tx)
-      workdir.log("mtp", step, metrics)
+      log(step, metrics)
       progress.advance(acceptance=metrics["mtp_acceptance"])
   return current.policy.params
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import sequence as sequence_lib
 from jaxrl_agents.sampler import steps
@@ -62,6 +62,9 @@ class Stats:
 
 class Engine:
   """Samples replies to prompts, many at a time.
+
+  Made and used under a mesh (jax.set_mesh), it samples with all its devices: rows, heads and
+  experts are split over them. With several processes, each makes the same calls in one order.
 
   Invariant: between two steps every running sequence has `num_tokens - 1` positions cached (or is
   being prefilled), and each sampled id carries the log-probability and version of the weights that
@@ -134,11 +137,10 @@ class Engine:
       draft_tokens=draft_tokens,
     )
     self._row_counts = sorted({-(-slots // _FEWER_ROWS), slots})
-    self._params = _own(params)
+    self._params = _own(params, cfg)
     places = draft_tokens + 1 if draft_tokens else 0
-    self._state = steps.State(
-      cache=cache_lib.init(cfg, num_pages, page_tokens, dtype=dtype),
-      hidden=jnp.zeros((slots, places, cfg.embed_dim), dtype),
+    self._state = steps.init(
+      cfg, (slots, places), num_pages=num_pages, page_tokens=page_tokens, dtype=dtype
     )
     self._rows = steps.empty_rows(slots, draft_tokens + 1, max_pages)
     self._next_id = 0
@@ -234,7 +236,7 @@ class Engine:
         f"version {version} after {self.version}: weight versions never go back; publish the old "
         "weights under a new version"
       )
-    params = _own(params)
+    params = _own(params, self.cfg)
     if jax.tree.map(_aval, params) != jax.tree.map(_aval, self._params):
       raise ValueError(
         f"the parameters of version {version} differ in structure, shape or dtype from those of "
@@ -381,16 +383,21 @@ class Engine:
 
     def traced(*args):
       self.stats.compiles += 1
-      return step(*args, cfg=self.cfg)
+      return steps.laid_out(*step(*args, cfg=self.cfg), self.cfg)
 
     return jax.jit(traced, donate_argnums=1)
 
 
-def _own(params: dict[str, Any]) -> dict[str, Any]:
-  """Parameters with unstacked layers in buffers of their own."""
-  kinds = params_lib.LAYER_KINDS
-  copied = {name: value if name in kinds else jnp.copy(value) for name, value in params.items()}
-  return jax.jit(params_lib.unstack)(copied)
+def _own(params: dict[str, Any], cfg: PolicyConfig) -> dict[str, Any]:
+  """Parameters with unstacked layers in buffers of their own, laid out for serving."""
+  mesh, kinds = jax.sharding.get_mesh(), params_lib.LAYER_KINDS
+  if mesh.empty:
+    copied = {name: value if name in kinds else jnp.copy(value) for name, value in params.items()}
+    return jax.jit(params_lib.unstack)(copied)
+  copy = lambda params: params_lib.unstack(jax.tree.map(jnp.copy, params))
+  places = sharding.unstacked_shardings(cfg, mesh, sharding.SERVE_RULES)
+  stacked = sharding.shardings(cfg, mesh, sharding.SERVE_RULES)
+  return jax.jit(copy, out_shardings=places)(sharding.place(params, stacked))
 
 
 def _aval(array: jax.Array) -> tuple:

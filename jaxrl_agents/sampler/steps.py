@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl_agents.policy import mtp, transformer
+from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import mtp, sharding, transformer
 from jaxrl_agents.policy.cache import PagedCache
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import sample, speculate
@@ -77,6 +78,25 @@ class Sampled:
   logprobs: jax.Array
   num_accepted: jax.Array
   routing: jax.Array
+
+
+def init(
+  cfg: PolicyConfig, hidden: tuple[int, int], *, num_pages: int, page_tokens: int, dtype: Any
+) -> State:
+  """An empty state; `hidden` counts slots and places of each, see State and cache.init."""
+
+  @jax.jit
+  def make() -> State:
+    empty = cache_lib.init(cfg, num_pages, page_tokens, dtype=dtype)
+    return State(empty, sharding.replicated(jnp.zeros((*hidden, cfg.embed_dim), dtype)))
+
+  return make()
+
+
+def laid_out(state: State, sampled: Sampled, cfg: PolicyConfig) -> tuple[State, Sampled]:
+  """A step's results on the ambient mesh: as the next step takes them, and whole for the host."""
+  state = State(cache_lib.constrain(state.cache, cfg), sharding.replicated(state.hidden))
+  return state, sharding.replicated(sampled)
 
 
 def empty_rows(num_rows: int, num_tokens: int, max_pages: int) -> Rows:

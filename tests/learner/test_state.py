@@ -112,13 +112,13 @@ def test_modules_cannot_be_trained_where_there_are_none():
     state.make_optimizer(dense, learning_rate=0.1, trained="mtp")
 
 
-def test_moments_are_sharded_like_parameters_and_eight_devices_equal_one():
-  """In a process of its own: the number of devices is fixed before jax starts."""
-  script = pathlib.Path(__file__).with_name("eight_devices.py")
-  root = script.parents[2]
+def on_eight_devices(module):
+  """Runs a module in a process of its own: the number of devices is fixed before jax starts."""
+  root = pathlib.Path(__file__).parents[2]
   flags = "--xla_force_host_platform_device_count=8"
   result = subprocess.run(
-    [sys.executable, str(script)],
+    [sys.executable, "-m", module],
+    cwd=root,
     env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)},
     capture_output=True,
     text=True,
@@ -126,3 +126,12 @@ def test_moments_are_sharded_like_parameters_and_eight_devices_equal_one():
   )
   assert result.returncode == 0, result.stderr[-3000:]
   assert "eight devices equal one" in result.stdout
+
+
+def test_moments_are_sharded_like_parameters_and_eight_devices_equal_one():
+  on_eight_devices("tests.learner.eight_devices")
+
+
+def test_every_optimizer_and_adapters_are_sharded_like_parameters_and_equal_one_device():
+  """Parameters after an update within 2e-5 (bfloat16: 2e-2) of those of one device."""
+  on_eight_devices("tests.learner.eight_devices_optimizers")

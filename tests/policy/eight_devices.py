@@ -1,52 +1,194 @@
-"""Loss and gradients of a small mixture on eight host devices and on one; run by test_sharding."""
+"""A policy trained and sampled on eight host devices and on one; run by test_sharding.
+
+Prints "equal" where, on every mesh: loss and largest attention scores within 1e-5 and 1e-6,
+gradients within 1e-4 and 2e-5 (relative, absolute), parameters after one optimizer step within
+2e-5, sampled ids and experts equal, log-probabilities within 1e-5; and where parameters and both
+moments lie as the table says.
+"""
 
 import dataclasses
+import functools
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_agents.policy import mtp, sharding, transformer
+from jaxrl_agents.learner import packing, state, train_step
+from jaxrl_agents.learner.advantage import Rollout
+from jaxrl_agents.policy import exchange, sharding
+from jaxrl_agents.policy import experts as local
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.types import Limits, Segment
 from tests.policy import tiny
 
+ROW_TOKENS = 32
+PLAIN = dataclasses.replace(
+  tiny.GQA, vocab_size=56, num_layers=2, num_dense_layers=0, dense_ffw_dim=0, mtp_depth=0
+)
+GQA = dataclasses.replace(tiny.GQA, vocab_size=56, num_layers=2)
+MLA = dataclasses.replace(tiny.MLA, vocab_size=56, num_layers=2)
+BIASED = dataclasses.replace(tiny.BIASED, vocab_size=56, num_layers=2)
+ALONE = {
+  "data": (PLAIN, {"data": 8}),
+  "fsdp": (PLAIN, {"fsdp": 8}),
+  "expert": (PLAIN, {"expert": 8}),
+  "context": (PLAIN, {"context": 8}),
+  "tensor": (PLAIN, {"tensor": 2}),
+}
+TOGETHER = {
+  "fsdp, expert and tensor, with drafts": (GQA, {"fsdp": 2, "expert": 2, "tensor": 2}),
+  "data, expert and context, with latents": (MLA, {"data": 2, "expert": 2, "context": 2}),
+  "expert, context and tensor, with sinks": (BIASED, {"expert": 2, "context": 2, "tensor": 2}),
+}
 
-def loss(params, tokens, positions, segments, cfg):
-  out = transformer.forward(params, tokens, cfg, positions=positions, segment_ids=segments)
-  targets = jnp.roll(tokens, -1, axis=1)
-  logprobs, entropy = transformer.token_logprobs(params, out.hidden, targets, cfg)
-  drafts = mtp.mtp(params, out.hidden, targets, cfg, positions=positions, segment_ids=segments)
-  draft_logprobs, _ = transformer.token_logprobs(params, drafts[0], targets, cfg)
-  return jnp.sum((segments > 0) * (logprobs + 0.1 * entropy + 0.3 * draft_logprobs)) / 100.0
+
+def batch_of(cfg):
+  """Eight rows of two or three segments and padding; most experts were recorded."""
+  rng = np.random.default_rng(0)
+  rollouts = []
+  for n in rng.integers(8, 16, 16):
+    tokens = rng.integers(1, cfg.vocab_size, n).astype(np.int32)
+    mask = np.arange(n) >= n // 3
+    logprobs = np.where(mask, -4.0, 0).astype(np.float32)
+    shape = (n, cfg.num_moe_layers, cfg.experts_per_token)
+    routing = rng.permuted(np.broadcast_to(np.arange(8), (*shape[:2], 8)), axis=-1)[..., : shape[2]]
+    routing = np.where(rng.random((n, 1, 1)) < 0.8, routing, 65535).astype(np.uint16)
+    segment = Segment(tokens, mask, logprobs, np.zeros(n, np.int32), routing)
+    rollouts.append(Rollout((segment,), float(rng.normal())))
+  (batch,) = packing.pack(rollouts, row_tokens=ROW_TOKENS, rows_per_microbatch=8)
+  return batch
+
+
+def objective(cfg):
+  # Scanned: half as much to compile.
+  return train_step.Objective(
+    "rl",
+    mtp_weight=0.3 * cfg.mtp_depth,
+    attention_peaks=cfg is not PLAIN,
+    max_unrolled_layers=0,
+  )
+
+
+def train(cfg, params, tx):
+  """((loss, largest attention scores), gradients, the state after one step) under the ambient mesh,
+  if there is one.
+  """
+  grads = train_step.gradients(params, train_step.placed(batch_of(cfg)), cfg, objective(cfg))
+  make = lambda params: state.make_state(jax.tree.map(jnp.copy, params), tx, jax.random.key(0))
+  places = None if jax.sharding.get_mesh().empty else state_places(cfg, tx)
+  after, _ = train_step.apply(jax.jit(make, out_shardings=places)(params), grads.grads, tx)
+  return (grads.sums["loss"], grads.maxima.get("attention_score_max")), grads.grads, after
+
+
+def state_places(cfg, tx):
+  mesh = jax.sharding.get_mesh()
+  return state.state_shardings(cfg, tx, sharding.shardings(cfg, mesh), mesh)
+
+
+def sample(cfg, params):
+  """Generations of eight prompts, prefilled in one pass that is large enough to be exchanged."""
+  engine = Engine(
+    cfg,
+    params,
+    version=0,
+    slots=8,
+    page_tokens=8,
+    num_pages=64,
+    max_context_tokens=32,
+    prefill_tokens=12,
+    draft_tokens=cfg.mtp_depth,
+    prefill_rows=8,
+  )
+  rng = np.random.default_rng(1)
+  prompts = [rng.integers(1, cfg.vocab_size, n) for n in (12, 9, 11, 12, 10, 12, 8, 12)]
+  ids = [engine.submit(p, Limits(6, (), seed=i)) for i, p in enumerate(prompts)]
+  done = {}
+  while engine.num_unfinished:
+    done |= dict(engine.step())
+  return [done[i] for i in ids]
+
+
+@functools.cache
+def initial(cfg):
+  return jax.tree.map(np.asarray, tiny.init(cfg))
+
+
+@functools.cache
+def optimizer(cfg):
+  return state.make_optimizer(cfg, learning_rate=1e-2, weight_decay=0.1, eps=1e-3)
+
+
+@functools.cache
+def alone(cfg):
+  """What one device gives: loss, gradients, parameters after a step, generations."""
+  params = jax.tree.map(jnp.asarray, initial(cfg))
+  loss, grads, after = train(cfg, params, optimizer(cfg))
+  return (*jax.tree.map(np.asarray, (loss, grads, after.policy.params)), sample(cfg, params))
+
+
+def close(found, expected, **tolerance):
+  jax.tree_util.tree_map_with_path(
+    lambda path, a, b: np.testing.assert_allclose(
+      a, b, err_msg=jax.tree_util.keystr(path), **tolerance
+    ),
+    jax.tree.map(np.asarray, found),
+    expected,
+  )
 
 
 def compare(cfg, sizes):
   """Raises where a mesh of `sizes` does not give what one device gives."""
-  params = tiny.init(cfg)
-  tokens, positions = tiny.tokens(cfg, 8, 24)
-  segments = jnp.where(positions < 20, 1 + positions // 9, 0)
-  step = jax.jit(jax.value_and_grad(loss), static_argnums=4)
-  alone = jax.tree.map(np.asarray, step(params, tokens, positions, segments, cfg))
-  mesh = sharding.make_mesh(**sizes)
+  loss, grads, after, generations = alone(cfg)
+  tx = optimizer(cfg)
+  mesh = sharding.make_mesh(**sizes, devices=jax.devices()[: np.prod(list(sizes.values()))])
   with jax.set_mesh(mesh):
-    placed = jax.device_put(params, sharding.shardings(cfg, mesh))
-    rows = jax.NamedSharding(mesh, sharding.spec(("batch", None), sharding.TRAIN_RULES))
-    batch = [jax.device_put(a, rows) for a in (tokens, positions, segments)]
-    spread = jax.tree.map(np.asarray, step(placed, *batch, cfg))
-  np.testing.assert_allclose(spread[0], alone[0], rtol=1e-5)
-  jax.tree_util.tree_map_with_path(
-    lambda path, a, b: np.testing.assert_allclose(
-      a, b, rtol=1e-4, atol=2e-5, err_msg=jax.tree_util.keystr(path)
-    ),
-    spread[1],
-    alone[1],
-  )
+    params = sharding.place(initial(cfg), sharding.shardings(cfg, mesh))
+    found_loss, found_grads, found_after = train(cfg, params, tx)
+    places = state_places(cfg, tx)
+    found_generations = sample(cfg, params)
+  close(found_loss, loss, rtol=1e-5, atol=1e-6)
+  close(found_grads, grads, rtol=1e-4, atol=2e-5)
+  close(found_after.policy.params, after, atol=2e-5)
+  at_home = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), found_after, places)
+  assert all(jax.tree.leaves(at_home)), at_home
+  for found, expected in zip(found_generations, generations, strict=True):
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.routing, expected.routing)
+    close(found.logprobs, expected.logprobs, atol=1e-5)
+
+
+def send_everything_to_one_device():
+  """As many rounds as there can be: raises where they do not give what dense products give."""
+  rng = np.random.default_rng(0)
+  make = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  experts = {"gate_up": make(8, 6, 2, 4), "down": make(8, 4, 6)}
+  x, weight = make(8, 16, 6), make(8, 16, 2)
+  choice = jnp.broadcast_to(jnp.asarray([3, 2]), weight.shape).at[:2, :4].set(8)
+  weight = jnp.where(choice < 8, weight, 0.0)
+  cotangent = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
+
+  def dense(experts, x, weight, choice):
+    flat = (a.reshape(-1, a.shape[-1]) for a in (x, weight, choice))
+    return local.dense(experts, *flat).reshape(x.shape)
+
+  def grads(function):
+    loss = lambda *args: jnp.sum(function(*args, choice) * cotangent)
+    *found, d_weight = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(experts, x, weight)
+    return jax.tree.map(np.asarray, (*found, jnp.where(choice < 8, d_weight, 0.0)))
+
+  with jax.set_mesh(sharding.make_mesh(data=2, expert=4)):
+    found = grads(exchange.apply)
+  close(found, grads(dense), atol=5e-5)
 
 
 if __name__ == "__main__":
-  GQA = dataclasses.replace(tiny.GQA, vocab_size=56)
-  MLA = dataclasses.replace(tiny.MLA, vocab_size=56)
-  compare(GQA, {"fsdp": 2, "expert": 2, "tensor": 2})
-  compare(MLA, {"data": 2, "expert": 4})
-  biased = dataclasses.replace(tiny.BIASED, vocab_size=56, mtp_depth=1)
-  compare(biased, {"fsdp": 2, "expert": 2, "tensor": 2})
+  meshes = ALONE | TOGETHER
+  for name in sys.argv[1:] or meshes:
+    began = time.monotonic()
+    compare(*meshes[name])
+    print(f"{name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+  if "expert" in (sys.argv[1:] or meshes):
+    send_everything_to_one_device()
   print("equal")

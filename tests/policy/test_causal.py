@@ -48,6 +48,29 @@ def test_blocks_of_queries_agree_with_all_scores_at_once_forward_and_backward(bl
   )
 
 
+def test_a_part_of_the_queries_gives_its_part_of_the_row_forward_and_backward(monkeypatch):
+  monkeypatch.setattr(causal, "SHORT_BLOCK", 4)
+  q, k, v, segments, cotangent = draws(2, 2, 3, 18, 6, 5)
+  window = jnp.asarray(7)
+
+  @jax.jit
+  def parts(q, k, v):
+    cut = lambda i: causal.attend(
+      q[..., i : i + 9, :], k, v, segments, None, window, jnp.asarray(i)
+    )
+    return jnp.concatenate([cut(0), cut(9)], axis=-2)
+
+  @jax.jit
+  def whole(q, k, v):
+    return causal.attend(q, k, v, segments, None, window)
+
+  def both(function):
+    out, pull = jax.vjp(function, q, k, v)
+    return out, pull(cotangent)
+
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), both(parts), both(whole))
+
+
 def test_rotation_turns_pairs_by_position_times_frequency():
   rope = attention.rope_table(jnp.asarray([[0, 3]]), 4, 100.0)
   x = jnp.asarray([[[1.0, 2.0, 0.0, 0.0]] * 2])

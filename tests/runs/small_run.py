@@ -1,5 +1,10 @@
-"""A whole run in little, for tests that kill it: python small_run.py FOLDER."""
+"""A whole run in little, for tests that kill it: python small_run.py FOLDER [OPTIONS].
 
+OPTIONS are in JSON, {"steps": 2, "save_every": 100, "mesh": {"expert": 2}}, each of them if wanted.
+"""
+
+import dataclasses
+import json
 import pathlib
 import sys
 
@@ -7,15 +12,15 @@ import jax
 import numpy as np
 
 from jaxrl_agents import chat
-from jaxrl_agents.config import LearnerConfig
+from jaxrl_agents.config import LearnerConfig, MeshConfig, PolicySection, RunConfig
 from jaxrl_agents.harness.process import Job, WorkerSpec
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.workers import WorkerPool
-from jaxrl_agents.learner import checkpoint, loop, state, train_step
+from jaxrl_agents.learner import checkpoint, loop, preemption, state, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import command, setup
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.server import RolloutServer
 from jaxrl_agents.types import Task
@@ -44,12 +49,22 @@ def odd_share(trajectory) -> float:
   return float(np.mean(sampled % 2))
 
 
-def run(folder: pathlib.Path) -> None:
-  """Trains LEARNER.steps steps from where the folder stands; leaves params.npz and the ledger."""
-  tx = state.make_optimizer(CFG, learning_rate=1e-2)
-  fresh = state.make_state(params_lib.init(CFG, jax.random.key(0)), tx, jax.random.key(1))
+def run(folder: pathlib.Path, *, mesh: dict[str, int] | None = None, **options: int) -> None:
+  """Trains to the last step from where the folder stands; leaves params.npz and the ledger."""
+  sizes = MeshConfig(**mesh or {})
+  config = RunConfig(name="small", policy=PolicySection(model=CFG), seed=1, mesh=sizes)
+  with setup.devices(config):
+    trained(config, folder, dataclasses.replace(LEARNER, **options))
+
+
+def trained(config: RunConfig, folder: pathlib.Path, learner: LearnerConfig) -> None:
+  """`run` under the ambient mesh."""
+  # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
+  tx = state.make_optimizer(CFG, learning_rate=1e-2, eps=1e-4)
+  fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0)), tx)
   manager = checkpoint.open_manager(folder / "checkpoints", keep=2)
   first, current, ledger = setup.restored(manager, fresh)
+  print(f"from {first}", flush=True)
   version = int(current.policy.version)
   store.withdraw_after(version, folder / "weights")
   engine = Engine(
@@ -64,7 +79,8 @@ def run(folder: pathlib.Path) -> None:
     draft_tokens=0,
     prefill_rows=1,
   )
-  with WorkerPool(WorkerSpec("tests.sampler.counting:build"), 1, groups_per_worker=4) as pool:
+  workers = WorkerPool(WorkerSpec("tests.sampler.counting:build"), 1, groups_per_worker=4)
+  with preemption.watched() as notice, workers as pool:
     server = RolloutServer(engine, pool, max_rollouts=2, deterministic=True)
 
     def collect(tasks, step):
@@ -81,13 +97,14 @@ def run(folder: pathlib.Path) -> None:
       publish=publish,
       save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
       report=lambda step, metrics, groups: print(f"step {step}", flush=True),
+      held=notice.held,
     )
     current = loop.train(
       current,
       TaskStream(TASKS, 0, ledger.get("stream")),
       plan,
       cfg=CFG,
-      learner=LEARNER,
+      learner=learner,
       tx=tx,
       objective=train_step.Objective("rl"),
       first_step=first,
@@ -99,4 +116,6 @@ def run(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
   sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-  run(pathlib.Path(sys.argv[1]))
+  folder, *more = sys.argv[1:]
+  sys.argv[1:] = []  # the command takes flags alone
+  command.run(lambda: run(pathlib.Path(folder), **json.loads(*more or ["{}"])))

@@ -1,5 +1,6 @@
 """A run that is killed goes on where it stopped: nothing is lost, nothing is trained twice."""
 
+import json
 import os
 import pathlib
 import random
@@ -9,15 +10,16 @@ import sys
 import time
 
 import numpy as np
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def start(folder, cache):
+def start(folder, cache, **options):
   environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
   environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
   return subprocess.Popen(
-    [sys.executable, str(ROOT / "tests/runs/small_run.py"), str(folder)],
+    [sys.executable, str(ROOT / "tests/runs/small_run.py"), str(folder), json.dumps(options)],
     cwd=ROOT,
     env=environment,
     stdout=subprocess.PIPE,
@@ -25,27 +27,88 @@ def start(folder, cache):
   )
 
 
-def finish(folder, cache):
-  process = start(folder, cache)
-  output, _ = process.communicate(timeout=240)
+def finish(folder, cache, **options):
+  process = start(folder, cache, **options)
+  output, _ = process.communicate(timeout=900)
   assert process.returncode == 0, output
   return output
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_parameters_of_one_that_was_not(tmp_path):
-  cache = tmp_path / "cache"
-  whole, killed = tmp_path / "whole", tmp_path / "killed"
-  assert finish(whole, cache).split("\n")[:4] == [f"step {i}" for i in range(4)]
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache):
+  """A run that nobody stops."""
+  folder = tmp_path_factory.mktemp("whole")
+  assert finish(folder, cache).split("\n")[:5] == ["from 0", *(f"step {i}" for i in range(4))]
+  return folder
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_parameters_of_one_that_was_not(
+  whole, cache, tmp_path
+):
+  killed = tmp_path / "killed"
   draw = random.Random(0)
   for kill_after_steps in (0, 2):
     process = start(killed, cache)
-    for _ in range(kill_after_steps):
+    for _ in range(kill_after_steps and 1 + kill_after_steps):
       process.stdout.readline()
     time.sleep(draw.uniform(0.0, 0.3) if kill_after_steps else 2.0)
     process.send_signal(signal.SIGKILL)
     process.wait(30)
   finish(killed, cache)
-  expected, found = (np.load(folder / "params.npz") for folder in (whole, killed))
+  assert_same_parameters(whole, killed)
+
+
+def test_sigterm_loses_no_finished_step_whatever_save_every_is(whole, cache, tmp_path):
+  """The small run ends within 60 s of the signal; ten of them wait for workers at most."""
+  stopped = tmp_path / "stopped"
+  process = start(stopped, cache, save_every=100)
+  assert [process.stdout.readline() for _ in range(3)] == ["from 0\n", "step 0\n", "step 1\n"]
+  process.send_signal(signal.SIGTERM)
+  output, _ = process.communicate(timeout=60)
+  assert process.returncode == 143
+  finished = 2 + output.count("step ")
+  assert finish(stopped, cache, save_every=100).startswith(f"from {finished}\n")
+  assert_same_parameters(whole, stopped)
+
+
+def test_a_machine_that_dies_without_a_warning_loses_save_every_steps_at_most(
+  whole, cache, tmp_path
+):
+  killed = tmp_path / "killed"
+  process = start(killed, cache, save_every=2)
+  for _ in range(4):  # from 0, then steps 0, 1 and 2, of which the first two are saved
+    process.stdout.readline()
+  process.send_signal(signal.SIGKILL)
+  process.wait(30)
+  first = int(finish(killed, cache, save_every=2).partition("\n")[0].removeprefix("from "))
+  assert first in (2, 4)  # 4 where the last step ended before the signal came
+  assert_same_parameters(whole, killed)
+
+
+def assert_same_parameters(whole, other):
+  expected, found = (np.load(folder / "params.npz") for folder in (whole, other))
   assert found["version"] == expected["version"] > 0
   for name in expected.files:
     assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.timeout(1000)
+def test_a_run_that_changes_its_mesh_halfway_ends_with_the_parameters_of_one_device(
+  tmp_path, monkeypatch
+):
+  """Within 1e-5."""
+  cache = tmp_path / "cache"
+  flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+  monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=4")
+  finish(tmp_path / "one", cache, steps=2)
+  finish(tmp_path / "many", cache, steps=1, mesh={"expert": 2, "context": 2})
+  finish(tmp_path / "many", cache, steps=2, mesh={"fsdp": 2, "context": 2})
+  expected, found = (np.load(tmp_path / name / "params.npz") for name in ("one", "many"))
+  assert found["version"] == expected["version"] > 0
+  for name in expected.files:
+    np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)

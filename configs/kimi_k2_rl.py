@@ -1,0 +1,75 @@
+"""Full-parameter reinforcement learning of Kimi K2 (1.03 T parameters) on Context-1's search task.
+
+python scripts/import_hf.py --hf=Kimi-K2-Instruct --out=policies/kimi_k2
+python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32 \
+  --sampler_topology=v5p:4x4x8 --sampler_mesh=expert=128
+
+In bfloat16 with moments in 8 bits the learner needs 45 of 95 GiB a chip, activations aside, in
+float32 59; weights and cache of such a sampler are 54 GiB a chip, in float32 108.
+
+Sizes are those of https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/config.json.
+"""
+
+import math
+
+from jaxrl_agents import config
+from jaxrl_agents.policy.config import PolicyConfig
+
+YARN_GAIN = 0.1 * math.log(32.0) + 1.0
+
+
+def get_config() -> config.RunConfig:
+  """The published budgets of the search agent (SearchConfig's defaults), one context a row."""
+  return config.RunConfig(
+    name="kimi_k2_rl",
+    policy=config.PolicySection(
+      init="policies/kimi_k2",
+      tokenizer="policies/kimi_k2",
+      dtype="bfloat16",
+      model=PolicyConfig(
+        vocab_size=163_840,
+        embed_dim=7_168,
+        num_layers=61,
+        num_heads=64,
+        attention="mla",
+        q_lora_rank=1_536,
+        kv_lora_rank=512,
+        qk_nope_dim=128,
+        qk_rope_dim=64,
+        v_head_dim=128,
+        num_dense_layers=1,
+        dense_ffw_dim=18_432,
+        num_experts=384,
+        experts_per_token=8,
+        expert_ffw_dim=2_048,
+        num_shared_experts=1,
+        router="sigmoid",
+        route_scale=2.827,
+        rope_theta=50_000.0,
+        rope_factor=32.0,
+        rope_original_tokens=4_096,
+        rope_beta_fast=1.0,
+        rope_beta_slow=1.0,
+        score_gain=YARN_GAIN**2,
+      ),
+    ),
+    sampler=config.SamplerConfig(
+      slots=1_024, page_tokens=64, num_pages=4_096, prefill_tokens=2_048, draft_tokens=0
+    ),
+    mesh=config.MeshConfig(fsdp=32, expert=16, context=4),
+    workers=config.WorkersConfig(processes=64, episodes=2_048, stall_s=900.0),
+    learner=config.LearnerConfig(
+      steps=500,
+      groups_per_step=128,
+      group_size=16,
+      substeps=4,
+      lr=1e-6,
+      optimizer="adamw8bit",
+      row_tokens=32_768,
+      rows_per_microbatch=512,
+      remat="layer",
+      canary_bound=0.3,
+      mtp_weight=0.0,
+      save_every=10,
+    ),
+  )

@@ -1,0 +1,59 @@
+"""SIGTERM as an exception at a moment when the run can be saved: how clouds take machines back.
+
+What is lost: the rollouts in play, never a finished optimizer step. A signal that arrives while a
+step is learnt waits for its end, since the state it began from is donated; one that arrives while
+rollouts are played stops at once, and the steps that no checkpoint holds yet are saved. The time
+that takes is at most that of one learner step and one save. A machine that grants less is as one
+that was pulled out of the wall: the run goes on from the last checkpoint, `learner.save_every`
+steps back at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+
+class Preempted(KeyboardInterrupt):
+  """The process was asked to end."""
+
+
+class Notice:
+  """Whether SIGTERM has arrived. Invariant: `Preempted` is never raised inside `held`."""
+
+  def __init__(self) -> None:
+    self._arrived = False
+    self._depth = 0
+
+  @contextlib.contextmanager
+  def held(self) -> Iterator[None]:
+    """What is inside is not cut; a signal that arrives meanwhile is raised at its end."""
+    self._depth += 1
+    try:
+      yield
+    finally:
+      self._depth -= 1
+    self._check()
+
+  def arrive(self, *_: Any) -> None:
+    """The signal handler."""
+    self._arrived = True
+    self._check()
+
+  def _check(self) -> None:
+    if self._arrived and not self._depth:
+      self._arrived = False  # once: what it unwinds through may hold again
+      raise Preempted("SIGTERM")
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Notice]:
+  """SIGTERM raises `Preempted` inside, and does what it did before afterwards."""
+  notice = Notice()
+  before = signal.signal(signal.SIGTERM, notice.arrive)
+  try:
+    yield notice
+  finally:
+    signal.signal(signal.SIGTERM, before)

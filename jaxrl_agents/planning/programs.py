@@ -1,0 +1,237 @@
+"""The device programs of a run, with abstract arguments placed on a mesh: nothing is allocated.
+
+They are the very functions that a run calls: `learner.train_step` and `sampler.steps`.
+
+Alphabet: B rows, T time, L mixture layers, K experts per token, D width, Pm pages of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_agents.config import LearnerConfig, SamplerConfig
+from jaxrl_agents.learner import checkpoint, packing, state, train_step
+from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import lora, sharding
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.sampler import steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A jitted function and what it is called with.
+
+  Attributes:
+    name: for the report.
+    function: jitted.
+    arguments: trees of jax.ShapeDtypeStruct with shardings, and static arguments as they are.
+    beside: bytes per device that are alive while it runs and are not among its arguments.
+  """
+
+  name: str
+  function: Any
+  arguments: tuple[Any, ...]
+  beside: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """What the learner holds, and the programs of one optimizer step.
+
+  Attributes:
+    state: abstract train state.
+    batch: abstract microbatch.
+    programs: gradients of a microbatch, their sum (with several), and the update.
+    microbatches: of one optimizer step.
+  """
+
+  state: state.TrainState
+  batch: packing.Batch
+  programs: tuple[Program, ...]
+  microbatches: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """What the sampler holds, and its decode step.
+
+  Attributes:
+    params: abstract, layers unstacked.
+    state: abstract cache and drafting states.
+    rows: abstract rows of a step.
+    program: the decode step of all slots.
+  """
+
+  params: Any
+  state: steps.State
+  rows: steps.Rows
+  program: Program
+
+
+def learner(
+  params: Any,
+  cfg: PolicyConfig,
+  section: LearnerConfig,
+  *,
+  tx: optax.GradientTransformation,
+  objective: train_step.Objective,
+  mesh: Mesh,
+) -> Learner:
+  """The programs of `train_step.update` on a mesh.
+
+  A rollout is taken to fill a row, as one does that uses its whole context.
+
+  Args:
+    params: tree of jax.ShapeDtypeStruct, layers stacked, with adapters where those are trained.
+    cfg: sizes.
+    section: rows of a step.
+    tx: optimizer of the parameters.
+    objective: of the step.
+    mesh: of the learner's slice.
+
+  Raises:
+    ValueError: rows or parameters do not divide over the mesh.
+  """
+  abstract = jax.eval_shape(lambda p: state.make_state(p, tx, jax.random.key(0)), params)
+  places = state.shardings_of(abstract, tx, lora.shardings(cfg, params, mesh), mesh)
+  placed = checkpoint.with_shardings(abstract, places)
+  batch = abstract_batch(cfg, section, mesh)
+  rollouts = section.groups_per_step // section.substeps * section.group_size
+  microbatches = -(-rollouts // section.rows_per_microbatch)
+  with jax.set_mesh(mesh):
+    one = jax.eval_shape(train_step.gradients, placed.policy.params, batch, cfg, objective)
+  grads = train_step.Gradients(
+    jax.tree.map(_like, one.grads, lora.trained(placed.policy.params)),
+    *jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), (one.sums, one.maxima)),
+  )
+  peaks = grads.maxima.get("attention_score_max")
+  optimizer = bytes_per_device((placed.opt_state, placed.key))
+  total = bytes_per_device(grads) if microbatches > 1 else 0
+  params_bytes = bytes_per_device(placed.policy)
+  programs = [
+    Program(
+      "gradients",
+      train_step.gradients,
+      (placed.policy.params, batch, cfg, objective),
+      beside=optimizer + total,
+    ),
+    Program("apply", train_step.apply, (placed, grads.grads, tx, peaks)),
+  ]
+  if microbatches > 1:
+    beside = optimizer + params_bytes
+    programs.insert(1, Program("add", train_step.add, (grads, grads), beside=beside))
+  return Learner(placed, batch, tuple(programs), microbatches)
+
+
+def abstract_batch(cfg: PolicyConfig, section: LearnerConfig, mesh: Mesh) -> packing.Batch:
+  """One microbatch as `packing.pack` makes it and `train_step.place_batch` places it."""
+  shape = (section.rows_per_microbatch, section.row_tokens)
+  for size, axis, option in zip(
+    shape, ("batch", "time"), ("rows_per_microbatch", "row_tokens"), strict=True
+  ):
+    ways = sharding.ways(axis, mesh)
+    if size % ways:
+      raise ValueError(
+        f"learner.{option}={size} does not split over the {ways} devices of "
+        f"{sharding.TRAIN_RULES[axis]}; make it a multiple of {ways}, or the mesh smaller there"
+      )
+  split = sharding.spec(("batch", "time"), sharding.TRAIN_RULES)
+  field = lambda dtype, *more: _on(mesh, (*shape, *more), dtype, split)
+  ints = ("tokens", "targets", "positions", "segment_ids", "rollout_ids")
+  floats = ("behaviour_logprobs", "advantages", "weights")
+  routing = None
+  if cfg.num_moe_layers and section.router_replay:
+    routing = field(jnp.uint16, cfg.num_moe_layers, cfg.experts_per_token)
+  return packing.Batch(
+    **{name: field(jnp.int32) for name in ints},
+    **{name: field(jnp.float32) for name in floats},
+    loss_mask=field(jnp.bool),
+    routing=routing,
+  )
+
+
+def sampler(
+  cfg: PolicyConfig,
+  section: SamplerConfig,
+  mesh: Mesh,
+  *,
+  context_tokens: int,
+  dtype: Any,
+) -> Sampler:
+  """The decode step of a `sampler.engine.Engine` on a mesh.
+
+  Args:
+    cfg: sizes.
+    section: slots and cache.
+    mesh: of the sampler's slice.
+    context_tokens: longest sequence.
+    dtype: of parameters and cache.
+
+  Raises:
+    ValueError: parameters do not divide over the mesh.
+  """
+  places = sharding.unstacked_shardings(cfg, mesh, sharding.SERVE_RULES)
+  sharding.shardings(cfg, mesh, sharding.SERVE_RULES)  # refuses what does not divide
+  stored = jax.eval_shape(params_lib.unstack, params_lib.abstract(cfg, dtype))
+  params = jax.tree.map(
+    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
+  )
+  drafts = section.draft_tokens
+  pages = (cfg.num_cache_layers, section.num_pages, section.page_tokens, cfg.cache_width)
+  heads = None if cfg.attention == "mla" else "kv_heads"
+  held = steps.State(
+    cache=cache_lib.PagedCache(
+      _on(mesh, pages, dtype, sharding.spec((None, None, None, heads), sharding.SERVE_RULES))
+    ),
+    hidden=_on(mesh, (section.slots, drafts + 1 if drafts else 0, cfg.embed_dim), dtype),
+  )
+  max_pages = -(-(context_tokens + drafts) // section.page_tokens)
+  empty = steps.empty_rows(section.slots, drafts + 1, max_pages)
+  rows = jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), empty)
+  slots = _on(mesh, (section.slots,), jnp.int32)
+
+  def decode(*arguments):  # as the engine's program
+    return steps.laid_out(*steps.decode(*arguments, cfg=cfg), cfg)
+
+  program = Program("decode", jax.jit(decode, donate_argnums=1), (params, held, rows, slots))
+  return Sampler(params, held, rows, program)
+
+
+def bytes_per_device(tree: Any) -> int:
+  """Bytes of the abstract arrays of a tree on the device that holds most of them."""
+  return sum(_shard_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def dtype_of(tree: Any) -> str:
+  """The type of most of the numbers of a tree, e.g. "float32"."""
+  counts: dict[str, int] = {}
+  for leaf in jax.tree.leaves(tree):
+    counts[str(leaf.dtype)] = counts.get(str(leaf.dtype), 0) + leaf.size
+  return max(counts, key=lambda name: counts[name])
+
+
+def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    return 16
+  shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+  size = leaf.dtype.itemsize
+  for side in shape:
+    size *= side
+  return size
+
+
+def _on(mesh: Mesh, shape: tuple[int, ...], dtype: Any, split: Any = None) -> Any:
+  """An abstract array on a mesh, whole on every device unless it is split."""
+  placed = NamedSharding(mesh, PartitionSpec() if split is None else split)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
+
+
+def _like(x: Any, placed: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed.sharding)

@@ -1,0 +1,234 @@
+"""Dispatch of tokens to experts, on one device or on many: all-to-all there and back, none dropped.
+
+Each device holds some of the rows and some of the experts. It sorts its (token, expert) pairs by
+the device that holds the expert, and in a round sends C of them to every device, which runs its
+experts on what came and sends the results back. Rounds go on until the last device has sent its
+last pair: their number depends on the routing, the shapes do not.
+
+C is SLACK times the pairs that one device would send to another if all experts were equally loaded,
+so that a round holds SLACK N K rows of a device's N tokens: what the experts of one device compute
+on that many tokens anyway, whatever the number of devices. One round is enough until some
+device is sent SLACK times its share by another; room for the worst case in one round would take as
+many times the memory as there are devices. A routing that sends everything to one device costs
+(devices / SLACK) rounds, and loses nothing.
+
+The first round keeps what its backward pass needs; later ones, which are rare, are computed again.
+
+Alphabet: N tokens of a device, D width, E experts, K experts per token, F ffw, S expert shards, C
+pairs that one device sends to another in a round.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxrl_agents.policy import experts as local
+from jaxrl_agents.policy import sharding
+
+SLACK = 1.5
+AXIS = "expert"
+
+
+def apply(
+  experts: dict[str, Any],
+  x: jax.Array,
+  weight: jax.Array,
+  choice: jax.Array,
+  clamp: local.Clamp | None = None,
+) -> jax.Array:
+  """The weighted sum of each token's experts, by the fastest exact way for that many tokens.
+
+  Few tokens are cheapest on every expert. For many, blocks have a backward pass of their own, which
+  writes less than the one that jax derives of a scan; `ragged_dot` is a masked product with every
+  expert where XLA compiles for CPU.
+
+  Args:
+    experts: gate_up [E, D, 2, F], down [E, F, D]; gate_up_bias [E, 2, F] and down_bias [E, D] where
+      experts have biases.
+    x: [..., D].
+    weight: [..., K].
+    choice: int32 [..., K]; E for no expert (padding).
+    clamp: of the activation; None: silu(gate) * up.
+
+  Returns:
+    [..., D].
+  """
+  few = math.prod(x.shape[:-1]) <= local.DENSE_TOKENS
+  if few or jax.sharding.get_abstract_mesh().empty:
+    function = local.dense if few else local.blocks
+    return function(experts, *map(_flat, (x, weight, choice)), clamp).reshape(x.shape)
+  return _on_mesh(experts, x, weight, choice, clamp)
+
+
+def _flat(x):
+  return x.reshape(-1, x.shape[-1])
+
+
+def _on_mesh(experts, x, weight, choice, clamp):
+  """`blocks` where experts and tokens are split over devices; tokens that are not yet, are here."""
+  mesh, num_experts = jax.sharding.get_abstract_mesh(), experts["down"].shape[0]
+  rows = sharding.spec(("batch", "time"), sharding.TRAIN_RULES)
+  arrays = x, weight, choice
+  ways = (sharding.ways(axis, mesh) for axis in ("batch", "time"))
+  if x.ndim != 3 or any(size % n for size, n in zip(x.shape, ways, strict=False)):
+    rows = sharding.spec(("batch",), sharding.TRAIN_RULES)
+    more = -math.prod(x.shape[:-1]) % sharding.ways("batch", mesh)
+    pad = lambda a, value: jnp.pad(_flat(a), ((0, more), (0, 0)), constant_values=value)
+    arrays = pad(x, 0), pad(weight, 0), pad(choice, num_experts)
+
+  def of_device(experts, x, weight, choice):
+    if "down_bias" in experts:  # added by one of the devices that share an expert's width
+      first = jax.lax.axis_index("tensor") == 0
+      experts = experts | {"down_bias": jnp.where(first, experts["down_bias"], 0)}
+    run = local.blocks if mesh.shape[AXIS] == 1 else _exchanged
+    y = run(experts, *map(_flat, (x, weight, choice)), clamp)
+    return jax.lax.psum(y.reshape(x.shape), "tensor")
+
+  places = {
+    "gate_up": PartitionSpec(AXIS, None, None, "tensor"),
+    "down": PartitionSpec(AXIS, "tensor", None),
+    "gate_up_bias": PartitionSpec(AXIS, None, "tensor"),
+    "down_bias": PartitionSpec(AXIS, None),
+  }
+  places = {name: places[name] for name in experts}
+  in_specs = places, rows, rows, rows
+  y = jax.shard_map(of_device, in_specs=in_specs, out_specs=rows, check_vma=False)(experts, *arrays)
+  return y if y.shape == x.shape else _flat(y)[: math.prod(x.shape[:-1])].reshape(x.shape)
+
+
+def _exchanged(experts, x, weight, choice, clamp):
+  """`blocks` of one device's tokens [N, D], with the experts of all devices of its row."""
+  shards, held = jax.lax.axis_size(AXIS), experts["down"].shape[0]
+  most = x.shape[0] * min(choice.shape[1], held)
+  capacity = min(most, math.ceil(SLACK * choice.size / shards))
+  queue = _queue(choice, held, shards, capacity)
+  y = _round(0, experts, x, weight, queue, capacity, clamp)
+  if capacity < most:
+    y = y + _later_rounds(experts, x, weight, queue, capacity, clamp)
+  return y
+
+
+class _Queue(NamedTuple):
+  """One device's pairs in the order in which they are sent: by the device they go to.
+
+  order: int32 [N K], pairs sorted by destination. expert: int32 [N K], of each pair (unsorted), its
+  place on its device. first, count: int32 [S], each destination's part of `order`. place: int32
+  [N, K], of each pair, d * N K + its place among those that go to d; out of range if it goes
+  nowhere. rounds: until the last device is done.
+  """
+
+  order: jax.Array
+  expert: jax.Array
+  first: jax.Array
+  count: jax.Array
+  place: jax.Array
+  rounds: jax.Array
+
+
+def _queue(choice: jax.Array, held: int, shards: int, capacity: int) -> _Queue:
+  flat = choice.reshape(-1)
+  pairs = flat.shape[0]
+  device = flat // held
+  order = jnp.argsort(device, stable=True)
+  count = jnp.bincount(device, length=shards + 1)[:shards]
+  first = jnp.cumsum(count) - count
+  sorted_device = jnp.minimum(device[order], shards - 1)
+  rank = jnp.arange(pairs) - first[sorted_device]
+  place = jnp.where(device[order] < shards, sorted_device * pairs + rank, shards * pairs)
+  rounds = jax.lax.pmax(-(-jnp.max(count) // capacity), jax.sharding.get_abstract_mesh().axis_names)
+  return _Queue(
+    order=order,
+    expert=flat % held,
+    first=first,
+    count=count,
+    place=jnp.zeros_like(flat).at[order].set(place).reshape(choice.shape),
+    rounds=rounds,
+  )
+
+
+class _Slots(NamedTuple):
+  """Which of M items stands in each of a round's slots, and where each item's slots are.
+
+  item: int32 [S C], M for none. slot: int32 [M, k], S C where the item is not in this round.
+  """
+
+  item: jax.Array
+  slot: jax.Array
+
+
+def _slots(queue: _Queue, r: jax.Array | int, capacity: int) -> tuple[_Slots, _Slots]:
+  """The slots of round `r`: of tokens, and of pairs."""
+  tokens, choices = queue.place.shape
+  pairs, shards = tokens * choices, queue.count.shape[0]
+  rank = r * capacity + jnp.arange(capacity)
+  taken = rank < queue.count[:, None]
+  pair = queue.order[jnp.minimum(queue.first[:, None] + rank, pairs - 1)]
+  pair = jnp.where(taken, pair, pairs).reshape(-1)
+  device, rank = queue.place // pairs, queue.place % pairs - r * capacity
+  here = (device < shards) & (rank >= 0) & (rank < capacity)
+  slot = jnp.where(here, device * capacity + rank, shards * capacity)
+  return _Slots(pair // choices, slot), _Slots(pair, slot.reshape(-1, 1))
+
+
+@jax.custom_vjp
+def _spread(x: jax.Array, slots: _Slots) -> jax.Array:
+  """Items x [M, D] in their slots, [S C, D], 0 in the others. Transposed it is `_collect`."""
+  return jnp.concatenate([x, jnp.zeros_like(x[:1])])[slots.item]
+
+
+@jax.custom_vjp
+def _collect(rows: jax.Array, slots: _Slots) -> jax.Array:
+  """The sum of each item's slots of rows [S C, D]: [M, D]. Transposed it is `_spread`."""
+  return jnp.concatenate([rows, jnp.zeros_like(rows[:1])])[slots.slot].sum(axis=1)
+
+
+_spread.defvjp(
+  lambda x, slots: (_spread(x, slots), slots), lambda slots, d: (_collect(d, slots), None)
+)
+_collect.defvjp(
+  lambda x, slots: (_collect(x, slots), slots), lambda slots, d: (_spread(d, slots), None)
+)
+
+
+def _round(r, experts, x, weight, queue, capacity, clamp):
+  """What the pairs of round `r` add to this device's tokens, [N, D]."""
+  held, pairs = experts["down"].shape[0], weight.size
+  tokens, pair = _slots(queue, r, capacity)
+  send = lambda a: jax.lax.all_to_all(a, AXIS, 0, 0, tiled=True)
+  expert = jnp.where(pair.item < pairs, queue.expert[jnp.minimum(pair.item, pairs - 1)], held)
+  rows = send(_spread(x, tokens))
+  row_weight = send(_spread(weight.reshape(-1, 1), pair))
+  y = local.blocks(experts, rows, row_weight, send(expert[:, None]), clamp)
+  return _collect(send(y), tokens)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _later_rounds(experts, x, weight, queue, capacity, clamp):
+  """The sum of all rounds but the first."""
+  more = lambda r, y: y + _round(r, experts, x, weight, queue, capacity, clamp)
+  return jax.lax.fori_loop(1, queue.rounds, more, jnp.zeros_like(x))
+
+
+def _later_forward(experts, x, weight, queue, capacity, clamp):
+  saved = experts, x, weight, queue
+  return _later_rounds(*saved, capacity, clamp), saved
+
+
+def _later_backward(capacity, clamp, saved, d_y):
+  *inputs, queue = saved
+
+  def more(r, gradients):
+    _, vjp = jax.vjp(lambda *args: _round(r, *args, queue, capacity, clamp), *inputs)
+    return jax.tree.map(jnp.add, gradients, vjp(d_y))
+
+  zeros = jax.tree.map(jnp.zeros_like, tuple(inputs))
+  return (*jax.lax.fori_loop(1, queue.rounds, more, zeros), None)
+
+
+_later_rounds.defvjp(_later_forward, _later_backward)

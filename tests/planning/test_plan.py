@@ -1,0 +1,94 @@
+"""Whole plans of a small run: on CPU devices, and for a TPU where libtpu is installed."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+SMALL = (
+  "--config=configs/search_cpu.py",
+  "--set=policy.model.num_layers=2",
+  "--set=policy.model.mtp_depth=0",
+  "--set=policy.model.vocab_size=5120",
+  "--set=sampler.draft_tokens=0",
+  "--set=learner.remat=layer",
+  "--set=learner.rows_per_microbatch=8",
+)
+
+
+def plan(*arguments):
+  return subprocess.run(
+    [sys.executable, "scripts/plan_pod.py", *arguments],
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=280,
+  )
+
+
+def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
+  """Bytes exact, by hand; the rest to rounding."""
+  file = tmp_path / "plan.json"
+  mesh = ("--mesh=fsdp=2,expert=4", "--sampler_mesh=expert=8")
+  done = plan(*SMALL, "--topology=cpu:8", *mesh, "--price=3.6", f"--json={file}")
+  assert done.returncode == 0, done.stderr
+  found = json.loads(file.read_text())
+  learner, rollout = found["learner"], found["rollout"]
+  width, vocab, experts = 128, 5120, 8
+  split_by_width = vocab * width + 2 * (width * 8 * 32 + 4 * 32 * width + 3 * width * 128)
+  routed = 2 * experts * 3 * width * 128
+  router = 2 * width * experts
+  norms = 5 * width + 2 * experts  # and the routers' selection biases
+  assert found["model"]["parameters"] == split_by_width + routed + router + norms
+  of_a_device = (split_by_width + router) // 2 + routed // 8 + norms
+  assert learner["memory"]["parts_bytes"]["parameters"] == 4 * of_a_device + 4  # and the version
+  assert learner["memory"]["fits"]
+  pages = 2 * 2048 * 32 * (2 * 2 * 32)
+  assert rollout["memory"]["parts_bytes"]["cache"] == 4 * pages
+  kinds = {name.partition(" ")[0] for name in learner["programs"][0]["collectives"]}
+  assert "all-to-all" in kinds
+  speed, cost = learner["tokens_per_s"]["serial"], learner["usd_per_million_tokens"]["serial"]
+  assert cost == pytest.approx(8 * 3.6 / 3600 / speed * 1e6)
+  assert learner["mfu"]["overlapped"] >= learner["mfu"]["serial"] > 0
+  assert "learner on cpu:8: 8 chips, mesh fsdp=2,expert=4, parameters float32" in done.stdout
+  assert "binds" in done.stdout
+
+
+def test_memory_that_is_short_is_told_with_what_to_change():
+  done = plan(*SMALL, "--topology=cpu:2", "--parts=rollout", "--set=sampler.num_pages=9000000")
+  assert done.returncode == 0, done.stderr
+  assert "DOES NOT FIT" in done.stdout
+  assert "memory binds" in done.stdout and "lower sampler.num_pages" in done.stdout
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("--topology=v5q:4x4",), "no chip 'v5q', did you mean"),
+    (("--topology=cpu:8", "--mesh=fsdp=3"), "3 places for 8 devices"),
+    (("--topology=cpu:8", "--parts=learnt"), "no part 'learnt'; there are learner and rollout"),
+    (("--topology=cpu:16", "--mesh=fsdp=16", "--parts=learner"), "make it a multiple of 16"),
+  ],
+)
+def test_what_cannot_be_planned_is_one_line_with_status_2(arguments, message):
+  done = plan(*SMALL, *arguments)
+  assert done.returncode == 2
+  assert message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra libtpu")
+def test_xla_for_tpu_estimates_cycles_of_every_program(tmp_path):
+  file = tmp_path / "plan.json"
+  done = plan(*SMALL, "--topology=v5e:2x2", "--mesh=fsdp=2,expert=2", f"--json={file}")
+  assert done.returncode == 0, done.stderr
+  for part in ("learner", "rollout"):
+    found = json.loads(file.read_text())[part]
+    assert found["compute_from"] == "XLA's cycles"
+    assert all(program["compute_by_file"] for program in found["programs"])
+    assert 0 < found["mfu"]["serial"] < 1

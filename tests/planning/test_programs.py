@@ -1,0 +1,66 @@
+"""What a plan takes the learner to hold, counted by hand for each optimizer and for adapters."""
+
+import jax
+import pytest
+
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.planning import programs
+from jaxrl_agents.policy import sharding
+from jaxrl_agents.runs import plan, rl
+
+SMALL = (
+  "policy.model.num_layers=2",
+  "policy.model.mtp_depth=0",
+  "policy.model.vocab_size=5120",
+  "sampler.draft_tokens=0",
+)
+NARROW = ("policy.dtype=bfloat16", "learner.canary_bound=0.3")
+LAYERS, WIDTH, VOCAB, EXPERTS = 2, 128, 5120, 8
+QKV, OUT = (WIDTH, 8 * 32), (4 * 32, WIDTH)  # two key heads of two queries each, heads of 32
+SHARED, ROUTED = 3 * WIDTH * 128, EXPERTS * 3 * WIDTH * 128
+MATRICES = LAYERS * (QKV[0] * QKV[1] + OUT[0] * OUT[1] + SHARED + ROUTED) + VOCAB * WIDTH
+ROUTERS, BIASES, NORMS = LAYERS * WIDTH * EXPERTS, LAYERS * EXPERTS, (2 * LAYERS + 1) * WIDTH
+COUNTERS = 64
+"""Bytes of version, key and counts of steps, at most."""
+
+
+def held(*overrides):
+  """(parameters, optimizer, gradients) of the learner on one device, bytes."""
+  config = config_lib.load("configs/search_cpu.py", (*SMALL, *overrides))
+  parts = programs.learner(
+    plan.abstract_params(config),
+    config.policy.model,
+    config.learner,
+    tx=rl.optimizer(config),
+    objective=rl.objective(config),
+    mesh=sharding.make_mesh(devices=jax.devices()[:1]),
+  )
+  trees = parts.state.policy, parts.state.opt_state, parts.programs[-1].arguments[1]
+  return [programs.bytes_per_device(tree) for tree in trees]
+
+
+def test_bfloat16_parameters_have_a_float32_master_and_float32_gradients():
+  wide, narrow = ROUTERS + BIASES, MATRICES + NORMS
+  moved = MATRICES + NORMS + ROUTERS
+  assert held(*NARROW) == [
+    pytest.approx(4 * wide + 2 * narrow, abs=COUNTERS),
+    pytest.approx(4 * narrow + 8 * moved, abs=COUNTERS),
+    4 * (moved + BIASES),
+  ]
+
+
+def test_moments_of_matrices_in_eight_bits_take_two_bytes_a_number_and_their_scales():
+  params, optimizer, _ = held("learner.optimizer=adamw8bit")
+  assert params == pytest.approx(4 * (MATRICES + ROUTERS + BIASES + NORMS), abs=COUNTERS)
+  plain, coded = 8 * (NORMS + ROUTERS), 2 * MATRICES
+  assert plain + coded < optimizer < plain + coded * (1 + 4 / 16)
+
+
+def test_adapters_alone_have_gradients_and_moments():
+  rank = 4
+  trained = LAYERS * rank * (QKV[0] + QKV[1] + OUT[0] + OUT[1])
+  params, optimizer, grads = held(f"lora.rank={rank}")
+  whole = MATRICES + ROUTERS + BIASES + NORMS
+  assert params == pytest.approx(4 * (whole + trained), abs=COUNTERS)
+  assert optimizer == pytest.approx(8 * trained, abs=COUNTERS)
+  assert grads == 4 * trained
