@@ -24,12 +24,18 @@ from jaxrl_agents.types import Limits, Segment
 from tests.policy import tiny
 
 ROW_TOKENS = 32
-PLAIN = dataclasses.replace(
-  tiny.GQA, vocab_size=56, num_layers=2, num_dense_layers=0, dense_ffw_dim=0, mtp_depth=0
-)
+# Mixture layers alone, and no drafts, are half as much to compile.
+MIXTURE = {
+  "vocab_size": 56,
+  "num_layers": 2,
+  "num_dense_layers": 0,
+  "dense_ffw_dim": 0,
+  "mtp_depth": 0,
+}
+PLAIN = dataclasses.replace(tiny.GQA, **MIXTURE)
 GQA = dataclasses.replace(tiny.GQA, vocab_size=56, num_layers=2)
-MLA = dataclasses.replace(tiny.MLA, vocab_size=56, num_layers=2)
-BIASED = dataclasses.replace(tiny.BIASED, vocab_size=56, num_layers=2)
+MLA = dataclasses.replace(tiny.MLA, **MIXTURE)
+BIASED = dataclasses.replace(tiny.BIASED, **MIXTURE)
 ALONE = {
   "data": (PLAIN, {"data": 8}),
   "fsdp": (PLAIN, {"fsdp": 8}),
