@@ -10,26 +10,40 @@ import contextlib
 import os
 import select
 import signal
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_agents.sandbox import delta, files, kernel, processes
 from jaxrl_agents.sandbox.errors import Refused
-from jaxrl_agents.sandbox.shell import Shell
+from jaxrl_agents.sandbox.shell import BASH, Shell
 from jaxrl_agents.sandbox.wire import Wire, WireError, encode
 
 _IDLE_TICK_S = 0.25
+
+
+class Place(NamedTuple):
+  """Where a sandbox's files are, as the agent sees them.
+
+  Attributes:
+    root: an open directory with `work` and `tmp`: what changed, or all there is.
+    is_whole: it holds all there is; what is not there is gone.
+    prefix: in front of every path; "" where the sandbox has a root of its own.
+  """
+
+  root: int
+  is_whole: bool = False
+  prefix: str = ""
 
 
 class Agent:
   """Invariant: the shell and all it started live in this process's care alone.
 
   Args:
-    root: an open directory that holds what changed, as `delta.gather` reads it.
+    place: where the sandbox's files are.
     limits: the fields of `records.Limits`.
   """
 
-  def __init__(self, wire: Wire, shell: Shell, root: int, limits: dict[str, Any]):
-    self._wire, self._shell, self._root, self._limits = wire, shell, root, limits
+  def __init__(self, wire: Wire, shell: Shell, place: Place, limits: dict[str, Any]):
+    self._wire, self._shell, self._place, self._limits = wire, shell, place, limits
     self._operations = {
       "exec": self._exec,
       "read": self._read,
@@ -68,7 +82,7 @@ class Agent:
         self._shell.kill_all_but_shell()
 
   def _exec(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    return self._shell.run(
+    answer, output = self._shell.run(
       os.fsdecode(body),
       header["timeout_s"],
       max_bytes=header["max_bytes"],
@@ -77,13 +91,17 @@ class Agent:
       host_fd=self._wire.read_fd,
       is_cancelled=lambda: self._wire.receive()[0].get("op") == "cancel",
     )
+    return answer | {"cwd": self._inner(answer["cwd"])}, output
+
+  def _inner(self, path: str) -> str:
+    return path.removeprefix(self._place.prefix) or "/"
 
   def _read(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    size, content = files.read(header["path"], header["offset"], header["limit"])
+    size, content = files.read(self._place.prefix + header["path"], header["offset"], header["limit"])
     return {"size": size}, content
 
   def _write(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    files.write(header["path"], body, header["mode"])
+    files.write(self._place.prefix + header["path"], body, header["mode"])
     return {}, b""
 
   def _delta(self, header: dict[str, Any], body: bytes) -> None:
@@ -92,11 +110,13 @@ class Agent:
     processes.stop_everyone()
     try:
       with _reading_everything():
-        entries, total = delta.gather(self._root, header["max_bytes"])
-        head = {"entries": entries, "state": state, "cwd": self._shell.cwd}
+        entries, total = delta.gather(
+          self._place.root, header["max_bytes"], is_whole=self._place.is_whole
+        )
+        head = {"entries": entries, "state": state, "cwd": self._inner(self._shell.cwd)}
         self._wire.write(encode(head, total))
         try:
-          delta.send_files(self._root, entries, self._wire.write_fd)
+          delta.send_files(self._place.root, entries, self._wire.write_fd)
         except OSError as error:  # half a body is out: nothing can be said any more
           raise WireError(f"a file of the changes could not be read: {error}") from None
     finally:
@@ -104,7 +124,7 @@ class Agent:
 
   def _find(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     needles = [bytes.fromhex(text) for text in header["needles"]]
-    found, searched = files.find(needles, header["limit"])
+    found, searched = files.find(self._place.prefix or "/", needles, header["limit"])
     return {"found": found, "searched": searched}, b""
 
   def _reset(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -128,14 +148,15 @@ def _reading_everything():
       kernel.set_capabilities(permitted=right, effective=0)
 
 
-def run(wire: Wire, root: int) -> None:
+def run(wire: Wire, place: Place, bash: str = BASH) -> None:
   """Serves `wire` and ends the process. The first frame says how: env, state, cwd and limits."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGPIPE, signal.SIG_IGN)
   try:
     settings, _ = wire.receive()
-    shell = Shell(settings["cwd"], settings["env"], settings["state"])
-    Agent(wire, shell, root, settings["limits"]).serve()
+    folders = (place.prefix + settings["cwd"], place.prefix + "/work")
+    shell = Shell(folders, settings["env"], settings["state"], bash)
+    Agent(wire, shell, place, settings["limits"]).serve()
   except (WireError, OSError):
     pass
   finally:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
-import os
 import pathlib
 import socket
 import subprocess
@@ -17,19 +17,14 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
+from jaxrl_agents.sandbox import commands
+from jaxrl_agents.sandbox.commands import PACKAGE_ROOT, Commands, boot
 from jaxrl_agents.sandbox.errors import NoSandbox, explain
 from jaxrl_agents.sandbox.records import Limits, Snapshot
 from jaxrl_agents.sandbox.store import Store
 from jaxrl_agents.sandbox.zygote import MAX_REQUEST_BYTES
 
-PACKAGE_ROOT = pathlib.Path(__file__).parents[2]
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop()); from jaxrl_agents.sandbox import {0}; {0}.main()"
 _SEND_TRIES_S = 0.001
-
-
-def boot(module: str, root: str | pathlib.Path, *arguments: str) -> list[str]:
-  """Arguments of a bare Python that runs `module.main` of this room, found below `root`."""
-  return ["-I", "-S", "-c", _BOOT.format(module), *arguments, str(root)]
 
 
 class Backend(Protocol):
@@ -53,8 +48,8 @@ class Backend(Protocol):
 class Namespaces:
   """Forks of a zygote in namespaces of their own; needs nothing but the kernel."""
 
-  def __init__(self, runtime: pathlib.Path, store: pathlib.Path, owner: tuple[int, int]):
-    self._runtime, self._store, self._owner = runtime, store, owner
+  def __init__(self, runtime: pathlib.Path, store: Store, owner: tuple[int, int]):
+    self._runtime, self._store, self._owner = runtime, store.folder, owner
     self._process: subprocess.Popen[bytes] | None = None
     self._control: socket.socket | None = None
     self._alive: set[int] = set()
@@ -163,11 +158,9 @@ class Namespaces:
       self._ended(number)
 
 
-def namespaces(runtime: pathlib.Path, store: Store, owner: tuple[int, int]) -> Namespaces:
-  """Our own backend."""
-  return Namespaces(runtime, store.folder, owner)
-
-
 BACKENDS: dict[str, Callable[[pathlib.Path, Store, tuple[int, int]], Backend]] = {
-  "namespaces": namespaces,
+  "namespaces": Namespaces,
+  "bubblewrap": functools.partial(Commands, command=commands.bubblewrap, program="bwrap"),
+  "gvisor": functools.partial(Commands, command=commands.gvisor, program="runsc"),
+  "unsafe-local": functools.partial(Commands, command=commands.unsafe_local, program=""),
 }

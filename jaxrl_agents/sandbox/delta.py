@@ -28,8 +28,14 @@ _MAX_ENTRIES = 1_000_000
 _BLOCK = 1 << 20
 
 
-def gather(root: int, max_bytes: int) -> tuple[list[Entry], int]:
-  """The entries of the tree below the open directory `root`, and how many bytes its files have.
+_TOP = ("tmp", "work")
+
+
+def gather(root: int, max_bytes: int, *, is_whole: bool) -> tuple[list[Entry], int]:
+  """The entries of `work` and `tmp` in the open directory `root`, and how many bytes their files have.
+
+  Args:
+    is_whole: these are all files, not only those that changed: they hide all layers below.
 
   Raises:
     Refused: more than `max_bytes`, more than a million entries, or a path too long for the kernel.
@@ -44,11 +50,13 @@ def gather(root: int, max_bytes: int) -> tuple[list[Entry], int]:
     except OSError as error:
       raise Refused(f"/{folder[-200:]}: {error.strerror}; remove it") from None
     try:
-      for name in sorted(os.listdir(fd)):
+      for name in sorted(os.listdir(fd)) if folder else _TOP:
         path = f"{folder}/{name}" if folder else name
         entry = _entry(fd, name, path, seen)
         if entry is None:
           continue
+        if is_whole and not folder:
+          entry[4] = 1
         entries.append(entry)
         if entry[0] == "d":
           waiting.append(path)
@@ -64,7 +72,10 @@ def gather(root: int, max_bytes: int) -> tuple[list[Entry], int]:
 
 
 def _entry(fd: int, name: str, path: str, seen: dict[tuple[int, int], str]) -> Entry | None:
-  found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+  try:
+    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+  except FileNotFoundError:  # of `work` and `tmp`, what never changed
+    return None
   mode, mtime = found.st_mode & _MODE_BITS, found.st_mtime_ns
   kind = stat.S_IFMT(found.st_mode)
   if kind == stat.S_IFDIR:

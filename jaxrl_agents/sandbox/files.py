@@ -66,14 +66,14 @@ def write(path: str, content: bytes, mode: int) -> None:
     os.close(fd)
 
 
-def find(needles: list[bytes], limit: int) -> tuple[list[str], int]:
+def find(root: str, needles: list[bytes], limit: int) -> tuple[list[str], int]:
   """Every visible file that contains one of `needles`, `limit` at most; and how many were read.
 
-  The walk begins at the root and leaves out /proc, /sys and /dev. Links are not followed: what
+  The walk begins at `root` and leaves out /proc, /sys and /dev. Links are not followed: what
   they lead to is met where it lies.
   """
   found, searched = [], 0
-  for folder, folders, names in os.walk("/"):
+  for folder, folders, names in os.walk(root):
     if folder == "/":
       folders[:] = [name for name in folders if name not in _SKIPPED]
     for name in names:

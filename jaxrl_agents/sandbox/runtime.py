@@ -23,7 +23,7 @@ import sysconfig
 from jaxrl_agents.sandbox import delta
 from jaxrl_agents.sandbox.errors import NoSandbox
 
-_VERSION = 1  # of what `_build` makes
+_VERSION = 2  # of what `_build` makes
 _BUILD_TIMEOUT_S = 120.0
 REQUIRED = ("bash", "sh", "cat", "ls", "env", "cp", "mv", "rm", "mkdir", "python3")
 COREUTILS = (
@@ -61,7 +61,9 @@ _LINKS = {
   "dev/stderr": "/proc/self/fd/2",
   "dev/shm": "/tmp",
 }
-_FOLDERS = "proc work tmp mnt run/empty/folder dev etc usr/bin usr/lib usr/local usr/share".split()
+AGENT_FOLDER = "run/agent/jaxrl_agents/sandbox"
+"""Where backends that start the agent by a command show this room's code."""
+_FOLDERS = f"{AGENT_FOLDER} proc work tmp mnt run/empty/folder dev etc usr/bin usr/lib usr/local usr/share".split()
 _FILES = "run/empty/file dev/null dev/zero dev/full dev/random dev/urandom".split()
 
 

@@ -62,8 +62,9 @@ class Output:
 class Shell:
   """Invariant: `_pid` is a bash that waits for a command, or 0 and the next command starts one."""
 
-  def __init__(self, cwd: str, env: dict[str, str], state: str, bash: str = BASH):
-    self._cwd, self._env, self._state, self._bash = cwd, dict(env), state, bash
+  def __init__(self, folders: tuple[str, str], env: dict[str, str], state: str, bash: str):
+    self._cwd, self._home = folders  # where to begin, and where if that is gone
+    self._env, self._state, self._bash = dict(env), state, bash
     self._pid = 0
     self._command_fd = self._out_fd = self._status_fd = -1
     # Children that end wake the poll of a running command.
@@ -177,7 +178,7 @@ class Shell:
     quiet = f"</dev/null >/dev/null 2>&1 {_OUT}>&- {_STATUS}>&-"
     script = f". /dev/fd/{_RESTORED} {quiet}; " if self._state else ""
     script += f"exec {_RESTORED}<&-; "
-    for folder in (self._cwd, "/work"):
+    for folder in (self._cwd, self._home):
       script += f"cd -- {shlex.quote(folder)} 2>/dev/null || "
     self._write(script + "cd /\n")
 

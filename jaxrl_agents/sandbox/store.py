@@ -114,8 +114,8 @@ class Store:
     """
     delta.check(entries, len(body))
     path = self.scratch()
-    delta.unpack(entries, body, str(path), self._own)
-    self._own(str(path))
+    delta.unpack(entries, body, str(path), self.give)
+    self.give(str(path))
     return self._name(path), hashlib.sha256(head.encode() + body).hexdigest()
 
   def squashed(self, layers: tuple[str, ...]) -> tuple[str, ...]:
@@ -129,8 +129,39 @@ class Store:
     path = self.scratch()
     for name in reversed(ours):
       delta.lay_over(str(self.folder / name), str(path))
-    self._own(str(path))
+    self.give(str(path))
     return (self._name(path), *layers[len(ours) :])
+
+  def copy_out(self, layers: tuple[str, ...], folder: pathlib.Path) -> None:
+    """Copies what a sandbox that starts from `layers` sees to `folder`, for its user."""
+    folders = []
+    for path in itertools.chain.from_iterable(
+      (top, *self.walk(layers, top)) for top in ("work", "tmp")
+    ):
+      place, found = self.find(layers, path) or (str(self.folder / self.ground / path), None)
+      target, found = str(folder / path), found or os.lstat(place)
+      if stat.S_ISDIR(found.st_mode):
+        os.mkdir(target, 0o700)
+        folders.append((target, found))
+      elif stat.S_ISLNK(found.st_mode):
+        os.symlink(os.readlink(place), target)
+      elif stat.S_ISFIFO(found.st_mode):
+        os.mkfifo(target)
+      else:
+        with delta.opened_up(place):
+          shutil.copyfile(place, target)
+      if not stat.S_ISDIR(found.st_mode):
+        self._dress(target, found)
+    for target, found in reversed(folders):
+      self._dress(target, found)
+    self.give(str(folder))
+
+  def _dress(self, path: str, found: os.stat_result) -> None:
+    """Owner, mode and time."""
+    self.give(path)
+    if not stat.S_ISLNK(found.st_mode):
+      os.chmod(path, stat.S_IMODE(found.st_mode))
+    os.utime(path, ns=(found.st_mtime_ns, found.st_mtime_ns), follow_symlinks=False)
 
   def find(self, layers: tuple[str, ...], path: str) -> tuple[str, os.stat_result] | None:
     """Where `path` really lies in the newest of `layers` that has it; None if none does.
@@ -189,7 +220,8 @@ class Store:
   def _name(self, path: pathlib.Path) -> str:
     return str(path.relative_to(self.folder))
 
-  def _own(self, path: str) -> None:
+  def give(self, path: str) -> None:
+    """Makes `path` the sandboxes' user's."""
     if self._owner != (os.geteuid(), os.getegid()):
       os.chown(path, *self._owner, follow_symlinks=False)
 
@@ -210,11 +242,11 @@ class Store:
           os.chmod(path, 0o1777 if path == str(part / "tmp") else 0o755)
         else:
           raise ValueError(f"{path} is neither file, folder nor link; leave it out of a base")
-        self._own(path)
+        self.give(path)
         os.utime(path, ns=(_MTIME_NS, _MTIME_NS), follow_symlinks=False)
         line = f"{os.path.relpath(path, part)}\0{stat.S_IFMT(mode)}\0{mode & 0o100}\0{len(content)}"
         digest.update(os.fsencode(line) + content)
-    self._own(str(part))
+    self.give(str(part))
     return digest.hexdigest()
 
   def _keep(self, part: pathlib.Path, digest: str) -> str:

@@ -151,7 +151,7 @@ def _become(request: dict[str, Any], link: wire.Wire) -> None:
   except OSError as error:
     link.send({"failed": _words(error)})
     os._exit(1)
-  agent.run(link, root)
+  agent.run(link, agent.Place(root))
 
 
 def _mount(request: dict[str, Any]) -> int:
