@@ -176,7 +176,7 @@ def gvisor(launch: Launch) -> list[str]:
   config = {
     "ociVersion": "1.0.0",
     "process": {
-      "user": {"uid": 1000, "gid": 1000},
+      "user": {"uid": 0, "gid": 0},  # the one user that exists in there: ours outside, without rights
       "args": _inner_command(launch),
       "env": ["PATH=/usr/bin"],
       "cwd": "/work",

@@ -21,13 +21,13 @@ def main() -> None:
   for number in (0, 1, 2):
     os.dup2(nothing, number)
   try:
-    confine.drop_user(*settings["user"])
     confine.limit(settings["limits"], processes=settings["is_walled"])
     if settings["is_walled"]:
       kernel.hide_command_line()
       kernel.set_dumpable(False)
       confine.filter_calls()
     else:
+      confine.drop_user(*settings["user"])
       kernel.adopt_orphans()
   except OSError as error:
     link.send({"failed": str(error)})
