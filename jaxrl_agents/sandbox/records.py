@@ -46,7 +46,7 @@ class ExecResult:
   """What a command did.
 
   Attributes:
-    code: exit status; -1 where the shell did not live to tell.
+    code: exit status, of the shell where that ended; -1 where it had to be killed.
     output: stdout and stderr as they came. Where more was written than is kept, a line in the
       middle tells how many bytes are missing.
     missing_bytes: written, but not in `output`.

@@ -65,7 +65,7 @@ class Shell:
   def __init__(self, folders: tuple[str, str], env: dict[str, str], state: str, bash: str):
     self._cwd, self._home = folders  # where to begin, and where if that is gone
     self._env, self._state, self._bash = dict(env), state, bash
-    self._pid = 0
+    self._pid, self._exit_code = 0, -1
     self._command_fd = self._out_fd = self._status_fd = -1
     # Children that end wake the poll of a running command.
     self._wake_fd, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -85,7 +85,7 @@ class Shell:
   ) -> tuple[dict[str, Any], bytes]:
     """Runs `command`: the header and the body of the answer.
 
-    The header has `code` (-1 where the shell did not live to tell), `why` it ended early ("" |
+    The header has `code` (of the shell where it ended, -1 where it was killed), `why` it ended early ("" |
     timeout | cancelled | memory | output | shell_exit), `cwd`, `seconds`, `total` bytes of output
     and `head`, how many of the body were its beginning. `is_cancelled` is asked when `host_fd` has
     something to read.
@@ -93,12 +93,13 @@ class Shell:
     start = time.monotonic()
     if not self._pid:
       self._start()
+    self._exit_code = -1
     before = processes.everyone()
     line = f"eval {shlex.quote(command)} </dev/null >&{_OUT} 2>&1 {_OUT}>&- {_STATUS}>&-"
     watch = _Watch(start + timeout_s, max_drained_bytes, max_memory_bytes)
     output = Output(max_bytes)
     status = self._converse(line, output, watch, before, (host_fd, is_cancelled))
-    code = -1
+    code = self._exit_code
     if status is None:
       self.stop()
       watch.why = watch.why or "shell_exit"
@@ -224,11 +225,15 @@ class Shell:
       if self._status_fd in ready:
         text = os.read(self._status_fd, _READ_BYTES)
         status += text
-        dead = dead or not text or len(status) > _MAX_STATUS_BYTES
+        if not text:  # `exec program`: the shell has become something that will end
+          poll.unregister(self._status_fd)
+        dead = dead or len(status) > _MAX_STATUS_BYTES
       if self._wake_fd in ready:
         with contextlib.suppress(BlockingIOError):
           os.read(self._wake_fd, _READ_BYTES)
-        dead = self._pid in processes.reap() or dead
+        ended = processes.reap()
+        if self._pid in ended:
+          self._exit_code, dead = ended[self._pid], True
       if status.count(0) >= 3 and status.endswith(b"\0"):
         _drain(self._out_fd, output)
         return bytes(status)

@@ -96,7 +96,9 @@ def _serve(control: socket.socket) -> None:
       for pid in processes.reap():
         control.send(json.dumps({"ended": sandboxes.pop(pid, -1)}).encode())
     if control.fileno() in ready:
-      text, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
+      text, fds, _, _ = socket.recv_fds(
+        control, MAX_REQUEST_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+      )
       if not text:
         return
       request = json.loads(text)
