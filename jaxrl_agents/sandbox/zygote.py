@@ -96,9 +96,7 @@ def _serve(control: socket.socket) -> None:
       for pid in processes.reap():
         control.send(json.dumps({"ended": sandboxes.pop(pid, -1)}).encode())
     if control.fileno() in ready:
-      text, fds, _, _ = socket.recv_fds(
-        control, MAX_REQUEST_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-      )
+      text, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
       if not text:
         return
       request = json.loads(text)
@@ -115,6 +113,7 @@ def _words(error: OSError) -> str:
 def _fork(
   request: dict[str, Any], fd: int, control: socket.socket, sandboxes: dict[int, int]
 ) -> None:
+  os.set_inheritable(fd, False)  # Python 3.11's recv_fds takes flags and drops them
   try:
     pid = kernel.clone(kernel.EVERY_NAMESPACE)
   except OSError as error:
