@@ -95,7 +95,7 @@ class Shell:
       self._start()
     self._exit_code = -1
     before = processes.everyone()
-    line = f"eval {shlex.quote(command)} </dev/null >&{_OUT} 2>&1 {_OUT}>&- {_STATUS}>&-"
+    line = f"LINENO=0\neval {shlex.quote(command)} </dev/null >&{_OUT} 2>&1 {_OUT}>&- {_STATUS}>&-"
     watch = _Watch(start + timeout_s, max_drained_bytes, max_memory_bytes)
     output = Output(max_bytes)
     status = self._converse(line, output, watch, before, (host_fd, is_cancelled))
