@@ -1,6 +1,6 @@
 """A bash that lives as long as its sandbox, and the limits on what is run in it (agent side).
 
-Commands go to bash as `eval 'text'` on a pipe; status and working directory come back on a pipe of
+Commands go to bash on a pipe; status and working directory come back on a pipe of
 their own, which the command does not hold: an end is seen at once, whatever is left running in the
 background. Working directory, variables and functions stay from one command to the next.
 
@@ -31,6 +31,14 @@ _OUT, _RESTORED, _STATUS = 7, 8, 9  # what bash calls two pipes and the state it
 _LOWEST_FD = 20  # of our own ends, so that none is where bash wants one
 _MAX_STATUS_BYTES = 1 << 20
 _STATE = "declare -p; declare -f; alias -p; shopt -p; set +o; trap -p; umask -p"
+# Evaluates each text up to a NUL, and tells its state for an empty one. All of it is one line, so
+# that messages name the same line numbers whatever went before.
+_LOOP = (
+  'while IFS= builtin read -r -d "" _line; do if [ "$_line" ]; then '
+  f'eval "$_line" </dev/null >&{_OUT} 2>&1 {_OUT}>&- {_STATUS}>&-; '
+  f"else {{ {_STATE}; }} >&{_STATUS} 2>/dev/null; fi; "
+  f"builtin printf '\\0%s\\0%s\\0' \"$?\" \"$PWD\" >&{_STATUS}; done"
+)
 
 
 class Output:
@@ -95,10 +103,9 @@ class Shell:
       self._start()
     self._exit_code = -1
     before = processes.everyone()
-    line = f"LINENO=0\neval {shlex.quote(command)} </dev/null >&{_OUT} 2>&1 {_OUT}>&- {_STATUS}>&-"
     watch = _Watch(start + timeout_s, max_drained_bytes, max_memory_bytes)
     output = Output(max_bytes)
-    status = self._converse(line, output, watch, before, (host_fd, is_cancelled))
+    status = self._converse(command or ":", output, watch, before, (host_fd, is_cancelled))
     code = self._exit_code
     if status is None:
       self.stop()
@@ -123,8 +130,7 @@ class Shell:
     if not self._pid:
       return self._state
     watch = _Watch(time.monotonic() + 5.0, _MAX_STATUS_BYTES, 1 << 62)
-    line = f"{{ {_STATE}; }} >&{_STATUS} 2>/dev/null"
-    status = self._converse(line, Output(0), watch, processes.everyone(), (-1, lambda: False))
+    status = self._converse("", Output(0), watch, processes.everyone(), (-1, lambda: False))
     if status is None:
       self.stop()
       return self._state
@@ -166,7 +172,7 @@ class Shell:
     try:
       self._pid = os.posix_spawn(
         self._bash,
-        ["bash", "--noprofile", "--norc"],
+        ["bash", "--noprofile", "--norc", "-c", self._script(), "bash"],
         self._env | {"PWD": self._cwd},
         file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in dup],
         setsid=True,
@@ -176,19 +182,16 @@ class Shell:
     finally:
       for fd in (command_end, out_end, status_end, state_fd):
         os.close(fd)
+    self._state = ""  # once: a shell that is lost is followed by a fresh one
+
+  def _script(self) -> str:
+    """What bash does for life: restores the state, then evaluates what comes."""
     quiet = f"</dev/null >/dev/null 2>&1 {_OUT}>&- {_STATUS}>&-"
     script = f". /dev/fd/{_RESTORED} {quiet}; " if self._state else ""
     script += f"exec {_RESTORED}<&-; "
     for folder in (self._cwd, self._home):
       script += f"cd -- {shlex.quote(folder)} 2>/dev/null || "
-    self._write(script + "cd /\n")
-
-  def _write(self, text: str) -> None:
-    """To bash; raises nothing where it is gone already, which its pipes then tell."""
-    with contextlib.suppress(BrokenPipeError):
-      view = memoryview(os.fsencode(text))
-      while view:
-        view = view[os.write(self._command_fd, view) :]
+    return script + f"cd /; {_LOOP}"
 
   def _note(self, status: bytes) -> int:
     """Takes the working directory out of a status and returns the exit code."""
@@ -205,8 +208,7 @@ class Shell:
     host: tuple[int, Callable[[], bool]],
   ) -> bytes | None:
     """Sends `line`, gathers until its status is whole; None when the shell is lost or given up."""
-    end = f"\nbuiltin printf '\\0%s\\0%s\\0' \"$?\" \"$PWD\" >&{_STATUS}\n"
-    pending = memoryview(os.fsencode(line + end))
+    pending = memoryview(os.fsencode(line) + b"\0")
     os.set_blocking(self._command_fd, False)
     poll = select.poll()
     for fd in (self._out_fd, self._status_fd, self._wake_fd, host[0]):
