@@ -83,7 +83,7 @@ def kill_everyone() -> bool:
 
 def reap() -> dict[int, int]:
   """Collects children that have ended, adopted ones too: {process id: exit code, or -signal}."""
-  ended = {}
+  ended: dict[int, int] = {}
   while True:
     try:
       pid, status = os.waitpid(-1, os.WNOHANG)

@@ -124,7 +124,9 @@ class Report:
     return all(p.holds for p in self.properties)
 
   def __str__(self) -> str:
-    lines = [f"backend {self.backend} {'keeps' if self.holds else 'does NOT keep'} its promises here"]
+    lines = [
+      f"backend {self.backend} {'keeps' if self.holds else 'does NOT keep'} its promises here"
+    ]
     for p in self.properties:
       lines.append(f"  {'yes' if p.holds else 'NO '} {p.name}")
       if not p.holds:

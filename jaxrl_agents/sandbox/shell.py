@@ -22,11 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_agents.sandbox import processes
+from jaxrl_agents.sandbox.output import READ_BYTES, TICK_S, Output, Watch, drain
 
 BASH = "/usr/bin/bash"
-GRACE_S = 0.4
-TICK_S = 0.05
-_READ_BYTES = 1 << 16
 _OUT, _RESTORED, _STATUS = 7, 8, 9  # what bash calls two pipes and the state it begins with
 _LOWEST_FD = 20  # of our own ends, so that none is where bash wants one
 _MAX_STATUS_BYTES = 1 << 20
@@ -37,34 +35,8 @@ _LOOP = (
   'while IFS= builtin read -r -d "" _line; do if [ "$_line" ]; then '
   f'eval "$_line" </dev/null >&{_OUT} 2>&1 {_OUT}>&- {_STATUS}>&-; '
   f"else {{ {_STATE}; }} >&{_STATUS} 2>/dev/null; fi; "
-  f"builtin printf '\\0%s\\0%s\\0' \"$?\" \"$PWD\" >&{_STATUS}; done"
+  f'builtin printf \'\\0%s\\0%s\\0\' "$?" "$PWD" >&{_STATUS}; done'
 )
-
-
-class Output:
-  """Head and tail of a stream. Invariant: at most `limit` bytes are kept; `total` counts all."""
-
-  def __init__(self, limit: int):
-    self._head_bytes = limit - limit // 2
-    self._tail_bytes = limit // 2
-    self._head, self._tail = bytearray(), bytearray()
-    self.total = 0
-
-  def add(self, text: bytes) -> None:
-    self.total += len(text)
-    room = self._head_bytes - len(self._head)
-    self._head += text[:room]
-    self._tail += text[room:]
-    if len(self._tail) > 4 * self._tail_bytes + _READ_BYTES:
-      self._cut_tail()
-
-  def _cut_tail(self) -> None:
-    del self._tail[: max(0, len(self._tail) - self._tail_bytes)]
-
-  def parts(self) -> tuple[bytes, bytes]:
-    """Head and tail; what is missing between them is `total` less both."""
-    self._cut_tail()
-    return bytes(self._head), bytes(self._tail)
 
 
 class Shell:
@@ -93,17 +65,17 @@ class Shell:
   ) -> tuple[dict[str, Any], bytes]:
     """Runs `command`: the header and the body of the answer.
 
-    The header has `code` (of the shell where it ended, -1 where it was killed), `why` it ended early ("" |
-    timeout | cancelled | memory | output | shell_exit), `cwd`, `seconds`, `total` bytes of output
-    and `head`, how many of the body were its beginning. `is_cancelled` is asked when `host_fd` has
-    something to read.
+    The header has `code` (of the shell where it ended, -1 where it was killed), `why` it ended
+    early ("" | timeout | cancelled | memory | output | shell_exit), `cwd`, `seconds`, `total` bytes
+    of output and `head`, how many of the body were its beginning. `is_cancelled` is asked when
+    `host_fd` has something to read.
     """
     start = time.monotonic()
     if not self._pid:
       self._start()
     self._exit_code = -1
     before = processes.everyone()
-    watch = _Watch(start + timeout_s, max_drained_bytes, max_memory_bytes)
+    watch = Watch(start + timeout_s, max_drained_bytes, max_memory_bytes)
     output = Output(max_bytes)
     status = self._converse(command or ":", output, watch, before, (host_fd, is_cancelled))
     code = self._exit_code
@@ -129,7 +101,7 @@ class Shell:
     """A script that gives another shell the variables, functions and options of this one."""
     if not self._pid:
       return self._state
-    watch = _Watch(time.monotonic() + 5.0, _MAX_STATUS_BYTES, 1 << 62)
+    watch = Watch(time.monotonic() + 5.0, _MAX_STATUS_BYTES, 1 << 62)
     status = self._converse("", Output(0), watch, processes.everyone(), (-1, lambda: False))
     if status is None:
       self.stop()
@@ -203,7 +175,7 @@ class Shell:
     self,
     line: str,
     output: Output,
-    watch: _Watch,
+    watch: Watch,
     before: set[int],
     host: tuple[int, Callable[[], bool]],
   ) -> bytes | None:
@@ -215,76 +187,38 @@ class Shell:
       if fd >= 0:
         poll.register(fd, select.POLLIN)
     poll.register(self._command_fd, select.POLLOUT)
-    status, dead = bytearray(), False
+    status = bytearray()
     while True:
       ready = {fd for fd, _ in poll.poll(1e3 * max(0.0, min(TICK_S, watch.wait_s())))}
       if self._command_fd in ready:
         pending = _feed(self._command_fd, pending)
         if not pending:
           poll.unregister(self._command_fd)
-      if self._out_fd in ready and not _drain(self._out_fd, output):
+      if self._out_fd in ready and not drain(self._out_fd, output):
         poll.unregister(self._out_fd)
       if self._status_fd in ready:
-        text = os.read(self._status_fd, _READ_BYTES)
+        text = os.read(self._status_fd, READ_BYTES)
         status += text
         if not text:  # `exec program`: the shell has become something that will end
           poll.unregister(self._status_fd)
-        dead = dead or len(status) > _MAX_STATUS_BYTES
-      if self._wake_fd in ready:
-        with contextlib.suppress(BlockingIOError):
-          os.read(self._wake_fd, _READ_BYTES)
-        ended = processes.reap()
-        if self._pid in ended:
-          self._exit_code, dead = ended[self._pid], True
-      if status.count(0) >= 3 and status.endswith(b"\0"):
-        _drain(self._out_fd, output)
-        return bytes(status)
-      if dead:
-        _drain(self._out_fd, output)
-        return None
+      is_whole = status.count(0) >= 3 and status.endswith(b"\0")
+      if is_whole or self._has_ended(ready) or len(status) > _MAX_STATUS_BYTES:
+        drain(self._out_fd, output)
+        return bytes(status) if is_whole else None
       if host[0] in ready and host[1]():
         watch.give_up("cancelled")
       if watch.check(output, before, self._pid):
         return None
 
-
-class _Watch:
-  """When to stop a command, and how hard. Invariant: `why` is set once the ladder has begun."""
-
-  def __init__(self, deadline: float, max_drained_bytes: int, max_memory_bytes: int):
-    self.why = ""
-    self._next = deadline  # of the next rung
-    self._rung = 0
-    self._drained_bytes, self._memory_bytes = max_drained_bytes, max_memory_bytes
-    self._memory_at = time.monotonic() + TICK_S
-
-  def wait_s(self) -> float:
-    """Seconds to the next rung."""
-    return self._next - time.monotonic()
-
-  def give_up(self, why: str, rung: int = 0) -> None:
-    """Begins the ladder now."""
-    if not self.why:
-      self.why, self._rung, self._next = why, rung, 0.0
-
-  def check(self, output: Output, before: set[int], shell: int) -> bool:
-    """Looks at the limits and signals what breaks them; True when the shell must go as well."""
-    now = time.monotonic()
-    if output.total > self._drained_bytes:
-      self.give_up("output", rung=1)
-    if now >= self._memory_at:
-      self._memory_at = now + TICK_S
-      if processes.memory_bytes(processes.everyone()) > self._memory_bytes:
-        self.give_up("memory", rung=1)
-    if now < self._next:
+  def _has_ended(self, ready: set[int]) -> bool:
+    """Whether the shell is no more; collects children where one has ended."""
+    if self._wake_fd not in ready:
       return False
-    self.why = self.why or "timeout"
-    if self._rung > 1:
-      return True
-    spared = {shell} if self.why == "memory" else before | {shell}
-    processes.send(processes.everyone() - spared, (signal.SIGINT, signal.SIGKILL)[self._rung])
-    self._rung, self._next = self._rung + 1, now + GRACE_S
-    return False
+    with contextlib.suppress(BlockingIOError):
+      os.read(self._wake_fd, READ_BYTES)
+    ended = processes.reap()
+    self._exit_code = ended.get(self._pid, -1)
+    return self._pid in ended
 
 
 def _clear(survivors: set[int]) -> bool:
@@ -322,18 +256,3 @@ def _feed(fd: int, pending: memoryview) -> memoryview:
     return pending
   except BrokenPipeError:
     return pending[:0]
-
-
-def _drain(fd: int, output: Output) -> bool:
-  """Reads what is there, a megabyte at most; False at the end of the file."""
-  for _ in range(16):
-    try:
-      text = os.read(fd, _READ_BYTES)
-    except BlockingIOError:
-      return True
-    if not text:
-      return False
-    output.add(text)
-    if len(text) < _READ_BYTES // 16:
-      return True
-  return True

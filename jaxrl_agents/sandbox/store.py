@@ -29,7 +29,7 @@ _MTIME_NS = 1_600_000_000 * 10**9  # of every file of a base, so that listings a
 
 
 class Store:
-  """Invariant: `_holders` counts, for each layer of this session, the snapshots and sandboxes on it.
+  """Invariant: `_holders` counts, for each layer, the snapshots and sandboxes that stand on it.
 
   Args:
     folder: made if absent; must be reachable for the sandboxes' user, and on a file system that
@@ -140,7 +140,7 @@ class Store:
     whiteout in it would be shown as a name that leads to nothing.
     """
     hiding: set[str] = set()
-    for folder, folders, names in os.walk(path):
+    for folder, _, names in os.walk(path):
       inner = os.path.relpath(folder, path)
       if os.path.dirname(inner) in hiding or delta.hides_below(folder):
         hiding.add(inner)

@@ -1,4 +1,4 @@
-"""Tests of sandboxes run on real ones; where a machine has none, they are skipped with the reason."""
+"""Tests of sandboxes run on real ones; where a machine has none, the reason is given."""
 
 import asyncio
 
@@ -7,7 +7,12 @@ import pytest
 from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.sandbox.probe import probe
 
-FILES = {"main.py": "print('hello')\n", "pkg/a.txt": "a\n", "pkg/b.txt": "b\n", "run.sh": "#!/bin/sh\n"}
+FILES = {
+  "main.py": "print('hello')\n",
+  "pkg/a.txt": "a\n",
+  "pkg/b.txt": "b\n",
+  "run.sh": "#!/bin/sh\n",
+}
 TEST_S = 120.0
 
 
@@ -19,7 +24,7 @@ def report():
 
 @pytest.fixture
 def play(report):
-  """Runs `await body(boxes, base)` with real sandboxes, under a deadline; arguments as Sandboxes'."""
+  """Runs `await body(boxes, base)` with real sandboxes, under a deadline."""
   if not report.properties[0].holds:
     pytest.skip(str(report))
 

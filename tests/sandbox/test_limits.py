@@ -21,7 +21,7 @@ SMALL = Limits(
     "sleep 60 & kill -STOP $!; wait",
     "kill -STOP $$",
     "exec sleep 60",
-    "python3 -c \"import signal, time; signal.signal(2, 1); time.sleep(60)\"",
+    'python3 -c "import signal, time; signal.signal(2, 1); time.sleep(60)"',
     "sh -c 'trap \"\" INT; sleep 60 & sleep 60'",
   ],
 )
@@ -63,7 +63,19 @@ while True:
 
 
 def test_processes_are_limited_for_each_sandbox_on_its_own(play):
-  code = "import os, time\nn = 0\ntry:\n  while n < 50:\n    if not os.fork(): time.sleep(9); os._exit(0)\n    n += 1\nexcept OSError: pass\nprint(n)"
+  code = """
+import os, time
+n = 0
+try:
+  while n < 50:
+    if not os.fork():
+      time.sleep(9)
+      os._exit(0)
+    n += 1
+except OSError:
+  pass
+print(n)
+"""
 
   async def body(boxes, base):
     seen = []
@@ -118,7 +130,9 @@ def test_memory_is_watched_between_commands(in_box):
 def test_a_full_disk_is_an_error_of_the_command(in_box, folder):
   async def body(box):
     result = await box.exec(f"head -c 7M /dev/zero > {folder}/a; head -c 7M /dev/zero > {folder}/b")
-    return result, (await box.exec(f"rm {folder}/a {folder}/b && echo yes > {folder}/c && cat {folder}/c")).output
+    return result, (
+      await box.exec(f"rm {folder}/a {folder}/b && echo yes > {folder}/c && cat {folder}/c")
+    ).output
 
   result, after = in_box(body, limits=SMALL)
   assert result.code != 0 and "No space left on device" in result.output
@@ -143,7 +157,11 @@ def test_a_flood_of_output_is_cut_and_counted(in_box):
   assert flood.missing_bytes > 4 << 20
   # seq 100000 writes 588,895 bytes; 1000 of them are kept.
   assert (cut.code, cut.why, cut.missing_bytes) == (0, "", 587_895)
-  head, note, tail = cut.output.split("\n[... ")[0], "587895 bytes of output are missing here", cut.output[-7:]
+  head, note, tail = (
+    cut.output.split("\n[... ")[0],
+    "587895 bytes of output are missing here",
+    cut.output[-7:],
+  )
   assert head.startswith("1\n2\n3\n") and note in cut.output and tail == "100000\n"
 
 

@@ -84,7 +84,9 @@ for family, kind, address in (
 
     async def body(box):
       await box.write("reach.py", code)
-      return await box.exec("python3 reach.py; cut -d: -f1 /proc/net/dev | tail -n +3; cat /proc/net/route | tail -n +2")
+      return await box.exec(
+        "python3 reach.py; cut -d: -f1 /proc/net/dev | tail -n +3; cat /proc/net/route | tail -n +2"
+      )
 
     result = in_box(body)
   refused, unreachable = "ConnectionRefusedError 111", "OSError 101"
@@ -108,7 +110,8 @@ print(server.accept()[0].recv(1))
 
 
 @pytest.mark.parametrize(
-  "path", ["/usr/x", "/usr/bin/x", "/usr/lib/x", "/etc/x", "/x", "/dev/x", "/mnt/x", "/run/x", "/proc/x"]
+  "path",
+  ["/usr/x", "/usr/bin/x", "/usr/lib/x", "/etc/x", "/x", "/dev/x", "/mnt/x", "/run/x", "/proc/x"],
 )
 def test_the_system_is_read_only(in_box, path):
   async def body(box):
@@ -148,7 +151,9 @@ def test_the_machines_files_environment_and_processes_are_not_there(in_box, monk
 
   shown, pids, found = in_box(body)
   assert "do-not-tell" not in shown and str(pathlib.Path(__file__).parents[2]) not in shown
-  assert not [line for line in shown.split("\n") if line.startswith(("/root", "/home", "/var", "/boot"))]
+  assert not [
+    line for line in shown.split("\n") if line.startswith(("/root", "/home", "/var", "/boot"))
+  ]
   assert "/work/layers" not in shown and "/mnt/" not in shown and "/etc/shadow" not in shown
   assert pids <= 3 and found == []
 
@@ -156,7 +161,9 @@ def test_the_machines_files_environment_and_processes_are_not_there(in_box, monk
 def test_another_sandbox_is_neither_seen_nor_signalled(play):
   async def body(boxes, base):
     async with await boxes.create(base) as one, await boxes.create(base) as other:
-      await other.exec("echo theirs-alone > /work/secret; echo theirs-alone > /tmp/secret; sleep 30 &")
+      await other.exec(
+        "echo theirs-alone > /work/secret; echo theirs-alone > /tmp/secret; sleep 30 &"
+      )
       await one.exec("kill -9 -1", timeout_s=5)
       seen = await one.find([b"theirs-alone"])
       alive = await other.exec("jobs -r | wc -l")
@@ -170,7 +177,7 @@ def test_the_agent_can_neither_be_read_nor_killed(in_box):
   async def body(box):
     killed = await box.exec("kill -9 1; kill -STOP 1; kill -TERM 1; echo still")
     read = await box.exec(
-      "for f in mem environ fd maps auxv stack syscall; do cat /proc/1/$f >/dev/null 2>&1 && echo $f; "
+      "for f in mem environ maps auxv stack syscall; do cat /proc/1/$f >/dev/null 2>&1 && echo $f; "
       "done; ls /proc/1/fd /proc/1/root /proc/1/cwd 2>&1 | grep -v -e denied -e '^$'"
     )
     return killed.output, read.output
@@ -189,7 +196,9 @@ def test_nothing_is_inherited_from_the_host(in_box):
 
 def test_there_are_no_rights_to_gain(in_box):
   async def body(box):
-    return (await box.exec("grep -E 'Cap|NoNewPrivs|Seccomp:' /proc/self/status; id -u; id -g")).output
+    return (
+      await box.exec("grep -E 'Cap|NoNewPrivs|Seccomp:' /proc/self/status; id -u; id -g")
+    ).output
 
   lines = in_box(body).split("\n")
   zero = "0000000000000000"
@@ -208,7 +217,9 @@ def test_a_device_is_there_only_if_harmless(in_box):
     ):
       code = f"import os, stat; os.mknod('{path}', stat.{kind} | 0o666, os.makedev({device}))"
       made.append((await box.exec(f'python3 -c "{code}" 2>&1 | tail -1')).output)
-    return "".join(made), (await box.exec("cd /dev; echo *; echo x > null; head -c3 zero | wc -c")).output
+    return "".join(made), (
+      await box.exec("cd /dev; echo *; echo x > null; head -c3 zero | wc -c")
+    ).output
 
   made, devices = in_box(body)
   assert made.count("Operation not permitted") == 3
@@ -239,7 +250,8 @@ def test_an_ordinary_user_gets_the_same_promises():
   if os.geteuid() != 0 or not os.access("/usr/bin/python3", os.X_OK):
     pytest.skip("needs root, to become somebody else, and a Python that everybody may run")
   version = subprocess.run(
-    ["/usr/bin/python3", "-c", "import sys; print(sys.version_info >= (3, 11))"], capture_output=True
+    ["/usr/bin/python3", "-c", "import sys; print(sys.version_info >= (3, 11))"],
+    capture_output=True,
   )
   root = pathlib.Path(__file__).parents[2]
   if version.stdout != b"True\n" or subprocess.run(["ls", root], user=65534).returncode:
