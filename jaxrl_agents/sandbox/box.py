@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 import posixpath
 from typing import TYPE_CHECKING, Any
@@ -140,8 +139,9 @@ class Sandbox:
       Refused: the place may not be written to, or the disk is full.
     """
     body = content.encode() if isinstance(content, str) else content
-    if len(body) > self.limits.disk_bytes:
-      raise Refused(f"{path}: {len(body)} bytes are more than the disk holds")
+    room = min(self.limits.disk_bytes, self.limits.memory_bytes // 4)
+    if len(body) > room:
+      raise Refused(f"{path}: {len(body)} bytes are more than the {room} that fit")
     request = {"op": "write", "path": _absolute(path), "mode": mode & 0o777}
     await self._call(request, body, ANSWER_S, 0)
 
@@ -240,10 +240,9 @@ class Sandbox:
 
   def _add_layer(self, head: dict[str, Any], body: bytes) -> tuple[tuple[str, ...], str]:
     try:
-      layer, digest = self._boxes.store.add(head["entries"], body, json.dumps(head["entries"]))
+      return self._boxes.store.add(head["entries"], body, self.start.layers)
     except (ValueError, TypeError) as error:
       raise self._lose(f"its changes make no sense: {error}") from None
-    return self._boxes.store.squashed((layer, *self.start.layers)), digest
 
   async def _call(
     self, header: dict[str, Any], body: bytes, deadline_s: float, max_body: int

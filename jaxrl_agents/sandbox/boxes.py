@@ -73,7 +73,7 @@ class Sandboxes:
       raise ValueError(f"user={user}: sandboxes are never root's; name an unprivileged uid and gid")
     self.limits = limits
     self._backend_name, self._runtime = backend, runtime
-    self._folder = store or default_store()
+    self._folder = (store or default_store()).absolute()
     self._owner = user if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     self._numbers = itertools.count(1)
     self._boxes: dict[int, Sandbox] = {}

@@ -197,7 +197,7 @@ def gvisor(launch: Launch) -> list[str]:
   }
   bundle.mkdir()
   (bundle / "config.json").write_text(json.dumps(config))
-  flags = ["--rootless", "--network=none", "--platform=ptrace", "--ignore-cgroups"]
+  flags = ["--rootless", "--network=none", "--ignore-cgroups"]
   return ["runsc", *flags, f"--root={bundle}/state", "run", f"--bundle={bundle}", launch.name]
 
 

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import itertools
+import json
 import os
 import pathlib
 import secrets
@@ -42,19 +43,26 @@ class Store:
 
   def __init__(self, folder: pathlib.Path, owner: tuple[int, int]):
     self.folder, self._owner = folder, owner
-    for name in ("", "layers", "live", "runtimes"):
-      (folder / name).mkdir(parents=True, exist_ok=True, mode=0o711)
+    if not folder.exists():
+      folder.mkdir(parents=True)
+      folder.chmod(0o711)  # whatever the umask is
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
       raise NoSandbox(f"{folder} belongs to another user; choose another store")
     if found.st_mode & 0o022:
       raise NoSandbox(f"{folder} may be written by others; chmod go-w it or choose another store")
+    for name in ("layers", "live", "runtimes"):
+      (folder / name).mkdir(exist_ok=True)
+      (folder / name).chmod(0o711)
     self._session = secrets.token_hex(4)
-    self._lock = open(folder / "live" / f"{self._session}.lock", "w")  # noqa: SIM115 held open
+    unlocked = folder / "live" / f"{self._session}.new"
+    self._lock = open(unlocked, "w")  # noqa: SIM115 held open
     fcntl.flock(self._lock, fcntl.LOCK_EX)
+    unlocked.rename(unlocked.with_suffix(".lock"))  # never there unlocked: others sweep such ones
     self._numbers = itertools.count(1)
     self._holders: collections.Counter[str] = collections.Counter()
-    (folder / "live" / self._session).mkdir(mode=0o711)
+    (folder / "live" / self._session).mkdir()
+    (folder / "live" / self._session).chmod(0o711)
     self._sweep()
     self.ground = self._ground()
 
@@ -67,7 +75,8 @@ class Store:
   def scratch(self) -> pathlib.Path:
     """A new folder that goes with the session."""
     path = self.folder / "live" / self._session / f"s{next(self._numbers)}"
-    path.mkdir(mode=0o711)
+    path.mkdir()
+    path.chmod(0o755)
     return path
 
   def hold(self, layers: tuple[str, ...]) -> None:
@@ -105,8 +114,12 @@ class Store:
     digest = self._seal(part)
     return self._keep(part, digest), digest
 
-  def add(self, entries: list[Entry], body: bytes, head: str) -> tuple[str, str]:
-    """The layer with the changes that an agent sent (checked here), and its digest.
+  def add(
+    self, entries: list[Entry], body: bytes, below: tuple[str, ...]
+  ) -> tuple[tuple[str, ...], str]:
+    """`below` with the changes that an agent sent (checked here), and the digest of these.
+
+    Where layers of this session have become too many, they are one from now on.
 
     Raises:
       ValueError: what no honest agent sends.
@@ -116,22 +129,23 @@ class Store:
     path = self.scratch()
     delta.unpack(entries, body, str(path), self.give)
     self.give(str(path))
-    return self._name(path), hashlib.sha256(head.encode() + body).hexdigest()
-
-  def squashed(self, layers: tuple[str, ...]) -> tuple[str, ...]:
-    """The same state in fewer layers, where there are too many of this session.
-
-    File contents are linked, not copied.
-    """
+    digest = hashlib.sha256(json.dumps(entries).encode() + body).hexdigest()
+    layers = (self._name(path), *below)
     ours = tuple(name for name in layers if name.startswith("live/"))
     if len(ours) <= MAX_SNAPSHOT_LAYERS:
-      return layers
+      return layers, digest
+    squashed = self._squash(ours, layers[len(ours) :])
+    delta.remove(str(path))
+    return (squashed, *layers[len(ours) :]), digest
+
+  def _squash(self, layers: tuple[str, ...], below: tuple[str, ...]) -> str:
+    """One layer for several; contents of files are linked, not copied."""
     path = self.scratch()
-    for name in reversed(ours):
+    for name in reversed(layers):
       delta.lay_over(str(self.folder / name), str(path))
-    self._drop_idle_whiteouts(path, layers[len(ours) :])
+    self._drop_idle_whiteouts(path, below)
     self.give(str(path))
-    return (self._name(path), *layers[len(ours) :])
+    return self._name(path)
 
   def _drop_idle_whiteouts(self, path: pathlib.Path, below: tuple[str, ...]) -> None:
     """Removes whiteouts of what no layer below has.
