@@ -19,7 +19,7 @@ import subprocess
 import sys
 import sysconfig
 
-from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.errors import NoSandbox
 
 _VERSION = 3  # of what `_build` makes
@@ -98,12 +98,12 @@ def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
   built = folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
   if not built.is_dir():
     part = folder / f"{built.name}.{os.getpid()}.part"
-    delta.remove(str(part))
+    overlay.remove(str(part))
     _build(part, sources, python, runtime.exclude)
     try:
       part.rename(built)
     except OSError:  # another process was faster
-      delta.remove(str(part))
+      overlay.remove(str(part))
   return built
 
 

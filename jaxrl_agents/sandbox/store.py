@@ -19,9 +19,9 @@ import pathlib
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox import delta, overlay
 from jaxrl_agents.sandbox.delta import Entry
 from jaxrl_agents.sandbox.errors import NoSandbox
 
@@ -68,7 +68,7 @@ class Store:
 
   def close(self) -> None:
     """Removes the snapshots of this session."""
-    delta.remove(str(self.folder / "live" / self._session))
+    overlay.remove(str(self.folder / "live" / self._session))
     self._lock.close()
     (self.folder / "live" / f"{self._session}.lock").unlink(missing_ok=True)
 
@@ -90,7 +90,7 @@ class Store:
       if self._holders[name] <= 0:
         del self._holders[name]
         if name.startswith("live/"):
-          delta.remove(str(self.folder / name))
+          overlay.remove(str(self.folder / name))
 
   def base(self, files: Mapping[str, bytes | str] | pathlib.Path) -> tuple[str, str]:
     """The layer with these files below /work, and its digest; equal content is stored once.
@@ -135,45 +135,28 @@ class Store:
     if len(ours) <= MAX_SNAPSHOT_LAYERS:
       return layers, digest
     squashed = self._squash(ours, layers[len(ours) :])
-    delta.remove(str(path))
+    overlay.remove(str(path))
     return (squashed, *layers[len(ours) :]), digest
 
   def _squash(self, layers: tuple[str, ...], below: tuple[str, ...]) -> str:
     """One layer for several; contents of files are linked, not copied."""
     path = self.scratch()
     for name in reversed(layers):
-      delta.lay_over(str(self.folder / name), str(path))
-    self._drop_idle_whiteouts(path, below)
+      overlay.lay_over(str(self.folder / name), str(path))
+    overlay.drop_idle_whiteouts(self.folder, path, below)
     self.give(str(path))
     return self._name(path)
-
-  def _drop_idle_whiteouts(self, path: pathlib.Path, below: tuple[str, ...]) -> None:
-    """Removes whiteouts of what no layer below has.
-
-    overlayfs never leaves such ones: a folder that only one layer has is listed as it is, and a
-    whiteout in it would be shown as a name that leads to nothing.
-    """
-    hiding: set[str] = set()
-    for folder, _, names in os.walk(path):
-      inner = os.path.relpath(folder, path)
-      if os.path.dirname(inner) in hiding or delta.hides_below(folder):
-        hiding.add(inner)
-      with delta.opened_up(folder):
-        mtime = os.stat(folder).st_mtime_ns
-        for name in names:
-          at = os.path.join(folder, name)
-          is_whiteout = stat.S_ISCHR(os.lstat(at).st_mode)
-          if is_whiteout and (inner in hiding or not self.find(below, f"{inner}/{name}")):
-            os.unlink(at)
-        os.utime(folder, ns=(mtime, mtime))
 
   def copy_out(self, layers: tuple[str, ...], folder: pathlib.Path) -> None:
     """Copies what a sandbox that starts from `layers` sees to `folder`, for its user."""
     folders = []
     for path in itertools.chain.from_iterable(
-      (top, *self.walk(layers, top)) for top in ("work", "tmp")
+      (top, *overlay.walk(self.folder, layers, top)) for top in ("work", "tmp")
     ):
-      place, found = self.find(layers, path) or (str(self.folder / self.ground / path), None)
+      place, found = overlay.find(self.folder, layers, path) or (
+        str(self.folder / self.ground / path),
+        None,
+      )
       target, found = str(folder / path), found or os.lstat(place)
       if stat.S_ISDIR(found.st_mode):
         os.mkdir(target, 0o700)
@@ -183,7 +166,7 @@ class Store:
       elif stat.S_ISFIFO(found.st_mode):
         os.mkfifo(target)
       else:
-        with delta.opened_up(place):
+        with overlay.opened_up(place):
           shutil.copyfile(place, target)
       if not stat.S_ISDIR(found.st_mode):
         self._dress(target, found)
@@ -197,60 +180,6 @@ class Store:
     if not stat.S_ISLNK(found.st_mode):
       os.chmod(path, stat.S_IMODE(found.st_mode))
     os.utime(path, ns=(found.st_mtime_ns, found.st_mtime_ns), follow_symlinks=False)
-
-  def find(self, layers: tuple[str, ...], path: str) -> tuple[str, os.stat_result] | None:
-    """Where `path` really lies in the newest of `layers` that has it; None if none does.
-
-    Links are not followed.
-    """
-    for layer in layers:
-      found = self._find_in(layer, path)
-      if found:
-        return None if stat.S_ISCHR(found[1].st_mode) else found
-      if self._ends_at(layer, path):
-        return None
-    return None
-
-  def walk(self, layers: tuple[str, ...], folder: str) -> Iterator[str]:
-    """Every path below `folder`, as a sandbox that starts from `layers` sees it."""
-    names: set[str] = set()
-    for layer in layers:
-      found = self._find_in(layer, folder)
-      if found and stat.S_ISDIR(found[1].st_mode):
-        with delta.opened_up(found[0]):
-          names.update(os.listdir(found[0]))
-      if self._ends_at(layer, folder):
-        break
-    for name in sorted(names):
-      path = f"{folder}/{name}"
-      at = self.find(layers, path)
-      if at:
-        yield path
-        if stat.S_ISDIR(at[1].st_mode):
-          yield from self.walk(layers, path)
-
-  def _find_in(self, layer: str, path: str) -> tuple[str, os.stat_result] | None:
-    with contextlib.ExitStack() as opened:
-      at = str(self.folder / layer)
-      for part in path.split("/"):
-        if os.path.islink(at) or not os.path.isdir(at):
-          return None
-        opened.enter_context(delta.opened_up(at))
-        at = f"{at}/{part}"
-        if not os.path.lexists(at):
-          return None
-      return at, os.lstat(at)
-
-  def _ends_at(self, layer: str, path: str) -> bool:
-    """Whether `layer` hides `path` of the layers below it."""
-    parts = path.split("/")
-    for end in range(1, len(parts) + 1):
-      found = self._find_in(layer, "/".join(parts[:end]))
-      if not found:
-        return False
-      if not stat.S_ISDIR(found[1].st_mode) or delta.hides_below(found[0]):
-        return True
-    return False
 
   def _name(self, path: pathlib.Path) -> str:
     return str(path.relative_to(self.folder))
@@ -287,7 +216,7 @@ class Store:
   def _keep(self, part: pathlib.Path, digest: str) -> str:
     kept = self.folder / "layers" / digest[:16]
     if kept.is_dir():
-      delta.remove(str(part))
+      overlay.remove(str(part))
     else:
       with contextlib.suppress(OSError):  # another process was faster
         part.rename(kept)
@@ -306,7 +235,7 @@ class Store:
         continue
       with contextlib.suppress(OSError), open(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        delta.remove(str(lock.with_suffix("")))
+        overlay.remove(str(lock.with_suffix("")))
         lock.unlink(missing_ok=True)
 
 
