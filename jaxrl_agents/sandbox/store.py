@@ -134,11 +134,11 @@ class Store:
     ours = tuple(name for name in layers if name.startswith("live/"))
     if len(ours) <= MAX_SNAPSHOT_LAYERS:
       return layers, digest
-    squashed = self._squash(ours, layers[len(ours) :])
+    squashed = self.squash(ours, layers[len(ours) :])
     overlay.remove(str(path))
     return (squashed, *layers[len(ours) :]), digest
 
-  def _squash(self, layers: tuple[str, ...], below: tuple[str, ...]) -> str:
+  def squash(self, layers: tuple[str, ...], below: tuple[str, ...]) -> str:
     """One layer for several; contents of files are linked, not copied."""
     path = self.scratch()
     for name in reversed(layers):
@@ -146,6 +146,11 @@ class Store:
     overlay.drop_idle_whiteouts(self.folder, path, below)
     self.give(str(path))
     return self._name(path)
+
+  def has_base(self, name: str) -> bool:
+    """Whether the layer `name` of a base is here."""
+    folder, _, digest = name.partition("/")
+    return folder == "layers" and digest.isalnum() and (self.folder / name).is_dir()
 
   def copy_out(self, layers: tuple[str, ...], folder: pathlib.Path) -> None:
     """Copies what a sandbox that starts from `layers` sees to `folder`, for its user."""

@@ -1,5 +1,6 @@
 """Nothing outlives a sandbox: no process and no mount, even when the host process is killed."""
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -8,7 +9,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from jaxrl_agents.sandbox.boxes import default_store
+from jaxrl_agents.sandbox.errors import NoSandbox, SandboxLost
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOST = """
@@ -62,8 +66,6 @@ def wait_until(condition, limit_s=15.0):
 
 def test_a_killed_host_leaves_no_process_and_no_mount(report):
   if not report.properties[0].holds:
-    import pytest
-
     pytest.skip(str(report))
   marker = os.getpid()
   before = set(mounts_of_the_store())
@@ -119,12 +121,6 @@ def test_closing_leaves_nothing(play):
 
 def test_the_zygotes_death_is_told_and_ends_all(play):
   async def body(boxes, base):
-    import asyncio
-
-    import pytest
-
-    from jaxrl_agents.sandbox.errors import NoSandbox, SandboxLost
-
     box = await boxes.create(base)
     await box.exec(f"setsid sleep 5432.{os.getpid()} & sleep 0.2")
     boxes._backend._process.kill()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import shlex
+import shutil
 import time
 
 import pytest
@@ -316,6 +317,45 @@ def test_holes_are_not_read_into_memory(in_box):
     return await box.read("hole1", limit=3)
 
   assert in_box(body, limits=Limits(disk_bytes=64 << 20)) == b"\0\0\0"
+
+
+def test_a_saved_snapshot_outlives_its_process(play, tmp_path):
+  file = tmp_path / "state"
+
+  async def first(boxes, base):
+    async with await boxes.create(base) as box:
+      await box.exec("rm main.py; cd pkg; echo 1 > new; x=kept; rm -r /work/pkg/b.txt")
+      (fork,) = await box.fork()
+      await fork.exec("echo 2 >> new; mkdir -p /tmp/d; ln -s new link")
+      await boxes.save(await fork.snapshot(), file)
+      await fork.close()
+
+  async def second(boxes, _):
+    snapshot = await boxes.load(file)
+    async with await boxes.create(snapshot) as box:
+      shown = await box.exec("pwd; echo $x; cat link; ls . .. /tmp")
+      return shown.output, sorted(await box.diff())
+
+  play(first)
+  shown, changed = play(second)
+  assert shown == "/work/pkg\nkept\n1\n2\n.:\na.txt\nlink\nnew\n\n..:\npkg\nrun.sh\n\n/tmp:\nd\n"
+  assert changed == []
+
+
+def test_a_file_that_is_no_snapshot_or_has_no_base_is_told(play, tmp_path):
+  async def body(boxes, base):
+    (tmp_path / "junk").write_bytes(b"junk" * 10)
+    for name in ("junk", "absent"):
+      with pytest.raises(ValueError, match="is no saved snapshot"):
+        await boxes.load(tmp_path / name)
+    async with await boxes.create(await boxes.base({"only": str(time.time())})) as box:
+      snapshot = await box.snapshot()
+      await boxes.save(snapshot, tmp_path / "state")
+    shutil.rmtree(boxes.store.folder / snapshot.layers[1])
+    with pytest.raises(ValueError, match="make the same base"):
+      await boxes.load(tmp_path / "state")
+
+  play(body)
 
 
 def test_a_closed_sandbox_says_so(play):
