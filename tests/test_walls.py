@@ -20,7 +20,8 @@ FOUNDATION = ("types", "config", "policy.config")
 WALLS = {
   "chat": (),
   "rewards": (),
-  "harness": ("chat",),
+  "wire": (),
+  "harness": ("chat", "wire"),
   "retrieval": (),
   "envs": ("chat", "harness", "rewards", "retrieval"),
   "data": ("chat", "retrieval"),
@@ -59,6 +60,7 @@ WITHOUT_JAX = (
   "learner.packing",
   "learner.curriculum",
   "weights.manifest",
+  "wire",
   "harness",
   "retrieval",
   "envs",

@@ -3,10 +3,12 @@
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
     worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], Limits)
-                     ("group", Group)  ("error", text)
+                     ("group", Group)  ("error", text)  ("alive",) when there is nothing else to say
 
-A worker ends when it is told to, when the pipe breaks (the main process died, however), or when its
-event loop stands still for `stall_s`: the kernel's alarm then kills it, whatever it hangs in.
+A worker ends when it is told to, when the connection breaks (the main process died, however), or
+when its event loop stands still for `stall_s`: the kernel's alarm then kills it, whatever it hangs
+in. The connection is a pipe to a main process on the same machine, a socket to one elsewhere
+(`harness.joining`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import importlib
 import os
 import queue
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -35,6 +38,11 @@ from jaxrl_agents.harness.rollout import (
   run_group,
 )
 from jaxrl_agents.types import Generation, Group, Limits, Task
+from jaxrl_agents.wire.door import BEAT_S
+
+
+UNFIT = 2
+"""Exit status of a worker that could not build its services: another would not either."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +108,16 @@ class RemoteSampler:
 
 def worker_main(fd: int) -> None:
   """The life of a worker process; `fd` is its end of the pipe. Never returns."""
+  live(Connection(fd))
+
+
+def live(connection: Connection) -> None:
+  """The life of a worker process at its end of a connection. Never returns.
+
+  The exit status is 0 where it was told to close or the main process is gone, UNFIT where it could
+  not build its services.
+  """
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the main process to handle
-  connection = Connection(fd)
   try:
     spec, stall_s = connection.recv()
     module, _, function = spec.build.partition(":")
@@ -110,8 +126,10 @@ def worker_main(fd: int) -> None:
   except EOFError:
     os._exit(0)
   except BaseException:
-    connection.send(("error", traceback.format_exc()))
-    os._exit(1)
+    text = traceback.format_exc()
+    print(text, file=sys.stderr, flush=True)
+    connection.send(("error", text))
+    os._exit(UNFIT)
 
 
 async def _serve(connection: Connection, services: Services, stall_s: float) -> None:
@@ -143,7 +161,10 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
 
   def write() -> None:
     while True:
-      message = outbox.get()
+      try:
+        message = outbox.get(timeout=BEAT_S)
+      except queue.Empty:
+        message = ("alive",)
       try:
         connection.send(message)
       except OSError:
