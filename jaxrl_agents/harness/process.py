@@ -40,7 +40,6 @@ from jaxrl_agents.harness.rollout import (
 from jaxrl_agents.types import Generation, Group, Limits, Task
 from jaxrl_agents.wire.door import BEAT_S
 
-
 UNFIT = 2
 """Exit status of a worker that could not build its services: another would not either."""
 

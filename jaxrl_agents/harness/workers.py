@@ -195,9 +195,7 @@ class WorkerPool:
     ours, theirs = Pipe()
     fd = theirs.fileno()
     command = [sys.executable, "-c", _BOOT, str(fd), json.dumps(sys.path)]
-    process = subprocess.Popen(
-      command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environment()
-    )
+    process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environment())
     theirs.close()
     self._add(_Worker(process, ours, f"process {process.pid}"))
 

@@ -27,6 +27,11 @@ class Notice:
     self._arrived = False
     self._depth = 0
 
+  @property
+  def arrived(self) -> bool:
+    """Whether the signal has come and was not raised yet."""
+    return self._arrived
+
   @contextlib.contextmanager
   def held(self) -> Iterator[None]:
     """What is inside is not cut; a signal that arrives meanwhile is raised at its end."""

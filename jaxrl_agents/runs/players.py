@@ -76,8 +76,8 @@ class Players:
     spec: of the workers.
     params: that are sampled first, of `version`, adapters merged.
     version: likewise.
-    weights: folder of the published versions.
-    bond: with the other processes.
+    weights: folder of the published versions; needed to publish, and for slices.
+    bond: with the other processes; none for one that is alone.
     notice: of a wish to stop, which is followed while groups are played.
   """
 
@@ -88,11 +88,12 @@ class Players:
     params: dict[str, Any],
     version: int,
     *,
-    weights: pathlib.Path,
+    weights: pathlib.Path | None,
     bond: Bond,
     notice: Notice,
   ):
-    self._config, self._spec, self._weights = config, spec, weights
+    self._config, self._spec = config, spec
+    self._weights = weights or pathlib.Path()
     self._bond, self._notice = bond, notice
     self._clock = lockstep.Clock()
     self._engine: Engine | None = None
@@ -100,7 +101,8 @@ class Players:
     self._seen = Stats()
     self._stack = contextlib.ExitStack()
     if config.sampler.slices:
-      store.withdraw_after(version - 1, weights) if bond.is_first else None
+      if bond.is_first:  # what another run left under this number is not what is sampled first
+        store.withdraw_after(version - 1, self._weights)
       self._publish(params, version)
     else:
       self._engine = make_engine(config, params, version, self._clock)
@@ -118,9 +120,8 @@ class Players:
   @property
   def stats(self) -> Stats:
     """The counters of the engine, or of all slices."""
-    if self._slices:
-      return self._slices.stats
-    return self._engine.stats if self._engine else Stats()
+    found = self._slices or self._engine
+    return found.stats if found else Stats()
 
   def warm_up(self) -> None:
     """Compiles every program of the engine, or waits for the slices to have done so; waits for a
@@ -198,6 +199,8 @@ class Players:
           opened,
           self._config.sampler.slices,
           version,
+          max_context_tokens=self._config.search.token_budget,
+          vocab_size=self._config.policy.model.vocab_size,
           deterministic=workers.deterministic,
           stall_s=workers.stall_s,
         )

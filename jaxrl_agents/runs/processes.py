@@ -70,7 +70,14 @@ def start(
         f"--coordinator=host:port (or {COORDINATOR})"
       )
     return
-  jax.distributed.initialize(coordinator, num_processes, process_id)
+  # Under Slurm jax would else take it for one process a GPU, and show each but one of them.
+  named = num_processes is not None and process_id is not None
+  jax.distributed.initialize(
+    coordinator,
+    num_processes,
+    process_id,
+    cluster_detection_method="deactivate" if named else None,
+  )
   os.environ[COORDINATOR] = coordinator  # where the others find the first, see bound
 
 

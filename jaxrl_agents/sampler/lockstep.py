@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxrl_agents.sampler.client import Steps
 from jaxrl_agents.sampler.sequence import Failure
+from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Generation, Limits
 
 Call = tuple[float, str, tuple[Any, ...]]
@@ -55,6 +56,11 @@ class Leader:
   ):
     self._engine, self._clock, self._tell, self._held = engine, clock, tell, held
     self._untold: list[Call] = []
+
+  @property
+  def stats(self) -> Stats:
+    """Of the engine."""
+    return self._engine.stats
 
   @property
   def num_unfinished(self) -> int:

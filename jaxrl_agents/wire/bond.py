@@ -117,9 +117,7 @@ class Bond:
     thread.start()
     return thread
 
-  def _write(
-    self, number: int, connection: Connection, outbox: queue.SimpleQueue[bytes]
-  ) -> None:
+  def _write(self, number: int, connection: Connection, outbox: queue.SimpleQueue[bytes]) -> None:
     while True:
       try:
         message = outbox.get(timeout=BEAT_S)

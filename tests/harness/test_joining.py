@@ -67,7 +67,7 @@ def test_workers_that_join_play_beside_local_ones_without_jax_and_outlive_the_ru
       pool.submit(job("again"))
       groups, _, _ = serve(pool, until=lambda groups, _: groups)
     assert groups["again"].trajectories[0].error == ""
-  assert ended(fleet) [0] == 0  # no run for two seconds
+  assert ended(fleet)[0] == 0  # no run for two seconds
 
 
 def test_the_groups_of_one_that_is_killed_are_handed_back_and_another_joins():

@@ -118,5 +118,7 @@ def test_no_progress_ends_with_the_state_of_everything(engine):
       return []
 
   server = RolloutServer(engine, SilentPool(), max_rollouts=1, stall_s=0.01)
-  with pytest.raises(RolloutError, match="2 rollouts in play.*'e0'.*pool: one worker; engine: version"):
+  with pytest.raises(
+    RolloutError, match="2 rollouts in play.*'e0'.*pool: one worker; engine: version"
+  ):
     list(server.collect([job("e0")]))
