@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from jaxrl_agents.harness.process import UNFIT, live
 from jaxrl_agents.harness.workers import environment
@@ -64,8 +65,8 @@ def supervise(address: str, processes: int, patience_s: float) -> None:
     raise ValueError(f"no run answered at {address} for {waited:.0f} s; see what is said above")
 
 
-def joined_main(address: str, patience_s: float) -> None:
-  """The life of a worker process that connects to a run. Never returns.
+def joined_main(address: str, patience_s: float) -> NoReturn:
+  """The life of a worker process that connects to a run.
 
   It ends with its supervisor, however that ends: its standard input is a pipe from there.
   """

@@ -14,9 +14,11 @@ in. The connection is a pipe to a main process on the same machine, a socket to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -24,7 +26,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -105,30 +107,33 @@ class RemoteSampler:
       future.set_exception(EpisodeError(f"the sampler refused: {text}"))
 
 
-def worker_main(fd: int) -> None:
-  """The life of a worker process; `fd` is its end of the pipe. Never returns."""
+def worker_main(fd: int) -> NoReturn:
+  """The life of a worker process; `fd` is its end of the pipe."""
   live(Connection(fd))
 
 
-def live(connection: Connection) -> None:
-  """The life of a worker process at its end of a connection. Never returns.
+def live(connection: Connection) -> NoReturn:
+  """The life of a worker process at its end of a connection.
 
   The exit status is 0 where it was told to close or the main process is gone, UNFIT where it could
   not build its services.
   """
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the main process to handle
   try:
-    spec, stall_s = connection.recv()
+    packed = connection.recv_bytes()
+  except (EOFError, OSError):
+    os._exit(0)
+  try:
+    spec, stall_s = pickle.loads(packed)
     module, _, function = spec.build.partition(":")
     services = getattr(importlib.import_module(module), function)(*spec.arguments)
     asyncio.run(_serve(connection, services, stall_s))
-  except EOFError:
-    os._exit(0)
   except BaseException:
     text = traceback.format_exc()
     print(text, file=sys.stderr, flush=True)
-    connection.send(("error", text))
-    os._exit(UNFIT)
+    with contextlib.suppress(OSError):
+      connection.send(("error", text))
+  os._exit(UNFIT)
 
 
 async def _serve(connection: Connection, services: Services, stall_s: float) -> None:

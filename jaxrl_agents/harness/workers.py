@@ -157,6 +157,8 @@ class WorkerPool:
     self._admit()
     self._check_starts()
     numbers = {worker.connection: number for number, worker in self._workers.items()}
+    if self._door:  # to let others in soon
+      timeout_s = min(timeout_s, 1.0)
     heard = {numbers[c] for c in wait(list(numbers), timeout_s) if isinstance(c, Connection)}
     messages = []
     for number in sorted(heard):

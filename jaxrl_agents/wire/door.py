@@ -83,6 +83,10 @@ class Door:
 
   Invariant: every connection that `take` returns has proved the key and what it runs.
 
+  Attributes:
+    port: that it listens at.
+    address: "host:port" for others to connect to.
+
   Args:
     address: "host:port"; host "0.0.0.0" for all of the machine's, port 0 for any free one.
     key: see `read_key`.
@@ -98,7 +102,8 @@ class Door:
     }
     self._socket = socket.create_server((host, port), family=family)
     self.port: int = self._socket.getsockname()[1]
-    self.address = f"{address.rpartition(':')[0]}:{self.port}"
+    named = socket.gethostname() if host in ("0.0.0.0", "::") else address.rpartition(":")[0]
+    self.address = f"{named}:{self.port}"
     threading.Thread(target=self._listen, daemon=True).start()
 
   def __enter__(self) -> Door:

@@ -86,7 +86,9 @@ def test_slices_and_workers_are_components_of_one_job_with_one_config():
   show = "exec() { echo $@; }; scontrol() { echo n7; echo n8; }; export -f exec scontrol; "
   show += 'srun() { while [[ $1 = -* ]]; do shift; done; "$@"; }; '
   found = [run("bash", "-c", show + step, env={**os.environ, **said}).stdout for step in steps]
-  same = "--config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/a --set=lora.targets=('qkv','out') "
+  same = (
+    "--config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/a --set=lora.targets=('qkv','out') "
+  )
   same += "--set=workers.listen=0.0.0.0:7000 --set=sampler.slices=2"
   python = ".venv/bin/python scripts/"
   assert found == [
