@@ -80,8 +80,8 @@ def finish(sampler, limit_s=60):
   return found
 
 
-def submit(sampler, prompts=PROMPTS, tokens=6):
-  return [sampler.submit(p, Limits(tokens, (), seed=i)) for i, p in enumerate(prompts)]
+def submit(sampler, prompts=PROMPTS):
+  return [sampler.submit(p, Limits(6, (), seed=i)) for i, p in enumerate(prompts)]
 
 
 def test_one_slice_in_a_deterministic_run_gives_what_an_engine_here_gives(door):
@@ -120,12 +120,12 @@ def test_what_a_slice_had_that_is_gone_another_does(door, deterministic, capfd):
   connections = [come(door), come(door)]
   with joined(door, 2, deterministic=deterministic) as sampler:
     sampler.wait_until_ready()
-    ids = submit(sampler, tokens=16)
-    sampler.step()
+    ids = [sampler.submit(p, Limits(4 + 2 * i, (), seed=i)) for i, p in enumerate(PROMPTS)]
+    found = dict(sampler.step())
     hang_up(connections[0])
-    found = finish(sampler)
+    found |= finish(sampler)
     assert "1 slices" in sampler.describe()
-  assert {i for i in ids} >= found.keys() and sampler.num_unfinished == 0
+  assert found.keys() == set(ids) and sampler.num_unfinished == 0
   assert "the sampler slice at 127.0.0.1:" in capfd.readouterr().err
 
 
