@@ -97,8 +97,12 @@ class LoraConfig:
 class SamplerConfig:
   """The generation engine. `slots` sequences decode at once; the cache has num_pages *
   page_tokens.
+
+  `slices`: 0 for an engine on the learner's own devices; else so many samplers, on devices of their
+  own (section `sampler_mesh`), join at workers.listen before a run begins (scripts/sampler.py).
   """
 
+  slices: int = 0
   slots: int = 32
   page_tokens: int = 32
   num_pages: int = 2_048
@@ -113,8 +117,11 @@ class WorkersConfig:
   """Spawned processes that play `episodes` at once among them, in whole groups.
 
   `stall_s`: no progress for so long is an error.
+  `listen`: "host:port" where workers of other machines join (scripts/worker.py), and samplers; ""
+  for none.
   """
 
+  listen: str = ""
   processes: int = 2
   episodes: int = 64
   stall_s: float = 120.0
@@ -263,6 +270,7 @@ class RunConfig:
   sft: SftConfig = SftConfig()
   learner: LearnerConfig = LearnerConfig()
   mesh: MeshConfig = MeshConfig()
+  sampler_mesh: MeshConfig = MeshConfig()
   eval: EvalConfig = EvalConfig()
 
 
@@ -354,6 +362,7 @@ def validate(config: RunConfig) -> RunConfig:
       f"{learner.substeps} equal parts; make it a multiple"
     )
   _check_mesh(config.mesh, learner)
+  _check_fleet(config)
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:
@@ -389,6 +398,22 @@ def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
     raise ValueError(
       f"learner.row_tokens={learner.row_tokens} does not split over mesh.context={mesh.context} "
       "devices; make it a multiple"
+    )
+
+
+def _check_fleet(config: RunConfig) -> None:
+  workers, slices = config.workers, config.sampler.slices
+  if workers.processes < 0 or slices < 0:
+    raise ValueError(f"workers.processes={workers.processes} and sampler.slices={slices} count up")
+  if not workers.listen and (slices or not workers.processes):
+    raise ValueError(
+      f"workers.processes={workers.processes} and sampler.slices={slices} wait for others to join: "
+      "set workers.listen=HOST:PORT"
+    )
+  if not slices and config.sampler_mesh != MeshConfig():
+    raise ValueError(
+      f"sampler_mesh={config.sampler_mesh} has no effect with sampler.slices=0, where the engine "
+      "uses the devices of mesh; set sampler.slices"
     )
 
 

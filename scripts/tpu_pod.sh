@@ -1,16 +1,25 @@
 #!/usr/bin/env bash
-# A run on a TPU slice: asks for the slice, copies this checkout there, installs, starts the run as a
-# service of the machine, and follows its log. The same command again resumes a run that was stopped.
+# A run on TPU slices: asks for them, copies this checkout there, installs, starts the run as a
+# service of each host, and follows the log. The same command again resumes a run that was stopped.
+# On one slice learner, sampler and workers live in the same processes, one a host; --slices and
+# --worker_vms give samplers and workers machines of their own. All take the same config.
 #
 #   scripts/tpu_pod.sh --dry_run --config=configs/gpt_oss_20b_rl.py --topology=v6e:2x4 --workdir=/mnt/runs/a
+#   scripts/tpu_pod.sh --dry_run --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32 --workdir=/mnt/runs/a \
+#     --slices=4 --slice_topology=v5p:4x4x8 --set sampler_mesh.expert=128 --worker_vms=8 --key_file=key
 #
-# --topology   v5e:2x4, v6e:2x4 or smaller, v5p:2x2x1: one host, on which the learner, its sampler and
-#              its workers live in one process. scripts/plan_pod.py says what fits
-# --workdir    folder of the run on the machine; on a disk that outlives it (a mounted bucket)
-# --name       of the slice                                                         [jaxrl]
+# --topology   of the learner, as v5e:2x4, v6e:8x8, v5p:2x2x1. scripts/plan_pod.py says what fits
+# --slices     samplers with slices of their own, on the mesh "sampler_mesh"        [0]
+# --slice_topology   of each                                                        [--topology]
+# --worker_vms       machines for workers alone, with a worker a core               [0]
+# --worker_type      of these machines                                              [n2-standard-64]
+# --port       of the learner, where the others join                                [7000]
+# --key_file   a file with the key that they share; see scripts/worker.py
+# --workdir    folder of the run, on a disk that outlives the machines and that all share (a bucket)
+# --name       of the slices                                                        [jaxrl]
 # --zone --project   as gcloud takes them                                           [its own defaults]
 # --grace_s    seconds between SIGTERM and SIGKILL; see jaxrl_agents/learner/preemption.py    [300]
-# --spot       a slice that may be taken back
+# --spot       machines that may be taken back
 # --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again
 # --dry_run    prints everything it would do, and does nothing
 set -euo pipefail
@@ -21,9 +30,11 @@ fail() {
   exit 2
 }
 config='' topology='' workdir='' name=jaxrl grace_s=300 dry_run='' where=() spot=() overrides=()
+slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 port=7000 key_file=''
 while [ $# -gt 0 ]; do
   case $1 in
-    --config=* | --topology=* | --workdir=* | --name=* | --grace_s=*)
+    --config=* | --topology=* | --workdir=* | --name=* | --grace_s=* | --slices=* | \
+      --slice_topology=* | --worker_vms=* | --worker_type=* | --port=* | --key_file=*)
       flag=${1%%=*}
       printf -v "${flag#--}" %s "${1#*=}"
       ;;
@@ -39,16 +50,34 @@ while [ $# -gt 0 ]; do
 done
 [ -f "$config" ] || fail "--config=$config is no file"
 [ -n "$workdir" ] || fail "--workdir is missing: a folder on a disk that outlives the machine"
-[[ $grace_s =~ ^[0-9]+$ ]] || fail "--grace_s=$grace_s is no number of seconds"
-case $topology in
-  v5e:1x1 | v5e:2x2 | v5e:2x4) kind=v5litepod runtime=v2-alpha-tpuv5-lite ;;
-  v6e:1x1 | v6e:2x2 | v6e:2x4) kind=v6e runtime=v2-alpha-tpuv6e ;;
-  v5p:2x2x1) kind=v5p runtime=v2-alpha-tpuv5 ;;
-  *) fail "--topology=$topology is not one host: v5e or v6e of 1x1, 2x2 or 2x4, or v5p:2x2x1" ;;
-esac
-sides=${topology#*:}
-count=$((${sides//x/*}))
-[ "$kind" = v5p ] && count=$((2 * count)) # counted in cores
+for number in grace_s slices worker_vms port; do
+  [[ ${!number} =~ ^[0-9]+$ ]] || fail "--$number=${!number} is no number"
+done
+slice_topology=${slice_topology:-$topology}
+
+# Sets kind, runtime, count (as the cloud counts) and hosts of a topology.
+describe() {
+  local sides=${1#*:} chips a_host=4
+  case $1 in
+    v5e:[1-9]*x[1-9]*) kind=v5litepod runtime=v2-alpha-tpuv5-lite ;;
+    v6e:[1-9]*x[1-9]*) kind=v6e runtime=v2-alpha-tpuv6e ;;
+    v5p:[1-9]*x[1-9]*x[1-9]*) kind=v5p runtime=v2-alpha-tpuv5 ;;
+    *) fail "$2=$1 is no topology: v5e or v6e of AxB, or v5p of AxBxC" ;;
+  esac
+  [[ $sides =~ ^[0-9]+(x[0-9]+)+$ ]] || fail "$2=$1 is no topology: v5e:2x4, v6e:8x8, v5p:2x2x1"
+  chips=$((${sides//x/*}))
+  [ "$kind" = v5p ] || [ $chips -gt 8 ] || a_host=$chips # up to eight chips on one host
+  hosts=$(((chips + a_host - 1) / a_host)) count=$chips
+  [ "$kind" != v5p ] || count=$((2 * chips)) # counted in cores
+}
+describe "$topology" --topology
+describe "$slice_topology" --slice_topology
+fleet=$((slices + worker_vms))
+if [ $fleet -gt 0 ]; then
+  [ -f "$key_file" ] || fail "--slices and --worker_vms need --key_file"
+  overrides+=("--set=workers.listen=0.0.0.0:$port" "--set=sampler.slices=$slices")
+fi
+same=("--config=$config" "--workdir=$workdir" "${overrides[@]}") # one config for all roles
 
 run() {
   printf '+'
@@ -56,18 +85,74 @@ run() {
   echo
   [ -n "$dry_run" ] || "$@"
 }
-remote() { run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker=all --command="$1"; }
 
-train=(scripts/train_rl.py "--config=$config" "--workdir=$workdir" "${overrides[@]}")
-service="systemd-run --user --unit=$name --collect --working-directory=\$HOME/jaxrl_agents
-  -p TimeoutStopSec=$grace_s -p Restart=on-failure -p RestartPreventExitStatus=2
-  .venv/bin/python$(printf ' %q' "${train[@]}")"
+# The machines of a role: the gcloud words for them, then what to do on each.
+tpu=(compute tpus tpu-vm)
+on_tpu() { run gcloud "${tpu[@]}" ssh "$1" "${where[@]}" --worker=all --command="$2"; }
+on_vm() { run gcloud compute ssh "$1" "${where[@]}" --command="$2"; }
 
-run gcloud compute tpus queued-resources create "$name" --node-id="$name" "${where[@]}" \
-  --accelerator-type="$kind-$count" --runtime-version="$runtime" "${spot[@]}"
-until [ -n "$dry_run" ] || gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
-  --format='value(state.state)' | grep -q ACTIVE; do sleep 30; done
-run gcloud compute tpus tpu-vm scp --recurse . "$name:jaxrl_agents" "${where[@]}" --worker=all
-remote 'cd jaxrl_agents && scripts/make_venv.sh .venv tpu && loginctl enable-linger'
-remote "${service//$'\n' /}"
-remote "journalctl --user --follow --unit=$name"
+# Address of a slice's first host.
+first_host() {
+  if [ -n "$dry_run" ]; then
+    echo "FIRST_HOST_OF_$1"
+  else
+    gcloud "${tpu[@]}" describe "$1" "${where[@]}" --format='value(networkEndpoints[0].ipAddress)'
+  fi
+}
+
+ask_for_slice() { # name, topology
+  describe "$2" topology
+  run gcloud compute tpus queued-resources create "$1" --node-id="$1" "${where[@]}" \
+    --accelerator-type="$kind-$count" --runtime-version="$runtime" "${spot[@]}"
+}
+
+fill_slice() { # name
+  until [ -n "$dry_run" ] || gcloud compute tpus queued-resources describe "$1" "${where[@]}" \
+    --format='value(state.state)' | grep -q ACTIVE; do sleep 30; done
+  run gcloud "${tpu[@]}" scp --recurse . "$1:jaxrl_agents" "${where[@]}" --worker=all
+  [ $fleet -eq 0 ] ||
+    run gcloud "${tpu[@]}" scp "$key_file" "$1:.jaxrl_key" "${where[@]}" --worker=all
+  on_tpu "$1" 'cd jaxrl_agents && scripts/make_venv.sh .venv tpu && loginctl enable-linger'
+}
+
+# The service of a role on a machine: its script and flags.
+service() {
+  local key=''
+  [ $fleet -eq 0 ] || key=' -p Environment=JAXRL_KEY_FILE=%h/.jaxrl_key'
+  echo "systemd-run --user --unit=$name --collect --working-directory=\$HOME/jaxrl_agents" \
+    "-p TimeoutStopSec=$grace_s -p Restart=on-failure -p RestartPreventExitStatus=2$key" \
+    ".venv/bin/python$(printf ' %q' "$@")"
+}
+
+start_slice() { # name, topology, script and flags
+  local slice=$1
+  describe "$2" topology
+  shift 2
+  # More hosts are as many processes; their numbers jax asks the cloud for.
+  [ $hosts -eq 1 ] || set -- "$@" "--coordinator=$(first_host "$slice"):$((port + 1))"
+  on_tpu "$slice" "$(service "$@")"
+}
+
+ask_for_slice "$name" "$topology"
+for ((i = 0; i < slices; i++)); do ask_for_slice "$name-sampler$i" "$slice_topology"; done
+for ((i = 0; i < worker_vms; i++)); do
+  run gcloud compute instances create "$name-worker$i" "${where[@]}" --machine-type="$worker_type" \
+    --image-family=ubuntu-2404-lts-amd64 --image-project=ubuntu-os-cloud \
+    ${spot[0]:+--provisioning-model=SPOT}
+done
+fill_slice "$name"
+start_slice "$name" "$topology" scripts/train_rl.py "${same[@]}"
+there=$([ $fleet -eq 0 ] || first_host "$name"):$port
+for ((i = 0; i < slices; i++)); do
+  fill_slice "$name-sampler$i"
+  start_slice "$name-sampler$i" "$slice_topology" scripts/sampler.py "${same[@]}" \
+    "--connect=$there"
+done
+for ((i = 0; i < worker_vms; i++)); do
+  run gcloud compute scp --recurse . "$name-worker$i:jaxrl_agents" "${where[@]}"
+  run gcloud compute scp "$key_file" "$name-worker$i:.jaxrl_key" "${where[@]}"
+  on_vm "$name-worker$i" 'sudo apt-get install --yes python3-venv && cd jaxrl_agents && '`
+    `'scripts/make_venv.sh .venv && loginctl enable-linger'
+  on_vm "$name-worker$i" "$(service scripts/worker.py "--connect=$there")"
+done
+on_tpu "$name" "journalctl --user --follow --unit=$name"

@@ -4,27 +4,35 @@
 
 Starts from W/warm_start if scripts/train_sft.py left one, else from policy.init. Leaves metrics,
 trajectories, checkpoints, summary.json and report.html in W; the same command again goes on where
-it stopped.
+it stopped. Of several processes that share the disk each runs it, with its own number:
+
+    python scripts/train_rl.py --workdir=W --set mesh.fsdp=8 --coordinator=HOST:PORT \
+      --num_processes=2 --process_id=0
 """
 
 from absl import flags
 
-from jaxrl_agents.runs import command, config_flags, page, rl, setup
+from jaxrl_agents.runs import command, config_flags, page, processes, rl, setup
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
+_start_processes = processes.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 
 
 def main() -> None:
   """Opens the corpus, trains, reports."""
   config = _config()
+  _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
+  with processes.first_alone("corpus"):
+    corpus = setup.open_corpus(config)
   with setup.devices(config):
-    rl.train(config, setup.open_corpus(config), workdir)
-  print(f"report: {page.write(workdir.path)}")
+    rl.train(config, corpus, workdir)
+  if processes.is_first():
+    print(f"report: {page.write(workdir.path)}")
 
 
 if __name__ == "__main__":
-  command.run(main)
+  command.run(main, processes.leave)

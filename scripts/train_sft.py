@@ -34,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  command.run(main, processes.leave)

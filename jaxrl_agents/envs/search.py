@@ -14,17 +14,19 @@ import asyncio
 import collections
 import dataclasses
 import math
+import os
+import pathlib
 import re
 from collections.abc import Sequence
 
 from jaxrl_agents import chat
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.config import SearchConfig
+from jaxrl_agents.config import CorpusConfig, SearchConfig
 from jaxrl_agents.envs import search_view as view
 from jaxrl_agents.envs.short_ids import ShortIds
 from jaxrl_agents.harness.process import Services
 from jaxrl_agents.harness.tools import Tool, ToolError, problem_with, run_call
-from jaxrl_agents.retrieval import index
+from jaxrl_agents.retrieval import index, store
 from jaxrl_agents.retrieval.chunks import Chunk
 from jaxrl_agents.retrieval.grep import GrepError
 from jaxrl_agents.retrieval.index import Fusion, Index
@@ -287,8 +289,14 @@ def ranked_by(query: str, chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def load_services(tokenizer: str, index_folder: str, limits: SearchConfig) -> SearchServices:
-  """The services of a process: the tokenizer of `chat.load`, an index that `index.build` wrote."""
-  return SearchServices(chat.load(tokenizer), index.load(index_folder), limits)
+  """The services of a process: the tokenizer of `chat.load`, an index that `index.build` wrote.
+
+  Raises:
+    ValueError: one of them is not on this machine.
+  """
+  cache = pathlib.Path(os.environ.get("JAXRL_CACHE", CorpusConfig.cache)).expanduser()
+  folder = store.located(index_folder, cache)
+  return SearchServices(chat.load(tokenizer), index.load(folder), limits)
 
 
 def policy_services(tokenizer: str, index_folder: str, limits: SearchConfig) -> Services:

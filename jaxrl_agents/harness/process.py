@@ -3,25 +3,30 @@
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
     worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], Limits)
-                     ("group", Group)  ("error", text)
+                     ("group", Group)  ("error", text)  ("alive",) when there is nothing else to say
 
-A worker ends when it is told to, when the pipe breaks (the main process died, however), or when its
-event loop stands still for `stall_s`: the kernel's alarm then kills it, whatever it hangs in.
+A worker ends when it is told to, when the connection breaks (the main process died, however), or
+when its event loop stands still for `stall_s`: the kernel's alarm then kills it, whatever it hangs
+in. The connection is a pipe to a main process on the same machine, a socket to one elsewhere
+(`harness.joining`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib
 import os
+import pickle
 import queue
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -35,6 +40,10 @@ from jaxrl_agents.harness.rollout import (
   run_group,
 )
 from jaxrl_agents.types import Generation, Group, Limits, Task
+from jaxrl_agents.wire.door import BEAT_S
+
+UNFIT = 2
+"""Exit status of a worker that could not build its services: another would not either."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,20 +107,33 @@ class RemoteSampler:
       future.set_exception(EpisodeError(f"the sampler refused: {text}"))
 
 
-def worker_main(fd: int) -> None:
-  """The life of a worker process; `fd` is its end of the pipe. Never returns."""
+def worker_main(fd: int) -> NoReturn:
+  """The life of a worker process; `fd` is its end of the pipe."""
+  live(Connection(fd))
+
+
+def live(connection: Connection) -> NoReturn:
+  """The life of a worker process at its end of a connection.
+
+  The exit status is 0 where it was told to close or the main process is gone, UNFIT where it could
+  not build its services.
+  """
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the main process to handle
-  connection = Connection(fd)
   try:
-    spec, stall_s = connection.recv()
+    packed = connection.recv_bytes()
+  except (EOFError, OSError):
+    os._exit(0)
+  try:
+    spec, stall_s = pickle.loads(packed)
     module, _, function = spec.build.partition(":")
     services = getattr(importlib.import_module(module), function)(*spec.arguments)
     asyncio.run(_serve(connection, services, stall_s))
-  except EOFError:
-    os._exit(0)
   except BaseException:
-    connection.send(("error", traceback.format_exc()))
-    os._exit(1)
+    text = traceback.format_exc()
+    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+      connection.send(("error", text))
+  os._exit(UNFIT)
 
 
 async def _serve(connection: Connection, services: Services, stall_s: float) -> None:
@@ -143,7 +165,10 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
 
   def write() -> None:
     while True:
-      message = outbox.get()
+      try:
+        message = outbox.get(timeout=BEAT_S)
+      except queue.Empty:
+        message = ("alive",)
       try:
         connection.send(message)
       except OSError:

@@ -1,7 +1,8 @@
 """The pool of worker processes that play episodes, as the main process sees it.
 
 A worker is a fresh interpreter (never a fork: a fork after jax has started can deadlock) joined to
-the main process by one duplex pipe. What goes over it is in `harness.process`.
+the main process by one duplex pipe; or a process of another machine that came in by a door
+(`wire.door`) and is joined by its socket. What goes over either is in `harness.process`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from jaxrl_agents.harness.process import Job, WorkerSpec
+from jaxrl_agents.wire.door import SILENCE_S, Door
 
 _BOOT = (
   "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -31,11 +33,22 @@ class WorkerPoolError(RuntimeError):
 
 @dataclasses.dataclass
 class _Worker:
-  """A live process. Invariant: `jobs` are the groups sent to it and not yet returned."""
+  """A live process. Invariant: `jobs` are the groups sent to it and not yet returned.
 
-  process: subprocess.Popen[bytes]
+  Attributes:
+    process: of this machine; None for one that came in by the door.
+    connection: to it.
+    name: for messages.
+    started: when, on the clock of time.monotonic.
+    heard: when its last message came, likewise.
+    ready: whether it has built its services.
+  """
+
+  process: subprocess.Popen[bytes] | None
   connection: Connection
-  started: float
+  name: str
+  started: float = dataclasses.field(default_factory=time.monotonic)
+  heard: float = dataclasses.field(default_factory=time.monotonic)
   ready: bool = False
   last_error: str = ""
   jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
@@ -45,7 +58,9 @@ class WorkerPool:
   """Worker processes, each with up to `groups_per_worker` groups. Use as a context manager.
 
   A worker that dies is replaced under a new number and reported by `poll`; numbers are never used
-  twice, so that an answer for a dead worker reaches nobody.
+  twice, so that an answer for a dead worker reaches nobody. Through the `door` others join at any
+  time and go at any time: one whose connection breaks, or that is silent for `silence_s`, is
+  reported as any that died, and replaces itself.
 
   Invariant: a submitted job is in the backlog, with exactly one worker, or was returned by `poll`.
   """
@@ -59,11 +74,15 @@ class WorkerPool:
     stall_s: float = 120.0,
     start_deadline_s: float = 300.0,
     max_deaths: int = 8,
+    door: Door | None = None,
+    silence_s: float = SILENCE_S,
   ):
-    if num_workers < 1 or groups_per_worker < 1:
+    if num_workers < (0 if door else 1) or groups_per_worker < 1:
       raise ValueError(
-        f"num_workers={num_workers} and groups_per_worker={groups_per_worker} must be at least 1"
+        f"num_workers={num_workers} and groups_per_worker={groups_per_worker} must be at least 1, "
+        "or 0 workers where others join by the door"
       )
+    self._door, self._silence_s = door, silence_s
     self._spec, self._stall_s, self._start_deadline_s = spec, stall_s, start_deadline_s
     self._groups_per_worker, self._deaths_left = groups_per_worker, max_deaths
     self._backlog: collections.deque[Job] = collections.deque()
@@ -85,8 +104,31 @@ class WorkerPool:
 
   @property
   def pids(self) -> dict[int, int]:
-    """Process id of each live worker, by its number."""
-    return {number: worker.process.pid for number, worker in self._workers.items()}
+    """Process id of each live worker of this machine, by its number."""
+    return {n: worker.process.pid for n, worker in self._workers.items() if worker.process}
+
+  def describe(self) -> str:
+    """One line on the state, for messages about a lack of progress."""
+    joined = sum(worker.process is None for worker in self._workers.values())
+    ready = sum(worker.ready for worker in self._workers.values())
+    more = f", {joined} of them joined at {self._door.address}" if self._door else ""
+    return f"{len(self._workers)} workers ({ready} ready{more}) with {self.unfinished} groups"
+
+  def wait_until_ready(self) -> None:
+    """Returns once a worker is ready; to be called before any job is submitted.
+
+    Raises:
+      WorkerPoolError: none became ready within start_deadline_s.
+    """
+    deadline = time.monotonic() + self._start_deadline_s
+    while not any(worker.ready for worker in self._workers.values()):
+      self.poll(timeout_s=0.2)
+      if time.monotonic() > deadline:
+        where = f"; start some with --connect={self._door.address}" if self._door else ""
+        raise WorkerPoolError(
+          f"no worker was ready within start_deadline_s={self._start_deadline_s:g}{where}: "
+          f"{self.describe()}"
+        )
 
   def submit(self, job: Job) -> None:
     """Queues a group; it starts as soon as a worker has room.
@@ -112,15 +154,19 @@ class WorkerPool:
     Raises:
       WorkerPoolError: a worker failed to start or too many have died; the message says why.
     """
+    self._admit()
     self._check_starts()
-    numbers = list(self._workers)
-    wait([worker.connection for worker in self._workers.values()], timeout_s)
+    numbers = {worker.connection: number for number, worker in self._workers.items()}
+    if self._door:  # to let others in soon
+      timeout_s = min(timeout_s, 1.0)
+    heard = {numbers[c] for c in wait(list(numbers), timeout_s) if isinstance(c, Connection)}
     messages = []
-    for number in numbers:
+    for number in sorted(heard):
       while number in self._workers and self._workers[number].connection.poll():
         message = self._receive(number)
         if message is not None:
           messages.append((number, message))
+    messages += self._bury_silent()
     self._dispatch()
     return messages
 
@@ -136,7 +182,9 @@ class WorkerPool:
     return True
 
   def close(self, timeout_s: float = 10.0) -> None:
-    """Ends all workers: asks first, kills after `timeout_s` seconds. No process is left."""
+    """Ends all workers: asks first, kills after `timeout_s` seconds those of this machine, of which
+    no process is left; those that joined look for another run.
+    """
     for number in list(self._workers):
       self.send(number, ("close",))
     deadline = time.monotonic() + timeout_s
@@ -149,22 +197,28 @@ class WorkerPool:
     ours, theirs = Pipe()
     fd = theirs.fileno()
     command = [sys.executable, "-c", _BOOT, str(fd), json.dumps(sys.path)]
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-      command,
-      pass_fds=(fd,),
-      stdin=subprocess.DEVNULL,
-      env={"TOKENIZERS_PARALLELISM": "false"} | one_thread | dict(os.environ),
-    )
+    process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environment())
     theirs.close()
-    self._workers[self._next_number] = _Worker(process, ours, time.monotonic())
+    self._add(_Worker(process, ours, f"process {process.pid}"))
+
+  def _admit(self) -> None:
+    """Takes in who has come by the door."""
+    for name, connection in self._door.take("worker") if self._door else ():
+      self._add(_Worker(None, connection, f"at {name}"))
+
+  def _add(self, worker: _Worker) -> None:
+    self._workers[self._next_number] = worker
     self.send(self._next_number, (self._spec, self._stall_s))
     self._next_number += 1
 
   def _check_starts(self) -> None:
-    for number, worker in self._workers.items():
+    for number, worker in list(self._workers.items()):
       waited = time.monotonic() - worker.started
-      if not worker.ready and waited > self._start_deadline_s:
+      if worker.ready or waited <= self._start_deadline_s:
+        continue
+      if worker.process is None:
+        self._bury(number)
+      else:
         raise WorkerPoolError(
           f"worker {number} is not ready {waited:.0f} s after its start; raise start_deadline_s="
           f"{self._start_deadline_s:g} or see what {self._spec.build} does"
@@ -189,8 +243,10 @@ class WorkerPool:
       message = worker.connection.recv()
     except (EOFError, OSError):
       return self._bury(number)
+    worker.heard = time.monotonic()
     if message[0] == "ready":
       worker.ready = True
+    if message[0] in ("ready", "alive"):
       return None
     if message[0] == "error":
       worker.last_error = message[1]
@@ -198,24 +254,60 @@ class WorkerPool:
       worker.jobs.pop(message[1].trajectories[0].group_id, None)
     return message
 
-  def _bury(self, number: int) -> tuple[Any, ...]:
+  def _bury_silent(self) -> list[tuple[int, tuple[Any, ...]]]:
+    """The deaths of those that joined and have said nothing for silence_s; all that has come is
+    read.
+    """
+    since = time.monotonic() - self._silence_s
+    silent = [
+      n for n, w in self._workers.items() if w.process is None and w.ready and w.heard < since
+    ]
+    deaths = ((number, self._bury(number)) for number in silent)
+    return [(number, death) for number, death in deaths if death is not None]
+
+  def _bury(self, number: int) -> tuple[Any, ...] | None:
+    """Forgets a worker: the message of its death, or None for one that was never of use."""
     worker = self._workers.pop(number)
+    cause = self._cause(worker)
+    text = f"worker {number} ({worker.name}) died: {cause}. {worker.last_error}".strip()
+    if worker.process is None:
+      if not worker.ready:
+        print(text, file=sys.stderr, flush=True)
+        return None
+    else:
+      if not worker.ready:
+        raise WorkerPoolError(f"{text} It never became ready; see {self._spec.build}.")
+      self._deaths_left -= 1
+      if self._deaths_left < 0:
+        raise WorkerPoolError(f"{text} Too many workers have died; none is started any more.")
+      self._start_worker()
+    return ("died", text, tuple(worker.jobs.values()))
+
+  def _cause(self, worker: _Worker) -> str:
     code = _reap(worker, timeout_s=5.0)
-    cause = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
-    if code == -signal.SIGALRM:
-      cause += f", its event loop stood still for {self._stall_s:g} s"
-    text = f"worker {number} (process {worker.process.pid}) died: {cause}. {worker.last_error}"
-    if not worker.ready:
-      raise WorkerPoolError(f"{text.strip()} It never became ready; see {self._spec.build}.")
-    self._deaths_left -= 1
-    if self._deaths_left < 0:
-      raise WorkerPoolError(f"{text.strip()} Too many workers have died; none is started any more.")
-    self._start_worker()
-    return ("died", text.strip(), tuple(worker.jobs.values()))
+    if worker.process is None:
+      silent_s = time.monotonic() - worker.heard
+      quiet = f" after {silent_s:.0f} s of silence" if silent_s > self._silence_s else ""
+      return f"its connection ended{quiet}"
+    if code >= 0:
+      return f"exit status {code}"
+    still = f", its event loop stood still for {self._stall_s:g} s"
+    return signal.Signals(-code).name + (still if code == -signal.SIGALRM else "")
+
+
+def environment() -> dict[str, str]:
+  """Of a worker process: one thread each, for there are many."""
+  one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+  return {"TOKENIZERS_PARALLELISM": "false"} | one_thread | dict(os.environ)
 
 
 def _reap(worker: _Worker, timeout_s: float) -> int:
-  """Waits for a process to end, kills it if it does not, and returns its exit code."""
+  """Hangs up; waits for a process of this machine to end, kills it if it does not, and returns its
+  exit code.
+  """
+  if worker.process is None:
+    worker.connection.close()
+    return 0
   try:
     worker.process.wait(timeout_s)
   except subprocess.TimeoutExpired:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 
@@ -27,6 +27,11 @@ class Notice:
     self._arrived = False
     self._depth = 0
 
+  @property
+  def arrived(self) -> bool:
+    """Whether the signal has come and was not raised yet."""
+    return self._arrived
+
   @contextlib.contextmanager
   def held(self) -> Iterator[None]:
     """What is inside is not cut; a signal that arrives meanwhile is raised at its end."""
@@ -36,6 +41,16 @@ class Notice:
     finally:
       self._depth -= 1
     self._check()
+
+  @contextlib.contextmanager
+  def released(self) -> Iterator[None]:
+    """What is inside may be cut, though it stands inside `held`."""
+    depth, self._depth = self._depth, 0
+    try:
+      self._check()
+      yield
+    finally:
+      self._depth = depth
 
   def arrive(self, *_: Any) -> None:
     """The signal handler."""
@@ -49,11 +64,17 @@ class Notice:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Notice]:
-  """SIGTERM raises `Preempted` inside, and does what it did before afterwards."""
+def watched(
+  signals: Sequence[signal.Signals] = (signal.SIGTERM,),
+  instead: Callable[..., None] | None = None,
+) -> Iterator[Notice]:
+  """The signals raise `Preempted` inside, or do what `instead` says; afterwards, what they did
+  before.
+  """
   notice = Notice()
-  before = signal.signal(signal.SIGTERM, notice.arrive)
+  before = {number: signal.signal(number, instead or notice.arrive) for number in signals}
   try:
     yield notice
   finally:
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+      signal.signal(number, handler)

@@ -146,6 +146,24 @@ def _write_folder(
       raise
 
 
+def located(folder: str | os.PathLike[str], cache_dir: str | os.PathLike[str]) -> pathlib.Path:
+  """Where an index lies on this machine: in the folder itself, or in the cache under its name.
+
+  The name is the hash of all that the index holds: a folder of that name is that index.
+
+  Raises:
+    ValueError: in neither place.
+  """
+  folder, kept = pathlib.Path(folder), pathlib.Path(cache_dir) / pathlib.Path(folder).name
+  for place in (folder, kept):
+    if place.is_dir():
+      return place
+  raise ValueError(
+    f"the corpus' index {folder.name} is not on this machine, neither as {folder} nor as {kept}; "
+    "share the first, or copy it to the second"
+  )
+
+
 def open_store(folder: str | os.PathLike[str]) -> Store:
   """Maps the index in a folder; ValueError if it is not one, or not whole."""
   folder = pathlib.Path(folder)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from absl import app, logging
 
 from jaxrl_agents.learner.preemption import Preempted
 
+FAILED = 1
 BAD_INPUT = 2
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -17,8 +20,11 @@ PREEMPTED = 143
 """Exit status after SIGTERM, likewise."""
 
 
-def run(main: Callable[[], None]) -> None:
-  """Parses flags and calls `main`. Bad input is told in a line; Ctrl-C leaves what is resumable."""
+def run(main: Callable[[], None], leave: Callable[[int], NoReturn] = sys.exit) -> None:
+  """Parses flags and calls `main`. Bad input is told in a line; Ctrl-C leaves what is resumable.
+
+  `leave` ends the process by a status other than 0.
+  """
 
   def call(argv: list[str]) -> None:
     if len(argv) > 1:
@@ -30,9 +36,12 @@ def run(main: Callable[[], None]) -> None:
       if os.environ.get("JAXRL_TRACEBACK"):
         raise
       print(f"error: {error}\n(JAXRL_TRACEBACK=1 shows where)", file=sys.stderr)
-      sys.exit(BAD_INPUT)
+      leave(BAD_INPUT)
     except KeyboardInterrupt as stop:
       print("\nstopped; a training run goes on with the same command", file=sys.stderr)
-      sys.exit(PREEMPTED if isinstance(stop, Preempted) else STOPPED)
+      leave(PREEMPTED if isinstance(stop, Preempted) else STOPPED)
+    except Exception:
+      traceback.print_exc()
+      leave(FAILED)
 
   app.run(call)

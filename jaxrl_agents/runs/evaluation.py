@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_agents.config import RunConfig
+from jaxrl_agents.config import MeshConfig, RunConfig
 from jaxrl_agents.envs import search
 from jaxrl_agents.evals import suites
 from jaxrl_agents.learner.curriculum import phase_value
 from jaxrl_agents.rewards import rules
-from jaxrl_agents.runs import base, setup
+from jaxrl_agents.runs import base, processes, setup
+from jaxrl_agents.runs.players import Players
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.types import Group, Task, Trajectory
 
@@ -26,9 +28,7 @@ def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) ->
   return rules.search_total(trajectory.rewards, beta=beta, weights=reward)
 
 
-def play(
-  config: RunConfig, players: setup.Players, tasks: Sequence[Task], *, label: str
-) -> list[Group]:
+def play(config: RunConfig, players: Players, tasks: Sequence[Task], *, label: str) -> list[Group]:
   """Rollouts of held-out tasks by the weights that the engine holds."""
   groups = []
   with Progress(label, len(tasks)) as progress:
@@ -82,12 +82,25 @@ def one_search(config: RunConfig, corpus: setup.Corpus, groups: Sequence[Group])
 
 
 def evaluate(config: RunConfig, corpus: setup.Corpus, checkpoint: str) -> dict[str, Any]:
-  """The scores of a checkpoint on `config.eval`, beside one hybrid search, overall and by level."""
+  """The scores of a checkpoint on `config.eval`, beside one hybrid search, overall and by level.
+
+  It is sampled on the devices of this process, whatever `sampler.slices` says.
+  """
   params = setup.loaded(config, str(newest_policy(checkpoint)))
   tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
-  with setup.Players(config, corpus, params, version=0) as players:
+  here = dataclasses.replace(
+    config,
+    sampler=dataclasses.replace(config.sampler, slices=0),
+    sampler_mesh=MeshConfig(),
+  )
+  spec = setup.policy_spec(config, corpus)
+  with (
+    processes.bound(here) as bond,
+    processes.stoppable(bond) as notice,
+    Players(here, spec, params, 0, weights=None, bond=bond, notice=notice) as players,
+  ):
     players.warm_up()
-    groups = play(config, players, tasks, label="evaluate")
+    groups = play(here, players, tasks, label="evaluate")
   one_shot = one_search(config, corpus, groups)
   levels = sorted({group.task.facts["level"] for group in groups})
   at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]

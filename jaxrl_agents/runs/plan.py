@@ -47,7 +47,9 @@ def planned(
   wanted["rollout"] = (sampler_slice or learner_slice, sampler_mesh)
   kinds = {part: topology.parse(wanted[part][0]) for part in parts}
   cfg = config.policy.model
-  axes = {p: layout.sizes(wanted[p][1], cfg, kinds[p].num_devices, config.mesh) for p in parts}
+  apart = config.sampler_mesh if config.sampler.slices else config.mesh
+  meshes = {"learner": config.mesh, "rollout": apart}
+  axes = {p: layout.sizes(wanted[p][1], cfg, kinds[p].num_devices, meshes[p]) for p in parts}
   # CPU devices are made once, as many as the larger slice asks for.
   order = sorted(parts, key=lambda part: -kinds[part].num_devices)
   places = {

@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 import jax
+import numpy as np
 from absl import flags
 from jax.experimental import multihost_utils
 
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.learner import preemption
+from jaxrl_agents.learner.preemption import Notice
+from jaxrl_agents.wire import door as door_lib
+from jaxrl_agents.wire.bond import Bond, LostError
+from jaxrl_agents.wire.door import Door
+
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 """Where jax.distributed itself looks, as for JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
+
+_MEET_S = 120.0
+_KEY_BYTES = 32
 
 
 def define() -> Callable[[], None]:
@@ -53,7 +70,24 @@ def start(
         f"--coordinator=host:port (or {COORDINATOR})"
       )
     return
-  jax.distributed.initialize(coordinator, num_processes, process_id)
+  # Under Slurm jax would else take it for one process a GPU, and show each but one of them.
+  named = num_processes is not None and process_id is not None
+  jax.distributed.initialize(
+    coordinator,
+    num_processes,
+    process_id,
+    cluster_detection_method="deactivate" if named else None,
+  )
+  os.environ[COORDINATOR] = coordinator  # where the others find the first, see bound
+
+
+def leave(status: int) -> NoReturn:
+  """Ends this process; where there are others, without the farewell that would wait for them."""
+  if status and jax.distributed.is_initialized() and jax.process_count() > 1:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+  sys.exit(status)
 
 
 def is_first() -> bool:
@@ -80,3 +114,83 @@ def wait_for_all(name: str) -> None:
   """Returns when every process has come here."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
+
+
+def any_of(happened: bool) -> bool:
+  """Whether it happened in any process; each asks at the same place."""
+  if jax.process_count() == 1:
+    return happened
+  return bool(multihost_utils.process_allgather(np.asarray(happened)).any())
+
+
+@contextlib.contextmanager
+def bound(config: RunConfig) -> Iterator[Bond]:
+  """The bond of this process with the others of the run; of one that is alone, with nobody.
+
+  Raises:
+    ValueError: another process has another config, or no mesh joins their devices.
+    LostError: another did not come.
+  """
+  if jax.process_count() == 1:
+    yield Bond({}, is_first=True)
+    return
+  if jax.sharding.get_mesh().empty:
+    raise ValueError(
+      f"{jax.process_count()} processes without a mesh would each do the same work; set mesh.data, "
+      f"fsdp, expert, context or tensor to factors of their {jax.device_count()} devices"
+    )
+  with Bond(_connections(config), is_first=is_first()) as bond:
+    yield bond
+
+
+@contextlib.contextmanager
+def stoppable(bond: Bond) -> Iterator[Notice]:
+  """SIGTERM raises `Preempted`, in several processes (and there Ctrl-C too) in all of them alike.
+
+  Of several, whichever is told to stop, the first stops, and only inside `Notice.released`: there
+  the others wait for what it says.
+  """
+  if not bond.several:
+    with preemption.watched() as notice:
+      yield notice
+    return
+  main = threading.main_thread().ident
+  bond.on_stop = lambda: signal.pthread_kill(main, signal.SIGTERM)
+  both = (signal.SIGTERM, signal.SIGINT)
+  with preemption.watched(both, None if bond.is_first else bond.ask_to_stop) as notice:
+    with notice.held():
+      yield notice
+
+
+def _connections(config: RunConfig) -> dict[int, Connection]:
+  """Of the first process to all others, or of another to the first.
+
+  Key and port are drawn by the first and reach the others as an array of the run's own devices.
+  """
+  runs = {**door_lib.code(), "config": config_lib.sha256(config)}
+  host = os.environ[COORDINATOR].rpartition(":")[0]
+  shared = np.zeros(_KEY_BYTES + 2, np.uint8)
+  if not is_first():
+    shared = np.asarray(multihost_utils.broadcast_one_to_all(shared))
+    key, port = shared[:-2].tobytes(), int(shared[-2:].view(np.uint16)[0])
+    connection = door_lib.knock(
+      f"{host}:{port}", key, role="process", runs=runs, patience_s=_MEET_S
+    )
+    connection.send_bytes(str(jax.process_index()).encode())
+    return {0: connection}
+  anywhere = "[::]:0" if ":" in host else "0.0.0.0:0"
+  key = secrets.token_bytes(_KEY_BYTES)
+  with Door(anywhere, key, {"process": runs}) as door:
+    shared[:-2] = np.frombuffer(key, np.uint8)
+    shared[-2:] = np.asarray([door.port], np.uint16).view(np.uint8)
+    multihost_utils.broadcast_one_to_all(shared)
+    deadline = time.monotonic() + _MEET_S
+    found: dict[int, Connection] = {}
+    while len(found) < jax.process_count() - 1:
+      for _, connection in door.take("process"):
+        found[int(connection.recv_bytes())] = connection
+      if time.monotonic() > deadline:
+        missing = set(range(1, jax.process_count())) - set(found)
+        raise LostError(f"processes {sorted(missing)} did not come within {_MEET_S:g} s")
+      time.sleep(0.01)
+    return found

@@ -13,25 +13,37 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.evals import suites
 from jaxrl_agents.harness import queue
-from jaxrl_agents.learner import checkpoint, loop, preemption, train_step
+from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
+from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import base, evaluation, setup
+from jaxrl_agents.runs import base, evaluation, processes, setup
+from jaxrl_agents.runs.players import Players
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store as weights_store
+from jaxrl_agents.wire.bond import Bond
 
 PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-PUBLISHED_KEPT = 2
 
 
 def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains from the warm start in `workdir` (or `policy.init`); returns the summary.
 
   Goes on where an earlier run of the same config stopped, whatever its mesh was; a finished run is
-  only summed up. To be called within `setup.devices`.
+  only summed up. To be called within `setup.devices`, by every process; the first plays and writes.
   """
+  with processes.bound(config) as bond, processes.stoppable(bond) as notice:
+    summary = _train(config, corpus, workdir, bond, notice)
+    processes.wait_for_all("trained")
+    return summary
+
+
+def _train(
+  config: RunConfig, corpus: setup.Corpus, workdir: Workdir, bond: Bond, notice: Notice
+) -> dict[str, Any]:
+  """`train` in each of the processes; all but the first only help, and return nothing."""
   began = time.monotonic()
   cfg = config.policy.model
   tx = optimizer(config)
@@ -41,31 +53,36 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
     workdir.checkpoints / "rl", keep=config.learner.keep_checkpoints
   )
   first, current, ledger = setup.restored(manager, fresh)
-  workdir.merge_summary(description(config))
-  workdir.drop_metrics_from("rl", first)
   version = int(current.policy.version)
-  weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
-  players_of = setup.Players(config, corpus, lora.merged(current.policy.params), version)
-  with preemption.watched() as notice, players_of as players:
-    publish = publisher(workdir, players)
+  if bond.is_first:
+    workdir.merge_summary(description(config))
+    workdir.drop_metrics_from("rl", first)
+    weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
+  with Players(
+    config,
+    setup.policy_spec(config, corpus),
+    lora.merged(current.policy.params),
+    version,
+    weights=workdir.weights,
+    bond=bond,
+    notice=notice,
+  ) as players:
     players.warm_up()
     ready = time.monotonic()
     before = evaluated(config, corpus, workdir, players, "warm_start")
     measured = time.monotonic()
-    stream = TaskStream(corpus.tasks["train"], config.seed, ledger.get("stream"))
-    compiles = players.engine.stats.compiles
+    compiles = players.stats.compiles
     players.take_stats()  # what the evaluation sampled belongs to no step
     with Progress("learning", config.learner.steps, first) as progress:
-      reporter = Reporter(config, workdir, players, progress)
       current = loop.train(
         current,
-        stream,
+        TaskStream(corpus.tasks["train"], config.seed, ledger.get("stream")),
         loop.Plan(
           collect=lambda tasks, step: collect(config, players, tasks, step),
           total=lambda trajectory, step: evaluation.total(config, trajectory, step),
-          publish=publish,
+          publish=lambda params, number: players.publish(lora.merged(params), number),
           save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
-          report=reporter,
+          report=Reporter(config, workdir, players, progress) if bond.is_first else _no_report,
           held=notice.held,
         ),
         cfg=cfg,
@@ -76,9 +93,11 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
       )
     trained = time.monotonic()
     after = evaluated(config, corpus, workdir, players, "trained")
-    recompiles = players.engine.stats.compiles - compiles
+    recompiles = players.stats.compiles - compiles
   manager.close()
-  merged = lora.merged(current.policy.params)
+  merged = processes.gathered(lora.merged(current.policy.params))
+  if not bond.is_first:
+    return {}
   base.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
   rows = [row for row in workdir.lines() if row["phase"] == "rl"]
   walls = {
@@ -115,40 +134,34 @@ def objective(config: RunConfig) -> train_step.Objective:
   )
 
 
-def publisher(workdir: Workdir, players: setup.Players):
-  """(params, version) -> None: writes the version, then has the engine fetch and verify it.
-
-  Adapters are merged: whoever samples knows nothing of them.
-  """
-
-  def publish(params: Any, version: int) -> None:
-    weights_store.publish(lora.merged(params), version, workdir.weights, keep=PUBLISHED_KEPT)
-    players.engine.set_params(weights_store.fetch(workdir.weights, version), version)
-
-  return publish
-
-
-def collect(
-  config: RunConfig, players: setup.Players, tasks: Sequence[Task], step: int
-) -> list[Group]:
+def collect(config: RunConfig, players: Players, tasks: Sequence[Task], step: int) -> list[Group]:
   """The groups of one step, in the order of their tasks."""
   label = f"step {step}"
-  played = players.play(tasks, config.learner.group_size, seed=config.seed + 1 + step, label=label)
   order = {f"{label} {i}": i for i in range(len(tasks))}
-  return sorted(played, key=lambda group: order[group.trajectories[0].group_id])
+
+  def played() -> list[Group]:
+    seed = config.seed + 1 + step
+    groups = players.play(tasks, config.learner.group_size, seed=seed, label=label)
+    return sorted(groups, key=lambda group: order[group.trajectories[0].group_id])
+
+  return players.shared(played)
 
 
 def evaluated(
-  config: RunConfig, corpus: setup.Corpus, workdir: Workdir, players: setup.Players, name: str
+  config: RunConfig, corpus: setup.Corpus, workdir: Workdir, players: Players, name: str
 ) -> list[Group]:
   """The groups of an evaluation: played now, or read where an earlier run left them."""
   file = workdir.trajectories / f"eval_{name}.npz"
-  if file.exists():
-    return queue.load_groups(file)
-  tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
-  groups = evaluation.play(config, players, tasks, label=name.replace("_", " "))
-  queue.save_groups(file, groups)
-  return groups
+
+  def found() -> list[Group]:
+    if file.exists():
+      return queue.load_groups(file)
+    tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
+    groups = evaluation.play(config, players, tasks, label=name.replace("_", " "))
+    queue.save_groups(file, groups)
+    return groups
+
+  return players.shared(found)
 
 
 def description(config: RunConfig) -> dict[str, Any]:
@@ -168,7 +181,7 @@ class Reporter:
 
   config: RunConfig
   workdir: Workdir
-  players: setup.Players
+  players: Players
   progress: Progress
 
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
@@ -191,6 +204,10 @@ class Reporter:
       recall=found.get("output_recall", 0.0),
       tokens_per_s=found["sampler_tokens_per_s"],
     )
+
+
+def _no_report(step: int, metrics: dict[str, float], groups: list[Group]) -> None:
+  """What all processes but the first report."""
 
 
 def _from_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Opens what a run stands on: corpus and tasks, weights, sampler and workers."""
+"""Opens what a run stands on: corpus and tasks, weights, optimizer, devices."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig
 from jaxrl_agents.data import practice, task_sets
 from jaxrl_agents.envs import short_ids
 from jaxrl_agents.envs.search_expert import ExpertNoise
-from jaxrl_agents.harness.process import Job, WorkerSpec
+from jaxrl_agents.harness.process import WorkerSpec
 from jaxrl_agents.harness.rollout import Sampling
-from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner import checkpoint
 from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
@@ -31,9 +30,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.retrieval import index as index_lib
 from jaxrl_agents.runs import base
 from jaxrl_agents.runs.workdir import Workdir
-from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.sampler.server import RolloutServer
-from jaxrl_agents.types import Group, Task
+from jaxrl_agents.types import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +127,7 @@ def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
 
 
 def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
-  """Workers in which the policy plays, sampled in this process."""
+  """Workers in which the policy plays, sampled by who sent the task."""
   arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search)
   return WorkerSpec("jaxrl_agents.envs.search:policy_services", arguments)
 
@@ -228,63 +225,6 @@ def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str
     return 0, fresh, {}
   state, ledger, step = checkpoint.restore(manager, fresh)
   return step, state, ledger
-
-
-class Players:
-  """The engine in this process and the workers around it. Use as a context manager."""
-
-  def __init__(self, config: RunConfig, corpus: Corpus, params: dict[str, Any], version: int):
-    sampler, workers = config.sampler, config.workers
-    self._config = config
-    self.engine = Engine(
-      config.policy.model,
-      params,
-      version=version,
-      slots=sampler.slots,
-      page_tokens=sampler.page_tokens,
-      num_pages=sampler.num_pages,
-      max_context_tokens=config.search.token_budget,
-      prefill_tokens=sampler.prefill_tokens,
-      draft_tokens=sampler.draft_tokens,
-      dtype=config.policy.dtype,
-    )
-    self._pool = WorkerPool(
-      policy_spec(config, corpus),
-      workers.processes,
-      groups_per_worker=workers.episodes,
-      stall_s=workers.stall_s,
-    )
-    self._server = RolloutServer(
-      self.engine,
-      self._pool,
-      max_rollouts=workers.episodes,
-      deterministic=workers.deterministic,
-      stall_s=workers.stall_s,
-    )
-    self._seen = dataclasses.asdict(self.engine.stats)
-
-  def __enter__(self) -> Players:
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    self._pool.close()
-
-  def warm_up(self) -> None:
-    """Compiles every program of the engine."""
-    self.engine.warm_up()
-
-  def play(self, tasks: Sequence[Task], rollouts: int, *, seed: int, label: str) -> Iterator[Group]:
-    """The groups of `tasks` as they finish; group ids are "label i"."""
-    how = sampling(self._config, seed)
-    jobs: Iterable[Job] = (Job(f"{label} {i}", t, rollouts, how) for i, t in enumerate(tasks))
-    return self._server.collect(jobs)
-
-  def take_stats(self) -> dict[str, int]:
-    """The engine's counters since the last call."""
-    now = dataclasses.asdict(self.engine.stats)
-    found = {name: now[name] - self._seen[name] for name in now}
-    self._seen = now
-    return found
 
 
 def cache(config: RunConfig) -> pathlib.Path:

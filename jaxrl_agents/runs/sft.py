@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
+from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import base, processes, setup, sources
 from jaxrl_agents.runs.progress import Progress
@@ -24,48 +26,84 @@ from jaxrl_agents.runs.workdir import Workdir
 def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains on the mixture, leaves the policy in `warm_start`; resumes where an earlier run
   stopped, whatever its mesh was. To be called within `setup.devices`, by every process.
+
+  Raises:
+    Preempted: SIGTERM came; what is finished is saved.
   """
-  cfg, sft = config.policy.model, config.sft
   # Importing seqio takes ten seconds; meanwhile the expert plays.
   threading.Thread(target=_seqio_tasks, daemon=True).start()
-  with processes.first_alone("demonstrations"):
-    rates = sources.make(config, corpus, workdir)
-  tx = setup.make_optimizer(
+  with processes.bound(config) as bond, processes.stoppable(bond) as notice:
+    with processes.first_alone("demonstrations"):
+      rates = sources.make(config, corpus, workdir)
+    params = setup.with_adapters(config, setup.initial_params(config))
+    current = setup.fresh_state(config, params, optimizer(config))
+    manager = checkpoint.open_manager(workdir.checkpoints / "sft", keep=1)
+    first, current, _ = setup.restored(manager, current)
+    rows = batches(config, workdir, rates, first)
+    save = lambda step, state: checkpoint.save(manager, step, state, {"step": step})
+    log = logger(workdir, "sft", first)
+    current = imitate(config, current, rows, first, save=save, log=log, notice=notice)
+    manager.close()
+    params = distilled(config, workdir, lora.merged(current.policy.params), rows, notice)
+    params = processes.gathered(params)
+    if processes.is_first():
+      base.save(params, config.policy.model, workdir.warm_start, tokenizer=config.policy.tokenizer)
+    processes.wait_for_all("warm start")
+  return params
+
+
+def optimizer(config: RunConfig) -> optax.GradientTransformation:
+  """The optimizer as configured for the warm-up."""
+  sft = config.sft
+  cosine = sft.schedule == "cosine"
+  return setup.make_optimizer(
     config,
     sft,
     schedule=sft.schedule,
-    total_steps=sft.steps if sft.schedule == "cosine" else 0,
-    final_fraction=0.1 if sft.schedule == "cosine" else 0.0,
+    total_steps=sft.steps if cosine else 0,
+    final_fraction=0.1 if cosine else 0.0,
   )
+
+
+def imitate(
+  config: RunConfig,
+  current: state.TrainState,
+  rows: Iterator[list[packing.Batch]],
+  first: int,
+  *,
+  save: Callable[[int, state.TrainState], None],
+  log: Callable[[int, dict[str, float]], None],
+  notice: Notice,
+) -> state.TrainState:
+  """Steps `first` to `sft.steps` on `rows`; returns the last state. `current` is donated.
+
+  Saves every `sft.save_every` steps, after the last one, and where it is asked to stop.
+
+  Raises:
+    Preempted: once the step that a signal came in is learnt and saved, in every process alike.
+  """
+  sft, tx = config.sft, optimizer(config)
   objective = train_step.Objective(
     "sft",
-    mtp_weight=sft.mtp_weight if cfg.mtp_depth else 0.0,
+    mtp_weight=sft.mtp_weight if config.policy.model.mtp_depth else 0.0,
     balance_rate=sft.balance_rate,
     remat=config.learner.remat,
     attention_peaks=sft.qk_clip > 0,
   )
-  params = setup.with_adapters(config, setup.initial_params(config))
-  current = setup.fresh_state(config, params, tx)
-  manager = checkpoint.open_manager(workdir.checkpoints / "sft", keep=1)
-  first, current, _ = setup.restored(manager, current)
-  log = logger(workdir, "sft", first)
-  rows = batches(config, workdir, rates, first)
-  with Progress("warm-up", sft.steps, first) as progress:
+  with notice.held(), Progress("warm-up", sft.steps, first) as progress:
     for step in range(first, sft.steps):
       began = time.monotonic()
-      current, metrics = train_step.update(current, next(rows), cfg, objective, tx)
+      current, metrics = train_step.update(current, next(rows), config.policy.model, objective, tx)
       tokens = sft.rows_per_step * config.learner.row_tokens
       metrics["learner_tokens_per_s"] = tokens / (time.monotonic() - began)
       log(step, metrics)
       progress.advance(loss=metrics["loss"], tokens_per_s=metrics["learner_tokens_per_s"])
-      if (step + 1) % sft.save_every == 0 or step + 1 == sft.steps:
-        checkpoint.save(manager, step + 1, current, {"step": step + 1})
-  manager.close()
-  params = distilled(config, workdir, lora.merged(current.policy.params), rows)
-  params = processes.gathered(params)
-  if processes.is_first():
-    base.save(params, cfg, workdir.warm_start, tokenizer=config.policy.tokenizer)
-  return params
+      stop = processes.any_of(notice.arrived)
+      if stop or (step + 1) % sft.save_every == 0 or step + 1 == sft.steps:
+        save(step + 1, current)
+      if stop:
+        raise Preempted("SIGTERM")
+  return current
 
 
 def logger(workdir: Workdir, phase: str, first: int) -> Callable[[int, dict[str, float]], None]:
@@ -77,9 +115,16 @@ def logger(workdir: Workdir, phase: str, first: int) -> Callable[[int, dict[str,
 
 
 def distilled(
-  config: RunConfig, workdir: Workdir, params: dict[str, Any], rows: Iterator[list[packing.Batch]]
+  config: RunConfig,
+  workdir: Workdir,
+  params: dict[str, Any],
+  rows: Iterator[list[packing.Batch]],
+  notice: Notice,
 ) -> dict[str, Any]:
-  """`params` after `sft.mtp_steps` of distilling the draft module from the policy's own head."""
+  """`params` after `sft.mtp_steps` of distilling the draft module from the policy's own head.
+
+  These steps are few, and made again where they are cut.
+  """
   cfg, sft = config.policy.model, config.sft
   if not sft.mtp_steps:
     return params
@@ -93,6 +138,8 @@ def distilled(
       current, metrics = train_step.update(current, next(rows), cfg, objective, tx)
       log(step, metrics)
       progress.advance(acceptance=metrics["mtp_acceptance"])
+      if processes.any_of(notice.arrived):
+        raise Preempted("SIGTERM")
   return current.policy.params
 
 

@@ -24,7 +24,7 @@ from jaxrl_agents.envs import search, search_drills
 from jaxrl_agents.harness.process import Job
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.retrieval.chunks import Chunk
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import players, setup
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
@@ -142,13 +142,16 @@ def play(
   groups: dict[str, Group] = {}
   sampling = setup.sampling(config, config.seed)
   with (
+    players.door(config) as door,
     WorkerPool(
       setup.expert_spec(config, corpus),
       config.workers.processes,
       stall_s=config.workers.stall_s,
+      door=door,
     ) as pool,
     Progress(label, len(tasks)) as progress,
   ):
+    pool.wait_until_ready()
     for i, task in enumerate(tasks):
       pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
     while len(groups) < len(tasks):

@@ -11,11 +11,15 @@ from typing import Protocol
 import numpy as np
 
 from jaxrl_agents.sampler.sequence import Failure
+from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Generation, Limits
 
 
 class Steps(Protocol):
   """What is needed of an engine."""
+
+  @property
+  def stats(self) -> Stats: ...
 
   @property
   def num_unfinished(self) -> int: ...

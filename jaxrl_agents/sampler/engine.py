@@ -8,8 +8,8 @@ sequences and one for many: after `warm_up` nothing compiles.
 
 from __future__ import annotations
 
-import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,47 +24,19 @@ from jaxrl_agents.sampler import steps
 from jaxrl_agents.sampler.pages import PagePool
 from jaxrl_agents.sampler.scheduler import Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
+from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import NOT_ROUTED, Generation, Limits
 
 _FEWER_ROWS = 4
 """A decode step of at most a quarter of the slots runs a program of a quarter of the rows."""
 
 
-@dataclasses.dataclass
-class Stats:
-  """Counters since the engine was made.
-
-  Attributes:
-    forwards: passes of the main model (prefill and decode steps).
-    decoded_rows: sequences summed over decode steps; (tokens sampled there) / decoded_rows is the
-      accepted length.
-    tokens: sampled ids that were kept.
-    drafted: drafted ids.
-    accepted: drafted ids that stood.
-    prompt_tokens: of all submitted requests.
-    prefix_hit_tokens: positions that needed no prefill.
-    preempted: sequences that gave up their pages and were computed again.
-    failed: requests that ended without a Generation.
-    compiles: programs compiled.
-  """
-
-  forwards: int = 0
-  decoded_rows: int = 0
-  tokens: int = 0
-  drafted: int = 0
-  accepted: int = 0
-  prompt_tokens: int = 0
-  prefix_hit_tokens: int = 0
-  preempted: int = 0
-  failed: int = 0
-  compiles: int = 0
-
-
 class Engine:
   """Samples replies to prompts, many at a time.
 
   Made and used under a mesh (jax.set_mesh), it samples with all its devices: rows, heads and
-  experts are split over them. With several processes, each makes the same calls in one order.
+  experts are split over them. With several processes, each makes the same calls in one
+  order, at the same times of their clocks (sampler.lockstep).
 
   Invariant: between two steps every running sequence has `num_tokens - 1` positions cached (or is
   being prefilled), and each sampled id carries the log-probability and version of the weights that
@@ -82,6 +54,7 @@ class Engine:
     draft_tokens: ids drafted per decode step by the first MTP module; 0 decodes one id a step.
     prefill_rows: sequences that one prefill step serves at most.
     dtype: of the cache.
+    clock: seconds; what deadlines are measured by.
 
   Raises:
     ValueError: the cache cannot hold one sequence of max_context_tokens, or there is nothing to
@@ -102,6 +75,7 @@ class Engine:
     draft_tokens: int,
     prefill_rows: int = 4,
     dtype: Any = jnp.float32,
+    clock: Callable[[], float] = time.monotonic,
   ):
     max_pages = -(-(max_context_tokens + draft_tokens) // page_tokens)
     if num_pages <= max_pages:
@@ -118,6 +92,7 @@ class Engine:
     self.version = version
     self.stats = Stats()
     self.max_context_tokens = max_context_tokens
+    self._clock = clock
     self._draft_tokens = draft_tokens
     self._prefill_tokens = prefill_tokens
     self._prefill_rows = prefill_rows
@@ -187,7 +162,7 @@ class Engine:
       num_prompt=len(prompt),
       max_tokens=max_tokens,
       limits=limits,
-      deadline=time.monotonic() + limits.deadline_s,
+      deadline=self._clock() + limits.deadline_s,
     )
     self._next_id += 1
     self._scheduler.add(sequence)
@@ -257,7 +232,7 @@ class Engine:
 
   def _fail_expired(self) -> list[tuple[int, Generation | Failure]]:
     failed = []
-    for sequence in self._scheduler.expired(time.monotonic()):
+    for sequence in self._scheduler.expired(self._clock()):
       sampled = sequence.num_tokens - sequence.num_prompt
       text = (
         f"request {sequence.id}: {sampled} tokens sampled after a prompt of {sequence.num_prompt} "

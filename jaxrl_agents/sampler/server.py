@@ -34,7 +34,8 @@ class RolloutServer:
 
   Args:
     engine: an Engine.
-    pool: a harness.workers.WorkerPool: submit(job), poll(timeout_s), send(worker, message).
+    pool: a harness.workers.WorkerPool: submit(job), poll(timeout_s), send(worker, message),
+      describe().
     max_rollouts: rollouts in play at once, in whole groups; one group is always played.
     deterministic: step the engine only when every episode in play waits for a generation, and
       submit in an order that depends on the requests alone, so that a run is bitwise repeatable.
@@ -201,7 +202,7 @@ class RolloutServer:
         f"no message and no engine step for {waited:.0f} s (stall_s={self._stall_s:g}): "
         f"{self._rollouts_in_play} rollouts in play, {len(self._held)} requests held, "
         f"{len(self._asked)} in the engine, groups {sorted(self._groups)[:8]}, "
-        f"{self._pool.unfinished} unfinished in the pool; engine: {self._engine.describe()}; "
+        f"pool: {self._pool.describe()}; engine: {self._engine.describe()}; "
         f"last error: {self._last_error or 'none'}"
       )
 

@@ -1,30 +1,40 @@
 """A whole run in little, for tests that kill it: python small_run.py FOLDER [OPTIONS].
 
-OPTIONS are in JSON, {"steps": 2, "save_every": 100, "mesh": {"expert": 2}}, each of them if wanted.
+OPTIONS are in JSON: {"learner": {"steps": 2}, "mesh": {"expert": 2}}, sections of the config; and
+{"processes": ["127.0.0.1:7000", 2, 0]} for one of several processes.
 """
 
 import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_agents import chat
-from jaxrl_agents.config import LearnerConfig, MeshConfig, PolicySection, RunConfig
-from jaxrl_agents.harness.process import Job, WorkerSpec
-from jaxrl_agents.harness.rollout import Sampling
-from jaxrl_agents.harness.workers import WorkerPool
-from jaxrl_agents.learner import checkpoint, loop, preemption, state, train_step
+from jaxrl_agents.config import (
+  LearnerConfig,
+  PolicySection,
+  RunConfig,
+  SamplerConfig,
+  SearchConfig,
+  WorkersConfig,
+)
+from jaxrl_agents.harness.process import WorkerSpec
+from jaxrl_agents.learner import checkpoint, loop, state, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
+from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import command, setup
-from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.sampler.server import RolloutServer
+from jaxrl_agents.runs import command, rl, setup
+from jaxrl_agents.runs import processes as processes_lib
+from jaxrl_agents.runs.players import Players
 from jaxrl_agents.types import Task
 from jaxrl_agents.weights import store
+from jaxrl_agents.wire.bond import Bond
 
 CFG = PolicyConfig(
   vocab_size=chat.load("base").vocab_size,
@@ -37,8 +47,16 @@ CFG = PolicyConfig(
   experts_per_token=1,
   expert_ffw_dim=8,
 )
-LEARNER = LearnerConfig(
-  steps=4, groups_per_step=2, group_size=2, substeps=2, row_tokens=64, rows_per_microbatch=2
+CONFIG = RunConfig(
+  name="small",
+  policy=PolicySection(model=CFG),
+  seed=1,
+  search=SearchConfig(token_budget=64, max_new_tokens=6),
+  sampler=SamplerConfig(slots=4, page_tokens=8, num_pages=100, prefill_tokens=32, draft_tokens=0),
+  workers=WorkersConfig(processes=1, episodes=2, stall_s=60, deterministic=True),
+  learner=LearnerConfig(
+    steps=4, groups_per_step=2, group_size=2, substeps=2, row_tokens=64, rows_per_microbatch=2
+  ),
 )
 TASKS = [Task(f"t{i}", "counting", f"count {i}", {"level": 0}) for i in range(6)]
 
@@ -49,15 +67,27 @@ def odd_share(trajectory) -> float:
   return float(np.mean(sampled % 2))
 
 
-def run(folder: pathlib.Path, *, mesh: dict[str, int] | None = None, **options: int) -> None:
+def configured(**sections: dict[str, Any]) -> RunConfig:
+  """CONFIG with options of sections replaced."""
+  changed = {k: dataclasses.replace(getattr(CONFIG, k), **v) for k, v in sections.items()}
+  return dataclasses.replace(CONFIG, **changed)
+
+
+def run(folder: pathlib.Path, *, processes: Sequence[Any] = (), **sections: dict[str, Any]) -> None:
   """Trains to the last step from where the folder stands; leaves params.npz and the ledger."""
-  sizes = MeshConfig(**mesh or {})
-  config = RunConfig(name="small", policy=PolicySection(model=CFG), seed=1, mesh=sizes)
-  with setup.devices(config):
-    trained(config, folder, dataclasses.replace(LEARNER, **options))
+  if processes:
+    processes_lib.start(*processes)
+  config = configured(**sections)
+  with (
+    setup.devices(config),
+    processes_lib.bound(config) as bond,
+    processes_lib.stoppable(bond) as notice,
+  ):
+    trained(config, folder, bond, notice)
+    processes_lib.wait_for_all("trained")
 
 
-def trained(config: RunConfig, folder: pathlib.Path, learner: LearnerConfig) -> None:
+def trained(config: RunConfig, folder: pathlib.Path, bond: Bond, notice: Notice) -> None:
   """`run` under the ambient mesh."""
   # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
   tx = state.make_optimizer(CFG, learning_rate=1e-2, eps=1e-4)
@@ -66,35 +96,21 @@ def trained(config: RunConfig, folder: pathlib.Path, learner: LearnerConfig) -> 
   first, current, ledger = setup.restored(manager, fresh)
   print(f"from {first}", flush=True)
   version = int(current.policy.version)
-  store.withdraw_after(version, folder / "weights")
-  engine = Engine(
-    CFG,
+  if bond.is_first:
+    store.withdraw_after(version, folder / "weights")
+  with Players(
+    config,
+    WorkerSpec("tests.sampler.counting:build"),
     current.policy.params,
-    version=version,
-    slots=4,
-    page_tokens=8,
-    num_pages=100,
-    max_context_tokens=64,
-    prefill_tokens=32,
-    draft_tokens=0,
-    prefill_rows=1,
-  )
-  workers = WorkerPool(WorkerSpec("tests.sampler.counting:build"), 1, groups_per_worker=4)
-  with preemption.watched() as notice, workers as pool:
-    server = RolloutServer(engine, pool, max_rollouts=2, deterministic=True)
-
-    def collect(tasks, step):
-      jobs = [Job(f"{step} {i}", t, 2, Sampling(seed=step)) for i, t in enumerate(tasks)]
-      return sorted(server.collect(jobs), key=lambda g: g.trajectories[0].group_id)
-
-    def publish(params, number):
-      store.publish(params, number, folder / "weights")
-      engine.set_params(store.fetch(folder / "weights", number), number)
-
+    version,
+    weights=folder / "weights",
+    bond=bond,
+    notice=notice,
+  ) as players:
     plan = loop.Plan(
-      collect=collect,
+      collect=lambda tasks, step: rl.collect(config, players, tasks, step),
       total=lambda trajectory, step: odd_share(trajectory),
-      publish=publish,
+      publish=players.publish,
       save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
       report=lambda step, metrics, groups: print(f"step {step}", flush=True),
       held=notice.held,
@@ -104,18 +120,20 @@ def trained(config: RunConfig, folder: pathlib.Path, learner: LearnerConfig) -> 
       TaskStream(TASKS, 0, ledger.get("stream")),
       plan,
       cfg=CFG,
-      learner=learner,
+      learner=config.learner,
       tx=tx,
       objective=train_step.Objective("rl"),
       first_step=first,
     )
   manager.close()
-  leaves = {f"p{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(current.policy.params))}
-  np.savez(folder / "params.npz", version=int(current.policy.version), **leaves)
+  params = processes_lib.gathered(current.policy.params)
+  leaves = {f"p{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
+  if bond.is_first:
+    np.savez(folder / "params.npz", version=int(current.policy.version), **leaves)
 
 
 if __name__ == "__main__":
   sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
   folder, *more = sys.argv[1:]
   sys.argv[1:] = []  # the command takes flags alone
-  command.run(lambda: run(pathlib.Path(folder), **json.loads(*more or ["{}"])))
+  command.run(lambda: run(pathlib.Path(folder), **json.loads(*more or ["{}"])), processes_lib.leave)

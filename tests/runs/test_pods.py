@@ -1,9 +1,11 @@
 """The launch scripts: what --dry_run prints is whole, and bad flags end in a line."""
 
+import os
 import pathlib
 import subprocess
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
 TPU = ("scripts/tpu_pod.sh", "--config=configs/gpt_oss_20b_rl.py", "--workdir=/mnt/runs/a")
@@ -52,6 +54,7 @@ def test_the_batch_script_ends_with_the_status_of_the_run_and_queues_a_stopped_o
     ".venv/bin/python": "trap 'echo saved >run.log; exit 143' TERM; touch begun; while :; do "
     "sleep 0.1; done",
     "bin/scontrol": 'echo "$@" >>run.log',
+    "bin/srun": 'while [[ $1 = -* ]]; do shift; done; exec "$@"',
   }
   for name, body in tools.items():
     file = tmp_path / name
@@ -69,6 +72,72 @@ def test_the_batch_script_ends_with_the_status_of_the_run_and_queues_a_stopped_o
   assert (tmp_path / "run.log").read_text() == "saved\nrequeue 7\n"
 
 
+def test_slices_and_workers_are_components_of_one_job_with_one_config():
+  more = ("--nodes=2", "--slices=2", "--worker_nodes=4", "--key_file=/shared/key")
+  text = printed(*GPU, *more, "--set", "lora.targets=('qkv','out')")
+  script = text.partition("<<END\n")[2].rpartition("END\n")[0]
+  assert run("bash", "-n", input=script).returncode == 0
+  sizes = [line.split()[1] for line in script.splitlines() if line.startswith("#SBATCH --nodes")]
+  assert sizes == ["--nodes=2", "--nodes=1", "--nodes=1", "--nodes=4"]
+  assert script.count("#SBATCH hetjob") == 3 and "JAXRL_KEY_FILE=/shared/key" in script
+  # What each step of the job runs, as its own shell reads it.
+  said = {"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "HEAD": "n0"}
+  steps = [line.removesuffix(" &") for line in script.splitlines() if line.startswith("srun")]
+  show = "exec() { echo $@; }; scontrol() { echo n7; echo n8; }; export -f exec scontrol; "
+  show += 'srun() { while [[ $1 = -* ]]; do shift; done; "$@"; }; '
+  found = [run("bash", "-c", show + step, env={**os.environ, **said}).stdout for step in steps]
+  same = (
+    "--config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/a --set=lora.targets=('qkv','out') "
+  )
+  same += "--set=workers.listen=0.0.0.0:7000 --set=sampler.slices=2"
+  python = ".venv/bin/python scripts/"
+  assert found == [
+    f"{python}sampler.py {same} --connect=n0:7000\n",
+    f"{python}sampler.py {same} --connect=n0:7000\n",
+    f"{python}worker.py --connect=n0:7000 --processes=96\n",
+    f"{python}train_rl.py {same} --coordinator=n7:7001 --num_processes=2 --process_id=1\n",
+  ]
+
+
+def test_each_role_is_a_job_whose_pods_know_their_names_and_numbers():
+  more = ("--scheduler=kubernetes", "--image=i", "--claim=runs", "--secret=key", "--nodes=2")
+  text = printed(*GPU, *more, "--slices=1", "--worker_nodes=1")
+  found = list(yaml.safe_load_all(text.partition("<<END\n")[2].rpartition("END\n")[0]))
+  assert [each["metadata"]["name"] for each in found] == [
+    "jaxrl",
+    "jaxrl-learner",
+    "jaxrl-sampler0",
+    "jaxrl-worker0",
+  ]
+  containers = [job["spec"]["template"]["spec"]["containers"][0] for job in found[1:]]
+  learner, sampler, worker = (each["command"] for each in containers)
+  assert learner[1] == "scripts/train_rl.py" and learner[-3:] == [
+    "--coordinator=jaxrl-learner-0.jaxrl:7001",
+    "--num_processes=2",
+    "--process_id=$(JOB_COMPLETION_INDEX)",
+  ]
+  assert sampler[1:-1] == ["scripts/sampler.py", *learner[2:-3]]
+  assert sampler[-1] == worker[2] == "--connect=jaxrl-learner-0.jaxrl:7000"
+  assert [("limits" in each["resources"]) for each in containers] == [True, True, False]
+  assert all(each["env"][1]["name"] == "JAXRL_KEY" for each in containers)
+
+
+def test_slices_and_worker_machines_of_a_tpu_run_find_its_first_host(tmp_path):
+  key = tmp_path / "key"
+  key.touch()
+  more = ("--topology=v5p:4x4x4", "--slices=1", "--slice_topology=v5p:2x2x1", "--worker_vms=1")
+  text = printed(*TPU, *more, f"--key_file={key}").replace("\\ ", " ")
+  kinds = [line.split("accelerator-type=")[1].split()[0] for line in text.splitlines()[:2]]
+  assert kinds == ["v5p-128", "v5p-8"]
+  services = [line for line in text.splitlines() if "systemd-run" in line]
+  scripts = ["train_rl.py", "sampler.py", "worker.py"]
+  assert [name in line for name, line in zip(scripts, services, strict=True)] == [True] * 3
+  same = "--set=workers.listen=0.0.0.0:7000 --set=sampler.slices=1"
+  assert f"{same} --coordinator=FIRST_HOST_OF_jaxrl:7001" in services[0]
+  assert services[1].endswith(f"{same} --connect=FIRST_HOST_OF_jaxrl:7000")  # one host: alone
+  assert all("JAXRL_KEY_FILE=%h/.jaxrl_key" in line for line in services)
+
+
 def test_the_manifest_names_image_claim_and_grace():
   more = ("--scheduler=kubernetes", "--image=registry/jaxrl", "--claim=runs", "--grace_s=90")
   text = printed(*GPU, *more)
@@ -84,7 +153,9 @@ def test_the_manifest_names_image_claim_and_grace():
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    ((*TPU, "--topology=v6e:8x8"), "--topology=v6e:8x8 is not one host"),
+    ((*TPU, "--topology=v6e:eight"), "--topology=v6e:eight is no topology"),
+    ((*TPU, "--topology=v6e:2x4", "--slices=1"), "--slices and --worker_vms need --key_file"),
+    ((*GPU, "--slices=1"), "--slices and --worker_nodes need --key_file"),
     ((*TPU, "--topology=v6e:2x4", "--config=configs/none.py"), "configs/none.py is no file"),
     ((*GPU, "--workdir=runs/a"), "--workdir=runs/a is no absolute path"),
     ((*GPU, "--gpus=many"), "--gpus=many is no positive number"),

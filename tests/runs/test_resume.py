@@ -66,13 +66,13 @@ def test_a_run_killed_at_random_moments_ends_with_the_parameters_of_one_that_was
 def test_sigterm_loses_no_finished_step_whatever_save_every_is(whole, cache, tmp_path):
   """The small run ends within 60 s of the signal; ten of them wait for workers at most."""
   stopped = tmp_path / "stopped"
-  process = start(stopped, cache, save_every=100)
+  process = start(stopped, cache, learner={"save_every": 100})
   assert [process.stdout.readline() for _ in range(3)] == ["from 0\n", "step 0\n", "step 1\n"]
   process.send_signal(signal.SIGTERM)
   output, _ = process.communicate(timeout=60)
   assert process.returncode == 143
   finished = 2 + output.count("step ")
-  assert finish(stopped, cache, save_every=100).startswith(f"from {finished}\n")
+  assert finish(stopped, cache, learner={"save_every": 100}).startswith(f"from {finished}\n")
   assert_same_parameters(whole, stopped)
 
 
@@ -80,12 +80,14 @@ def test_a_machine_that_dies_without_a_warning_loses_save_every_steps_at_most(
   whole, cache, tmp_path
 ):
   killed = tmp_path / "killed"
-  process = start(killed, cache, save_every=2)
+  process = start(killed, cache, learner={"save_every": 2})
   for _ in range(4):  # from 0, then steps 0, 1 and 2, of which the first two are saved
     process.stdout.readline()
   process.send_signal(signal.SIGKILL)
   process.wait(30)
-  first = int(finish(killed, cache, save_every=2).partition("\n")[0].removeprefix("from "))
+  first = int(
+    finish(killed, cache, learner={"save_every": 2}).partition("\n")[0].removeprefix("from ")
+  )
   assert first in (2, 4)  # 4 where the last step ended before the signal came
   assert_same_parameters(whole, killed)
 
@@ -105,9 +107,9 @@ def test_a_run_that_changes_its_mesh_halfway_ends_with_the_parameters_of_one_dev
   cache = tmp_path / "cache"
   flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
   monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=4")
-  finish(tmp_path / "one", cache, steps=2)
-  finish(tmp_path / "many", cache, steps=1, mesh={"expert": 2, "context": 2})
-  finish(tmp_path / "many", cache, steps=2, mesh={"fsdp": 2, "context": 2})
+  finish(tmp_path / "one", cache, learner={"steps": 2})
+  finish(tmp_path / "many", cache, learner={"steps": 1}, mesh={"expert": 2, "context": 2})
+  finish(tmp_path / "many", cache, learner={"steps": 2}, mesh={"fsdp": 2, "context": 2})
   expected, found = (np.load(tmp_path / name / "params.npz") for name in ("one", "many"))
   assert found["version"] == expected["version"] > 0
   for name in expected.files:

@@ -108,14 +108,17 @@ def test_a_group_that_kills_every_worker_ends_with_its_name(engine, pool, tmp_pa
 
 def test_no_progress_ends_with_the_state_of_everything(engine):
   class SilentPool:
-    unfinished = 1
-
     def submit(self, job):
       pass
+
+    def describe(self):
+      return "one worker"
 
     def poll(self, timeout_s):
       return []
 
   server = RolloutServer(engine, SilentPool(), max_rollouts=1, stall_s=0.01)
-  with pytest.raises(RolloutError, match="2 rollouts in play.*'e0'.*engine: version"):
+  with pytest.raises(
+    RolloutError, match="2 rollouts in play.*'e0'.*pool: one worker; engine: version"
+  ):
     list(server.collect([job("e0")]))

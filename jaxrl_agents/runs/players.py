@@ -1,0 +1,232 @@
+"""Who plays the episodes of a run: an engine, or sampler slices, and the workers around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.harness.process import Job, WorkerSpec
+from jaxrl_agents.harness.workers import WorkerPool
+from jaxrl_agents.learner.preemption import Notice, Preempted
+from jaxrl_agents.runs import processes, setup
+from jaxrl_agents.sampler import lockstep
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.lockstep import Leader
+from jaxrl_agents.sampler.server import RolloutServer
+from jaxrl_agents.sampler.slices import Slices
+from jaxrl_agents.sampler.stats import Stats
+from jaxrl_agents.types import Group, Task
+from jaxrl_agents.weights import store
+from jaxrl_agents.wire import door as door_lib
+from jaxrl_agents.wire.bond import Bond
+from jaxrl_agents.wire.door import Door
+
+PUBLISHED_KEPT = 2
+
+
+def make_engine(
+  config: RunConfig, params: dict[str, Any], version: int, clock: Callable[[], float]
+) -> Engine:
+  """The engine of a run on the ambient mesh."""
+  sampler = config.sampler
+  return Engine(
+    config.policy.model,
+    params,
+    version=version,
+    slots=sampler.slots,
+    page_tokens=sampler.page_tokens,
+    num_pages=sampler.num_pages,
+    max_context_tokens=config.search.token_budget,
+    prefill_tokens=sampler.prefill_tokens,
+    draft_tokens=sampler.draft_tokens,
+    dtype=config.policy.dtype,
+    clock=clock,
+  )
+
+
+@contextlib.contextmanager
+def door(config: RunConfig) -> Iterator[Door | None]:
+  """Where workers and samplers of other machines come in; None where nobody is to.
+
+  Raises:
+    ValueError: there is no key.
+  """
+  if not config.workers.listen:
+    yield None
+    return
+  runs = door_lib.code()
+  expected = {"worker": runs, "sampler": {**runs, "config": config_lib.sha256(config)}}
+  with Door(config.workers.listen, door_lib.read_key(), expected) as opened:
+    yield opened
+
+
+class Players:
+  """Plays groups with the newest weights. Use as a context manager.
+
+  Of several processes each makes one, and all make the same calls of it; the first alone has
+  workers, and the others' engines repeat what its engine does.
+
+  Args:
+    config: of the run.
+    spec: of the workers.
+    params: that are sampled first, of `version`, adapters merged.
+    version: likewise.
+    weights: folder of the published versions; needed to publish, and for slices.
+    bond: with the other processes; none for one that is alone.
+    notice: of a wish to stop, which is followed while groups are played.
+  """
+
+  def __init__(
+    self,
+    config: RunConfig,
+    spec: WorkerSpec,
+    params: dict[str, Any],
+    version: int,
+    *,
+    weights: pathlib.Path | None,
+    bond: Bond,
+    notice: Notice,
+  ):
+    self._config, self._spec = config, spec
+    self._weights = weights or pathlib.Path()
+    self._bond, self._notice = bond, notice
+    self._clock = lockstep.Clock()
+    self._engine: Engine | None = None
+    self._slices: Slices | None = None
+    self._seen = Stats()
+    self._stack = contextlib.ExitStack()
+    if config.sampler.slices:
+      if bond.is_first:  # what another run left under this number is not what is sampled first
+        store.withdraw_after(version - 1, self._weights)
+      self._publish(params, version)
+    else:
+      self._engine = make_engine(config, params, version, self._clock)
+    with self._stack:
+      if bond.is_first:
+        self._server = self._serve(version)
+      self._stack = self._stack.pop_all()
+
+  def __enter__(self) -> Players:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._stack.close()
+
+  @property
+  def stats(self) -> Stats:
+    """The counters of the engine, or of all slices."""
+    found = self._slices or self._engine
+    return found.stats if found else Stats()
+
+  def warm_up(self) -> None:
+    """Compiles every program of the engine, or waits for the slices to have done so; waits for a
+    worker.
+    """
+    if self._engine:
+      self._engine.warm_up()
+    if self._slices:
+      self._slices.wait_until_ready()
+    if self._bond.is_first:
+      self._pool.wait_until_ready()
+
+  def play(self, tasks: Sequence[Task], rollouts: int, *, seed: int, label: str) -> Iterator[Group]:
+    """The groups of `tasks` as they finish; group ids are "label i". In the first process alone."""
+    how = setup.sampling(self._config, seed)
+    jobs: Iterable[Job] = (Job(f"{label} {i}", t, rollouts, how) for i, t in enumerate(tasks))
+    return self._server.collect(jobs)
+
+  def shared(self, make: Callable[[], list[Group]]) -> list[Group]:
+    """What `make` gives in the first process, in every process.
+
+    Raises:
+      Preempted: in all of them, where one was asked to stop meanwhile.
+    """
+    if not self._bond.is_first:
+      return self._follow("groups")
+    try:
+      with self._notice.released():
+        groups = make()
+    except KeyboardInterrupt:
+      self._bond.tell(("stopped", None))
+      raise
+    self._bond.tell(("groups", groups))
+    return groups
+
+  def publish(self, params: dict[str, Any], version: int) -> None:
+    """Writes a version, adapters merged; then the sampler fetches and verifies it."""
+    self._publish(params, version)
+    if self._bond.is_first:
+      self._bond.tell(("load", version))
+    else:
+      self._follow("load")
+    if self._engine:
+      self._engine.set_params(store.fetch(self._weights, version), version)
+    if self._slices:
+      self._slices.load(version)
+
+  def take_stats(self) -> dict[str, int]:
+    """The counters since the last call."""
+    now, seen = dataclasses.asdict(self.stats), dataclasses.asdict(self._seen)
+    self._seen = dataclasses.replace(self.stats)
+    return {name: now[name] - seen[name] for name in now}
+
+  def _serve(self, version: int) -> RolloutServer:
+    """Opens the door, starts the workers and the sampler's side of the first process."""
+    workers = self._config.workers
+    opened = self._stack.enter_context(door(self._config))
+    self._pool = self._stack.enter_context(
+      WorkerPool(
+        self._spec,
+        workers.processes,
+        groups_per_worker=workers.episodes,
+        stall_s=workers.stall_s,
+        door=opened,
+      )
+    )
+    sampler: Leader | Slices
+    if self._engine:
+      tell = lambda calls: self._bond.tell(("calls", calls))
+      sampler = Leader(self._engine, self._clock, tell, self._notice.held)
+    else:
+      assert opened is not None  # config.validate
+      sampler = self._slices = self._stack.enter_context(
+        Slices(
+          opened,
+          self._config.sampler.slices,
+          version,
+          max_context_tokens=self._config.search.token_budget,
+          vocab_size=self._config.policy.model.vocab_size,
+          deterministic=workers.deterministic,
+          stall_s=workers.stall_s,
+        )
+      )
+    return RolloutServer(
+      sampler,
+      self._pool,
+      max_rollouts=workers.episodes,
+      deterministic=workers.deterministic,
+      stall_s=workers.stall_s,
+    )
+
+  def _publish(self, params: dict[str, Any], version: int) -> None:
+    whole = processes.gathered(params)
+    if self._bond.is_first:
+      store.publish(whole, version, self._weights, keep=PUBLISHED_KEPT)
+
+  def _follow(self, wanted: str) -> Any:
+    """Repeats the engine's calls of the first process until it says what is wanted."""
+    while True:
+      kind, content = self._bond.hear()
+      if kind == "calls":
+        assert self._engine is not None
+        lockstep.replay(content, self._engine, self._clock)
+      elif kind == "stopped":
+        raise Preempted("the first process was asked to stop")
+      else:
+        assert kind == wanted, (kind, wanted)
+        return content

@@ -1,0 +1,103 @@
+"""One engine in several processes: the first decides, the others make the same calls.
+
+The engine's programs run on the devices of all processes, so each must start the same ones in the
+same order. What the host decides follows from the calls and the clock alone: both are told before
+each step, and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.sampler.client import Steps
+from jaxrl_agents.sampler.sequence import Failure
+from jaxrl_agents.sampler.stats import Stats
+from jaxrl_agents.types import Generation, Limits
+
+Call = tuple[float, str, tuple[Any, ...]]
+"""(time.monotonic of the first process, method of the engine, arguments)"""
+
+
+@dataclasses.dataclass
+class Clock:
+  """What an engine takes for the time: that of the first process at its last call."""
+
+  now: float = 0.0
+
+  def __call__(self) -> float:
+    return self.now
+
+
+class Leader:
+  """The first process' engine, whose calls the others repeat. A client.Steps.
+
+  Invariant: calls are told in the order they were made, and all before the step that follows them.
+
+  Args:
+    engine: made with `clock` as its clock.
+    clock: of the engine.
+    tell: sends calls to the other processes.
+    held: entered for each step: what must not be cut, or the others would wait for it.
+  """
+
+  def __init__(
+    self,
+    engine: Steps,
+    clock: Clock,
+    tell: Callable[[list[Call]], None],
+    held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+  ):
+    self._engine, self._clock, self._tell, self._held = engine, clock, tell, held
+    self._untold: list[Call] = []
+
+  @property
+  def stats(self) -> Stats:
+    """Of the engine."""
+    return self._engine.stats
+
+  @property
+  def num_unfinished(self) -> int:
+    """Requests that wait or run."""
+    return self._engine.num_unfinished
+
+  def submit(self, prompt: np.ndarray, limits: Limits) -> int:
+    """See Engine.submit."""
+    return self._call("submit", prompt, limits)
+
+  def cancel(self, request_id: int) -> None:
+    """See Engine.cancel."""
+    self._call("cancel", request_id)
+
+  def step(self) -> list[tuple[int, Generation | Failure]]:
+    """See Engine.step; the others step with it."""
+    with self._held():
+      self._untold.append((time.monotonic(), "step", ()))
+      told, self._untold = self._untold, []
+      self._tell(told)
+      return replay(told[-1:], self._engine, self._clock)
+
+  def describe(self) -> str:
+    """See Engine.describe."""
+    return self._engine.describe()
+
+  def _call(self, name: str, *arguments: Any) -> Any:
+    call = (time.monotonic(), name, arguments)
+    found = replay([call], self._engine, self._clock)
+    self._untold.append(call)  # not where it raised: then it changed nothing
+    return found
+
+
+def replay(calls: Sequence[Call], engine: Steps, clock: Clock) -> Any:
+  """Makes calls on an engine at the times they were first made; returns what the last returned."""
+  found = None
+  for now, name, arguments in calls:
+    clock.now = now
+    found = getattr(engine, name)(*arguments)
+  return found

@@ -1,0 +1,169 @@
+"""A run in several processes, and one whose sampler is a process of its own: the numbers of one."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Less compiling: the programs run for an instant.
+FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+MESH = {"expert": 2, "fsdp": 4}  # rows and experts are cut between the processes
+LEARNER = {"steps": 2, "rows_per_microbatch": 8}
+
+
+def start(script, folder, cache, devices, **options):
+  environment = {
+    **os.environ,
+    "JAX_COMPILATION_CACHE_DIR": str(cache),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": str(ROOT),
+    "JAXRL_KEY": "a secret of the tests",
+    "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
+  }
+  return subprocess.Popen(
+    [sys.executable, str(ROOT / "tests/runs" / script), str(folder), json.dumps(options)],
+    cwd=ROOT,
+    env=environment,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def start_both(folder, cache, **options):
+  address = f"127.0.0.1:{free_port()}"
+  return [
+    start("small_run.py", folder, cache, 4, processes=[address, 2, i], mesh=MESH, **options)
+    for i in range(2)
+  ]
+
+
+def ended(process, status=0, limit_s=200):
+  output, _ = process.communicate(timeout=limit_s)
+  assert process.returncode == status, output[-3000:]
+  return output
+
+
+def free_port():
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, cache):
+  """A run of one process of eight devices."""
+  folder = tmp_path_factory.mktemp("one")
+  ended(start("small_run.py", folder, cache, 8, mesh=MESH, learner=LEARNER))
+  return folder
+
+
+def assert_same(one, other, **tolerance):
+  expected, found = (np.load(folder / "params.npz") for folder in (one, other))
+  assert found["version"] == expected["version"] == 4
+  for name in expected.files:
+    np.testing.assert_allclose(found[name], expected[name], **tolerance, err_msg=name)
+
+
+def wait_for(process, line):
+  for text in process.stdout:
+    if text.startswith(line):
+      return
+  raise AssertionError(f"it ended before {line!r}")
+
+
+@pytest.mark.timeout(400)
+def test_two_processes_of_four_devices_play_and_train_as_one_of_eight(one, cache, tmp_path):
+  """Parameters after two steps of two substeps each: within 1e-5."""
+  both = start_both(tmp_path, cache, learner=LEARNER)
+  for process in both:
+    assert "step 1" in ended(process)
+  assert_same(one, tmp_path, atol=1e-5)
+
+
+@pytest.mark.timeout(400)
+def test_sigterm_to_either_process_stops_and_saves_both_and_they_go_on(one, cache, tmp_path):
+  learner = {**LEARNER, "save_every": 100}
+  both = start_both(tmp_path, cache, learner=learner)
+  wait_for(both[0], "step 0")
+  both[1].send_signal(signal.SIGTERM)
+  for process in both:
+    ended(process, status=143)
+  again = start_both(tmp_path, cache, learner=learner)
+  assert all(re.search("^from [12]$", ended(process), re.MULTILINE) for process in again)
+  assert_same(one, tmp_path, atol=1e-5)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_ends_the_other_with_its_name(cache, tmp_path, killed):
+  both = start_both(tmp_path, cache, learner={**LEARNER, "steps": 10_000, "save_every": 100_000})
+  wait_for(both[killed], "step 0")
+  both[killed].send_signal(signal.SIGKILL)
+  began = time.monotonic()
+  output, _ = both[1 - killed].communicate(timeout=60)
+  assert both[1 - killed].returncode not in (0, None)
+  assert time.monotonic() - began < 40
+  assert f"process {killed} of the run is gone" in output, output[-3000:]
+  both[killed].communicate(timeout=10)
+
+
+@pytest.mark.timeout(400)
+def test_a_sampler_of_its_own_gives_the_numbers_of_the_engine_inside(cache, tmp_path):
+  """Bitwise, on one device each: the same programs in the same order. The learner is killed
+  between; the sampler finds it again.
+  """
+  alone, apart = tmp_path / "alone", tmp_path / "apart"
+  learner = {"steps": 3}
+  inside = start("small_run.py", alone, cache, 1, learner=learner)
+  ended(inside)
+  listen = f"127.0.0.1:{free_port()}"
+  sections = {
+    "learner": learner,
+    "sampler": {"slices": 1},
+    "workers": {"listen": listen},
+  }
+  sampler = start("small_sampler.py", apart, cache, 1, **sections)
+  killed = start("small_run.py", apart, cache, 1, **sections)
+  wait_for(killed, "step 0")
+  killed.send_signal(signal.SIGKILL)
+  killed.communicate(timeout=10)
+  ended(start("small_run.py", apart, cache, 1, **sections))
+  expected, found = (np.load(folder / "params.npz") for folder in (alone, apart))
+  assert found["version"] == expected["version"] == 6
+  for name in expected.files:
+    assert found[name].tobytes() == expected[name].tobytes(), name
+  ended(sampler)  # nobody for three seconds
+
+
+@pytest.mark.timeout(400)
+def test_requests_of_a_slice_that_is_killed_go_to_the_other(cache, tmp_path):
+  listen = f"127.0.0.1:{free_port()}"
+  sections = {
+    "learner": {"steps": 40, "save_every": 100},
+    "sampler": {"slices": 2},
+    "workers": {"listen": listen, "deterministic": False, "episodes": 8},
+  }
+  samplers = [start("small_sampler.py", tmp_path, cache, 1, **sections) for _ in range(2)]
+  learner = start("small_run.py", tmp_path, cache, 1, **sections)
+  wait_for(learner, "step 1")
+  samplers[0].send_signal(signal.SIGKILL)
+  output = ended(learner)
+  assert "step 39" in output and "the sampler slice at 127.0.0.1:" in output
+  ended(samplers[1])
+  samplers[0].communicate(timeout=10)

@@ -1,0 +1,67 @@
+"""SIGTERM in the warm-up: the step that it came in is learnt and saved, then the run ends."""
+
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_agents.learner import preemption
+from jaxrl_agents.learner.preemption import Preempted
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.runs import setup, sft
+from tests.runs.small_run import CFG, configured
+
+CONFIG = configured(
+  sft={"steps": 4, "save_every": 100, "rows_per_step": 2, "lr": 1e-2}, learner={"row_tokens": 16}
+)
+
+
+def rows():
+  """Endless batches, each of its own tokens."""
+  count = 0
+  while True:
+    tokens = np.random.default_rng(count).integers(1, 50, (2, 16)).astype(np.int32)
+    yield sft.microbatches(
+      {
+        "tokens": tokens,
+        "targets": np.roll(tokens, -1, axis=1),
+        "positions": np.broadcast_to(np.arange(16, dtype=np.int32), (2, 16)),
+        "segment_ids": np.ones((2, 16), np.int32),
+        "loss_mask": np.ones((2, 16), bool),
+      },
+      2,
+    )
+    count += 1
+
+
+def fresh():
+  return setup.fresh_state(CONFIG, params_lib.init(CFG, jax.random.key(0)), sft.optimizer(CONFIG))
+
+
+def test_sigterm_saves_the_step_it_came_in_and_the_next_run_ends_as_one_that_was_not_stopped():
+  saved, seen = {}, []
+
+  def save(step, state):
+    saved[step] = jax.tree.map(np.asarray, state.replace(key=0))
+
+  def log(step, metrics):
+    seen.append(step)
+    if seen == [0, 1]:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  stream = rows()
+  with preemption.watched() as notice:
+    with pytest.raises(Preempted):
+      sft.imitate(CONFIG, fresh(), stream, 0, save=save, log=log, notice=notice)
+  assert seen == [0, 1] and list(saved) == [2]
+  again = saved[2].replace(key=jax.random.key(CONFIG.seed))
+  again = jax.tree.map(lambda x: jax.numpy.asarray(x), again)
+  with preemption.watched() as notice:
+    sft.imitate(CONFIG, again, stream, 2, save=save, log=log, notice=notice)
+    assert list(saved) == [2, 4]
+    stopped = saved.pop(4)
+    sft.imitate(CONFIG, fresh(), rows(), 0, save=save, log=log, notice=notice)
+  for found, expected in zip(jax.tree.leaves(stopped), jax.tree.leaves(saved[4]), strict=True):
+    assert found.tobytes() == expected.tobytes()

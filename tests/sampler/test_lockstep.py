@@ -1,0 +1,96 @@
+"""Two engines, the second of which makes the calls of the first: what comes out is the same."""
+
+import random
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.lockstep import Clock, Leader, replay
+from jaxrl_agents.sampler.sequence import Failure
+from jaxrl_agents.types import Limits
+from tests.sampler.test_server import CFG
+
+
+def engine(clock):
+  return Engine(
+    CFG,
+    params_lib.init(CFG, jax.random.key(0)),
+    version=0,
+    slots=3,
+    page_tokens=4,
+    num_pages=24,
+    max_context_tokens=40,
+    prefill_tokens=8,
+    draft_tokens=0,
+    prefill_rows=1,
+    clock=clock,
+  )
+
+
+@pytest.fixture(scope="module")
+def both():
+  clocks = Clock(), Clock()
+  return [(engine(clock), clock) for clock in clocks]
+
+
+def prompts(draw, count):
+  return [
+    np.asarray(draw.choices(range(1, 40), k=draw.randint(2, 12)), np.int32) for _ in range(count)
+  ]
+
+
+def seen(ended):
+  return [
+    (
+      i,
+      found.text
+      if isinstance(found, Failure)
+      else (found.tokens.tolist(), found.logprobs.tolist()),
+    )
+    for i, found in ended
+  ]
+
+
+def test_calls_told_before_each_step_bring_a_second_engine_to_the_same_results(both):
+  (first, clock), (second, other_clock) = both
+  told, repeated = [], []
+  leader = Leader(first, clock, told.append)
+  draw, found, ids = random.Random(0), [], []
+  waiting = prompts(draw, 12)
+  while waiting or leader.num_unfinished:
+    for _ in range(draw.randint(0, 2)):
+      if waiting:
+        ids.append(leader.submit(waiting.pop(), Limits(6, (), seed=draw.randrange(99))))
+    if draw.random() < 0.1:
+      leader.cancel(draw.choice(ids))
+    with pytest.raises(ValueError, match="at least one token id"):
+      leader.submit(np.zeros(0, np.int32), Limits(6, ()))
+    found += seen(leader.step())
+    (calls,) = told
+    told.clear()
+    repeated += seen(replay(calls, second, other_clock))
+  assert found == repeated and len(found) > 8
+  assert first.describe() == second.describe() and first.stats == second.stats
+
+
+def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both):
+  """The second makes the calls half a second later, when both requests would be too late."""
+  (first, clock), (second, other_clock) = both
+  told = []
+  leader = Leader(first, clock, told.append)
+  draw = random.Random(1)
+  late, timely = prompts(draw, 2)
+  leader.submit(late, Limits(4, (), deadline_s=0.0))
+  leader.submit(timely, Limits(4, (), deadline_s=0.4))
+  time.sleep(0.01)
+  found = []
+  while leader.num_unfinished:
+    found += seen(leader.step())
+  time.sleep(0.5)
+  repeated = [each for calls in told for each in seen(replay(calls, second, other_clock))]
+  assert found == repeated
+  assert "deadline_s=0 passed" in found[0][1] and len(found[1][1][0]) == 4
