@@ -1,0 +1,4 @@
+"""Sandboxes: commands of a policy run in namespaces, under limits; states are forked and restored.
+
+Imports nothing but the standard library. Begin with `boxes.Sandboxes`.
+"""

@@ -1,0 +1,301 @@
+"""One sandbox as its host sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import posixpath
+import stat
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_agents.sandbox import wire
+from jaxrl_agents.sandbox.changes import changes_of
+from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxClosed, SandboxLost, explain
+from jaxrl_agents.sandbox.records import Change, ExecResult, Limits, Snapshot
+
+if TYPE_CHECKING:
+  from jaxrl_agents.sandbox.boxes import Sandboxes
+
+MAX_COMMAND_BYTES = 100_000
+ANSWER_S = 30.0
+"""Seconds to answer a request, beyond what a command may take."""
+END_S = 10.0
+
+
+class Sandbox:
+  """Runs commands and holds files; made by `Sandboxes.create`, used by one caller at a time.
+
+  Calls queue up behind one another. A cancelled `exec` is stopped; the sandbox stays usable.
+
+  Every call raises SandboxClosed after `close`, and SandboxLost when the sandbox is gone or misses
+  its deadline.
+  """
+
+  def __init__(
+    self,
+    boxes: Sandboxes,
+    number: int,
+    start: Snapshot,
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+  ):
+    self._boxes, self.number, self.start = boxes, number, start
+    self._reader, self._writer = streams
+    self._lock = asyncio.Lock()
+    self._pending: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
+    self._closed = False
+    self._lost = ""
+    self.ended = asyncio.Event()
+
+  async def __aenter__(self) -> Sandbox:
+    return self
+
+  async def __aexit__(self, *_: object) -> None:
+    await self.close()
+
+  @property
+  def limits(self) -> Limits:
+    """What it may use."""
+    return self._boxes.limits
+
+  async def begin(self, env: dict[str, str]) -> None:
+    """Tells the new agent how to start, and waits until it is ready.
+
+    Raises:
+      NoSandbox: a step of its making failed; the message says which, and what mends it.
+    """
+    settings = {
+      "env": env,
+      "state": self.start.shell,
+      "cwd": self.start.cwd,
+      "limits": dataclasses.asdict(self.limits),
+    }
+    try:
+      self._writer.write(wire.encode(settings, 0))
+      head, _ = await self._receive(0)
+    except (OSError, EOFError, wire.WireError) as error:
+      raise NoSandbox(f"a sandbox ended before it was ready: {error}") from None
+    if "failed" in head:
+      raise NoSandbox(explain(str(head["failed"])[:2000]))
+
+  async def exec(
+    self, command: str, timeout_s: float = 60.0, output_bytes: int | None = None
+  ) -> ExecResult:
+    """Runs a command in the shell that lives as long as the sandbox.
+
+    Args:
+      command: bash; several lines are fine.
+      timeout_s: after which it is interrupted, then killed; what it started is killed with it.
+      output_bytes: how much output is kept; `Limits.output_bytes` where it is None.
+
+    Raises:
+      ValueError: a command of more than 100,000 bytes or with a NUL, or numbers out of range.
+    """
+    text = command.encode("utf-8", "surrogateescape")
+    if len(text) > MAX_COMMAND_BYTES or b"\0" in text:
+      raise ValueError(
+        f"a command of {len(text)} bytes: at most {MAX_COMMAND_BYTES}, none of them NUL; "
+        "put long text into a file with write()"
+      )
+    if not 0 < timeout_s < math.inf:
+      raise ValueError(f"timeout_s={timeout_s!r} must be a positive number of seconds")
+    kept = self.limits.output_bytes if output_bytes is None else output_bytes
+    if not 2 <= kept <= self.limits.drained_bytes:
+      raise ValueError(f"output_bytes={kept} must lie in 2..{self.limits.drained_bytes}")
+    request = {"op": "exec", "timeout_s": timeout_s, "max_bytes": kept}
+    head, body = await self._call(request, text, timeout_s + ANSWER_S, kept)
+    try:
+      cut = min(int(head["head"]), len(body))
+      missing = int(head["total"]) - len(body)
+      shown = body.decode("utf-8", "replace")
+      if missing > 0:
+        note = f"\n[... {missing} bytes of output are missing here ...]\n"
+        shown = body[:cut].decode("utf-8", "replace") + note + body[cut:].decode("utf-8", "replace")
+      return ExecResult(
+        code=int(head["code"]),
+        output=shown,
+        missing_bytes=max(0, missing),
+        why=str(head["why"]),
+        cwd=str(head["cwd"]),
+        seconds=float(head["seconds"]),
+      )
+    except (KeyError, TypeError, ValueError) as error:
+      raise self._lose(f"an answer to exec makes no sense: {error!r}") from None
+
+  async def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
+    """Up to `limit` bytes of a regular file from `offset`; paths are relative to /work.
+
+    Raises:
+      Refused: there is no such file, or it may not be read.
+    """
+    if offset < 0 or limit < 0:
+      raise ValueError(f"offset={offset} and limit={limit} must not be negative")
+    request = {"op": "read", "path": _absolute(path), "offset": offset, "limit": limit}
+    return (await self._call(request, b"", ANSWER_S, limit))[1]
+
+  async def write(self, path: str, content: bytes | str, mode: int = 0o644) -> None:
+    """Writes a whole file; folders on the way are made.
+
+    Raises:
+      Refused: the place may not be written to, or the disk is full.
+    """
+    body = content.encode() if isinstance(content, str) else content
+    if len(body) > self.limits.disk_bytes:
+      raise Refused(f"{path}: {len(body)} bytes are more than the disk holds")
+    request = {"op": "write", "path": _absolute(path), "mode": mode & 0o777}
+    await self._call(request, body, ANSWER_S, 0)
+
+  async def snapshot(self) -> Snapshot:
+    """The state now: files below /work and /tmp, working directory, variables and functions.
+
+    Processes are not part of it; those that run stand still meanwhile. It costs what was changed
+    since the sandbox started, whatever the size of what it started from. Release it with
+    `Sandboxes.drop`.
+    """
+    head, body = await self._delta(with_state=True)
+    layers, digest = await asyncio.to_thread(self._add_layer, head, body)
+    self._boxes.store.hold(layers)
+    return dataclasses.replace(
+      self.start, layers=layers, shell=head["state"], cwd=head["cwd"], digest=digest
+    )
+
+  async def fork(self, count: int = 1) -> list[Sandbox]:
+    """`count` new sandboxes in the state of this one; what one does, no other sees."""
+    if count < 1:
+      raise ValueError(f"count={count} must be at least 1")
+    snapshot = await self.snapshot()
+    try:
+      made = await asyncio.gather(
+        *(self._boxes.create(snapshot) for _ in range(count)), return_exceptions=True
+      )
+    finally:
+      self._boxes.drop(snapshot)
+    errors = [one for one in made if isinstance(one, BaseException)]
+    forks = [one for one in made if isinstance(one, Sandbox)]
+    if errors:
+      await asyncio.gather(*(one.close() for one in forks))
+      raise errors[0]
+    return forks
+
+  async def diff(self) -> dict[str, Change]:
+    """{path below /: change} of what differs from where the sandbox started."""
+    head, body = await self._delta(with_state=False)
+    try:
+      return await asyncio.to_thread(
+        changes_of, self._boxes.store, self.start.layers, head["entries"], body
+      )
+    except ValueError as error:
+      raise self._lose(str(error)) from None
+
+  async def find(self, needles: list[bytes], limit: int = 100) -> list[str]:
+    """Every visible file that contains one of `needles`: whether an answer lies on the disk.
+
+    Compressed files are not looked into.
+    """
+    if not needles or min(map(len, needles)) < 4:
+      raise ValueError("needles must be given, of at least 4 bytes each, else all files match")
+    request = {"op": "find", "needles": [n.hex() for n in needles], "limit": limit}
+    head, _ = await self._call(request, b"", 4 * ANSWER_S, 0)
+    return [str(path) for path in head.get("found", ())][:limit]
+
+  async def reset(self) -> None:
+    """Kills all that runs; the next command gets a new shell. Files and directory stay."""
+    await self._call({"op": "reset"}, b"", ANSWER_S, 0)
+
+  async def ping(self) -> None:
+    """Returns when the agent answers."""
+    await self._call({"op": "ping"}, b"", ANSWER_S, 0)
+
+  async def close(self) -> None:
+    """Ends everything in it and waits until it is gone."""
+    self._closed = True
+    self._writer.close()
+    for _ in range(2):
+      try:
+        await asyncio.wait_for(self.ended.wait(), END_S)
+        break
+      except TimeoutError:
+        await self._boxes.kill(self.number)
+    else:
+      raise SandboxLost(f"sandbox {self.number} does not end within {2 * END_S:g} s of its kill")
+    if self._pending:
+      self._pending.cancel()
+
+  def mark_ended(self) -> None:
+    """Called by the backend when no process of it is left."""
+    self.ended.set()
+    self._lost = self._lost or "it ended by itself; its memory or the machine may have run out"
+
+  async def _delta(self, *, with_state: bool) -> tuple[dict[str, Any], bytes]:
+    limit = self.limits.disk_bytes
+    request = {"op": "delta", "max_bytes": limit, "state": with_state}
+    head, body = await self._call(request, b"", 2 * ANSWER_S, limit)
+    if not (
+      isinstance(head.get("entries"), list)
+      and isinstance(head.get("state"), str)
+      and isinstance(head.get("cwd"), str)
+    ):
+      raise self._lose("an answer to delta lacks its parts")
+    return head, body
+
+  def _add_layer(self, head: dict[str, Any], body: bytes) -> tuple[tuple[str, ...], str]:
+    try:
+      layer, digest = self._boxes.store.add(head["entries"], body, json.dumps(head["entries"]))
+    except (ValueError, TypeError) as error:
+      raise self._lose(f"its changes make no sense: {error}") from None
+    return self._boxes.store.squashed((layer, *self.start.layers)), digest
+
+  async def _call(
+    self, header: dict[str, Any], body: bytes, deadline_s: float, max_body: int
+  ) -> tuple[dict[str, Any], bytes]:
+    """One request and its answer."""
+    async with self._lock:
+      self._check_alive()
+      try:
+        async with asyncio.timeout(deadline_s):
+          if self._pending:  # what a cancelled call left unanswered
+            await asyncio.shield(self._pending)
+          self._writer.write(wire.encode(header, len(body)) + body)
+          self._pending = asyncio.create_task(self._receive(max_body))
+          await self._writer.drain()
+          head, content = await asyncio.shield(self._pending)
+          self._pending = None
+      except TimeoutError:
+        text = f"no answer to {header['op']} within {deadline_s:g} s"
+        await self._boxes.kill(self.number)
+        raise self._lose(text) from None
+      except asyncio.CancelledError:
+        if self._pending and not self._pending.done() and header["op"] == "exec":
+          self._writer.write(wire.encode({"op": "cancel"}, 0))
+        raise
+      except (OSError, EOFError, wire.WireError) as error:
+        raise self._lose(self._lost or f"{type(error).__name__}: {error}") from None
+      if "refused" in head:
+        raise Refused(str(head["refused"])[:2000])
+      return head, content
+
+  async def _receive(self, max_body: int) -> tuple[dict[str, Any], bytes]:
+    lengths = await self._reader.readexactly(wire.LENGTHS.size)
+    header_bytes, body_bytes = wire.LENGTHS.unpack(lengths)
+    if header_bytes > wire.MAX_HEADER_BYTES or body_bytes > max_body:
+      raise wire.WireError(f"an answer of {header_bytes} + {body_bytes} bytes was not asked for")
+    header = wire.decode(await self._reader.readexactly(header_bytes))
+    return header, await self._reader.readexactly(body_bytes)
+
+  def _check_alive(self) -> None:
+    if self._closed:
+      raise SandboxClosed(f"sandbox {self.number} was closed; create another")
+    if self._lost:
+      raise SandboxLost(f"sandbox {self.number}: {self._lost}")
+
+  def _lose(self, text: str) -> SandboxLost:
+    self._lost = text
+    self._writer.close()
+    return SandboxLost(f"sandbox {self.number}: {text}")
+
+
+def _absolute(path: str) -> str:
+  if not path or "\0" in path:
+    raise ValueError(f"path {path!r} is empty or has a NUL")
+  return posixpath.join("/work", path)

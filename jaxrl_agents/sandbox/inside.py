@@ -1,0 +1,39 @@
+"""How an agent begins that was started by a command: bubblewrap, gVisor, or no walls at all.
+
+Its standard input is the socket to the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+
+from jaxrl_agents.sandbox import agent, confine, kernel, wire
+
+
+def main() -> None:
+  """Confines itself as far as asked on the command line, then serves."""
+  settings = json.loads(sys.argv[1])
+  link = wire.Wire(os.dup(0), os.dup(0))
+  nothing = os.open("/dev/null", os.O_RDWR)
+  for number in (0, 1, 2):
+    os.dup2(nothing, number)
+  try:
+    confine.limit(settings["limits"], processes=settings["is_walled"])
+    if settings["is_walled"]:
+      kernel.hide_command_line()
+      kernel.set_dumpable(False)
+      confine.filter_calls()
+    else:
+      confine.drop_user(*settings["user"])
+      kernel.adopt_orphans()
+  except OSError as error:
+    link.send({"failed": str(error)})
+    return
+  folder = settings["folder"]
+  os.chdir(folder + "/work")
+  root = os.open(folder or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+  bash = shutil.which("bash") or "/bin/bash"
+  agent.run(link, agent.Place(root, is_whole=True, prefix=folder), bash)

@@ -1,0 +1,211 @@
+"""The read-only file tree that commands run in: a shell, common programs, a Python, their libraries.
+
+It is copied from the machine once, into the store. Nothing else of the machine is visible in a
+sandbox, so that an answer that lies somewhere on its disk is not there to be found. What a task
+needs hidden as well is left out (`exclude`) or made to look empty (`Snapshot.mask`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+
+from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox.errors import NoSandbox
+
+_VERSION = 2  # of what `_build` makes
+_BUILD_TIMEOUT_S = 120.0
+REQUIRED = ("bash", "sh", "cat", "ls", "env", "cp", "mv", "rm", "mkdir", "python3")
+COREUTILS = (
+  "base64 basename chmod cksum comm csplit cut date dd df dirname du echo expand expr factor "
+  "false fmt fold head hostname id install join link ln md5sum mkfifo mktemp nice nl nohup nproc "
+  "numfmt od paste pathchk pr printenv printf pwd readlink realpath rmdir seq sha1sum sha256sum "
+  "shuf sleep sort split stat stty sum sync tac tail tee test timeout touch tr true truncate tsort "
+  "uname unexpand uniq unlink wc whoami yes ["
+).split()
+COMMON = (
+  "awk bc bunzip2 bzip2 cmp column diff diff3 ed egrep fgrep file find git grep gunzip gzip jq less "
+  "make patch pgrep pkill ps rev rg sed setsid tar tree which xargs xxd xz zcat"
+).split()
+_STANDARD_LIBRARY = (
+  "site-packages dist-packages config-* idlelib tkinter turtledemo turtle.py ensurepip lib2to3 "
+  "test/test_* test/*data */tests */test"
+).split()
+_ETC = {
+  "passwd": "user:x:1000:1000:user:/tmp:/bin/bash\n",
+  "group": "user:x:1000:\n",
+  "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+  "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_LINKS = {
+  "bin": "usr/bin",
+  "sbin": "usr/bin",
+  "lib": "usr/lib",
+  "lib64": "usr/lib",
+  "usr/sbin": "bin",
+  "usr/lib64": "lib",
+  "usr/local/bin": "../bin",
+  "dev/fd": "/proc/self/fd",
+  "dev/stdin": "/proc/self/fd/0",
+  "dev/stdout": "/proc/self/fd/1",
+  "dev/stderr": "/proc/self/fd/2",
+  "dev/shm": "/tmp",
+}
+AGENT_FOLDER = "run/agent/jaxrl_agents/sandbox"
+"""Where backends that start the agent by a command show this room's code."""
+_FOLDERS = f"{AGENT_FOLDER} proc work tmp mnt run/empty/folder dev etc usr/bin usr/lib usr/local usr/share".split()
+_FILES = "run/empty/file dev/null dev/zero dev/full dev/random dev/urandom".split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+  """What a sandbox finds besides its own files.
+
+  Attributes:
+    programs: names looked up on this machine's PATH; those in REQUIRED must exist, others may.
+    python: the interpreter that is copied with its standard library.
+    exclude: patterns (`fnmatch`) of paths below the standard library that are left out.
+  """
+
+  programs: tuple[str, ...] = (*REQUIRED, *COREUTILS, *COMMON)
+  python: str = sys.executable
+  exclude: tuple[str, ...] = tuple(_STANDARD_LIBRARY)
+
+
+def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
+  """The built runtime below `folder`; it is copied there unless it was before.
+
+  Raises:
+    NoSandbox: a required program is missing, or an interpreter does not say where its library is.
+  """
+  found = {name: path for name in runtime.programs if (path := shutil.which(name))}
+  missing = [name for name in REQUIRED if name not in found and name != "python3"]
+  if missing:
+    raise NoSandbox(f"this machine has no {', '.join(missing)}; install them or mend PATH")
+  python = _python_paths(runtime.python)
+  sources = {name: os.path.realpath(path) for name, path in found.items()}
+  facts = [_VERSION, sorted(sources.items()), python, runtime.exclude]
+  facts += [os.stat(path).st_mtime_ns for path in (*sources.values(), python["executable"])]
+  built = folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+  if not built.is_dir():
+    part = folder / f"{built.name}.{os.getpid()}.part"
+    delta.remove(str(part))
+    _build(part, sources, python, runtime.exclude)
+    try:
+      part.rename(built)
+    except OSError:  # another process was faster
+      delta.remove(str(part))
+  return built
+
+
+def _python_paths(python: str) -> dict[str, str]:
+  if os.path.realpath(python) == os.path.realpath(sys.executable):
+    executable = getattr(sys, "_base_executable", "") or sys.executable
+    library, dynamic = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+  else:
+    code = (
+      "import json, sys, sysconfig as s; print(json.dumps([getattr(sys, '_base_executable', '') or "
+      "sys.executable, s.get_path('stdlib'), s.get_path('platstdlib'), '%d.%d' % sys.version_info[:2]]))"
+    )
+    command = [python, "-I", "-c", code]
+    try:
+      shown = subprocess.run(command, capture_output=True, timeout=_BUILD_TIMEOUT_S, check=True)
+      executable, library, dynamic, version = json.loads(shown.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+      raise NoSandbox(f"{python} is no usable Python ({error}); name another one") from None
+  return {
+    "executable": os.path.realpath(executable),
+    "library": library,
+    "dynamic": os.path.join(dynamic, "lib-dynload"),
+    "version": version,
+  }
+
+
+def _build(
+  root: pathlib.Path, sources: dict[str, str], python: dict[str, str], exclude: tuple[str, ...]
+) -> None:
+  for name in _FOLDERS:
+    (root / name).mkdir(parents=True)
+  for name in _FILES:
+    (root / name).touch()
+  for name, target in _LINKS.items():
+    (root / name).symlink_to(target)
+  triplet = sysconfig.get_config_var("MULTIARCH")
+  if triplet:
+    (root / "usr/lib" / triplet).symlink_to(".")
+  for name, text in _ETC.items():
+    (root / "etc" / name).write_text(text)
+  binaries = []
+  for name, source in sources.items():
+    if name != "python3":
+      binaries.append(_copy(source, root / "usr/bin" / name))
+  version = python["version"]
+  binaries.append(_copy(python["executable"], root / f"usr/bin/python{version}"))
+  for name in ("python", "python3"):
+    (root / "usr/bin" / name).symlink_to(f"python{version}")
+  library = root / f"usr/lib/python{version}"
+  _copy_library(python["library"], library, exclude)
+  dynamic = library / "lib-dynload"
+  if not dynamic.is_dir() and os.path.isdir(python["dynamic"]):
+    _copy_library(python["dynamic"], dynamic, exclude)
+  binaries += sorted(str(path) for path in dynamic.glob("*.so"))
+  origin = {str(root / "usr/bin" / name): source for name, source in sources.items()}
+  origin[str(root / f"usr/bin/python{version}")] = python["executable"]
+  for name, source in sorted(_libraries([origin.get(b, b) for b in binaries]).items()):
+    if not (root / "usr/lib" / name).exists():
+      _copy(source, root / "usr/lib" / name)
+  locale = pathlib.Path("/usr/lib/locale/C.utf8")
+  if locale.is_dir():
+    _copy_library(str(locale), root / "usr/lib/locale/C.utf8", ())
+  for inner, _, _ in os.walk(root):
+    os.chmod(inner, 0o755)  # whatever the umask is
+
+
+def _copy(source: str, target: pathlib.Path) -> str:
+  """Copies content, time and the right to read and execute, but neither owner nor set-user-id."""
+  shutil.copyfile(source, target)
+  found = os.stat(source)
+  os.chmod(target, 0o555 if found.st_mode & 0o111 else 0o444)
+  os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))  # compiled files go by it
+  return str(target)
+
+
+def _copy_library(source: str, target: pathlib.Path, exclude: tuple[str, ...]) -> None:
+  for folder, folders, names in os.walk(source):
+    inner = os.path.relpath(folder, source)
+    kept = lambda name: not any(
+      fnmatch.fnmatch(os.path.normpath(os.path.join(inner, name)), pattern) for pattern in exclude
+    )
+    folders[:] = [name for name in folders if kept(name)]
+    (target / inner).mkdir(parents=True, exist_ok=True)
+    for name in filter(kept, names):
+      path = os.path.join(folder, name)
+      if stat.S_ISREG(os.stat(path).st_mode) if os.path.exists(path) else False:
+        _copy(path, target / inner / name)
+
+
+def _libraries(binaries: list[str]) -> dict[str, str]:
+  """{name: path} of the shared libraries and the loader that `binaries` need."""
+  try:
+    shown = subprocess.run(
+      ["ldd", *binaries], capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, errors="replace"
+    ).stdout
+  except (OSError, subprocess.SubprocessError) as error:
+    raise NoSandbox(f"ldd does not tell what programs need ({error}); install it") from None
+  found = {}
+  for line in shown.splitlines():
+    match = re.match(r"\s+(?:(\S+) => )?(/\S+) \(0x", line)
+    if match:
+      found[os.path.basename(match[1] or match[2])] = match[2]
+  return found
