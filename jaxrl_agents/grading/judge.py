@@ -37,6 +37,8 @@ _SUSPICIOUS = re.compile(
   r"\bos\._exit|\bsys\.modules|\bunittest\b|\bpytest\b|\batexit\b|_getframe|\bgc\.get_|\bsettrace"
   r"|/proc/|\bsignal\."
 )
+ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""Compiled files are told from stale ones by second and size: an edit can have both of them right."""
 MAX_CHANGED_BYTES = 2_000_000
 
 
@@ -67,7 +69,7 @@ class Judge:
   """Judges in the sandboxes of `boxes`. Invariant: `_bases` holds one start for each repository."""
 
   def __init__(self, boxes: Sandboxes):
-    self._boxes = boxes
+    self.boxes = boxes
     self._bases: dict[tuple[str, bool], asyncio.Task[Snapshot]] = {}
 
   async def base(self, repo: Repo, *, hidden: bool) -> Snapshot:
@@ -75,7 +77,8 @@ class Judge:
     key = (repo.id, hidden)
     if key not in self._bases:
       files = {**repo.files, **(repo.held_back if hidden else {})}
-      self._bases[key] = asyncio.create_task(self._boxes.base(files, mask=repo.mask))
+      made = self.boxes.base(files, mask=repo.mask, env=ENV)
+      self._bases[key] = asyncio.create_task(made)
     return await self._bases[key]
 
   async def outcomes(
@@ -88,7 +91,7 @@ class Judge:
       files: what stands in the place of its files; None: gone.
       twice_as_long: lets everything take twice its time.
     """
-    box = await self._boxes.create(await self.base(repo, hidden=True))
+    box = await self.boxes.create(await self.base(repo, hidden=True))
     try:
       for path, content in files.items():
         await _put(box, path, content)
@@ -187,17 +190,17 @@ async def _suite_outcomes(box: Sandbox, repo: Repo, factor: float) -> tuple[dict
     await box.write(path, text)
   modules = [module_of(path) for path in (*repo.visible_tests, *files)]
   statuses = await run.statuses_of(box, modules, limit_s=5.0 * factor, timeout_s=60.0 * factor)
-  held = True
-  for name, must_pass in canaries.items():
-    status = statuses.pop(name, None)
-    held = held and (status is None or (status == "passed") == must_pass)
+  told = {name: statuses.pop(name, "") for name in canaries}
+  held = not any(told[name] == "passed" for name, true in canaries.items() if not true)
   return statuses, held
 
 
 def with_canaries(
   held_back: Mapping[str, str], draw: random.Random
 ) -> tuple[dict[str, str], dict[str, bool]]:
-  """Test files with a few more cases in their classes, and {id of such a case: whether it passes}.
+  """Test files with a few more cases in their classes, and {id of such a case: whether it is true}.
+
+  The true ones are there so that a case cannot be told to be false by its looks.
 
   A file of their own stands in where there is no class to put them into.
   """
@@ -219,12 +222,12 @@ def with_canaries(
 
 def _cases(owner: str, draw: random.Random) -> tuple[str, dict[str, bool]]:
   body, cases = "", {}
-  for must_pass in draw.sample([True, False, False], 3):
+  for true in draw.sample([True, False, False], 3):
     a = draw.randrange(1_000)
-    claim = draw.choice(_TRUE if must_pass else _FALSE).format(a=a, b=a + draw.randrange(1, 99))
+    claim = draw.choice(_TRUE if true else _FALSE).format(a=a, b=a + draw.randrange(1, 99))
     name = f"test_{_word(draw)}_{_word(draw)}"
     body += _CANARY_CASE.format(name=name, claim=claim)
-    cases[f"{owner}.{name}"] = must_pass
+    cases[f"{owner}.{name}"] = true
   return body, cases
 
 
