@@ -18,7 +18,7 @@ LEAK_CHARACTERS = 30
 
 
 async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIterator[Repo]:
-  """Yields repositories of one to three functions each, all cut from one module.
+  """Yields repositories of two or three functions each (fewer where no more are fit), all cut from one module.
 
   A function is kept that gives the same plain values in two fresh sandboxes for at least six calls,
   three of them distinct.
@@ -32,7 +32,7 @@ async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIte
   draw = random.Random(f"{seed} repos {cuts[0].module if cuts else ''}")
   draw.shuffle(fit)
   while fit:
-    size = draw.randint(1, MAX_FUNCTIONS)
+    size = draw.randint(2, MAX_FUNCTIONS)
     taken, fit = fit[:size], fit[size:]
     text = code_functions.merged(cut for cut, _ in taken)
     kept = [pair for _, pairs in taken for pair in pairs]

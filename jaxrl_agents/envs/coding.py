@@ -177,6 +177,11 @@ class CodingEnv:
       self._summarizing,
     )
 
+  def forget(self, state: CodingState) -> None:
+    """Gives the files of a snapshot back; episodes that went on from it are not affected."""
+    if self._judge is not None:
+      self._judge.boxes.drop(state.box)
+
   async def _save(self) -> None:
     """Takes the snapshot that a lost sandbox is brought back from."""
     try:
@@ -188,8 +193,8 @@ class CodingEnv:
     self._saved = (state, [])
 
   def _drop_saved(self) -> None:
-    if self._saved is not None and self._judge is not None:
-      self._judge.boxes.drop(self._saved[0].box)
+    if self._saved is not None:
+      self.forget(self._saved[0])
     self._saved = None
 
   async def _restore(self, state: CodingState) -> None:
