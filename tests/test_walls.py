@@ -22,7 +22,8 @@ WALLS = {
   "rewards": (),
   "harness": ("chat",),
   "retrieval": (),
-  "envs": ("chat", "harness", "rewards", "retrieval"),
+  "sandbox": (),
+  "envs": ("chat", "harness", "rewards", "retrieval", "sandbox"),
   "data": ("chat", "retrieval"),
   "policy": (),
   "hf": ("policy",),
@@ -61,6 +62,7 @@ WITHOUT_JAX = (
   "weights.manifest",
   "harness",
   "retrieval",
+  "sandbox",
   "envs",
   "rewards",
   "data",
@@ -209,6 +211,11 @@ def test_tensorflow_is_imported_by_one_file_that_no_room_imports(project):
 def test_the_foundation_needs_numpy_at_most(project):
   assert set().union(*third_party(project, FOUNDATION).values()) <= {"numpy"}
   assert third_party(project, ["weights.manifest"]) in ({}, {"weights.manifest": set()})
+
+
+def test_the_sandbox_room_needs_the_standard_library_alone(project):
+  modules = [name for name in project if is_in(name, "sandbox")]
+  assert modules and set().union(*third_party(project, modules).values()) == set()
 
 
 def test_the_first_line_of_code_of_the_tensorflow_file_hides_accelerators():

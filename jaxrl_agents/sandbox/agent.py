@@ -97,7 +97,9 @@ class Agent:
     return path.removeprefix(self._place.prefix) or "/"
 
   def _read(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    size, content = files.read(self._place.prefix + header["path"], header["offset"], header["limit"])
+    size, content = files.read(
+      self._place.prefix + header["path"], header["offset"], header["limit"]
+    )
     return {"size": size}, content
 
   def _write(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -105,7 +107,7 @@ class Agent:
     return {}, b""
 
   def _delta(self, header: dict[str, Any], body: bytes) -> None:
-    """Sends the changes (and the shell's state with them, if wanted) while all else stands still."""
+    """Sends the changes, with the shell's state if wanted, while all else stands still."""
     state = self._shell.state() if header["state"] else ""
     processes.stop_everyone()
     try:

@@ -33,9 +33,7 @@ class Backend(Protocol):
   async def start(self, ended: Callable[[int], None]) -> None:
     """Makes ready. Raises NoSandbox with the reason and the remedy."""
 
-  async def launch(
-    self, number: int, start: Snapshot, limits: Limits, end: socket.socket
-  ) -> None:
+  async def launch(self, number: int, start: Snapshot, limits: Limits, end: socket.socket) -> None:
     """Starts an agent on `end`, which is closed here; the agent itself says when it is ready."""
 
   async def kill(self, number: int) -> None:
@@ -87,9 +85,7 @@ class Namespaces:
       raise NoSandbox(explain(answer["failed"]))
     asyncio.get_running_loop().add_reader(control, self._receive)
 
-  async def launch(
-    self, number: int, start: Snapshot, limits: Limits, end: socket.socket
-  ) -> None:
+  async def launch(self, number: int, start: Snapshot, limits: Limits, end: socket.socket) -> None:
     request = {"id": number, "layers": start.layers, "mask": start.mask}
     text = json.dumps(request | {"limits": dataclasses.asdict(limits)}).encode()
     if len(text) > MAX_REQUEST_BYTES:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import posixpath
-import stat
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_agents.sandbox import wire

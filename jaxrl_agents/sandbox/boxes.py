@@ -1,9 +1,9 @@
 """The sandboxes of one process: makes them, keeps their store, ends them all.
 
-  async with Sandboxes() as boxes:
-    base = await boxes.base({"main.py": "print(1)"})
-    async with await boxes.create(base) as box:
-      print((await box.exec("python3 main.py")).output)
+async with Sandboxes() as boxes:
+  base = await boxes.base({"main.py": "print(1)"})
+  async with await boxes.create(base) as box:
+    print((await box.exec("python3 main.py")).output)
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ import stat
 
 from jaxrl_agents.sandbox import delta
 from jaxrl_agents.sandbox.delta import Entry
+from jaxrl_agents.sandbox.errors import Refused
 from jaxrl_agents.sandbox.records import Change
 from jaxrl_agents.sandbox.store import Store
 
+MAX_HOLE_BYTES = 64 << 20
 _KINDS = {"f": "file", "h": "file", "l": "link", "d": "folder", "p": "pipe"}
 _Old = tuple[str, bytes | None, int]  # kind, content, mode
 
@@ -24,6 +26,7 @@ def changes_of(
 
   Raises:
     ValueError: entries that no honest agent sends.
+    Refused: files that would fill the memory with holes.
   """
   delta.check(entries, len(body))
   contents = _contents(entries, body)
@@ -45,6 +48,9 @@ def changes_of(
 
 
 def _contents(entries: list[Entry], body: bytes) -> dict[str, bytes]:
+  sizes = sum(sum(entry[4][-1]) for entry in entries if entry[0] == "f")
+  if sizes > 2 * len(body) + MAX_HOLE_BYTES:
+    raise Refused(f"files of {sizes} bytes are mostly holes; remove them")
   contents: dict[str, bytes] = {}
   at = 0
   for kind, path, _, _, extra in entries:

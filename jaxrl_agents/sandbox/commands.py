@@ -26,7 +26,9 @@ from jaxrl_agents.sandbox.store import Store
 
 PACKAGE_ROOT = pathlib.Path(__file__).parents[2]
 _ROOM = pathlib.Path(__file__).parent
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop()); import jaxrl_agents.sandbox.{0} as m; m.main()"
+_BOOT = (
+  "import sys; sys.path.insert(0, sys.argv.pop()); import jaxrl_agents.sandbox.{0} as m; m.main()"
+)
 
 
 def boot(module: str, root: str | pathlib.Path, *arguments: str) -> list[str]:
@@ -83,14 +85,17 @@ class Commands:
       for path in (folder / "bundle", *folder.glob("bundle/*")):
         if path.exists():
           self._store.give(str(path))
+      uid, gid, groups = self._user()
       process = subprocess.Popen(
         command,
-        stdin=end,
+        stdin=end.fileno(),
         stdout=subprocess.DEVNULL,
         env={"PATH": os.environ.get("PATH", os.defpath)},
         cwd="/",
         start_new_session=True,
-        **self._user(),
+        user=uid,
+        group=gid,
+        extra_groups=groups,
       )
     except BaseException:
       delta.remove(str(folder))
@@ -116,11 +121,11 @@ class Commands:
         return
       await asyncio.sleep(0.01)
 
-  def _user(self) -> dict[str, Any]:
+  def _user(self) -> tuple[int | None, int | None, list[str | int] | None]:
     """Whom a program is started as; an agent without one drops root itself."""
     if os.geteuid() != 0 or not self._program:
-      return {}
-    return {"user": self._owner[0], "group": self._owner[1], "extra_groups": []}
+      return None, None, None
+    return *self._owner, []
 
   def _reap(self, number: int, fd: int, folder: pathlib.Path) -> None:
     asyncio.get_running_loop().remove_reader(fd)
@@ -160,7 +165,7 @@ def bubblewrap(launch: Launch) -> list[str]:
 
 def gvisor(launch: Launch) -> list[str]:
   """A command for runsc, which runs the sandbox on a kernel of its own; writes its bundle."""
-  mounts = [{"destination": "/proc", "type": "proc", "source": "proc"}]
+  mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
   for name in ("work", "tmp"):
     bind = {"destination": f"/{name}", "type": "bind", "source": str(launch.folder / name)}
     mounts.append(bind | {"options": ["rw", "rbind"]})
@@ -176,7 +181,10 @@ def gvisor(launch: Launch) -> list[str]:
   config = {
     "ociVersion": "1.0.0",
     "process": {
-      "user": {"uid": 0, "gid": 0},  # the one user that exists in there: ours outside, without rights
+      "user": {
+        "uid": 0,
+        "gid": 0,
+      },  # the one user that exists in there: ours outside, without rights
       "args": _inner_command(launch),
       "env": ["PATH=/usr/bin"],
       "cwd": "/work",

@@ -32,7 +32,7 @@ _TOP = ("tmp", "work")
 
 
 def gather(root: int, max_bytes: int, *, is_whole: bool) -> tuple[list[Entry], int]:
-  """The entries of `work` and `tmp` in the open directory `root`, and how many bytes their files have.
+  """The entries of `work` and `tmp` in the open directory `root`, and the bytes of their files.
 
   Args:
     is_whole: these are all files, not only those that changed: they hide all layers below.
@@ -180,9 +180,7 @@ def _checked_length(extents: Any, path: str) -> int:
   return total
 
 
-def unpack(
-  entries: list[Entry], body: bytes, folder: str, own: Callable[[str], None]
-) -> None:
+def unpack(entries: list[Entry], body: bytes, folder: str, own: Callable[[str], None]) -> None:
   """Makes the tree of checked `entries` in `folder`, which is new and reached by nobody else.
 
   Args:

@@ -1,7 +1,7 @@
 """What a backend is worth on this machine: each promise is tried in a real sandbox.
 
-  report = asyncio.run(probe("namespaces"))
-  print(report)
+report = asyncio.run(probe("namespaces"))
+print(report)
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ async def _network(box: Sandbox, _: Sandboxes) -> str:
 
 
 async def _system(box: Sandbox, _: Sandboxes) -> str:
-  result = await box.exec("touch /usr/x /etc/x /x /usr/bin/x 2>&1 | wc -l; rm -f /usr/bin/cat; cat /dev/null")
+  result = await box.exec(
+    "touch /usr/x /etc/x /x /usr/bin/x 2>&1 | wc -l; rm -f /usr/bin/cat; cat /dev/null"
+  )
   return "" if result.output.startswith("4\n") and result.code == 0 else "the system was written to"
 
 
@@ -119,7 +121,7 @@ _CHECKS: dict[str, tuple[Check, str]] = {
 
 async def probe(backend: str = "namespaces", store: pathlib.Path | None = None) -> Report:
   """Tries every promise of `backend` here. Raises ValueError for an unknown backend."""
-  properties = []
+  properties: list[Property] = []
   try:
     async with Sandboxes(backend, limits=_LIMITS, store=store) as boxes:
       base = await boxes.base({"d/e/f": "old", "d/e/h": "old"})

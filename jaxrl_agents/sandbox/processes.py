@@ -81,17 +81,17 @@ def kill_everyone() -> bool:
   return False
 
 
-def reap() -> set[int]:
-  """Collects children that have ended, adopted ones too; returns their ids."""
-  ended = set()
+def reap() -> dict[int, int]:
+  """Collects children that have ended, adopted ones too: {process id: exit code, or -signal}."""
+  ended: dict[int, int] = {}
   while True:
     try:
-      pid, _ = os.waitpid(-1, os.WNOHANG)
+      pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
       return ended
     if not pid:
       return ended
-    ended.add(pid)
+    ended[pid] = os.waitstatus_to_exitcode(status)
 
 
 def memory_bytes(pids: set[int]) -> int:

@@ -46,7 +46,7 @@ class ExecResult:
   """What a command did.
 
   Attributes:
-    code: exit status; -1 where the shell did not live to tell.
+    code: exit status, of the shell where that ended; -1 where it had to be killed.
     output: stdout and stderr as they came. Where more was written than is kept, a line in the
       middle tells how many bytes are missing.
     missing_bytes: written, but not in `output`.
@@ -124,7 +124,9 @@ class Report:
     return all(p.holds for p in self.properties)
 
   def __str__(self) -> str:
-    lines = [f"backend {self.backend} {'keeps' if self.holds else 'does NOT keep'} its promises here"]
+    lines = [
+      f"backend {self.backend} {'keeps' if self.holds else 'does NOT keep'} its promises here"
+    ]
     for p in self.properties:
       lines.append(f"  {'yes' if p.holds else 'NO '} {p.name}")
       if not p.holds:

@@ -1,4 +1,4 @@
-"""The read-only file tree that commands run in: a shell, common programs, a Python, their libraries.
+"""The read-only file tree that commands run in: a shell, common programs, Python, libraries.
 
 It is copied from the machine once, into the store. Nothing else of the machine is visible in a
 sandbox, so that an answer that lies somewhere on its disk is not there to be found. What a task
@@ -15,7 +15,6 @@ import os
 import pathlib
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -23,7 +22,7 @@ import sysconfig
 from jaxrl_agents.sandbox import delta
 from jaxrl_agents.sandbox.errors import NoSandbox
 
-_VERSION = 2  # of what `_build` makes
+_VERSION = 3  # of what `_build` makes
 _BUILD_TIMEOUT_S = 120.0
 REQUIRED = ("bash", "sh", "cat", "ls", "env", "cp", "mv", "rm", "mkdir", "python3")
 COREUTILS = (
@@ -32,15 +31,15 @@ COREUTILS = (
   "numfmt od paste pathchk pr printenv printf pwd readlink realpath rmdir seq sha1sum sha256sum "
   "shuf sleep sort split stat stty sum sync tac tail tee test timeout touch tr true truncate tsort "
   "uname unexpand uniq unlink wc whoami yes ["
-).split()
+)
 COMMON = (
-  "awk bc bunzip2 bzip2 cmp column diff diff3 ed egrep fgrep file find git grep gunzip gzip jq less "
-  "make patch pgrep pkill ps rev rg sed setsid tar tree which xargs xxd xz zcat"
-).split()
+  "awk bc bunzip2 bzip2 cmp column diff diff3 ed egrep fgrep file find git grep gunzip gzip jq "
+  "less make patch pgrep pkill ps rev rg sed setsid tar tree which xargs xxd xz zcat"
+)
 _STANDARD_LIBRARY = (
   "site-packages dist-packages config-* idlelib tkinter turtledemo turtle.py ensurepip lib2to3 "
   "test/test_* test/*data */tests */test"
-).split()
+)
 _ETC = {
   "passwd": "user:x:1000:1000:user:/tmp:/bin/bash\n",
   "group": "user:x:1000:\n",
@@ -54,7 +53,7 @@ _LINKS = {
   "lib64": "usr/lib",
   "usr/sbin": "bin",
   "usr/lib64": "lib",
-  "usr/local/bin": "../bin",
+  "usr/local": ".",
   "dev/fd": "/proc/self/fd",
   "dev/stdin": "/proc/self/fd/0",
   "dev/stdout": "/proc/self/fd/1",
@@ -63,8 +62,8 @@ _LINKS = {
 }
 AGENT_FOLDER = "run/agent/jaxrl_agents/sandbox"
 """Where backends that start the agent by a command show this room's code."""
-_FOLDERS = f"{AGENT_FOLDER} proc work tmp mnt run/empty/folder dev etc usr/bin usr/lib usr/local usr/share".split()
-_FILES = "run/empty/file dev/null dev/zero dev/full dev/random dev/urandom".split()
+_FOLDERS = f"{AGENT_FOLDER} run/empty/folder proc work tmp mnt dev etc usr/bin usr/lib usr/share"
+_FILES = "run/empty/file dev/null dev/zero dev/full dev/random dev/urandom"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +76,9 @@ class Runtime:
     exclude: patterns (`fnmatch`) of paths below the standard library that are left out.
   """
 
-  programs: tuple[str, ...] = (*REQUIRED, *COREUTILS, *COMMON)
+  programs: tuple[str, ...] = (*REQUIRED, *COREUTILS.split(), *COMMON.split())
   python: str = sys.executable
-  exclude: tuple[str, ...] = tuple(_STANDARD_LIBRARY)
+  exclude: tuple[str, ...] = tuple(_STANDARD_LIBRARY.split())
 
 
 def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
@@ -115,8 +114,9 @@ def _python_paths(python: str) -> dict[str, str]:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
   else:
     code = (
-      "import json, sys, sysconfig as s; print(json.dumps([getattr(sys, '_base_executable', '') or "
-      "sys.executable, s.get_path('stdlib'), s.get_path('platstdlib'), '%d.%d' % sys.version_info[:2]]))"
+      "import json, sys, sysconfig as s; base = getattr(sys, '_base_executable', ''); "
+      "found = [base or sys.executable, s.get_path('stdlib'), s.get_path('platstdlib')]; "
+      "print(json.dumps([*found, '%d.%d' % sys.version_info[:2]]))"
     )
     command = [python, "-I", "-c", code]
     try:
@@ -135,9 +135,9 @@ def _python_paths(python: str) -> dict[str, str]:
 def _build(
   root: pathlib.Path, sources: dict[str, str], python: dict[str, str], exclude: tuple[str, ...]
 ) -> None:
-  for name in _FOLDERS:
+  for name in _FOLDERS.split():
     (root / name).mkdir(parents=True)
-  for name in _FILES:
+  for name in _FILES.split():
     (root / name).touch()
   for name, target in _LINKS.items():
     (root / name).symlink_to(target)
@@ -182,16 +182,16 @@ def _copy(source: str, target: pathlib.Path) -> str:
 
 
 def _copy_library(source: str, target: pathlib.Path, exclude: tuple[str, ...]) -> None:
+  def kept(inner: str) -> bool:
+    return not any(fnmatch.fnmatch(os.path.normpath(inner), pattern) for pattern in exclude)
+
   for folder, folders, names in os.walk(source):
     inner = os.path.relpath(folder, source)
-    kept = lambda name: not any(
-      fnmatch.fnmatch(os.path.normpath(os.path.join(inner, name)), pattern) for pattern in exclude
-    )
-    folders[:] = [name for name in folders if kept(name)]
+    folders[:] = [name for name in folders if kept(f"{inner}/{name}")]
     (target / inner).mkdir(parents=True, exist_ok=True)
-    for name in filter(kept, names):
+    for name in names:
       path = os.path.join(folder, name)
-      if stat.S_ISREG(os.stat(path).st_mode) if os.path.exists(path) else False:
+      if kept(f"{inner}/{name}") and os.path.isfile(path):
         _copy(path, target / inner / name)
 
 

@@ -1,6 +1,6 @@
 """A bash that lives as long as its sandbox, and the limits on what is run in it (agent side).
 
-Commands go to bash as `eval 'text'` on a pipe; status and working directory come back on a pipe of
+Commands go to bash on a pipe; status and working directory come back on a pipe of
 their own, which the command does not hold: an end is seen at once, whatever is left running in the
 background. Working directory, variables and functions stay from one command to the next.
 
@@ -22,41 +22,21 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_agents.sandbox import processes
+from jaxrl_agents.sandbox.output import READ_BYTES, TICK_S, Output, Watch, drain
 
 BASH = "/usr/bin/bash"
-GRACE_S = 0.4
-TICK_S = 0.05
-_READ_BYTES = 1 << 16
 _OUT, _RESTORED, _STATUS = 7, 8, 9  # what bash calls two pipes and the state it begins with
 _LOWEST_FD = 20  # of our own ends, so that none is where bash wants one
 _MAX_STATUS_BYTES = 1 << 20
 _STATE = "declare -p; declare -f; alias -p; shopt -p; set +o; trap -p; umask -p"
-
-
-class Output:
-  """Head and tail of a stream. Invariant: at most `limit` bytes are kept; `total` counts all."""
-
-  def __init__(self, limit: int):
-    self._head_bytes = limit - limit // 2
-    self._tail_bytes = limit // 2
-    self._head, self._tail = bytearray(), bytearray()
-    self.total = 0
-
-  def add(self, text: bytes) -> None:
-    self.total += len(text)
-    room = self._head_bytes - len(self._head)
-    self._head += text[:room]
-    self._tail += text[room:]
-    if len(self._tail) > 4 * self._tail_bytes + _READ_BYTES:
-      self._cut_tail()
-
-  def _cut_tail(self) -> None:
-    del self._tail[: max(0, len(self._tail) - self._tail_bytes)]
-
-  def parts(self) -> tuple[bytes, bytes]:
-    """Head and tail; what is missing between them is `total` less both."""
-    self._cut_tail()
-    return bytes(self._head), bytes(self._tail)
+# Evaluates each text up to a NUL, and tells its state for an empty one. All of it is one line, so
+# that messages name the same line numbers whatever went before.
+_LOOP = (
+  'while IFS= builtin read -r -d "" _line; do if [ "$_line" ]; then '
+  f'eval "$_line" </dev/null >&{_OUT} 2>&1 {_OUT}>&- {_STATUS}>&-; '
+  f"else {{ {_STATE}; }} >&{_STATUS} 2>/dev/null; fi; "
+  f'builtin printf \'\\0%s\\0%s\\0\' "$?" "$PWD" >&{_STATUS}; done'
+)
 
 
 class Shell:
@@ -65,7 +45,7 @@ class Shell:
   def __init__(self, folders: tuple[str, str], env: dict[str, str], state: str, bash: str):
     self._cwd, self._home = folders  # where to begin, and where if that is gone
     self._env, self._state, self._bash = dict(env), state, bash
-    self._pid = 0
+    self._pid, self._exit_code = 0, -1
     self._command_fd = self._out_fd = self._status_fd = -1
     # Children that end wake the poll of a running command.
     self._wake_fd, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -85,20 +65,20 @@ class Shell:
   ) -> tuple[dict[str, Any], bytes]:
     """Runs `command`: the header and the body of the answer.
 
-    The header has `code` (-1 where the shell did not live to tell), `why` it ended early ("" |
-    timeout | cancelled | memory | output | shell_exit), `cwd`, `seconds`, `total` bytes of output
-    and `head`, how many of the body were its beginning. `is_cancelled` is asked when `host_fd` has
-    something to read.
+    The header has `code` (of the shell where it ended, -1 where it was killed), `why` it ended
+    early ("" | timeout | cancelled | memory | output | shell_exit), `cwd`, `seconds`, `total` bytes
+    of output and `head`, how many of the body were its beginning. `is_cancelled` is asked when
+    `host_fd` has something to read.
     """
     start = time.monotonic()
     if not self._pid:
       self._start()
+    self._exit_code = -1
     before = processes.everyone()
-    line = f"eval {shlex.quote(command)} </dev/null >&{_OUT} 2>&1 {_OUT}>&- {_STATUS}>&-"
-    watch = _Watch(start + timeout_s, max_drained_bytes, max_memory_bytes)
+    watch = Watch(start + timeout_s, max_drained_bytes, max_memory_bytes)
     output = Output(max_bytes)
-    status = self._converse(line, output, watch, before, (host_fd, is_cancelled))
-    code = -1
+    status = self._converse(command or ":", output, watch, before, (host_fd, is_cancelled))
+    code = self._exit_code
     if status is None:
       self.stop()
       watch.why = watch.why or "shell_exit"
@@ -121,9 +101,8 @@ class Shell:
     """A script that gives another shell the variables, functions and options of this one."""
     if not self._pid:
       return self._state
-    watch = _Watch(time.monotonic() + 5.0, _MAX_STATUS_BYTES, 1 << 62)
-    line = f"{{ {_STATE}; }} >&{_STATUS} 2>/dev/null"
-    status = self._converse(line, Output(0), watch, processes.everyone(), (-1, lambda: False))
+    watch = Watch(time.monotonic() + 5.0, _MAX_STATUS_BYTES, 1 << 62)
+    status = self._converse("", Output(0), watch, processes.everyone(), (-1, lambda: False))
     if status is None:
       self.stop()
       return self._state
@@ -165,7 +144,7 @@ class Shell:
     try:
       self._pid = os.posix_spawn(
         self._bash,
-        ["bash", "--noprofile", "--norc"],
+        ["bash", "--noprofile", "--norc", "-c", self._script(), "bash"],
         self._env | {"PWD": self._cwd},
         file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in dup],
         setsid=True,
@@ -175,19 +154,16 @@ class Shell:
     finally:
       for fd in (command_end, out_end, status_end, state_fd):
         os.close(fd)
+    self._state = ""  # once: a shell that is lost is followed by a fresh one
+
+  def _script(self) -> str:
+    """What bash does for life: restores the state, then evaluates what comes."""
     quiet = f"</dev/null >/dev/null 2>&1 {_OUT}>&- {_STATUS}>&-"
     script = f". /dev/fd/{_RESTORED} {quiet}; " if self._state else ""
     script += f"exec {_RESTORED}<&-; "
     for folder in (self._cwd, self._home):
       script += f"cd -- {shlex.quote(folder)} 2>/dev/null || "
-    self._write(script + "cd /\n")
-
-  def _write(self, text: str) -> None:
-    """To bash; raises nothing where it is gone already, which its pipes then tell."""
-    with contextlib.suppress(BrokenPipeError):
-      view = memoryview(os.fsencode(text))
-      while view:
-        view = view[os.write(self._command_fd, view) :]
+    return script + f"cd /; {_LOOP}"
 
   def _note(self, status: bytes) -> int:
     """Takes the working directory out of a status and returns the exit code."""
@@ -199,85 +175,50 @@ class Shell:
     self,
     line: str,
     output: Output,
-    watch: _Watch,
+    watch: Watch,
     before: set[int],
     host: tuple[int, Callable[[], bool]],
   ) -> bytes | None:
     """Sends `line`, gathers until its status is whole; None when the shell is lost or given up."""
-    end = f"\nbuiltin printf '\\0%s\\0%s\\0' \"$?\" \"$PWD\" >&{_STATUS}\n"
-    pending = memoryview(os.fsencode(line + end))
+    pending = memoryview(os.fsencode(line) + b"\0")
     os.set_blocking(self._command_fd, False)
     poll = select.poll()
     for fd in (self._out_fd, self._status_fd, self._wake_fd, host[0]):
       if fd >= 0:
         poll.register(fd, select.POLLIN)
     poll.register(self._command_fd, select.POLLOUT)
-    status, dead = bytearray(), False
+    status = bytearray()
     while True:
       ready = {fd for fd, _ in poll.poll(1e3 * max(0.0, min(TICK_S, watch.wait_s())))}
       if self._command_fd in ready:
         pending = _feed(self._command_fd, pending)
         if not pending:
           poll.unregister(self._command_fd)
-      if self._out_fd in ready and not _drain(self._out_fd, output):
+      if self._out_fd in ready and not drain(self._out_fd, output):
         poll.unregister(self._out_fd)
       if self._status_fd in ready:
-        text = os.read(self._status_fd, _READ_BYTES)
+        text = os.read(self._status_fd, READ_BYTES)
         status += text
-        dead = dead or not text or len(status) > _MAX_STATUS_BYTES
-      if self._wake_fd in ready:
-        with contextlib.suppress(BlockingIOError):
-          os.read(self._wake_fd, _READ_BYTES)
-        dead = self._pid in processes.reap() or dead
-      if status.count(0) >= 3 and status.endswith(b"\0"):
-        _drain(self._out_fd, output)
-        return bytes(status)
-      if dead:
-        _drain(self._out_fd, output)
-        return None
+        if not text:  # `exec program`: the shell has become something that will end
+          poll.unregister(self._status_fd)
+      is_whole = status.count(0) >= 3 and status.endswith(b"\0")
+      if is_whole or self._has_ended(ready) or len(status) > _MAX_STATUS_BYTES:
+        drain(self._out_fd, output)
+        return bytes(status) if is_whole else None
       if host[0] in ready and host[1]():
         watch.give_up("cancelled")
       if watch.check(output, before, self._pid):
         return None
 
-
-class _Watch:
-  """When to stop a command, and how hard. Invariant: `why` is set once the ladder has begun."""
-
-  def __init__(self, deadline: float, max_drained_bytes: int, max_memory_bytes: int):
-    self.why = ""
-    self._next = deadline  # of the next rung
-    self._rung = 0
-    self._drained_bytes, self._memory_bytes = max_drained_bytes, max_memory_bytes
-    self._memory_at = time.monotonic() + TICK_S
-
-  def wait_s(self) -> float:
-    """Seconds to the next rung."""
-    return self._next - time.monotonic()
-
-  def give_up(self, why: str, rung: int = 0) -> None:
-    """Begins the ladder now."""
-    if not self.why:
-      self.why, self._rung, self._next = why, rung, 0.0
-
-  def check(self, output: Output, before: set[int], shell: int) -> bool:
-    """Looks at the limits and signals what breaks them; True when the shell must go as well."""
-    now = time.monotonic()
-    if output.total > self._drained_bytes:
-      self.give_up("output", rung=1)
-    if now >= self._memory_at:
-      self._memory_at = now + TICK_S
-      if processes.memory_bytes(processes.everyone()) > self._memory_bytes:
-        self.give_up("memory", rung=1)
-    if now < self._next:
+  def _has_ended(self, ready: set[int]) -> bool:
+    """Whether the shell is no more; collects children where one has ended."""
+    if self._wake_fd not in ready:
       return False
-    self.why = self.why or "timeout"
-    if self._rung > 1:
-      return True
-    spared = {shell} if self.why == "memory" else before | {shell}
-    processes.send(processes.everyone() - spared, (signal.SIGINT, signal.SIGKILL)[self._rung])
-    self._rung, self._next = self._rung + 1, now + GRACE_S
-    return False
+    with contextlib.suppress(BlockingIOError):
+      os.read(self._wake_fd, READ_BYTES)
+    ended = processes.reap()
+    self._exit_code = ended.get(self._pid, -1)
+    return self._pid in ended
 
 
 def _clear(survivors: set[int]) -> bool:
@@ -315,18 +256,3 @@ def _feed(fd: int, pending: memoryview) -> memoryview:
     return pending
   except BrokenPipeError:
     return pending[:0]
-
-
-def _drain(fd: int, output: Output) -> bool:
-  """Reads what is there, a megabyte at most; False at the end of the file."""
-  for _ in range(16):
-    try:
-      text = os.read(fd, _READ_BYTES)
-    except BlockingIOError:
-      return True
-    if not text:
-      return False
-    output.add(text)
-    if len(text) < _READ_BYTES // 16:
-      return True
-  return True

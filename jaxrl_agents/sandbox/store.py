@@ -29,7 +29,7 @@ _MTIME_NS = 1_600_000_000 * 10**9  # of every file of a base, so that listings a
 
 
 class Store:
-  """Invariant: `_holders` counts, for each layer of this session, the snapshots and sandboxes on it.
+  """Invariant: `_holders` counts, for each layer, the snapshots and sandboxes that stand on it.
 
   Args:
     folder: made if absent; must be reachable for the sandboxes' user, and on a file system that
@@ -129,8 +129,29 @@ class Store:
     path = self.scratch()
     for name in reversed(ours):
       delta.lay_over(str(self.folder / name), str(path))
+    self._drop_idle_whiteouts(path, layers[len(ours) :])
     self.give(str(path))
     return (self._name(path), *layers[len(ours) :])
+
+  def _drop_idle_whiteouts(self, path: pathlib.Path, below: tuple[str, ...]) -> None:
+    """Removes whiteouts of what no layer below has.
+
+    overlayfs never leaves such ones: a folder that only one layer has is listed as it is, and a
+    whiteout in it would be shown as a name that leads to nothing.
+    """
+    hiding: set[str] = set()
+    for folder, _, names in os.walk(path):
+      inner = os.path.relpath(folder, path)
+      if os.path.dirname(inner) in hiding or delta.hides_below(folder):
+        hiding.add(inner)
+      with delta.opened_up(folder):
+        mtime = os.stat(folder).st_mtime_ns
+        for name in names:
+          at = os.path.join(folder, name)
+          is_whiteout = stat.S_ISCHR(os.lstat(at).st_mode)
+          if is_whiteout and (inner in hiding or not self.find(below, f"{inner}/{name}")):
+            os.unlink(at)
+        os.utime(folder, ns=(mtime, mtime))
 
   def copy_out(self, layers: tuple[str, ...], folder: pathlib.Path) -> None:
     """Copies what a sandbox that starts from `layers` sees to `folder`, for its user."""

@@ -40,7 +40,7 @@ def decode(text: bytes) -> dict[str, Any]:
 
 
 class Wire:
-  """The agent's end, blocking. Invariant: between calls both directions stand at a frame's start."""
+  """The agent's end, blocking. Invariant: between calls both ways stand at a frame's start."""
 
   def __init__(self, read_fd: int, write_fd: int):
     self.read_fd, self.write_fd = read_fd, write_fd

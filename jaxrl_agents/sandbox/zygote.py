@@ -20,7 +20,17 @@ import socket
 import sys
 from typing import Any
 
-from jaxrl_agents.sandbox import agent, confine, delta, files, kernel, processes, seccomp, shell, wire
+from jaxrl_agents.sandbox import (
+  agent,
+  confine,
+  delta,
+  files,
+  kernel,
+  processes,
+  seccomp,
+  shell,
+  wire,
+)
 
 INSIDE_ID = 1000
 """User and group inside a sandbox; no other exists there."""
@@ -74,7 +84,9 @@ def _bind_read_only(source: str, target: str) -> None:
   kernel.mount(source, target, flags=kernel.MS_BIND)
   found = os.statvfs(target).f_flag
   flags = found & _KEPT_FLAGS | (_MS_RELATIME if found & _ST_RELATIME else 0)
-  flags |= kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+  flags |= (
+    kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+  )
   kernel.mount("", target, flags=flags)
 
 
@@ -113,6 +125,7 @@ def _words(error: OSError) -> str:
 def _fork(
   request: dict[str, Any], fd: int, control: socket.socket, sandboxes: dict[int, int]
 ) -> None:
+  os.set_inheritable(fd, False)  # Python 3.11's recv_fds takes flags and drops them
   try:
     pid = kernel.clone(kernel.EVERY_NAMESPACE)
   except OSError as error:

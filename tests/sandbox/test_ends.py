@@ -1,0 +1,138 @@
+"""Nothing outlives a sandbox: no process and no mount, even when the host process is killed."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from jaxrl_agents.sandbox.boxes import default_store
+
+ROOT = pathlib.Path(__file__).parents[2]
+HOST = """
+import asyncio
+from jaxrl_agents.sandbox.boxes import Sandboxes
+
+async def main():
+  async with Sandboxes() as boxes:
+    base = await boxes.base({"a": "1"})
+    made = await asyncio.gather(*(boxes.create(base) for _ in range(6)))
+    for box in made:
+      await box.exec("setsid sleep 8765.%d & (trap '' HUP TERM; nohup sleep 8765.%d &); sleep 0.2")
+    snapshot = await made[0].snapshot()
+    print("store", boxes.store.folder / snapshot.layers[0], flush=True)
+    busy = asyncio.create_task(made[1].exec("while :; do :; done", timeout_s=600))
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def left(marker):
+  """Processes whose command line has `marker`."""
+  found = []
+  for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(OSError):
+      if marker in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+        found.append(int(folder.name))
+  return found
+
+
+def mounts_of_the_store():
+  """Processes that have a mount of the default store, and whether this one has."""
+  name = default_store().name
+  found = []
+  for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(OSError):
+      if name in (folder / "mountinfo").read_text():
+        found.append(folder.name)
+  return found
+
+
+def wait_until(condition, limit_s=15.0):
+  deadline = time.monotonic() + limit_s
+  while time.monotonic() < deadline:
+    if condition():
+      return True
+    time.sleep(0.02)
+  return False
+
+
+def test_a_killed_host_leaves_no_process_and_no_mount(report):
+  if not report.properties[0].holds:
+    import pytest
+
+    pytest.skip(str(report))
+  marker = os.getpid()
+  before = set(mounts_of_the_store())
+  host = subprocess.Popen(
+    [sys.executable, "-c", HOST % (marker, marker)],
+    stdout=subprocess.PIPE,
+    text=True,
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+  )
+  try:
+    line = host.stdout.readline().split()
+    assert line[0] == "store" and pathlib.Path(line[1]).is_dir()
+    name = f"8765.{marker}".encode()
+    assert len(left(name)) >= 12
+    assert set(mounts_of_the_store()) - before
+  finally:
+    host.send_signal(signal.SIGKILL)
+    host.wait()
+  assert wait_until(lambda: not left(name)), left(name)
+  assert wait_until(lambda: not set(mounts_of_the_store()) - before)
+  # What it kept on the disk goes with the next session.
+  assert pathlib.Path(line[1]).is_dir()
+
+
+def test_what_a_killed_host_kept_is_swept_by_the_next(play):
+  async def body(boxes, base):
+    live = boxes.store.folder / "live"
+    return [lock for lock in live.glob("*.lock") if not (live / lock.stem).is_dir()]
+
+  assert play(body) == []
+  stale = default_store() / "live" / "deadbeef"
+  stale.mkdir(exist_ok=True)
+  (stale / "s1").mkdir(exist_ok=True)
+  stale.with_suffix(".lock").touch()
+  play(body)
+  assert not stale.exists()
+
+
+def test_closing_leaves_nothing(play):
+  marker = f"4321.{os.getpid()}"
+
+  async def body(boxes, base):
+    box = await boxes.create(base)
+    await box.exec(f"setsid sleep {marker} & nohup sleep {marker} & sleep 0.2")
+    running = len(left(marker.encode()))
+    await box.close()
+    gone = left(marker.encode())
+    await box.close()  # twice is fine
+    return running, gone
+
+  assert play(body) == (2, [])
+
+
+def test_the_zygotes_death_is_told_and_ends_all(play):
+  async def body(boxes, base):
+    import asyncio
+
+    import pytest
+
+    from jaxrl_agents.sandbox.errors import NoSandbox, SandboxLost
+
+    box = await boxes.create(base)
+    await box.exec(f"setsid sleep 5432.{os.getpid()} & sleep 0.2")
+    boxes._backend._process.kill()
+    await asyncio.wait_for(box.ended.wait(), 10)
+    with pytest.raises(SandboxLost):
+      await box.exec("true")
+    with pytest.raises(NoSandbox, match="zygote is gone"):
+      await boxes.create(base)
+
+  play(body)
+  assert wait_until(lambda: not left(f"5432.{os.getpid()}".encode()))
