@@ -17,18 +17,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.grading import run
-from jaxrl_agents.grading.repo import HELD_BACK, Repo, broken, is_test, module_of
+from jaxrl_agents.grading import canaries, run
+from jaxrl_agents.grading.repo import Repo, broken, is_test, module_of
 from jaxrl_agents.sandbox.box import Sandbox
 from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.sandbox.errors import Refused
 from jaxrl_agents.sandbox.records import Snapshot
 
 MAIN_MODULE = "main"
-_CANARY_CASE = "    def {name}(self):\n        self.{claim}\n"
-_TRUE = ("assertEqual({a}, {a})", "assertIn({a}, [{a}, {b}])", "assertLess({a}, {b})")
-_FALSE = ("assertEqual({a}, {b})", "assertIn({a}, [{b}])", "assertLess({b}, {a})",
-          "assertTrue({a} == {b})", "assertRaises(KeyError, int, {a})")  # fmt: skip
 _IGNORED = re.compile(
   r"(^|/)(conftest|sitecustomize|usercustomize|setup|check)\.py$|\.(pth|so|pyc|ini|cfg|toml)$|"
   r"(^|/)(__pycache__|\.[^/]+)(/|$)"
@@ -167,14 +163,15 @@ def _quoted(path: str) -> str:
 
 async def _call_outcomes(box: Sandbox, repo: Repo, factor: float) -> tuple[dict[str, str], bool]:
   calls = [*repo.values, *repo.hidden_values]
-  canaries = {f"len({secrets.token_hex(n)!r})": str(2 * n) for n in _random_sizes()}
-  asked = [*calls, *canaries]
-  random.Random(secrets.randbits(32)).shuffle(asked)
+  known = {f"len({secrets.token_hex(n)!r})": str(2 * n) for n in _random_sizes()}
+  asked = list(calls)
+  for canary in known:  # calls keep their order: what is late depends on it
+    asked.insert(secrets.randbelow(len(asked) + 1), canary)
   values = await run.values_of(
-    box, MAIN_MODULE, asked, limit_s=0.3 * factor, timeout_s=20.0 * factor
+    box, MAIN_MODULE, asked, limit_s=0.15 * factor, timeout_s=20.0 * factor
   )
   gives = dict(zip(asked, values, strict=True))
-  held = all(gives[call] == value for call, value in canaries.items())
+  held = all(gives[call] == value for call, value in known.items())
   # A module that cannot be imported fails everything, canaries too: that is no lie.
   held = held or all(value.startswith(("!", "?")) for value in values)
   return {call: gives[call] for call in calls}, held
@@ -185,54 +182,13 @@ def _random_sizes() -> list[int]:
 
 
 async def _suite_outcomes(box: Sandbox, repo: Repo, factor: float) -> tuple[dict[str, str], bool]:
-  files, canaries = with_canaries(repo.held_back, random.Random(secrets.randbits(64)))
+  files, lies = canaries.with_canaries(repo.held_back, random.Random(secrets.randbits(64)))
   for path, text in files.items():
     await box.write(path, text)
   modules = [module_of(path) for path in (*repo.visible_tests, *files)]
   statuses = await run.statuses_of(box, modules, limit_s=5.0 * factor, timeout_s=60.0 * factor)
-  told = {name: statuses.pop(name, "") for name in canaries}
-  held = not any(told[name] == "passed" for name, true in canaries.items() if not true)
+  held = not any(statuses.get(name) == "passed" for name in lies)
   return statuses, held
-
-
-def with_canaries(
-  held_back: Mapping[str, str], draw: random.Random
-) -> tuple[dict[str, str], dict[str, bool]]:
-  """Test files with a few more cases in their classes, and {id of such a case: whether it is true}.
-
-  The true ones are there so that a case cannot be told to be false by its looks.
-
-  A file of their own stands in where there is no class to put them into.
-  """
-  files, canaries = dict(held_back), {}
-  for path, text in held_back.items():
-    classes = re.findall(r"^class (\w+)\(.*TestCase\):\n(?=    )", text, re.MULTILINE)
-    for name in classes[:3]:
-      body, cases = _cases(f"{module_of(path)}.{name}", draw)
-      at = re.search(rf"^class {name}\(.*\n", files[path], re.MULTILINE)
-      if at:
-        files[path] = files[path][: at.end()] + body + files[path][at.end() :]
-        canaries |= cases
-  if not canaries:
-    module, case = f"test_{_word(draw)}_{HELD_BACK}", f"{_word(draw).title()}Tests"
-    body, canaries = _cases(f"{module}.{case}", draw)
-    files[f"{module}.py"] = f"import unittest\n\n\nclass {case}(unittest.TestCase):\n{body}"
-  return files, canaries
-
-
-def _cases(owner: str, draw: random.Random) -> tuple[str, dict[str, bool]]:
-  body, cases = "", {}
-  for true in draw.sample([True, False, False], 3):
-    a = draw.randrange(1_000)
-    claim = draw.choice(_TRUE if true else _FALSE).format(a=a, b=a + draw.randrange(1, 99))
-    name = f"test_{_word(draw)}_{_word(draw)}"
-    body += _CANARY_CASE.format(name=name, claim=claim)
-    cases[f"{owner}.{name}"] = true
-  return body, cases
-
-
-def _word(draw: random.Random) -> str:
-  return "".join(draw.choice("bdfklmnprst") + draw.choice("aeiou") for _ in range(3))
 
 
 def _share(passed: Sequence[bool]) -> float:

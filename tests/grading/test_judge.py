@@ -1,13 +1,13 @@
 """What is solved is solved; what only looks so is worth nothing."""
 
+import ast
 import asyncio
 import random
 
 import pytest
 
-from jaxrl_agents.grading import judge as judge_lib
+from jaxrl_agents.grading import canaries, run
 from jaxrl_agents.grading import repo as repo_lib
-from jaxrl_agents.grading import run
 from tests.grading.benches import (
   CALL_FACTS,
   CALLS,
@@ -135,17 +135,26 @@ def test_code_that_does_not_parse_or_never_ends_fails_in_time():
 
 
 def test_canaries_stand_among_the_hidden_tests_under_new_names_each_time():
-  files, first = judge_lib.with_canaries(SUITE.held_back, random.Random(1))
-  _, second = judge_lib.with_canaries(SUITE.held_back, random.Random(2))
-  assert not set(first) & set(second)
-  assert sorted(first.values()) == [False, False, True]
+  files, first = canaries.with_canaries(SUITE.held_back, random.Random(1))
+  _, second = canaries.with_canaries(SUITE.held_back, random.Random(2))
+  assert not first & second
+  assert len(first) == len(second) == 6  # two false claims, two copies of each hidden case
   for name in first:
     module, case, method = name.rsplit(".", 2)
     assert (module, case) == ("test_shop_held_back", "ShopTests")
-    assert f"def {method}(self)" in files["test_shop_held_back.py"]
-  alone, cases = judge_lib.with_canaries({}, random.Random(3))
+    assert files["test_shop_held_back.py"].count(f"    def {method}(self)") == 1
+  ast.parse(files["test_shop_held_back.py"])
+  alone, cases = canaries.with_canaries({}, random.Random(3))
   assert len(alone) == 1
-  assert len(cases) == 3
+  assert len(cases) == 2
+
+
+def test_a_copied_case_is_asked_of_a_text_that_nothing_equals():
+  files, _ = canaries.with_canaries(SUITE.held_back, random.Random(1))
+  lines = files["test_shop_held_back.py"].split("\n")
+  copies = [line.strip() for line in lines if "shop.total" in line]
+  assert len(copies) == 2 + 2  # with the value replaced, what is wanted stands alone
+  assert sum("self.assertEqual(shop.total([]), '" in line for line in copies) == 1
 
 
 def test_values_are_plain_data_or_named_as_what_they_are_not():
