@@ -1,7 +1,7 @@
 """Makes a frozen set of coding tasks: real code, damaged, with tests that tell.
 
     python scripts/make_coding_tasks.py --out=coding                       # the standard library
-    python scripts/make_coding_tasks.py --out=coding --kinds=calls         # its short functions alone
+    python scripts/make_coding_tasks.py --out=coding --kinds=calls         # short functions alone
     python scripts/make_coding_tasks.py --out=coding --source=FOLDER --source=NAME-1.0.tar.gz
 
 All code runs in sandboxes: nothing of a source is imported or built here. Prints the yield.

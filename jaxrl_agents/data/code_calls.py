@@ -1,4 +1,4 @@
-"""Makes repositories of cut functions: finds out, in sandboxes, what they give for made-up calls."""
+"""Makes repositories of cut functions: finds out, in sandboxes, what they give for calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LEAK_CHARACTERS = 30
 
 
 async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIterator[Repo]:
-  """Yields repositories of two or three functions each (fewer where no more are fit), all cut from one module.
+  """Yields repositories of two or three functions each (fewer where no more are fit), all cut from
+  one module.
 
   A function is kept that gives the same plain values in two fresh sandboxes for at least six calls,
   three of them distinct.

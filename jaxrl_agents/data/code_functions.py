@@ -1,4 +1,4 @@
-"""Short pure functions cut out of real modules, each with what it needs, to stand in a file alone."""
+"""Short pure functions cut out of real modules, each with what it needs to stand alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from jaxrl_agents.data.python_source import Function, Source
 
-PURE_MODULES = frozenset(
-  "math re string operator itertools functools collections bisect heapq textwrap binascii "
-  "unicodedata fractions decimal numbers keyword html colorsys statistics struct copy".split()
-)
+PURE_MODULES = frozenset({
+  "math", "re", "string", "operator", "itertools", "functools", "collections", "bisect",
+  "heapq", "textwrap", "binascii", "unicodedata", "fractions", "decimal", "numbers", "keyword",
+  "html", "colorsys", "statistics", "struct", "copy",
+})  # fmt: skip
 """What a cut function may import."""
-_FORBIDDEN = frozenset(
-  "open exec eval compile input print breakpoint globals locals vars __import__ exit quit id hash "
-  "object super memoryview".split()
-)
+_FORBIDDEN = frozenset({
+  "open", "exec", "eval", "compile", "input", "print", "breakpoint", "globals", "locals",
+  "vars", "__import__", "exit", "quit", "id", "hash", "object", "super", "memoryview",
+})  # fmt: skip
 _BUILTINS = frozenset(dir(builtins)) - _FORBIDDEN
 _UNFIT = (
   ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom,
@@ -123,7 +124,7 @@ def _fits(node: ast.FunctionDef) -> bool:
   returns = any(isinstance(n, ast.Return) and n.value is not None for n in inner)
   return (
     plain
-    and 1 <= len(arguments.args)
+    and len(arguments.args) >= 1
     and required <= 4
     and not node.decorator_list
     and returns

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxrl_agents.data.code_functions import Cut
 
 _INTEGERS = (0, 1, 2, 3, 4, 5, 7, 8, 10, 12, 31, 60, 100, 255, 2024, -1, -3)
-_WORDS = ("a", "ab", "abc", "Abc", "one two", "x y z", "a,b,c", "a-b", " pad ", "12", "3.5", "0x1f",
-          "line\nnext", "", "aaa", "/a/b.txt", "key=value", "Hello World", "<b>", "%d", "a.b.c")  # fmt: skip
+_WORDS = (
+  *("a", "ab", "abc", "Abc", "one two", "x y z", "a,b,c", "a-b", " pad ", "12", "3.5", "0x1f"),
+  *("line\nnext", "", "aaa", "/a/b.txt", "key=value", "Hello World", "<b>", "%d", "a.b.c"),
+)
 _FLOATS = (0.0, 0.5, 1.0, 1.5, 2.25, -0.75, 3.0, 10.0, 0.1)
 OWN = 0.4
 """How often a number or text is one that the function's own code speaks of, where it does."""
@@ -85,9 +87,7 @@ def probes(cut: Cut, seed: int, limit: int = 64) -> list[tuple[tuple[str, ...], 
   return [(each, call(cut, each, draw)) for each in kinds for _ in range(2)]
 
 
-def calls(
-  cut: Cut, accepted: Sequence[tuple[str, ...]], seed: int, count: int = 40
-) -> list[str]:
+def calls(cut: Cut, accepted: Sequence[tuple[str, ...]], seed: int, count: int = 40) -> list[str]:
   """Distinct calls with arguments of the accepted kinds, those of its examples first."""
   draw = draws(cut, f"{seed} call")
   found = dict.fromkeys(cut.examples)

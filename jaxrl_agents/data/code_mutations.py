@@ -1,7 +1,7 @@
 """Small damage to Python source: one token, or one statement, of a function.
 
-A mutation replaces a span of the text and nothing else, so that comments and layout stay. What comes
-out parses, and to another syntax tree.
+A mutation replaces a span of the text and nothing else, so that comments and layout stay. What
+comes out parses, and to another syntax tree.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxrl_agents.data.python_source import FUNCTIONS, Function, Source
 
@@ -74,15 +74,26 @@ class Mutation:
 
 def mutations(source: Source, function: Function) -> list[Mutation]:
   """Every mutation of a function's body that parses and changes its syntax tree, in text order."""
-  body = function.body[1:] if source.summary(function) or _has_docstring(function) else function.body
+  changes = changing(source, function)
+  return [mutation for mutation in candidates(source, function) if changes(mutation)]
+
+
+def changing(source: Source, function: Function) -> Callable[[Mutation], bool]:
+  """Tells whether a candidate parses and changes the syntax tree of the function."""
+  return _Spot(source, function).changes
+
+
+def candidates(source: Source, function: Function) -> list[Mutation]:
+  """The mutations of a function's body, and some that come to nothing, in text order."""
+  body = (
+    function.body[1:] if source.summary(function) or _has_docstring(function) else function.body
+  )
   found = []
   for statement in body:
     for node in ast.walk(statement):
       for make in (_comparisons, _operators, _logic, _constants, _names, _negations, _statements):
         found += make(source, node, function)
-  found = sorted(set(found), key=dataclasses.astuple)
-  spot = _Spot(source, function)
-  return [m for m in found if spot.changes(m)]
+  return sorted(set(found), key=dataclasses.astuple)
 
 
 class _Spot:

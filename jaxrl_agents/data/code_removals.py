@@ -1,4 +1,4 @@
-"""Features taken out of Python source: bodies of functions, their signatures and docstrings kept."""
+"""Features taken out of Python source: bodies of functions, signatures and docstrings kept."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from jaxrl_agents.grading.repo import HELD_BACK, Repo, is_test
 from jaxrl_agents.retrieval.documents import Document
 
 MAIN, CHECK = "main.py", "check.py"
-_CHECK = '''\
+_CHECK = """\
 import signal
 
 import main
@@ -44,7 +44,7 @@ for call, want in CASES:
     if failed < 4:
       print(call, "gives", got, "not", want)
 print(failed, "of", len(CASES), "fail")
-'''
+"""
 _MAX_FILE_BYTES = 400_000
 _MAX_REPO_BYTES = 4_000_000
 
@@ -96,14 +96,16 @@ def library(names: Sequence[str] = ()) -> Iterator[Repo]:
     yield with_tests_held_back(Repo(name, name, "suite", files, (path.name,), mask=mask))
 
 
-_ALWAYS_IMPORTED = frozenset(
-  "abc argparse ast asyncio bisect bdb codecs collections contextlib copy copyreg dataclasses difflib dis "
-  "enum fnmatch functools genericpath gettext glob hashlib heapq importlib inspect io json keyword "
-  "linecache locale logging ntpath opcode operator os pathlib pickle platform posixpath pprint queue "
-  "random re reprlib runpy selectors shutil signal site socket stat string struct subprocess "
-  "sysconfig tempfile textwrap threading token tokenize traceback types typing unittest urllib "
-  "warnings weakref zipfile zipimport".split()
-)
+_ALWAYS_IMPORTED = frozenset({
+  "abc", "argparse", "ast", "asyncio", "bisect", "bdb", "codecs", "collections", "contextlib",
+  "copy", "copyreg", "dataclasses", "difflib", "dis", "enum", "fnmatch", "functools",
+  "genericpath", "gettext", "glob", "hashlib", "heapq", "importlib", "inspect", "io", "json",
+  "keyword", "linecache", "locale", "logging", "ntpath", "opcode", "operator", "os", "pathlib",
+  "pickle", "platform", "posixpath", "pprint", "queue", "random", "re", "reprlib", "runpy",
+  "selectors", "shutil", "signal", "site", "socket", "stat", "string", "struct", "subprocess",
+  "sysconfig", "tempfile", "textwrap", "threading", "token", "tokenize", "traceback", "types",
+  "typing", "unittest", "urllib", "warnings", "weakref", "zipfile", "zipimport",
+})  # fmt: skip
 
 
 def folder(place: str | pathlib.Path) -> Repo:
@@ -164,7 +166,7 @@ def _tests(tree: ast.AST) -> list[tuple[str, ast.stmt]]:
 
 
 def _without(source: Source, nodes: Sequence[ast.stmt]) -> str:
-  """The text without some definitions; where each stood, a `pass` keeps the block from being empty."""
+  """The text without some definitions; a `pass` in place of each keeps blocks from being empty."""
   text = source.text
   for node in sorted(nodes, key=lambda node: -node.lineno):
     decorators = getattr(node, "decorator_list", [])
@@ -192,12 +194,14 @@ def _hidden(parts: Sequence[str]) -> bool:
 
 
 def _unpacked(place: pathlib.Path) -> dict[str, str]:
-  """The Python files of an archive, read in memory: no code of it runs, no path of it is followed."""
+  """The Python files of an archive, read in memory: nothing of it runs, no path is followed."""
   files: dict[str, str] = {}
   try:
     if place.suffix == ".zip":
       with zipfile.ZipFile(place) as archive:
-        members = [(i.filename, lambda i=i: archive.read(i), i.file_size) for i in archive.infolist()]
+        members = [
+          (i.filename, lambda i=i: archive.read(i), i.file_size) for i in archive.infolist()
+        ]
         files = _texts(members)
     else:
       with tarfile.open(place) as archive:
@@ -208,7 +212,9 @@ def _unpacked(place: pathlib.Path) -> dict[str, str]:
         ]
         files = _texts(members)
   except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
-    raise ValueError(f"{place}: neither a folder nor an archive that can be read: {error}") from error
+    raise ValueError(
+      f"{place}: neither a folder nor an archive that can be read: {error}"
+    ) from error
   return files
 
 
@@ -216,9 +222,9 @@ def _texts(members) -> dict[str, str]:
   files = {}
   for name, read, size in members:
     parts = pathlib.PurePosixPath(name).parts[1:]
-    if name.endswith(".py") and parts and size <= _MAX_FILE_BYTES and not _hidden(parts):
-      if ".." not in parts:
-        files["/".join(parts)] = read().decode("utf-8", "replace")
+    fits = parts and size <= _MAX_FILE_BYTES and not _hidden(parts) and ".." not in parts
+    if name.endswith(".py") and fits:
+      files["/".join(parts)] = read().decode("utf-8", "replace")
   return files
 
 

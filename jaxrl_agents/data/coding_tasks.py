@@ -15,12 +15,13 @@ import dataclasses
 import hashlib
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.data import code_mutations, code_removals, code_repos
 from jaxrl_agents.data.graph import split_of
-from jaxrl_agents.data.python_source import Source
+from jaxrl_agents.data.python_source import Function, Source
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.judge import TESTS, Judge
 from jaxrl_agents.grading.repo import Repo
@@ -29,6 +30,8 @@ from jaxrl_agents.types import Task
 LEVELS = (1, 10, 60)
 """Most changed lines of levels 0, 1, 2; level 3 has more."""
 MAX_CHANGED_LINES = 300
+MAX_SUITE_S = 3.0
+"""Of all tests of a repository, with what else the machine does meanwhile."""
 PLANS = ("token", "statement", "feature", "features")
 """Kinds of damage: of one token, of one statement, of one function, of several."""
 
@@ -51,9 +54,12 @@ def level_of(changed_lines: int) -> int:
 async def stable(judge: Judge, repo: Repo) -> Repo | None:
   """The repository with the statuses of its own tests, of those that pass twice; None if few do.
 
-  For a suite; one of calls has its values already.
+  For a suite; one of calls has its values already. One that takes long is left out.
   """
+  started = time.monotonic()
   first, held = await judge.outcomes(repo, {})
+  if time.monotonic() - started > MAX_SUITE_S:
+    return None
   second, held_again = await judge.outcomes(repo, {})
   if not (held and held_again):
     return None
@@ -70,10 +76,13 @@ class Damager:
     self._repo = repo
     self._draw = random.Random(f"{seed} damage {repo.id}")
     self._sources: list[tuple[str, Source]] = []
+    self._functions: dict[str, list[tuple[str, Function]]] = {}
     for path in repo.sources:
       source = code_repos.parsed(path, repo.files[path])
-      if source is not None and any(True for _ in code_mutations.functions(source)):
+      functions = list(code_mutations.functions(source)) if source else []
+      if source is not None and functions:
         self._sources.append((path, source))
+        self._functions[path] = functions
     self._seen: set[str] = set()
     self._removals: dict[str, list[code_removals.Removal]] = {}
 
@@ -90,8 +99,8 @@ class Damager:
     return None
 
   def _mutation(self, plan: str, path: str, source: Source) -> Damage | None:
-    name, function = self._draw.choice(list(code_mutations.functions(source)))
-    found = code_mutations.mutations(source, function)
+    name, function = self._draw.choice(self._functions[path])
+    found = code_mutations.candidates(source, function)
     kinds = code_mutations.ONE_TOKEN if plan == "token" else code_mutations.STATEMENT
     by_kind = collections.defaultdict(list)
     for mutation in found:
@@ -100,6 +109,8 @@ class Damager:
     if not by_kind:
       return None
     mutation = self._draw.choice(by_kind[self._draw.choice(sorted(by_kind))])
+    if not code_mutations.changing(source, function)(mutation):
+      return None
     fixed = source.text[mutation.start : mutation.end]
     edit = {"path": path, "start": mutation.start, "fixed": fixed, "broken": mutation.new}
     return Damage(f"{plan} {mutation.kind}", (edit,), (name,), max(1, fixed.count("\n") + 1))

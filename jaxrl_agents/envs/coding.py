@@ -1,20 +1,21 @@
 """The coding environment: a damaged repository in a sandbox, tools to mend it, tests that judge.
 
-The policy reads, edits and runs, several calls a turn, and ends with a reply without calls. Then its
-changes are judged elsewhere (`grading.judge`). Where a tool result brings the context to its trigger,
-the policy is asked for a summary, which it writes itself; the next context is the system prompt,
-the request word for word, the summary and what the harness knows. All of it is one trajectory: its
-one reward trains every sampled token, summaries included.
+The policy reads, edits and runs, several calls a turn, and ends with a reply without calls. Then
+its changes are judged elsewhere (`grading.judge`). Where a tool result brings the context to its
+trigger, the policy is asked for a summary, which it writes itself; the next context is the system
+prompt, the request word for word, the summary and what the harness knows. All of it is one
+trajectory: its one reward trains every sampled token, summaries included.
 
-Source: Cursor, "Composer 2", https://arxiv.org/abs/2603.24477 sections 4 and 6.2; "Self-summarization",
-https://cursor.com/blog/self-summarization. Comparison strategies: Kimi K2.5 appendix E,
-https://arxiv.org/abs/2602.02276.
+Source: Cursor, "Composer 2", https://arxiv.org/abs/2603.24477 sections 4 and 6.2, and its post
+"Self-summarization", https://cursor.com/blog/self-summarization. Comparison strategies: Kimi K2.5,
+https://arxiv.org/abs/2602.02276 appendix E.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ from jaxrl_agents.sandbox.errors import SandboxError
 from jaxrl_agents.sandbox.records import Snapshot
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
 
+MIN_OUTPUT = 16
+"""Tokens of a result that are shown where nothing is left of the context."""
 MAX_LOSSES = 2
 """How often one call may cost a sandbox before it is passed over."""
 
@@ -211,11 +214,14 @@ class CodingEnv:
     self._summaries, self._summarizing = state.summaries, state.summarizing
 
   async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
-    """The results of the calls of one turn. A sandbox that is lost is brought back once or twice."""
+    """The results of the calls of one turn. A sandbox that is lost is brought back."""
     texts: list[str] = []
     losses: collections.Counter[int] = collections.Counter()
+    left = self._limits.token_budget - self._usage() - self._reserve()
     while len(texts) < len(calls):
       i = len(texts)
+      room = left - sum(map(self._chat.count, texts))
+      self._workspace.max_tokens = min(self._limits.tool_output_tokens, max(room, MIN_OUTPUT))
       if i >= self._limits.max_calls:
         texts.append(view.TOO_MANY.format(most=self._limits.max_calls))
         continue
@@ -233,16 +239,22 @@ class CodingEnv:
       Message("tool", text, tool_call_id=call.id) for call, text in zip(calls, texts, strict=True)
     ]
 
-  async def _bring_back(
-    self, done: Sequence[ToolCall], losses: collections.Counter[int]
-  ) -> None:
+  def _reserve(self) -> int:
+    """Tokens that the results of a turn leave: for the summary, or for a reply."""
+    if self._limits.context == "summarize" and self._summaries < self._limits.max_summaries:
+      return self._limits.summary_tokens + self._chat.count(view.SUMMARIZE) + 8
+    return min(self._limits.max_new_tokens, self._limits.token_budget // 8)
+
+  async def _bring_back(self, done: Sequence[ToolCall], losses: collections.Counter[int]) -> None:
     """A sandbox as before the loss: the last snapshot, and all calls since but the fatal ones.
 
     Raises:
       sandbox.errors.SandboxError: there is no snapshot to go back to, or it does not come back.
     """
     if self._saved is None:
-      raise SandboxError(f"task {self._task.id}: the sandbox is lost and there is no snapshot of it")
+      raise SandboxError(
+        f"task {self._task.id}: the sandbox is lost and there is no snapshot of it"
+      )
     state, replies = self._saved
     kept = (list(self._messages), self._turns, self._malformed_turns)
     summaries, summarizing = self._summaries, self._summarizing
@@ -256,7 +268,9 @@ class CodingEnv:
     self._messages, self._turns, self._malformed_turns = kept
     self._summaries, self._summarizing = summaries, summarizing
     if self._workspace.lost:
-      raise SandboxError(f"task {self._task.id}: the sandbox was lost again while it was brought back")
+      raise SandboxError(
+        f"task {self._task.id}: the sandbox was lost again while it was brought back"
+      )
 
   def _head(self) -> list[Message]:
     prompt = Message("user", self._task.prompt)
@@ -324,7 +338,6 @@ class CodingEnv:
     finally:
       self._judge.boxes.drop(now)
 
-
   async def _last_state(self) -> Snapshot:
     for last_try in (False, True):
       if self._workspace.lost:
@@ -340,10 +353,8 @@ class CodingEnv:
 
 
 async def _closed(box: Any) -> None:
-  try:
+  with contextlib.suppress(SandboxError):  # one that does not end goes with the process
     await box.close()
-  except SandboxError:  # it does not end; its host ends it with the process
-    pass
 
 
 def make(task: Task, services: CodingServices) -> CodingEnv:

@@ -1,9 +1,9 @@
 """A noisy expert for small coding tasks: the demonstrations that a policy starts from.
 
-It runs the tests, reads the file, changes a line, runs the tests again. It knows the damage, and errs
-on purpose: often it tries something else that looks plausible first, in some episodes it ends without
-looking at the tests again, or gives up. What reinforcement learning has to find is that trying until
-the tests pass pays.
+It runs the tests, reads the file, changes a line, runs the tests again. It knows the damage, and
+errs on purpose: often it tries something else that looks plausible first, in some episodes it ends
+without looking at the tests again, or gives up. What reinforcement learning has to find is that
+trying until the tests pass pays.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _SWAPS: tuple[tuple[str, str], ...] = (
 class ExpertNoise:
   """How often the expert errs or varies; probabilities but for the last two.
 
-  Each episode draws one of `scales`; the rates of real errors (the first four) are multiplied by it.
+  Each episode draws one of `scales`; the rates of real errors (the first three) are multiplied by
+  it.
   """
 
   wrong_edit: float = 0.45  # a try changes another line, or the right one in another way

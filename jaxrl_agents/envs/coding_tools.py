@@ -42,6 +42,7 @@ class Workspace:
     self._indexes, self._pages = indexes, pages
     self.box: Sandbox | None = None
     self.lost = False
+    self.max_tokens = limits.tool_output_tokens  # of the next observation
     self.cwd = "/work"
     self.todos: list[dict[str, str]] = []
     self.edited: list[str] = []
@@ -81,7 +82,7 @@ class Workspace:
         raise ToolError(f"the text holds what is no character: {error.reason}.") from error
       except ValueError as error:
         raise ToolError(str(error)) from error
-      return view.clipped(text, self._limits.tool_output_tokens, self._count)
+      return view.clipped(text, self.max_tokens, self._count)
 
     return guarded
 
@@ -98,7 +99,9 @@ class Workspace:
   async def _text(self, path: str) -> str:
     content = await self._box().read(self._path(path), limit=MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-      raise ToolError(f"{path} is longer than {MAX_FILE_BYTES} bytes; use the shell for parts of it")
+      raise ToolError(
+        f"{path} is longer than {MAX_FILE_BYTES} bytes; use the shell for parts of it"
+      )
     try:
       return content.decode()
     except UnicodeDecodeError as error:
@@ -138,17 +141,18 @@ class Workspace:
     return f"{output}\n{ends}".lstrip("\n")
 
   async def _grep(self, pattern: str, path: str = ".") -> str:
-    # -s: what cannot be read is not worth a line; /dev/null: names are shown for one file, too.
+    # -s: what cannot be read is not worth a line.
     command = (
-      f"cd {shlex.quote(self.cwd)} && LC_ALL=C.UTF-8 grep -rnIsE --exclude-dir=__pycache__ "
+      f"cd {shlex.quote(self.cwd)} && LC_ALL=C.UTF-8 grep -rHnIsE --exclude-dir=__pycache__ "
       f"-e {shlex.quote(pattern)} -- {shlex.quote(path)} | sort -t: -k1,1 -k2,2n | head -c 200000"
     )
     wrapped = f"( set -o pipefail; {command} )"
     result = await self._box().exec(wrapped, timeout_s=self._limits.command_s, output_bytes=200_000)
     if result.why:
       raise ToolError(f"the search was stopped: {result.why}. Ask for something simpler.")
-    if result.code > 1 and not result.output:
-      raise ToolError("grep does not take this pattern or path; patterns are those of grep -E.")
+    if result.code == 2 and (not result.output or result.output.startswith("grep: ")):
+      why = result.output.partition("\n")[0] or "grep does not take this pattern or path"
+      raise ToolError(f"{why}; patterns are those of grep -E.")
     return result.output.removeprefix("./").replace("\n./", "\n").rstrip("\n") or "No line matches."
 
   async def _search_code(self, query: str) -> str:

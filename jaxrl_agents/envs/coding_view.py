@@ -112,7 +112,10 @@ def edited(path: str, text: str, old: str, new: str) -> tuple[str, str]:
     return text.replace(old, new), ""
   if found > 1:
     lines = [str(text.count("\n", 0, at) + 1) for at in _places(text, old)[:6]]
-    return "", f"old occurs {found} times in {path}, in lines {', '.join(lines)}; add lines around it."
+    return (
+      "",
+      f"old occurs {found} times in {path}, in lines {', '.join(lines)}; add lines around it.",
+    )
   near = nearest(text, old)
   hint = f" Nearest, from line {near[0]}:\n{near[1]}" if near else ""
   return "", f"old does not occur in {path}.{hint}"
@@ -165,7 +168,7 @@ def lines_of(path: str, text: str, first: int, lines: int) -> str:
 
 
 def summary_message(number: int, text: str, state: Mapping[str, Any]) -> Message:
-  """What stands in the place of the conversation: the policy's own words and the harness's state."""
+  """What stands in place of the conversation: the policy's own words and the harness's state."""
   return Message(
     "user", f'<summary n="{number}">\n{text.strip()}\n</summary>\n{json.dumps(dict(state))}'
   )

@@ -1,8 +1,8 @@
 """Test cases that cannot pass, put among the hidden ones: where one passes, somebody lies.
 
 Some are false by themselves ("3 is 4"): they tell a test machinery that was tampered with. Some are
-copies of hidden cases in which one side of an assertEqual is replaced by a text drawn anew: they tell
-values that claim to equal everything. Among them stand true ones, so that looks tell nothing.
+copies of hidden cases in which one side of an assertEqual is replaced by a text drawn anew: they
+tell values that claim to equal everything. Among them stand true ones, so that looks tell nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _classes(text: str) -> list[ast.ClassDef]:
   return [
     node
     for node in found
-    if any(ast.unparse(base).endswith("TestCase") for base in node.bases) and not node.decorator_list
+    if any(ast.unparse(base).endswith("TestCase") for base in node.bases)
+    and not node.decorator_list
   ]
 
 
@@ -100,8 +101,8 @@ def _equality(statement: ast.stmt) -> ast.Call | None:
   """The call of assertEqual that is a statement; None if it is another."""
   call = statement.value if isinstance(statement, ast.Expr) else None
   if isinstance(call, ast.Call) and ast.unparse(call.func) == "self.assertEqual":
-    if len(call.args) >= 2 and not any(isinstance(a, ast.Starred) for a in call.args[:2]):
-      return call
+    starred = any(isinstance(argument, ast.Starred) for argument in call.args[:2])
+    return call if len(call.args) >= 2 and not starred else None
   return None
 
 

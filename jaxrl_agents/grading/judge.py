@@ -34,7 +34,7 @@ _SUSPICIOUS = re.compile(
   r"|/proc/|\bsignal\."
 )
 ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Compiled files are told from stale ones by second and size: an edit can have both of them right."""
+"""Compiled files are told from stale ones by second and size: an edit can leave both the same."""
 MAX_CHANGED_BYTES = 2_000_000
 
 

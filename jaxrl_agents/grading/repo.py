@@ -1,4 +1,4 @@
-"""Repositories that tasks are done in, the damage that a task does to one, and where they are kept."""
+"""Repositories that tasks are done in, the damage of a task, and the file that holds them."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@
 JOB is a JSON file, RESULTS gets one JSON array a line as soon as it is known: what ends the process
 leaves the rest without a result. The host believes nothing of it (see `grading.grade`).
 
-  {"folder": F, "module": M, "calls": [SOURCE], "limit_s": S, "first": N}  -> [i, VALUE]
-  {"folder": F, "modules": [M], "limit_s": S}                              -> [TEST_ID, STATUS]
+  {"folder": F, "module": M, "calls": [SOURCE], "limit_s": S}  -> [i, VALUE]
+  {"folder": F, "modules": [M], "limit_s": S}                  -> [TEST_ID, STATUS]
 
-A VALUE is the repr of plain data, "!Name" of an exception, "?" and why there is no value to compare.
+A VALUE is the repr of plain data, "!Name" of an exception, or "?" and why there is none to compare.
 Imports nothing of the package.
 """
 

@@ -62,12 +62,12 @@ async def run_resumable(
   group_id: str = "",
   rollout: int = 0,
 ) -> Trajectory:
-  """Plays an episode; after a fault it goes on from its last snapshot, with what was sampled so far.
+  """Plays an episode; after a fault it goes on from its last snapshot, with all sampled till then.
 
   Raises:
     EpisodeError: it is not done within `sampling.episode_deadline_s`.
-    Exception: the fault itself, where there were more than `max_faults`, or it came before the first
-      snapshot.
+    Exception: the fault itself, where there were more than `max_faults`, or it came before the
+      first snapshot.
   """
   saved: Saved | None = None
   started, faults = time.monotonic(), 0
@@ -97,9 +97,7 @@ async def run_resumable(
       if saved:
         env.forget(saved.state)  # type: ignore[attr-defined]
       wall_s = time.monotonic() - started
-      return finished(
-        env, record, task=task, group_id=group_id, stop=context.stop, wall_s=wall_s
-      )
+      return finished(env, record, task=task, group_id=group_id, stop=context.stop, wall_s=wall_s)
     except TimeoutError as error:
       await env.close()
       raise EpisodeError(

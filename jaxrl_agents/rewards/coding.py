@@ -35,7 +35,9 @@ def broken_calls(log: Sequence[Message]) -> int:
   count = 0
   for call in calls(log):
     text = results.get(call.id, "")
-    refused = text.startswith((f"Error: {call.name}: ", "Error: there is no tool", "Error: the arg"))
+    refused = text.startswith(
+      (f"Error: {call.name}: ", "Error: there is no tool", "Error: the arg")
+    )
     count += bool(call.error) or refused
   return count
 

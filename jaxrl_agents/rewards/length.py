@@ -1,8 +1,8 @@
 """The nonlinear length penalty of Composer 2, https://arxiv.org/abs/2603.24477 section 4.2.
 
-C_{k,q}(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)), of the effort x of an episode: increasing, concave
-for q > 0, with slope 1 at 0, so that a little more effort costs an easy task much and a hard one
-little. k, q and the weights of the effort were never published: the defaults are ours.
+C_{k,q}(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)), of the effort x of an episode: increasing,
+concave for q > 0, with slope 1 at 0, so that a little more effort costs an easy task much and a
+hard one little. k, q and the weights of the effort were never published: the defaults are ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Mutations and removals, on functions small enough to list all of them by hand."""
 
 import ast
+import pathlib
 import random
 
 from jaxrl_agents.data import code_mutations, code_removals, code_repos
@@ -62,11 +63,17 @@ def test_negations_boundaries_and_operators_keep_the_rest_of_the_line():
   _, function = next(code_mutations.functions(source))
   changed = [m.applied(text) for m in code_mutations.mutations(source, function)]
   lines = {line for each in changed for line in each.split("\n")}
-  assert {"  if not a:", "    a -= 2", "  while a in (1 ,", "  return a[0:]", "    2): pass"} <= lines
+  assert {
+    "  if not a:",
+    "    a -= 2",
+    "  while a in (1 ,",
+    "  return a[0:]",
+    "    2): pass",
+  } <= lines
 
 
 def test_every_mutation_of_real_code_parses_to_another_tree():
-  text = open(random.__file__).read()
+  text = pathlib.Path(random.__file__).read_text()
   source = source_of(text)
   functions = list(code_mutations.functions(source))
   plain = ast.dump(ast.parse(text))
@@ -90,7 +97,7 @@ def test_removal_keeps_signature_decorators_and_docstring():
 
 
 def test_picked_removals_stay_below_the_lines_asked_for():
-  text = open(random.__file__).read()
+  text = pathlib.Path(random.__file__).read_text()
   every = code_removals.removals(source_of(text))
   picked = code_removals.pick(every, 60, random.Random(1))
   assert 30 <= sum(removal.lines for removal in picked) <= 60

@@ -10,7 +10,7 @@ from jaxrl_agents.envs.workshop import Workshop
 from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.sandbox.errors import NoSandbox
 
-MAIN = '''\
+MAIN = """\
 def clamp(value, low, high):
     if value < low:
         return low
@@ -19,7 +19,7 @@ def clamp(value, low, high):
 
 def double(text):
     return text + text
-'''
+"""
 CALLS = code_repos.of_calls(
   "made:clamp+double",
   "made",

@@ -26,7 +26,7 @@ unittest.TestCase.run = lambda self, result=None: (result.startTest(self), resul
 unittest.TestCase.assertEqual = lambda self, a, b, msg=None: None
 unittest.TestCase._callTestMethod = lambda self, method: None
 """
-FORGE = '''\
+FORGE = """\
 import json, os, sys
 def _forge():
     job = json.load(open(sys.argv[1]))
@@ -45,7 +45,7 @@ def _forge():
             pass
     os._exit(0)
 _forge()
-'''
+"""
 
 
 def graded(kind, make_changes):
