@@ -63,6 +63,90 @@ class SearchConfig:
   system_prompt: str = ""
 
 
+CODING_TOOLS = (
+  "read_file",
+  "edit_file",
+  "write_file",
+  "shell",
+  "grep",
+  "search_code",
+  "fetch_page",
+  "todo",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingConfig:
+  """Tasks and limits of the coding environment, in tokens of the policy's tokenizer.
+
+  Attributes:
+    tasks: folder of a frozen set (scripts/make_coding_tasks.py).
+    repo_kind, max_level, max_file_characters: the slice of it that is played: "calls" are short
+      functions in one file, levels are those of `data.coding_tasks`.
+    tools: of CODING_TOOLS, what is offered.
+    token_budget: of the whole context.
+    context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
+      "summarize" (the policy writes what goes on, `max_summaries` times), "discard_all" (the tool
+      history goes), "hide_results" (all but the last `keep_results` results go), "none".
+    tool_output_tokens: most of one observation.
+    command_s: what a shell command may take.
+    snapshot_turns: turns between snapshots that a lost sandbox is brought back from; 0 for none.
+    pages: JSON lines {"url", "title", "text"} that fetch_page reads; "" for none.
+    backend: of the sandboxes.
+  """
+
+  tasks: str = ""
+  repo_kind: Literal["any", "calls", "suite"] = "any"
+  max_level: int = 3
+  max_file_characters: int = 400_000
+  tools: tuple[str, ...] = CODING_TOOLS
+  token_budget: int = 131_072
+  context: Literal["summarize", "discard_all", "hide_results", "none"] = "summarize"
+  trigger_fraction: float = 0.7
+  max_summaries: int = 8
+  summary_tokens: int = 4_096
+  keep_results: int = 5
+  tool_output_tokens: int = 8_192
+  max_new_tokens: int = 8_192
+  max_turns: int = 200
+  max_calls: int = 16
+  max_malformed_turns: int = 3
+  search_results: int = 5
+  chunk_tokens: int = 256
+  command_s: float = 60.0
+  grade_s: float = 300.0
+  snapshot_turns: int = 1
+  pages: str = ""
+  backend: str = "namespaces"
+  system_prompt: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingRewardConfig:
+  """Weights of a coding episode's reward (Composer 2 publishes the kinds of terms, no values).
+
+  R = solved + progress * share of failing tests mended - behaviour - length * C_{k,q}(effort)
+
+  Attributes:
+    progress: of the share of tests that failed and pass now.
+    broken_calls: each call that is malformed, refused or of an unknown tool; at most five count.
+    open_todos: of the share of to-dos left open.
+    comment_thinking, shell_only: where the behaviour is seen.
+    length_k, length_q, length: of the nonlinear length penalty; `length` 0 leaves it out.
+    length_of_solved_only: an episode that failed pays nothing for its length.
+  """
+
+  progress: float = 0.0
+  broken_calls: float = 0.02
+  open_todos: float = 0.05
+  comment_thinking: float = 0.05
+  shell_only: float = 0.05
+  length_k: float = 1.0
+  length_q: float = 1.0
+  length: float = 0.05
+  length_of_solved_only: bool = False
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicySection:
   """`init`: "base" (the shipped weights), a folder of exported or imported weights, "scratch"
@@ -263,6 +347,8 @@ class RunConfig:
   seed: int = 0
   corpus: CorpusConfig = CorpusConfig()
   search: SearchConfig = SearchConfig()
+  coding: CodingConfig = CodingConfig()
+  coding_reward: CodingRewardConfig = CodingRewardConfig()
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
   reward: RewardConfig = RewardConfig()

@@ -10,6 +10,7 @@ import asyncio
 import collections
 import dataclasses
 import hashlib
+import math
 import time
 from collections.abc import Callable
 
@@ -55,12 +56,23 @@ class EpisodeError(RuntimeError):
 
 @dataclasses.dataclass
 class Record:
-  """What an episode left so far; invariant: `turns` and `log` only grow."""
+  """What an episode left so far; invariant: `turns` and `log` only grow.
+
+  The first `shared_turns` turns were sampled for another trajectory too, which trains them.
+  """
 
   turns: list[Turn] = dataclasses.field(default_factory=list)
   log: list[Message] = dataclasses.field(default_factory=list)
   generate_s: float = 0.0
   tools_s: float = 0.0
+  shared_turns: int = 0
+
+  def copy(self, *, shared_turns: int | None = None) -> Record:
+    """Another record of the same turns, which grows by itself."""
+    shared = self.shared_turns if shared_turns is None else shared_turns
+    return dataclasses.replace(
+      self, turns=list(self.turns), log=list(self.log), shared_turns=shared
+    )
 
 
 def turn_seed(seed: int, task_id: str, rollout: int, turn: int) -> int:
@@ -89,9 +101,12 @@ async def run_episode(
   record = Record() if record is None else record
   started = time.monotonic()
   try:
-    context = await asyncio.wait_for(
-      _play(env, chat, sampler, task.id, sampling, rollout, record), sampling.episode_deadline_s
-    )
+    async with asyncio.timeout(sampling.episode_deadline_s):
+      context = await begin(env, record)
+      context = await play_turns(
+        env, chat, sampler, context, task_id=task.id, sampling=sampling, rollout=rollout,
+        record=record,
+      )  # fmt: skip
   except TimeoutError as error:
     raise EpisodeError(
       f"task {task.id} rollout {rollout}: not done after {time.monotonic() - started:.1f} s "
@@ -99,14 +114,23 @@ async def run_episode(
     ) from error
   finally:
     await env.close()
+  return finished(
+    env, record, task=task, group_id=group_id, stop=context.stop, wall_s=time.monotonic() - started
+  )
+
+
+def finished(
+  env: Env, record: Record, *, task: Task, group_id: str, stop: str, wall_s: float
+) -> Trajectory:
+  """The rewarded trajectory of an episode that has ended."""
   trajectory = Trajectory(
     task_id=task.id,
     group_id=group_id,
-    segments=to_segments(record.turns),
+    segments=to_segments(record.turns, record.shared_turns),
     log=tuple(record.log),
     rewards={},
-    stop=context.stop,
-    metrics=_metrics(record, time.monotonic() - started),
+    stop=stop,
+    metrics=_metrics(record, wall_s),
   )
   return dataclasses.replace(trajectory, rewards=env.rewards(trajectory))
 
@@ -165,18 +189,28 @@ def failed(task: Task, group_id: str, record: Record, error: Exception) -> Traje
   )
 
 
-async def _play(
+async def begin(env: Env, record: Record) -> Context:
+  """Starts `env`; what it shows that the record lacks goes into its log."""
+  context = await env.start()
+  record.log.extend(_unseen(context.messages, record.log))
+  return context
+
+
+async def play_turns(
   env: Env,
   chat: Chat,
   sampler: Sampler,
+  context: Context,
+  *,
   task_id: str,
   sampling: Sampling,
   rollout: int,
   record: Record,
+  max_turns: int | None = None,
 ) -> Context:
-  context = await env.start()
-  record.log.extend(_unseen(context.messages, record.log))
-  while not context.done:
+  """Plays on from `context` until the episode is done, or for `max_turns` turns."""
+  last = math.inf if max_turns is None else len(record.turns) + max_turns
+  while not context.done and len(record.turns) < last:
     prompt = chat.render(context.messages, context.tools)
     limits = Limits(
       max_new_tokens=min(

@@ -23,41 +23,46 @@ class Turn:
   generation: Generation
 
 
-def to_segments(turns: Sequence[Turn]) -> tuple[Segment, ...]:
+def to_segments(turns: Sequence[Turn], shared_turns: int = 0) -> tuple[Segment, ...]:
   """The segments of an episode, in order.
+
+  The first `shared_turns` turns are trained elsewhere: they are context here, and a segment that
+  holds no other is left out.
 
   Where prompt and earlier reply were routed again by a later call of the same segment, the later
   call's experts stand; rows that it did not record keep the earlier ones.
   """
-  runs: list[list[Turn]] = []
+  runs: list[list[tuple[Turn, bool]]] = []
   seen = np.zeros(0, np.int32)
-  for turn in turns:
-    if runs and _extends(turn.prompt, seen):
-      runs[-1].append(turn)
-    else:
-      runs.append([turn])
+  for i, turn in enumerate(turns):
+    if not runs or not _extends(turn.prompt, seen):
+      runs.append([])
+    runs[-1].append((turn, i >= shared_turns))
     seen = np.concatenate([turn.prompt, turn.generation.tokens])
-  return tuple(_segment(run) for run in runs)
+  return tuple(_segment(run) for run in runs if any(trained for _, trained in run))
 
 
 def _extends(prompt: np.ndarray, seen: np.ndarray) -> bool:
   return len(prompt) >= len(seen) and bool(np.array_equal(prompt[: len(seen)], seen))
 
 
-def _segment(run: Sequence[Turn]) -> Segment:
-  """One segment of turns of which each prompt extends the previous prompt and reply."""
-  last = run[-1]
+def _segment(run: Sequence[tuple[Turn, bool]]) -> Segment:
+  """One segment of turns, and whether each is trained, of which each prompt extends the previous
+  prompt and reply.
+  """
+  last, _ = run[-1]
   tokens = np.concatenate([last.prompt, last.generation.tokens]).astype(np.int32)
   length = len(tokens)
   loss_mask = np.zeros(length, bool)
   logprobs = np.zeros(length, np.float32)
   versions = np.full(length, -1, np.int32)
   routing = None
-  for turn in run:
+  for turn, trained in run:
     span = slice(len(turn.prompt), len(turn.prompt) + len(turn.generation.tokens))
-    loss_mask[span] = True
-    logprobs[span] = turn.generation.logprobs
-    versions[span] = turn.generation.versions
+    if trained:
+      loss_mask[span] = True
+      logprobs[span] = turn.generation.logprobs
+      versions[span] = turn.generation.versions
     rows = turn.generation.routing
     if rows is None:
       continue

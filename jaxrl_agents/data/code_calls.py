@@ -1,0 +1,99 @@
+"""Makes repositories of cut functions: finds out, in sandboxes, what they give for calls."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+
+from jaxrl_agents.data import code_functions, code_inputs, code_repos
+from jaxrl_agents.data.code_functions import Cut
+from jaxrl_agents.grading import run
+from jaxrl_agents.grading.repo import Repo
+from jaxrl_agents.sandbox.boxes import Sandboxes
+
+MIN_CALLS, MAX_CALLS = 6, 12
+MIN_VALUES = 3
+MAX_FUNCTIONS = 3
+LEAK_CHARACTERS = 30
+
+
+async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIterator[Repo]:
+  """Yields repositories of two or three functions each (fewer where no more are fit), all cut from
+  one module.
+
+  A function is kept that gives the same plain values in two fresh sandboxes for at least six calls,
+  three of them distinct.
+  """
+  fit: list[tuple[Cut, list[tuple[str, str]]]] = []
+  for cut in cuts:
+    kept = await behaviour(boxes, cut, seed=seed)
+    if kept:
+      fit.append((cut, kept))
+  mask = await leaks(boxes, [cut for cut, _ in fit])
+  draw = random.Random(f"{seed} repos {cuts[0].module if cuts else ''}")
+  draw.shuffle(fit)
+  while fit:
+    size = draw.randint(2, MAX_FUNCTIONS)
+    taken, fit = fit[:size], fit[size:]
+    text = code_functions.merged(cut for cut, _ in taken)
+    kept = [pair for _, pairs in taken for pair in pairs]
+    name = f"{taken[0][0].module}:{'+'.join(cut.name for cut, _ in taken)}"
+    repo = code_repos.of_calls(name, taken[0][0].module, text, kept, mask)
+    if await _stands(boxes, repo):
+      yield repo
+
+
+async def behaviour(boxes: Sandboxes, cut: Cut, *, seed: int) -> list[tuple[str, str]]:
+  """(call, value) pairs of a function, an even number; empty if there are too few to tell it by."""
+  start = await boxes.base({code_repos.MAIN: cut.text})
+  tried = code_inputs.probes(cut, seed)
+  first = await boxes.create(start)
+  try:
+    values = await run.values_of(first, "main", [call for _, call in tried], limit_s=0.1)
+    accepted = code_inputs.accepted(tried, values)
+    calls = code_inputs.calls(cut, accepted, seed)
+    values = await run.values_of(first, "main", calls, limit_s=0.1) if calls else []
+  finally:
+    await first.close()
+  found = list(zip(calls, values, strict=True))
+  kept = code_inputs.informative(found, MAX_CALLS)
+  kept = kept[: len(kept) // 2 * 2]
+  if len(kept) < MIN_CALLS or len({value for _, value in kept}) < MIN_VALUES:
+    return []
+  second = await boxes.create(start)
+  try:
+    again = await run.values_of(second, "main", [call for call, _ in kept], limit_s=0.1)
+  finally:
+    await second.close()
+  return kept if again == [value for _, value in kept] else []
+
+
+async def leaks(boxes: Sandboxes, cuts: Sequence[Cut]) -> tuple[str, ...]:
+  """Paths of the runtime where lines of these functions can be read."""
+  needles = []
+  for cut in cuts:
+    lines = [line for line in cut.text.split("\n") if line.startswith(" ")]
+    pairs = ["\n".join(pair) for pair in zip(lines, lines[1:], strict=False) if all(pair)]
+    best = max(pairs or lines, key=len, default="")
+    if len(best) >= LEAK_CHARACTERS:
+      needles.append(best.encode())
+  if not needles:
+    return ()
+  box = await boxes.create(await boxes.base({}))
+  try:
+    found = await box.find(needles)
+  finally:
+    await box.close()
+  return tuple(sorted(path for path in found if path.startswith("/usr/")))
+
+
+async def _stands(boxes: Sandboxes, repo: Repo) -> bool:
+  """Whether everything is as recorded with the functions in one file and the runtime masked."""
+  box = await boxes.create(await boxes.base(repo.files, mask=repo.mask))
+  try:
+    expected = repo.expected()
+    values = await run.values_of(box, "main", list(expected))
+    shown = await box.exec(repo.check_command, timeout_s=10)
+  finally:
+    await box.close()
+  return values == list(expected.values()) and shown.output.startswith("0 of ")

@@ -1,0 +1,255 @@
+"""Frozen sets of coding tasks, in one folder:
+
+    repos.jsonl.gz   one repository a line, with its tests and what they give
+    tasks.jsonl      one task a line
+    manifest.json    SHA-256 of both, counts, seed, sources, Python version
+
+What is loaded has the hashes that were written, or is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import gzip
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import random
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.data import code_calls, code_functions, code_repos, coding_tasks
+from jaxrl_agents.data.code_functions import Cut
+from jaxrl_agents.data.frozen import SPLITS
+from jaxrl_agents.grading import repo as repo_lib
+from jaxrl_agents.grading.judge import Judge
+from jaxrl_agents.grading.repo import Repo
+from jaxrl_agents.retrieval import documents
+from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.types import Task
+
+PYTHON = "python"
+AT_ONCE = 4
+"""Repositories at work at once: sandboxes wait for one another's programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingSet:
+  """Repositories by id, and tasks by split."""
+
+  repos: Mapping[str, Repo]
+  tasks: Mapping[str, Sequence[Task]]
+  manifest: Mapping[str, Any]
+
+
+async def make(
+  boxes: Sandboxes,
+  sources: Sequence[str],
+  *,
+  kinds: Sequence[str] = ("calls", "suite"),
+  per_repo: int = 12,
+  max_repos: int = 10_000,
+  seed: int = 0,
+  report: Callable[[str], None] = lambda line: None,
+) -> CodingSet:
+  """Makes tasks of real code.
+
+  Args:
+    boxes: where all of it runs.
+    sources: "python" (this interpreter's library), folders of a package, sdists.
+    kinds: of repositories: "calls" (small: one-token and one-statement damage of short functions)
+      and "suite" (whole modules and packages with their own tests: every plan).
+    per_repo: most tasks of one repository.
+    max_repos: most modules of each source and kind that are tried, drawn at random.
+    seed: of every draw.
+    report: told of each stage.
+
+  Raises:
+    ValueError: a source cannot be read, or no task could be made.
+  """
+  judge, tally = Judge(boxes), coding_tasks.Yield()
+  jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
+  for source in sources:
+    if "calls" in kinds:
+      groups = cuts_by_module(source)
+      picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
+      jobs += [
+        functools.partial(_of_calls, boxes, judge, cuts, per_repo, seed, tally) for cuts in picked
+      ]
+    if "suite" in kinds:
+      found = list(code_repos.library()) if source == PYTHON else [code_repos.folder(source)]
+      picked_repos = random.Random(f"{seed} {source}").sample(found, min(max_repos, len(found)))
+      jobs += [
+        functools.partial(_of_suite, judge, repo, per_repo, seed, tally) for repo in picked_repos
+      ]
+  report(f"{len(jobs)} modules to try")
+  made = [pair for each in await coding_tasks.gathered(jobs, at_once=AT_ONCE) for pair in each]
+  report(f"{tally.tried} kinds of damage tried, {len(made)} valid tasks")
+  if not made:
+    raise ValueError(f"no task could be made of {', '.join(sources)}; name more code, or its tests")
+  by_id = {task.id: (repo, task) for repo, task in made}
+  pairs = [by_id[key] for key in sorted(by_id)]
+  manifest = {
+    "sources": list(map(str, sources)),
+    "kinds": list(kinds),
+    "per_repo": per_repo,
+    "max_repos": max_repos,
+    "seed": seed,
+    "python": platform.python_version(),
+    "refused": dict(tally.refused.most_common()),
+    "counts": counts(task for _, task in pairs),
+  }
+  tasks = {split: tuple(t for _, t in pairs if t.split == split) for split in SPLITS}
+  return CodingSet({repo.id: repo for repo, _ in pairs}, tasks, manifest)
+
+
+def cuts_by_module(source: str) -> list[list[Cut]]:
+  """The functions of a source that can be cut out, those of a module together."""
+  groups = []
+  for document in documents.load(source) if not _is_archive(source) else ():
+    name = str(document.metadata["source"])
+    parsed = None
+    if document.metadata.get("kind") == "python" and not repo_lib.is_test(name):
+      parsed = code_repos.parsed(name, document.text)
+    cuts = list(code_functions.cuts(parsed)) if parsed else []
+    if cuts:
+      groups.append(cuts)
+  return groups
+
+
+def _is_archive(source: str) -> bool:
+  return source != PYTHON and pathlib.Path(source).is_file()
+
+
+async def _of_calls(
+  boxes: Sandboxes,
+  judge: Judge,
+  cuts: Sequence[Cut],
+  per_repo: int,
+  seed: int,
+  tally: coding_tasks.Yield,
+) -> AsyncIterator[tuple[Repo, Task]]:
+  plans = ("token", "token", "token", "statement")
+  async for repo in code_calls.repos(boxes, cuts, seed=seed):
+    tally.repos += 1
+    async for task in coding_tasks.tasks_of(
+      judge, repo, plans=plans, count=per_repo, seed=seed, tally=tally
+    ):
+      yield repo, task
+
+
+async def _of_suite(
+  judge: Judge, repo: Repo, per_repo: int, seed: int, tally: coding_tasks.Yield
+) -> AsyncIterator[tuple[Repo, Task]]:
+  found = await coding_tasks.stable(judge, repo)
+  if found is None:
+    return
+  tally.repos += 1
+  plans = ("token", "feature", "features", "statement", "features")
+  async for task in coding_tasks.tasks_of(
+    judge, found, plans=plans, count=per_repo, seed=seed, tally=tally
+  ):
+    yield found, task
+
+
+def counts(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
+  """Tasks by split, by level and by kind of repository."""
+  found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+  for task in tasks:
+    found["split"][task.split] += 1
+    found["level"][str(task.facts["level"])] += 1
+    found["repo_kind"][task.facts["repo_kind"]] += 1
+    found["kind"][task.facts["kind"]] += 1
+  return {name: dict(sorted(counter.items())) for name, counter in found.items()}
+
+
+def save(coding_set: CodingSet, folder: str | os.PathLike[str]) -> None:
+  """Writes a set; the folder appears whole or not at all.
+
+  Raises:
+    ValueError: the folder exists and holds something else.
+  """
+  folder = pathlib.Path(folder)
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  repos = repo_lib.packed(coding_set.repos[key] for key in sorted(coding_set.repos))
+  tasks = "".join(
+    json.dumps(dataclasses.asdict(task), sort_keys=True) + "\n"
+    for split in SPLITS
+    for task in coding_set.tasks[split]
+  ).encode()
+  hashes = {
+    repo_lib.FILE: hashlib.sha256(repos).hexdigest(),
+    "tasks.jsonl": hashlib.sha256(tasks).hexdigest(),
+  }
+  manifest = {**coding_set.manifest, "sha256": hashes}
+  with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing_") as name:
+    place = pathlib.Path(name) / "set"
+    place.mkdir()
+    (place / repo_lib.FILE).write_bytes(gzip.compress(repos, 6, mtime=0))
+    (place / "tasks.jsonl").write_bytes(tasks)
+    (place / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    if folder.exists():
+      present = folder / "manifest.json"
+      if present.is_file() and json.loads(present.read_text()).get("sha256") == hashes:
+        return
+      if any(folder.iterdir()):
+        raise ValueError(f"{folder}: holds something else; name an empty folder")
+      folder.rmdir()
+    place.rename(folder)
+
+
+def load(folder: str | os.PathLike[str]) -> CodingSet:
+  """Reads a set.
+
+  Raises:
+    ValueError: a file is missing or is not what was written, or a task's repository is not there.
+  """
+  folder = pathlib.Path(folder)
+  path = folder / "manifest.json"
+  if not path.is_file():
+    raise ValueError(f"{path}: no such file; make tasks with scripts/make_coding_tasks.py")
+  manifest = json.loads(path.read_text())
+  contents = {
+    repo_lib.FILE: gzip.decompress((folder / repo_lib.FILE).read_bytes()),
+    "tasks.jsonl": (folder / "tasks.jsonl").read_bytes(),
+  }
+  for name, content in contents.items():
+    found, wanted = hashlib.sha256(content).hexdigest(), manifest["sha256"].get(name)
+    if found != wanted:
+      raise ValueError(
+        f"{folder / name}: its content has sha256 {found}, the manifest says {wanted}; a set is "
+        "frozen: restore the file or make the set anew"
+      )
+  repos = repo_lib.load(folder)
+  tasks = [Task(**json.loads(line)) for line in contents["tasks.jsonl"].decode().splitlines()]
+  for task in tasks:
+    if task.facts["repo"] not in repos:
+      raise ValueError(f"{folder}: task {task.id} is of repository {task.facts['repo']}, not there")
+  return CodingSet(repos, {s: tuple(t for t in tasks if t.split == s) for s in SPLITS}, manifest)
+
+
+def chosen(
+  coding_set: CodingSet, split: str, *, repo_kind: str, max_level: int, max_file_characters: int
+) -> list[Task]:
+  """The tasks of a slice, in the order of their ids.
+
+  Args:
+    coding_set: frozen tasks.
+    split: of the tasks.
+    repo_kind: "calls", "suite", or "any".
+    max_level: hardest level wanted (`coding_tasks.level_of`).
+    max_file_characters: longest file that a task may damage.
+  """
+  found = []
+  for task in coding_set.tasks[split]:
+    repo = coding_set.repos[task.facts["repo"]]
+    longest = max(len(repo.files[edit["path"]]) for edit in task.facts["edits"])
+    right_kind = repo_kind in ("any", repo.kind)
+    if right_kind and task.facts["level"] <= max_level and longest <= max_file_characters:
+      found.append(task)
+  return sorted(found, key=lambda task: task.id)

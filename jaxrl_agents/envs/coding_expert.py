@@ -1,0 +1,173 @@
+"""A noisy expert for small coding tasks: the demonstrations that a policy starts from.
+
+It runs the tests, reads the file, changes a line, runs the tests again. It knows the damage, and
+errs on purpose: often it tries something else that looks plausible first, in some episodes it ends
+without looking at the tests again, or gives up. What reinforcement learning has to find is that
+trying until the tests pass pays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.envs.coding import CodingServices, load_services
+from jaxrl_agents.envs.coding_players import DONE, make_player, replacements, turn
+from jaxrl_agents.grading import repo as repo_lib
+from jaxrl_agents.harness.process import Services
+from jaxrl_agents.types import Context, Env, Message, Sampler, Task
+
+_PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
+_SWAPS: tuple[tuple[str, str], ...] = (
+  (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "), (r" == ", " != "),
+  (r" != ", " == "), (r" and ", " or "), (r" or ", " and "), (r" \+ ", " - "), (r" - ", " + "),
+  (r" \* ", " // "), (r" // ", " * "), (r"\+= ", "-= "), (r"-= ", "+= "), (r"\bif not ", "if "),
+  (r"\bif (?!not )", "if not "), (r" not in ", " in "), (r" (?<!not )in (?!range)", " not in "),
+  (r"\bTrue\b", "False"), (r"\bFalse\b", "True"), (r"\b0\b", "1"), (r"\b1\b", "0"),
+  (r"\b1\b", "2"), (r"\b2\b", "1"), (r"\[1:\]", "[:1]"), (r"\bmin\b", "max"), (r"\bmax\b", "min"),
+  (r"\blstrip\b", "rstrip"), (r"\brstrip\b", "lstrip"),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertNoise:
+  """How often the expert errs or varies; probabilities but for the last two.
+
+  Each episode draws one of `scales`; the rates of real errors (the first three) are multiplied by
+  it.
+  """
+
+  wrong_edit: float = 0.45  # a try changes another line, or the right one in another way
+  wrong_text: float = 0.04  # an edit whose old text does not stand in the file
+  give_up: float = 0.1  # after tests that still fail
+  unchecked: float = 0.1  # an episode reads and edits before it ran the tests
+  hasty: float = 0.3  # an episode ends after its first edit, whatever the tests would say
+  together: float = 0.5  # an episode asks for what is independent in one turn
+  max_tries: int = 4
+  scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
+
+
+class CodingExpert:
+  """Plays one episode; called with each context. Invariant: `_texts` is what the files now hold."""
+
+  def __init__(self, task: Task, services: CodingServices, noise: ExpertNoise, seed: int):
+    digest = hashlib.blake2b(f"{seed}\0{task.id}".encode(), digest_size=8).digest()
+    self._random = random.Random(int.from_bytes(digest, "little"))
+    self._task, self._services, self._noise = task, services, noise
+    self._repo = services.repos[task.facts["repo"]]
+    self._texts = repo_lib.broken(self._repo, task.facts["edits"])
+    self._path = task.facts["edits"][0]["path"]
+    self._check = ("shell", {"command": self._repo.check_command})
+    self._scale = self._random.choice(noise.scales)
+    self._hasty, self._together, unchecked = (
+      self._random.random() < rate for rate in (noise.hasty, noise.together, noise.unchecked)
+    )
+    read = ("read_file", {"path": self._path})
+    first = [turn(read)] if unchecked else [turn(self._check), turn(read)]
+    self._opening = [turn(self._check, read)] if self._together and not unchecked else first
+    self._undo: tuple[str, str, str] | None = None
+    self._tries, self._tried = 0, set[tuple[str, str]]()
+    self._to_check = False
+
+  def __call__(self, context: Context) -> Message:
+    """The expert's next turn."""
+    if self._opening:
+      return self._opening.pop(0)
+    if self._tries and (self._hasty or self._passed(context)):
+      return self._ended()
+    if self._to_check:
+      self._to_check = False
+      return turn(self._check)
+    if self._tries >= self._noise.max_tries or (self._tries and self._errs(self._noise.give_up)):
+      return self._ended()
+    return self._attempt(context)
+
+  def _passed(self, context: Context) -> bool:
+    """Whether the last result in sight says that all tests pass."""
+    last = context.messages[-1]
+    return last.role == "tool" and bool(_PASSED.search(last.content))
+
+  def _errs(self, rate: float) -> bool:
+    return self._random.random() < self._scale * rate
+
+  def _ended(self) -> Message:
+    return Message("assistant", DONE)
+
+  def _attempt(self, context: Context) -> Message:
+    """Takes the last try back, makes the next one, and looks at the tests now or a turn later."""
+    self._tries += 1
+    calls: list[tuple[str, Mapping[str, Any]]] = []
+    if self._undo is not None:
+      path, old, new = self._undo
+      calls.append(_edit(path, new, old))
+      self._texts[path] = self._texts[path].replace(new, old)
+      self._undo = None
+    if self._errs(self._noise.wrong_text):
+      line = self._random.choice(self._lines() or ["pass"])
+      calls.append(_edit(self._path, f"{line} #", line))
+    else:
+      calls += self._edits()
+    if self._together and not self._hasty:
+      calls.append(self._check)
+    else:
+      self._to_check = True
+    message = turn(*calls)
+    size = len(self._services.chat.encode_reply(message, context.messages))
+    return message if size <= context.max_new_tokens else self._ended()
+
+  def _edits(self) -> list[tuple[str, Mapping[str, Any]]]:
+    """A wrong edit, or all the right ones."""
+    wrong = self._wrong() if self._errs(self._noise.wrong_edit) else None
+    if wrong:
+      self._undo = (self._path, *wrong)
+      self._texts[self._path] = self._texts[self._path].replace(*wrong)
+      return [_edit(self._path, *wrong)]
+    right = replacements(self._repo, self._task.facts["edits"])
+    self._texts = {path: self._repo.files[path] for path in self._texts}
+    self._tries = max(self._tries, self._noise.max_tries)  # nothing better is left to try
+    return [_edit(*one) for one in right]
+
+  def _wrong(self) -> tuple[str, str] | None:
+    """(line, another line) that is plausible and not the mending; both occur at most once."""
+    text, mended = self._texts[self._path], self._repo.files[self._path]
+    found = []
+    for line in self._lines():
+      for pattern, new in _SWAPS:
+        other = re.sub(pattern, new, line, count=1)
+        if other != line and text.replace(line, other) != mended and other not in text:
+          found.append((line, other))
+    fresh = [pair for pair in found if pair not in self._tried]
+    picked = self._random.choice(fresh) if fresh else None
+    self._tried.update([picked] if picked else [])
+    return picked
+
+  def _lines(self) -> list[str]:
+    """Lines of the damaged function that occur once, from the space before their first word."""
+    text = self._texts[self._path]
+    at = min(edit["start"] for edit in self._task.facts["edits"] if edit["path"] == self._path)
+    low = max(text.rfind("\ndef ", 0, at), 0)
+    high = text.find("\ndef ", at)
+    part = text[low : high if high > 0 else len(text)]
+    lines = [line for line in part.split("\n") if line.startswith(" ") and line.strip()]
+    trimmed = [line[len(line) - len(line.lstrip()) - 1 :] for line in lines]
+    return [line for line in trimmed if text.count(line) == 1]
+
+
+def _edit(path: str, old: str, new: str) -> tuple[str, Mapping[str, Any]]:
+  return "edit_file", {"path": path, "old": old, "new": new}
+
+
+def expert_services(tokenizer: str, limits: CodingConfig, noise: ExpertNoise) -> Services:
+  """For `WorkerSpec.build`: episodes that the expert plays; the policy's sampler stays idle."""
+  shared = load_services(tokenizer, limits)
+
+  def make_episode(task: Task, seed: int, _: Sampler) -> tuple[Env, Sampler]:
+    player = make_player(task, shared, CodingExpert(task, shared, noise, seed))
+    return player, player
+
+  return Services(shared.chat, make_episode)

@@ -1,0 +1,184 @@
+"""Texts of the coding environment: its tools, its notices, and how an observation is shortened."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.types import Message, ToolSpec
+
+CUT_OFF = "Your reply was cut off. Call a tool, or say in short that you are done."
+SUMMARIZE = "Please summarize the conversation: what matters to go on. Call no tool."
+HIDDEN = "[hidden]"
+TOO_MANY = "Error: at most {most} calls in one turn; this one was not run."
+LOST = (
+  "Error: the sandbox broke down while this ran and was brought back as it was before. "
+  "Do not do the same again."
+)
+STATES = ("open", "doing", "done")
+
+
+def _string(most: int, least: int = 1) -> dict[str, Any]:
+  return {"type": "string", "minLength": least, "maxLength": most}
+
+
+def _spec(
+  name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]
+) -> ToolSpec:
+  schema = {"type": "object", "properties": properties, "required": list(required)}
+  return ToolSpec(name, description, schema)
+
+
+_PATH = _string(400)
+_NUMBER = {"type": "integer", "minimum": 1, "maximum": 1_000_000}
+_TODO = {
+  "type": "object",
+  "properties": {"text": _string(300), "status": {"type": "string", "enum": list(STATES)}},
+  "required": ["text", "status"],
+}
+SPECS: Mapping[str, ToolSpec] = {
+  spec.name: spec
+  for spec in (
+    _spec(
+      "read_file",
+      "Returns a file, or `lines` lines of it from line `first`.",
+      {"path": _PATH, "first": _NUMBER, "lines": _NUMBER},
+      ["path"],
+    ),
+    _spec(
+      "edit_file",
+      "Replaces `old`, which must occur once in the file exactly as given, by `new`.",
+      {"path": _PATH, "old": _string(60_000), "new": _string(60_000, 0)},
+      ["path", "old", "new"],
+    ),
+    _spec(
+      "write_file",
+      "Writes a whole file, in place of what was there.",
+      {"path": _PATH, "content": _string(200_000, 0)},
+      ["path", "content"],
+    ),
+    _spec(
+      "shell",
+      "Runs a bash command; directory and variables stay from one to the next. No network.",
+      {"command": _string(20_000)},
+      ["command"],
+    ),
+    _spec(
+      "grep",
+      "Lines that match a regular expression (grep -E), of all files or of those below `path`.",
+      {"pattern": _string(500), "path": _PATH},
+      ["pattern"],
+    ),
+    _spec(
+      "search_code",
+      "Searches the code by meaning and words, as it was at the beginning.",
+      {"query": _string(1_000)},
+      ["query"],
+    ),
+    _spec("fetch_page", "Returns a web page.", {"url": _string(2_000)}, ["url"]),
+    _spec(
+      "todo",
+      "Writes the whole to-do list anew.",
+      {"items": {"type": "array", "items": _TODO, "maxItems": 50}},
+      ["items"],
+    ),
+  )
+}
+
+
+def clipped(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
+  """`text` within so many tokens, about: its beginning and its end, and how much is left out."""
+  size = count(text)
+  if size <= max_tokens:
+    return text
+  keep = max(1, int(len(text) * max_tokens / size * 0.9) - 30)
+  while True:
+    head, tail = text[: keep - keep // 2], text[len(text) - keep // 2 :]
+    short = f"{head}\n[{len(text) - keep} characters left out]\n{tail}"
+    if keep < 8 or count(short) <= max_tokens:
+      return short
+    keep = keep * 4 // 5
+
+
+def edited(path: str, text: str, old: str, new: str) -> tuple[str, str]:
+  """(the text with `old` replaced, "") or ("", why not, with what would help)."""
+  if old == new:
+    return "", "old and new are the same; nothing was changed."
+  found = text.count(old)
+  if found == 1:
+    return text.replace(old, new), ""
+  if found > 1:
+    lines = [str(text.count("\n", 0, at) + 1) for at in _places(text, old)[:6]]
+    return (
+      "",
+      f"old occurs {found} times in {path}, in lines {', '.join(lines)}; add lines around it.",
+    )
+  near = nearest(text, old)
+  hint = f" Nearest, from line {near[0]}:\n{near[1]}" if near else ""
+  return "", f"old does not occur in {path}.{hint}"
+
+
+def _places(text: str, part: str) -> list[int]:
+  places, at = [], text.find(part)
+  while at >= 0:
+    places.append(at)
+    at = text.find(part, at + len(part))
+  return places
+
+
+def nearest(text: str, old: str, max_lines: int = 2_000) -> tuple[int, str] | None:
+  """(first line, lines) of the text most like `old`, as many lines as it has; None if none is."""
+  lines, wanted = text.split("\n")[:max_lines], old.strip("\n").split("\n")
+  key = wanted[0].strip() or old.strip()
+  stripped = [line.strip() for line in lines]
+  close = difflib.get_close_matches(key, stripped, n=1, cutoff=0.5) if len(key) < 500 else []
+  if not close:
+    return None
+  at = stripped.index(close[0])
+  shown = lines[at : at + min(len(wanted), 8)]
+  return at + 1, "\n".join(shown)
+
+
+def parse_problem(path: str, text: str) -> str:
+  """Where a Python file does not parse; "" for other files and where it does."""
+  if not path.endswith(".py"):
+    return ""
+  try:
+    ast.parse(text)
+  except SyntaxError as error:
+    return f" It does not parse now: line {error.lineno}: {error.msg}."
+  except (ValueError, RecursionError, MemoryError) as error:
+    return f" It does not parse now: {type(error).__name__}."
+  return ""
+
+
+def lines_of(path: str, text: str, first: int, lines: int) -> str:
+  """A part of a file, under a line that says which, where it is not all of it."""
+  every = text.split("\n")
+  if every[-1] == "":
+    every.pop()
+  part = every[first - 1 : first - 1 + lines]
+  if len(part) == len(every):
+    return text
+  last = first + len(part) - 1
+  return f"[{path}, lines {first}-{last} of {len(every)}]\n" + "\n".join(part)
+
+
+def summary_message(number: int, text: str, state: Mapping[str, Any]) -> Message:
+  """What stands in place of the conversation: the policy's own words and the harness's state."""
+  return Message(
+    "user", f'<summary n="{number}">\n{text.strip()}\n</summary>\n{json.dumps(dict(state))}'
+  )
+
+
+def with_hidden_results(messages: Sequence[Message], keep: int) -> list[Message]:
+  """The messages with the content of all tool results but the last `keep` hidden."""
+  places = [i for i, message in enumerate(messages) if message.role == "tool"]
+  hidden = set(places[: max(0, len(places) - keep)])
+  return [
+    Message("tool", HIDDEN, tool_call_id=m.tool_call_id) if i in hidden else m
+    for i, m in enumerate(messages)
+  ]

@@ -1,0 +1,1 @@
+"""Judges code: runs tests in fresh sandboxes and compares what they say with what they should."""

@@ -1,0 +1,65 @@
+"""What differs between two states of a sandbox, from the layers that hold them."""
+
+from __future__ import annotations
+
+import difflib
+import pathlib
+import stat
+from collections.abc import Mapping
+
+from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox.store import Store
+
+ROOT = "work"
+MAX_BYTES = 4_000_000
+
+
+def changes_between(
+  store: Store, before: tuple[str, ...], after: tuple[str, ...]
+) -> dict[str, bytes | None]:
+  """{path below /work: content after, None for gone} of the files that differ.
+
+  Links, folders and pipes count for nothing, nor do files of more than four million bytes.
+  """
+  old, new = _files(store, before), _files(store, after)
+  changed: dict[str, bytes | None] = {path: None for path in old if path not in new}
+  for path, place in new.items():
+    if path in old and old[path] == place:
+      continue  # the same file of the same layer
+    content = _content(place)
+    if content is not None and (path not in old or _content(old[path]) != content):
+      changed[path] = content
+  return changed
+
+
+def _files(store: Store, layers: tuple[str, ...]) -> dict[str, str]:
+  """{path below /work: where it lies} of regular files."""
+  found = {}
+  for path in store.walk(layers, ROOT):
+    at = store.find(layers, path)
+    if at and stat.S_ISREG(at[1].st_mode):
+      found[path.removeprefix(f"{ROOT}/")] = at[0]
+  return found
+
+
+def _content(place: str) -> bytes | None:
+  try:
+    with delta.opened_up(place):
+      file = pathlib.Path(place)
+      return file.read_bytes() if file.stat().st_size <= MAX_BYTES else None
+  except OSError:
+    return None
+
+
+def added_lines(before: Mapping[str, str], changes: Mapping[str, bytes | None]) -> list[str]:
+  """The lines that changes of Python files add to `before`, file by file, in order."""
+  added: list[str] = []
+  for path, content in sorted(changes.items()):
+    if content is None or not path.endswith(".py") or len(content) > 200_000:
+      continue
+    old, new = before.get(path, "").split("\n"), content.decode("utf-8", "replace").split("\n")
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for tag, _, _, low, high in matcher.get_opcodes():
+      if tag in ("insert", "replace"):
+        added += new[low:high]
+  return added

@@ -1,0 +1,66 @@
+"""Makes a frozen set of coding tasks: real code, damaged, with tests that tell.
+
+    python scripts/make_coding_tasks.py --out=coding                       # the standard library
+    python scripts/make_coding_tasks.py --out=coding --kinds=calls         # short functions alone
+    python scripts/make_coding_tasks.py --out=coding --source=FOLDER --source=NAME-1.0.tar.gz
+
+All code runs in sandboxes: nothing of a source is imported or built here. Prints the yield.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from absl import flags
+
+from jaxrl_agents.data import coding_sets
+from jaxrl_agents.runs import command
+from jaxrl_agents.sandbox.boxes import Sandboxes
+
+SOURCE = flags.DEFINE_multi_string("source", ["python"], '"python", a package folder, an sdist.')
+OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
+KINDS = flags.DEFINE_list("kinds", ["calls", "suite"], "Kinds of repositories: calls, suite.")
+PER_REPO = flags.DEFINE_integer("per_repo", 12, "Most tasks of one repository.", lower_bound=1)
+MAX_REPOS = flags.DEFINE_integer("max_repos", 10_000, "Most modules of a source.", lower_bound=1)
+SEED = flags.DEFINE_integer("seed", 0, "Of every draw.")
+
+_STARTED = time.monotonic()
+
+
+def main() -> None:
+  """Makes, writes and shows a set."""
+  made = asyncio.run(_make())
+  seconds = time.monotonic() - _STARTED
+  coding_sets.save(made, OUT.value)
+  number = sum(len(tasks) for tasks in made.tasks.values())
+  report(f"{number} tasks of {len(made.repos)} repositories, {60 * number / seconds:.0f} a minute")
+  for name, counter in made.manifest["counts"].items():
+    print(f"{name:10} " + "  ".join(f"{key}: {count}" for key, count in counter.items()))
+  for reason, count in made.manifest["refused"].items():
+    print(f"{count:7} refused: {reason}")
+  for split in ("train", "dev", "test"):
+    for task in made.tasks[split][:1]:
+      print(f"\n{task.id} ({task.facts['kind']}, {task.facts['repo_name']})\n{task.prompt}")
+
+
+async def _make() -> coding_sets.CodingSet:
+  async with Sandboxes() as boxes:
+    return await coding_sets.make(
+      boxes,
+      SOURCE.value,
+      kinds=KINDS.value,
+      per_repo=PER_REPO.value,
+      max_repos=MAX_REPOS.value,
+      seed=SEED.value,
+      report=report,
+    )
+
+
+def report(line: str) -> None:
+  """Prints a stage and the seconds since the start."""
+  print(f"{time.monotonic() - _STARTED:6.1f} s  {line}", flush=True)
+
+
+if __name__ == "__main__":
+  command.run(main)

@@ -1,0 +1,114 @@
+"""Scripted players over tasks made from real code: who mends, who does nothing, who cheats."""
+
+import asyncio
+import dataclasses
+
+from jaxrl_agents import chat
+from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.data import code_repos, coding_tasks
+from jaxrl_agents.envs import coding
+from jaxrl_agents.envs.coding_expert import CodingExpert, ExpertNoise
+from jaxrl_agents.envs.coding_players import Oracle, Tamperer, do_nothing, make_player, replacements
+from jaxrl_agents.envs.workshop import CodeIndexes
+from jaxrl_agents.grading import repo as repo_lib
+from jaxrl_agents.harness.rollout import Sampling, run_episode
+from tests.envs.coding_bench import CALL_TASK, LIMITS, services
+from tests.grading.benches import CALLS, MAIN, with_sandboxes
+
+SMALL = CodingConfig(
+  token_budget=1_024, tool_output_tokens=400, max_new_tokens=200, max_turns=12, summary_tokens=128,
+  context="none",
+)  # fmt: skip
+
+
+async def episode(shared, task, play):
+  player = make_player(task, shared, play)
+  sampling = Sampling(max_new_tokens=shared.limits.max_new_tokens)
+  return await run_episode(player, shared.chat, player, task=task, sampling=sampling)
+
+
+def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not():
+  async def body(workshop):
+    judge = await workshop.judge()
+    tasks, repos = [], {}
+    for repo in code_repos.library(["colorsys", "quopri"]):
+      found = await coding_tasks.stable(judge, repo)
+      repos[found.id] = found
+      tally = coding_tasks.Yield()
+      tasks += [
+        task
+        async for task in coding_tasks.tasks_of(
+          judge, found, plans=("features", "token", "statement"), count=3, seed=1, tally=tally
+        )
+      ]
+    shared = coding.CodingServices(chat.load(), repos, CodingConfig(), workshop, CodeIndexes(100))
+    makers = {
+      "oracle": lambda task: Oracle(task, shared),
+      "nobody": lambda task: do_nothing,
+      "tamperer": lambda task: Tamperer(task, shared),
+    }
+    return tasks, {
+      name: await asyncio.gather(*(episode(shared, task, make(task)) for task in tasks))
+      for name, make in makers.items()
+    }
+
+  tasks, played = with_sandboxes(body)
+  assert len(tasks) == 6
+  assert {task.facts["level"] for task in tasks} >= {0, 1}
+  solved = {name: [t.rewards["solved"] for t in each] for name, each in played.items()}
+  assert solved == {"oracle": [1.0] * 6, "nobody": [0.0] * 6, "tamperer": [0.0] * 6}
+  assert all(t.rewards["tampered"] > 0 for t in played["tamperer"])
+
+
+def test_replacements_mend_what_is_broken_and_each_occurs_once():
+  broken = [
+    {"path": "main.py", "start": MAIN.index("<"), "fixed": "<", "broken": ">="},
+    {"path": "main.py", "start": MAIN.index("return low"), "fixed": "low", "broken": "low"},
+    {"path": "main.py", "start": MAIN.index("text + text") + 5, "fixed": "+", "broken": "-"},
+  ]
+  broken[1] |= {"start": MAIN.index("return low"), "fixed": "return low", "broken": "pass"}
+  text = repo_lib.broken(CALLS, broken)["main.py"]
+  assert "if value >= low:\n        pass\n" in text
+  for path, old, new in replacements(CALLS, broken):
+    assert path == "main.py"
+    assert text.count(old) == 1
+    text = text.replace(old, new)
+  assert text == MAIN
+
+
+def test_the_expert_without_noise_mends_and_with_it_often_does_not():
+  silent = ExpertNoise(wrong_edit=0, wrong_text=0, give_up=0, unchecked=0, hasty=0)
+
+  async def body(workshop):
+    shared = dataclasses.replace(services(workshop), limits=SMALL)
+    rounds = {}
+    for name, noise in {"silent": silent, "noisy": ExpertNoise(wrong_edit=0.6)}.items():
+      rounds[name] = await asyncio.gather(
+        *(
+          episode(shared, CALL_TASK, CodingExpert(CALL_TASK, shared, noise, seed))
+          for seed in range(30)
+        )
+      )
+    return rounds
+
+  rounds = with_sandboxes(body)
+  solved = {name: [t.rewards["solved"] for t in each] for name, each in rounds.items()}
+  assert solved["silent"] == [1.0] * 30
+  assert 0.2 < sum(solved["noisy"]) / 30 < 0.98
+  assert all(t.stop == "answer" for each in rounds.values() for t in each)
+  assert max(t.metrics["longest_context_tokens"] for t in rounds["noisy"]) <= 1_024
+  assert {len(t.log) for t in rounds["noisy"]} != {len(t.log) for t in rounds["silent"]}
+  assert LIMITS.token_budget > SMALL.token_budget
+
+
+def test_the_expert_plays_the_same_episode_again_for_the_same_seed():
+  async def body(workshop):
+    shared = dataclasses.replace(services(workshop), limits=SMALL)
+    play = lambda seed: episode(
+      shared, CALL_TASK, CodingExpert(CALL_TASK, shared, ExpertNoise(), seed)
+    )
+    return [[m.content for m in (await play(seed)).log] for seed in (5, 5, 6, 7, 8)]
+
+  first, again, *others = with_sandboxes(body)
+  assert first == again
+  assert any(other != first for other in others)
