@@ -97,5 +97,5 @@ def plan_step(
 
 
 def write(pages: jax.Array, layer: jax.Array | int, step: Step, entries: jax.Array) -> jax.Array:
-  """Pages with `entries` [B, Q, *entry] of a layer written, in place if pages are not read again."""
+  """Pages with `entries` [B, Q, *entry] of a layer written, in place if not read again."""
   return pages.at[layer, step.page, step.slot].set(entries.astype(pages.dtype))
