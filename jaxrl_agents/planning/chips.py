@@ -22,6 +22,7 @@ class Chip:
     devices: how many devices jax shows for it.
     hz: clock that XLA's estimated cycles are counted in: the peak by what its matrix units do in a
       cycle (2 * 128^2 or 2 * 256^2 each); 0 where nothing here compiles for it.
+    unit: side of its matrix unit; 0 as for hz.
     platform: that a program is lowered for: "tpu", "cuda" or "cpu".
     source: where the numbers stand.
   """
@@ -34,6 +35,7 @@ class Chip:
   max_chips: int
   devices: int
   hz: float
+  unit: int
   platform: str
   source: str
 
@@ -48,6 +50,7 @@ CHIPS = {
     max_chips=256,
     devices=1,
     hz=1.5e9,
+    unit=128,
     platform="tpu",
     source="https://cloud.google.com/tpu/docs/v5e",
   ),
@@ -60,6 +63,7 @@ CHIPS = {
     max_chips=8_960,
     devices=1,
     hz=1.75e9,
+    unit=128,
     platform="tpu",
     source="https://docs.cloud.google.com/tpu/docs/tpu7x",
   ),
@@ -72,6 +76,7 @@ CHIPS = {
     max_chips=256,
     devices=1,
     hz=1.75e9,
+    unit=256,
     platform="tpu",
     source="https://docs.cloud.google.com/tpu/docs/tpu7x",
   ),
@@ -84,6 +89,7 @@ CHIPS = {
     max_chips=9_216,
     devices=2,
     hz=2.2e9,
+    unit=256,
     platform="tpu",
     source="https://docs.cloud.google.com/tpu/docs/tpu7x",
   ),
@@ -96,6 +102,7 @@ CHIPS = {
     max_chips=8,
     devices=1,
     hz=0.0,
+    unit=0,
     platform="cuda",
     source="https://www.nvidia.com/en-us/data-center/h200",
   ),
@@ -108,6 +115,7 @@ CHIPS = {
     max_chips=1_024,
     devices=1,
     hz=0.0,
+    unit=0,
     platform="cpu",
     source="two cores: 344 GFLOP/s of float32 products at 2048^3, reads of 37 to 57 GB/s",
   ),

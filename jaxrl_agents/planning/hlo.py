@@ -3,7 +3,7 @@
 `cost_analysis` counts the body of a loop once. Here a loop counts as often as it runs: its length
 stands in its condition, or, where it depends on the data, is expected by the caller. Collectives
 are listed with their bytes and groups, and the cycles that XLA for TPU estimates for every other
-instruction are added up.
+instruction are added up, but those of kernels, which are listed too: it estimates none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+
+from jaxrl_agents.planning.kernels import Kernel
 
 COLLECTIVES = (
   "all-gather",
@@ -53,6 +55,7 @@ _CALLED = re.compile(
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^}]*\})*)\}")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
@@ -92,11 +95,13 @@ class Cost:
     collectives: each with how often it runs.
     guessed: "file:function" of each loop whose length depends on the data, and how long it was
       taken to be.
+    kernels: calls of kernels, each with how often it runs.
   """
 
   cycles: dict[str, float]
   collectives: tuple[Collective, ...]
   guessed: dict[str, float]
+  kernels: tuple[Kernel, ...] = ()
 
 
 @dataclasses.dataclass
@@ -106,6 +111,7 @@ class Computation:
   Attributes:
     cycles: (file, cycles) of its instructions.
     collectives: (kind, bytes, devices of a group, file).
+    kernels: (name, shapes of operands, how many of them are integers).
     calls: computations that run as often as it does.
     loops: (body, condition, length where it is written down, "file:function").
     bound: of a condition, what the counter is compared with.
@@ -113,6 +119,9 @@ class Computation:
 
   cycles: list[tuple[str, int]] = dataclasses.field(default_factory=list)
   collectives: list[tuple[str, int, int, str]] = dataclasses.field(default_factory=list)
+  kernels: list[tuple[str, tuple[tuple[int, ...], ...], int]] = dataclasses.field(
+    default_factory=list
+  )
   calls: list[str] = dataclasses.field(default_factory=list)
   loops: list[tuple[str, str, int | None, str]] = dataclasses.field(default_factory=list)
   bound: int | None = None
@@ -129,6 +138,7 @@ def cost(text: str, expected: Callable[[str, float], float]) -> Cost:
   found, entry = computations(text)
   cycles: dict[str, float] = defaultdict(float)
   collectives: list[Collective] = []
+  kernels: list[Kernel] = []
   guessed: dict[str, float] = {}
   for name, times, place in runs(found, entry, expected):
     if place:
@@ -137,7 +147,8 @@ def cost(text: str, expected: Callable[[str, float], float]) -> Cost:
     for origin, count in found[name].cycles:
       cycles[origin] += times * count
     collectives.extend(Collective(*each, times) for each in found[name].collectives)
-  return Cost(dict(cycles), tuple(collectives), guessed)
+    kernels.extend(Kernel(*each, times) for each in found[name].kernels)
+  return Cost(dict(cycles), tuple(collectives), guessed, tuple(kernels))
 
 
 def runs(
@@ -179,6 +190,8 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
     if opcode == "compare" and "direction=LT" in rest and line.lstrip().startswith("ROOT"):
       bounds = [constants[o] for o in re.findall(r"%([\w.\-]+)", rest) if o in constants]
       current.bound = bounds[0] if bounds else None
+    if opcode == "custom-call" and '"tpu_custom_call"' in rest:
+      current.kernels.append((name, *_operands(rest)))
     _add(current, shape, opcode, rest, places)
   return found, entry
 
@@ -206,6 +219,15 @@ def _add(current: Computation, shape: str, opcode: str, rest: str, places: dict[
   elif opcode in ("call", "conditional", "async-start"):
     for names in _CALLED.findall(rest):
       current.calls.extend(re.findall(r"[\w.\-]+", names))
+
+
+def _operands(rest: str) -> tuple[tuple[tuple[int, ...], ...], int]:
+  """Shapes of a kernel's operands, and how many of them, at the beginning, are integers."""
+  found = _OPERANDS.search(rest)
+  listed = _SHAPE.findall(found[1]) if found else []
+  shapes = tuple(tuple(int(n) for n in dims.split(",") if n) for _, dims in listed)
+  floats = [i for i, (kind, _) in enumerate(listed) if "f" in kind]
+  return shapes, floats[0] if floats else len(listed)
 
 
 def _bytes(shape: str, started: bool) -> int:

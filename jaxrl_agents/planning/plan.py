@@ -10,12 +10,12 @@ import optax
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner.train_step import Objective
-from jaxrl_agents.planning import advice, compiling, flops, layout, programs, timing
+from jaxrl_agents.planning import advice, compiling, flops, kernels, layout, programs, timing
 from jaxrl_agents.planning.compiling import Compiled
 from jaxrl_agents.planning.programs import Program
 from jaxrl_agents.planning.timing import Time
 from jaxrl_agents.planning.topology import Topology
-from jaxrl_agents.policy import causal, experts, paged, sharding
+from jaxrl_agents.policy import causal, exchange, experts, paged, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -85,6 +85,7 @@ def learner(
       place.topology,
       flops=computed * tokens / parts.microbatches / chips if each.name == "gradients" else 0.0,
       hbm_bytes=(each.arguments_bytes + each.results_bytes) * place.topology.chip.devices,
+      expected=kernels_of_learner(cfg, place),
     )
     for each in built
   ]
@@ -126,6 +127,7 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
     place.topology,
     flops=per_token * section.slots / chips,
     hbm_bytes=(held["parameters"] + held["cache"]) * place.topology.chip.devices,
+    expected=kernels.Expected(filled=filled(place)),
   )
   return summed(
     place,
@@ -177,6 +179,19 @@ def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compili
   return expected
 
 
+def kernels_of_learner(cfg: PolicyConfig, place: Slice) -> kernels.Expected:
+  """Full rows and even routing, as `learner_loops`."""
+  windows = sum(cfg.has_window(i) for i in range(cfg.num_layers)) if cfg.window_tokens else 0
+  # The last of the devices that share a row sees the most.
+  seen = 1 - 0.5 / sharding.ways("time", place.mesh)
+  return kernels.Expected(filled(place), seen, windows / cfg.num_layers)
+
+
+def filled(place: Slice) -> float:
+  """Share of a round's slots that hold a pair where routing is even."""
+  return 1 / exchange.SLACK if place.axes.get("expert", 1) > 1 else 1.0
+
+
 def tiles(cfg: PolicyConfig, number: float) -> float:
   """Tiles of keys that one of `number` blocks of queries sees, on average over layers."""
   full = (number + 1) / 2
@@ -226,7 +241,9 @@ def summed(
     "parameter_dtype": dtype,
     "memory": memory(place, built, held),
     "programs": [program(b, t, runs[b.name]) for b, t in zip(built, times, strict=True)],
-    "compute_from": "XLA's cycles" if estimated else "a roofline at peak",
+    "compute_from": f"XLA's cycles; kernels {timing.KERNEL_SHARE:.0%} of peak"
+    if estimated
+    else "a roofline at peak",
     "tokens_per_step": tokens,
     "flops_per_token": flops_per_token,
     "flops_per_step": work,

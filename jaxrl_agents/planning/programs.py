@@ -184,12 +184,10 @@ def sampler(
     lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
   )
   drafts = section.draft_tokens
-  pages = (cfg.num_cache_layers, section.num_pages, section.page_tokens, cfg.cache_width)
-  heads = None if cfg.attention == "mla" else "kv_heads"
+  pages = (cfg.num_cache_layers, section.num_pages, section.page_tokens)
+  split = sharding.spec(cache_lib.axes(cfg), sharding.SERVE_RULES)
   held = steps.State(
-    cache=cache_lib.PagedCache(
-      _on(mesh, pages, dtype, sharding.spec((None, None, None, heads), sharding.SERVE_RULES))
-    ),
+    cache=cache_lib.PagedCache(_on(mesh, (*pages, *cache_lib.entry_shape(cfg)), dtype, split)),
     hidden=_on(mesh, (section.slots, drafts + 1 if drafts else 0, cfg.embed_dim), dtype),
   )
   max_pages = -(-(context_tokens + drafts) // section.page_tokens)

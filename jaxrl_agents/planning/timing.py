@@ -5,6 +5,9 @@ dimensions that its group lies along; bytes of an all-to-all travel a quarter of
 on average, and occupy the links of every hop (the arithmetic of
 https://jax-ml.github.io/scaling-book/sharding). Behind a switch all links serve every collective.
 Sides are taken to be rings, which short ones of some chips are not.
+
+Of kernels XLA estimates nothing: they are taken to reach KERNEL_SHARE of the peak on the products
+that they compute (planning.kernels).
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ import dataclasses
 import itertools
 import math
 
+from jaxrl_agents.planning import kernels
 from jaxrl_agents.planning.compiling import Compiled
 from jaxrl_agents.planning.hlo import Collective
 from jaxrl_agents.planning.topology import Topology
+
+KERNEL_SHARE = 0.6
+"""An assumption: nothing here can measure it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +52,14 @@ class Time:
     return max(self.compute_s, self.collective_s)
 
 
-def of(program: Compiled, topology: Topology, *, flops: float, hbm_bytes: float) -> Time:
+def of(
+  program: Compiled,
+  topology: Topology,
+  *,
+  flops: float,
+  hbm_bytes: float,
+  expected: kernels.Expected,
+) -> Time:
   """The time of a program.
 
   Args:
@@ -53,6 +67,7 @@ def of(program: Compiled, topology: Topology, *, flops: float, hbm_bytes: float)
     topology: that it runs on.
     flops: of each chip, for the roofline where XLA estimates no cycles.
     hbm_bytes: that each chip reads and writes, likewise.
+    expected: of its kernels, where XLA does estimate cycles.
   """
   chip = topology.chip
   moved: dict[str, float] = {}
@@ -61,6 +76,10 @@ def of(program: Compiled, topology: Topology, *, flops: float, hbm_bytes: float)
   cycles = program.cost.cycles if program.cost else {}
   if chip.hz and cycles:
     by_file = {file: count / chip.hz for file, count in cycles.items()}
+    for each in program.cost.kernels:
+      work = kernels.flops(each, expected, chip.unit) * chip.devices
+      kind = "kernel " + each.name.partition(".")[0]
+      by_file[kind] = by_file.get(kind, 0.0) + work / (KERNEL_SHARE * chip.flops_per_s)
     return Time(sum(by_file.values()), sum(moved.values()), by_file, moved)
   roofline = max(flops / chip.flops_per_s, hbm_bytes / chip.hbm_bytes_per_s)
   return Time(roofline, sum(moved.values()), {}, moved)

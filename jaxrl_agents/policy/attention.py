@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_agents.policy import cache as cache_lib
-from jaxrl_agents.policy import causal, paged, sharding, yarn
+from jaxrl_agents.policy import causal, flash_gpu, paged, ragged, sharding, splash, yarn
+from jaxrl_agents.policy import kernels as kernels_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
 
@@ -80,7 +81,15 @@ def attend_rows(
   if cfg.score_gain != 1:
     q = q * cfg.score_gain
   mixed, peaks = causal_core(
-    q, k, v, segment_ids, weights.get("sinks"), window, with_peaks=with_peaks
+    q,
+    k,
+    v,
+    segment_ids,
+    weights.get("sinks"),
+    window,
+    kernels=kernels_lib.kind(cfg),
+    window_tokens=cfg.window_tokens,
+    with_peaks=with_peaks,
   )
   equation = "bgrth,ghd->btd" if cfg.attention == "mla" else "bgrth,grhd->btd"
   y = jnp.einsum(equation, mixed, weights["out"])
@@ -118,9 +127,11 @@ def causal_core(
   sinks: jax.Array | None = None,
   window: jax.Array | None = None,
   *,
+  kernels: kernels_lib.Kind = "reference",
+  window_tokens: int = 0,
   with_peaks: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Causal attention within segments, a block of queries at a time; see `causal.attend`.
+  """Causal attention within segments, see `causal.attend`; by a kernel where there is one.
 
   On a mesh each device has some rows, some heads, and a part of their time: it gathers the keys and
   values of whole rows for its own queries, and gives back what their gradients add up to (Llama 3,
@@ -134,6 +145,8 @@ def causal_core(
     segment_ids: int32 [B, T] or None (one segment a row).
     sinks: [G, R] or None.
     window: int32 [] or None.
+    kernels: see kernels.for_rows.
+    window_tokens: what `window` is in layers that have one.
     with_peaks: see `attend_rows`.
 
   Returns:
@@ -141,18 +154,37 @@ def causal_core(
   """
   if segment_ids is None:
     segment_ids = jnp.ones((q.shape[0], q.shape[3]), jnp.int32)
+  parts, tensor = sharding.ambient_ways("time"), sharding.ambient_ways("heads")
+  has_sinks, length = sinks is not None, q.shape[3]
+  kernels = kernels_lib.for_rows(
+    kernels, length // parts, length, sinks=has_sinks, windows=window is not None
+  )
+  masks = None
+  if kernels == "tpu":
+    near = 0 if window is None else window_tokens
+    masks = splash.masks(length, near, time_ways=parts, head_ways=tensor)
 
-  def of_rows(q, k, v, segment_ids, sinks, window, start=None):
-    mixed = causal.attend(q, k, v, segment_ids, sinks, window, start)
+  def of_rows(masks, q, k, v, segment_ids, sinks, window, start=None):
+    if kernels == "tpu":
+      first = 0 if start is None else start
+      ids = jax.lax.dynamic_slice_in_dim(segment_ids, first, q.shape[3], axis=1)
+      mixed = splash.attend(masks, q, k, v, ids, segment_ids, sinks, window)
+    elif kernels == "gpu":
+      mixed = flash_gpu.attend(q, k, v, segment_ids)
+    else:
+      mixed = causal.attend(q, k, v, segment_ids, sinks, window, start)
     return mixed, causal.largest_scores(q, k, segment_ids, window, start) if with_peaks else None
 
-  if jax.sharding.get_abstract_mesh().empty:
-    return of_rows(q, k, v, segment_ids, sinks, window)
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return of_rows(masks, q, k, v, segment_ids, sinks, window)
 
-  def of_device(q, k, v, segment_ids, sinks, window):
+  def of_device(masks, q, k, v, segment_ids, sinks, window):
     whole = lambda x, axis: jax.lax.all_gather(x, "context", axis=axis, tiled=True)
     start = jax.lax.axis_index("context") * q.shape[3]
-    mixed, peaks = of_rows(q, whole(k, 2), whole(v, 2), whole(segment_ids, 1), sinks, window, start)
+    mixed, peaks = of_rows(
+      masks, q, whole(k, 2), whole(v, 2), whole(segment_ids, 1), sinks, window, start
+    )
     if with_peaks:
       peaks = jax.lax.pmax(peaks, sharding.TRAIN_RULES["row_parts"])
     return mixed, peaks
@@ -160,10 +192,13 @@ def causal_core(
   place = lambda *axes: sharding.spec(axes, sharding.TRAIN_RULES)
   queries = place("batch", "heads", None, "time", None)
   keys = place("batch", "heads", "time", None)
-  in_specs = queries, keys, keys, place("batch", "time"), place("heads"), place()
+  plans = None
+  if masks is not None:
+    plans = splash.specs(masks, jax.sharding.NamedSharding(mesh, place("heads", "time")))
+  in_specs = plans, queries, keys, keys, place("batch", "time"), place("heads"), place()
   out_specs = queries, place("heads")
   return jax.shard_map(of_device, in_specs=in_specs, out_specs=out_specs, check_vma=False)(
-    q, k, v, segment_ids, sinks, window
+    masks, q, k, v, segment_ids, sinks, window
   )
 
 
@@ -188,15 +223,18 @@ def _gqa_cached(weights, x, cfg, rope, pages, layer, step, window):
   rows, queries, _ = x.shape
   q, k, v = _gqa_project(weights, x, cfg, rope)
   # Heads first: cut into equal parts, an entry gives each device the keys and values of its heads.
-  entries = jnp.stack([k, v], axis=3).reshape(rows, queries, cfg.cache_width)
+  entries = jnp.stack([k, v], axis=3).reshape(rows, queries, *cache_lib.entry_shape(cfg))
   pages = cache_lib.write(pages, layer, step, entries)
 
   def split(entries):
     heads = entries.reshape(*entries.shape[:2], cfg.num_kv_heads, 2, cfg.head_dim)
     return heads[:, :, :, 0], heads[:, :, :, 1]
 
-  scale = cfg.score_gain * cfg.head_dim**-0.5
-  mixed = paged.attend(q, pages, layer, step, split, scale, weights.get("sinks"), window)
+  scale, sinks = cfg.score_gain * cfg.head_dim**-0.5, weights.get("sinks")
+  if kernels_lib.for_cache(cfg, pages.dtype, sharding.ambient_ways("kv_heads")) == "tpu":
+    mixed = ragged.attend(q, pages, layer, step, scale)
+  else:
+    mixed = paged.attend(q, pages, layer, step, split, scale, sinks, window)
   y = jnp.einsum("bqgrh,grhd->bqd", mixed, weights["out"])
   return (y + weights["out_bias"] if cfg.biases else y), pages
 

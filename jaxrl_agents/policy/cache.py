@@ -1,12 +1,15 @@
 """The paged cache of keys and values: one array for all layers, addressed by page and slot.
 
+An entry is that of one token in one layer: key and value of each head in turn, [2 G, H]; or MLA's
+latent and rotated key, [C].
+
 On a mesh every device has every page: of all rows, and of its own heads; of MLA's latents, whole.
 
 Page 0 is scratch: tokens that are only padding of a step's static shape are written there. A
 sequence's page table lists the pages that hold its tokens in order; unused entries are 0.
 
 Alphabet: B rows, Q queries (new tokens), K cached tokens, P pages, S slots of a page, C cache
-width, Pm pages of a row's table.
+width, G kv heads, H head dim, Pm pages of a row's table.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ SCRATCH_PAGE = 0
 
 @struct.dataclass
 class PagedCache:
-  """Attributes: pages [L + M, P, S, C], the trunk's layers first, then the prediction modules'."""
+  """Attributes: pages [L + M, P, S, *entry], the trunk's layers first, then the modules'."""
 
   pages: jax.Array
 
@@ -51,14 +54,25 @@ def init(
   cfg: PolicyConfig, num_pages: int, page_tokens: int, *, dtype: Any = jnp.float32
 ) -> PagedCache:
   """An empty cache of `num_pages` pages (the scratch page included) of `page_tokens` slots."""
-  shape = (cfg.num_cache_layers, num_pages, page_tokens, cfg.cache_width)
+  shape = (cfg.num_cache_layers, num_pages, page_tokens, *entry_shape(cfg))
   return constrain(PagedCache(pages=jnp.zeros(shape, dtype)), cfg)
+
+
+def entry_shape(cfg: PolicyConfig) -> tuple[int, ...]:
+  """[2 G, H] or [C]."""
+  if cfg.attention == "mla":
+    return (cfg.cache_width,)
+  return 2 * cfg.num_kv_heads, cfg.head_dim
+
+
+def axes(cfg: PolicyConfig) -> tuple[str | None, ...]:
+  """Logical axes of the pages."""
+  return (None,) * 3 + ((None,) if cfg.attention == "mla" else ("kv_heads", None))
 
 
 def constrain(cache: PagedCache, cfg: PolicyConfig) -> PagedCache:
   """The cache laid over the ambient mesh; as it is without one."""
-  heads = None if cfg.attention == "mla" else "kv_heads"
-  return PagedCache(sharding.constrain(cache.pages, None, None, None, heads))
+  return PagedCache(sharding.constrain(cache.pages, *axes(cfg)))
 
 
 def plan_step(
@@ -83,5 +97,5 @@ def plan_step(
 
 
 def write(pages: jax.Array, layer: jax.Array | int, step: Step, entries: jax.Array) -> jax.Array:
-  """Pages with `entries` [B, Q, C] of one layer written, in place if pages are not read again."""
+  """Pages with `entries` [B, Q, *entry] of a layer written, in place if not read again."""
   return pages.at[layer, step.page, step.slot].set(entries.astype(pages.dtype))

@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxrl_agents.policy import kernels
+
 BLOCK = 256
 SHORT_BLOCK = 128
 """Of rows up to twice `BLOCK`: narrow tiles skip more, wide ones cost less a tile."""
@@ -114,7 +116,7 @@ def _pad_time(x: jax.Array, more: int) -> jax.Array:
 
 def _by_row(function: Callable, *arrays: jax.Array):
   """One row at a time on CPU, where a tile of one row stays in the cache of a core."""
-  if jax.default_backend() != "cpu":
+  if kernels.platform() != "cpu":
     return function(*arrays)
 
   def one(row):

@@ -63,6 +63,8 @@ class PolicyConfig:
     mtp_depth: M, modules that predict the token after the next, and so on.
     tie_embeddings: the head is the transposed embedding.
     scale_tied_head: a tied head is divided by sqrt(D), for embeddings of standard deviation 1.
+    kernels: what computes experts and attention (policy.kernels): "auto" is what is made for the
+      device, "reference" the plain code, as on CPU; "tpu" and "gpu" compile for those elsewhere.
   """
 
   vocab_size: int
@@ -107,6 +109,7 @@ class PolicyConfig:
   mtp_depth: int = 0
   tie_embeddings: bool = False
   scale_tied_head: bool = True
+  kernels: Literal["auto", "reference", "tpu", "gpu"] = "auto"
 
   @property
   def num_moe_layers(self) -> int:
@@ -145,6 +148,7 @@ def validate(cfg: PolicyConfig) -> None:
   _at_least(cfg, "mtp_depth", 0)
   _one_of(cfg, "attention", ("gqa", "mla"))
   _one_of(cfg, "router", ("sigmoid", "softmax"))
+  _one_of(cfg, "kernels", ("auto", "reference", "tpu", "gpu"))
   if not 0 <= cfg.num_dense_layers <= cfg.num_layers:
     raise ValueError(
       f"num_dense_layers is {cfg.num_dense_layers} of num_layers {cfg.num_layers}; "

@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxrl_agents.policy import experts as local
-from jaxrl_agents.policy import sharding
+from jaxrl_agents.policy import grouped, sharding
+from jaxrl_agents.policy.kernels import Kind
+from jaxrl_agents.policy.slots import Slots, collect, spread
 
 SLACK = 1.5
 AXIS = "expert"
@@ -41,12 +42,15 @@ def apply(
   weight: jax.Array,
   choice: jax.Array,
   clamp: local.Clamp | None = None,
+  *,
+  kernels: Kind = "reference",
+  rules: sharding.Rules = sharding.TRAIN_RULES,
 ) -> jax.Array:
   """The weighted sum of each token's experts, by the fastest exact way for that many tokens.
 
   Few tokens are cheapest on every expert. For many, blocks have a backward pass of their own, which
   writes less than the one that jax derives of a scan; `ragged_dot` is a masked product with every
-  expert where XLA compiles for CPU.
+  expert where XLA compiles for CPU. Accelerators have kernels for grouped products.
 
   Args:
     experts: gate_up [E, D, 2, F], down [E, F, D]; gate_up_bias [E, 2, F] and down_bias [E, D] where
@@ -55,23 +59,45 @@ def apply(
     weight: [..., K].
     choice: int32 [..., K]; E for no expert (padding).
     clamp: of the activation; None: silu(gate) * up.
+    kernels: for many tokens, see kernels.kind.
+    rules: how the experts lie on the mesh.
 
   Returns:
     [..., D].
   """
   few = math.prod(x.shape[:-1]) <= local.DENSE_TOKENS
   if few or jax.sharding.get_abstract_mesh().empty:
-    function = local.dense if few else local.blocks
+    function = local.dense if few else _local(kernels)
     return function(experts, *map(_flat, (x, weight, choice)), clamp).reshape(x.shape)
-  return _on_mesh(experts, x, weight, choice, clamp)
+  return _on_mesh(experts, x, weight, choice, clamp, kernels, rules)
+
+
+def _local(kernels: Kind):
+  """What computes many tokens on one device."""
+  if kernels == "reference":
+    return local.blocks
+  return functools.partial(grouped.apply, kernels=kernels)
 
 
 def _flat(x):
   return x.reshape(-1, x.shape[-1])
 
 
-def _on_mesh(experts, x, weight, choice, clamp):
-  """`blocks` where experts and tokens are split over devices; tokens that are not yet, are here."""
+AXES = {
+  "gate_up": ("expert", "embed", None, "ffw"),
+  "down": ("expert", "ffw", "embed"),
+  "gate_up_bias": ("expert", None, "ffw"),
+  "down_bias": ("expert", None),
+}
+"""Logical axes of the arrays of one layer's experts, as in params.table."""
+
+
+def _on_mesh(experts, x, weight, choice, clamp, kernels, rules):
+  """`_local` where experts and tokens are split over devices; tokens that are not yet, are here.
+
+  Experts split along their width too are gathered here, so that in the backward pass their
+  gradients are summed and cut in one (reduce-scatter), not summed whole on every device.
+  """
   mesh, num_experts = jax.sharding.get_abstract_mesh(), experts["down"].shape[0]
   rows = sharding.spec(("batch", "time"), sharding.TRAIN_RULES)
   arrays = x, weight, choice
@@ -83,34 +109,38 @@ def _on_mesh(experts, x, weight, choice, clamp):
     arrays = pad(x, 0), pad(weight, 0), pad(choice, num_experts)
 
   def of_device(experts, x, weight, choice):
+    experts = {name: _whole_width(array, AXES[name], rules) for name, array in experts.items()}
     if "down_bias" in experts:  # added by one of the devices that share an expert's width
       first = jax.lax.axis_index("tensor") == 0
       experts = experts | {"down_bias": jnp.where(first, experts["down_bias"], 0)}
-    run = local.blocks if mesh.shape[AXIS] == 1 else _exchanged
+    run = _local(kernels)
+    if mesh.shape[AXIS] > 1:
+      run = functools.partial(_exchanged, run=run)
     y = run(experts, *map(_flat, (x, weight, choice)), clamp)
     return jax.lax.psum(y.reshape(x.shape), "tensor")
 
-  places = {
-    "gate_up": PartitionSpec(AXIS, None, None, "tensor"),
-    "down": PartitionSpec(AXIS, "tensor", None),
-    "gate_up_bias": PartitionSpec(AXIS, None, "tensor"),
-    "down_bias": PartitionSpec(AXIS, None),
-  }
-  places = {name: places[name] for name in experts}
+  places = {name: sharding.spec(AXES[name], rules) for name in experts}
   in_specs = places, rows, rows, rows
   y = jax.shard_map(of_device, in_specs=in_specs, out_specs=rows, check_vma=False)(experts, *arrays)
   return y if y.shape == x.shape else _flat(y)[: math.prod(x.shape[:-1])].reshape(x.shape)
 
 
-def _exchanged(experts, x, weight, choice, clamp):
-  """`blocks` of one device's tokens [N, D], with the experts of all devices of its row."""
+def _whole_width(array: jax.Array, axes: tuple[str | None, ...], rules: sharding.Rules):
+  """An array with its axis "embed" gathered, where the rules split it."""
+  if "embed" not in axes or not rules["embed"]:
+    return array
+  return jax.lax.all_gather(array, rules["embed"], axis=axes.index("embed"), tiled=True)
+
+
+def _exchanged(experts, x, weight, choice, clamp, *, run):
+  """`run` on one device's tokens [N, D], with the experts of all devices of its row."""
   shards, held = jax.lax.axis_size(AXIS), experts["down"].shape[0]
   most = x.shape[0] * min(choice.shape[1], held)
   capacity = min(most, math.ceil(SLACK * choice.size / shards))
   queue = _queue(choice, held, shards, capacity)
-  y = _round(0, experts, x, weight, queue, capacity, clamp)
+  y = _round(0, experts, x, weight, queue, capacity, clamp, run)
   if capacity < most:
-    y = y + _later_rounds(experts, x, weight, queue, capacity, clamp)
+    y = y + _later_rounds(experts, x, weight, queue, capacity, clamp, run)
   return y
 
 
@@ -152,17 +182,7 @@ def _queue(choice: jax.Array, held: int, shards: int, capacity: int) -> _Queue:
   )
 
 
-class _Slots(NamedTuple):
-  """Which of M items stands in each of a round's slots, and where each item's slots are.
-
-  item: int32 [S C], M for none. slot: int32 [M, k], S C where the item is not in this round.
-  """
-
-  item: jax.Array
-  slot: jax.Array
-
-
-def _slots(queue: _Queue, r: jax.Array | int, capacity: int) -> tuple[_Slots, _Slots]:
+def _slots(queue: _Queue, r: jax.Array | int, capacity: int) -> tuple[Slots, Slots]:
   """The slots of round `r`: of tokens, and of pairs."""
   tokens, choices = queue.place.shape
   pairs, shards = tokens * choices, queue.count.shape[0]
@@ -173,58 +193,38 @@ def _slots(queue: _Queue, r: jax.Array | int, capacity: int) -> tuple[_Slots, _S
   device, rank = queue.place // pairs, queue.place % pairs - r * capacity
   here = (device < shards) & (rank >= 0) & (rank < capacity)
   slot = jnp.where(here, device * capacity + rank, shards * capacity)
-  return _Slots(pair // choices, slot), _Slots(pair, slot.reshape(-1, 1))
+  return Slots(pair // choices, slot), Slots(pair, slot.reshape(-1, 1))
 
 
-@jax.custom_vjp
-def _spread(x: jax.Array, slots: _Slots) -> jax.Array:
-  """Items x [M, D] in their slots, [S C, D], 0 in the others. Transposed it is `_collect`."""
-  return jnp.concatenate([x, jnp.zeros_like(x[:1])])[slots.item]
-
-
-@jax.custom_vjp
-def _collect(rows: jax.Array, slots: _Slots) -> jax.Array:
-  """The sum of each item's slots of rows [S C, D]: [M, D]. Transposed it is `_spread`."""
-  return jnp.concatenate([rows, jnp.zeros_like(rows[:1])])[slots.slot].sum(axis=1)
-
-
-_spread.defvjp(
-  lambda x, slots: (_spread(x, slots), slots), lambda slots, d: (_collect(d, slots), None)
-)
-_collect.defvjp(
-  lambda x, slots: (_collect(x, slots), slots), lambda slots, d: (_spread(d, slots), None)
-)
-
-
-def _round(r, experts, x, weight, queue, capacity, clamp):
+def _round(r, experts, x, weight, queue, capacity, clamp, run):
   """What the pairs of round `r` add to this device's tokens, [N, D]."""
   held, pairs = experts["down"].shape[0], weight.size
   tokens, pair = _slots(queue, r, capacity)
   send = lambda a: jax.lax.all_to_all(a, AXIS, 0, 0, tiled=True)
   expert = jnp.where(pair.item < pairs, queue.expert[jnp.minimum(pair.item, pairs - 1)], held)
-  rows = send(_spread(x, tokens))
-  row_weight = send(_spread(weight.reshape(-1, 1), pair))
-  y = local.blocks(experts, rows, row_weight, send(expert[:, None]), clamp)
-  return _collect(send(y), tokens)
+  rows = send(spread(x, tokens))
+  row_weight = send(spread(weight.reshape(-1, 1), pair))
+  y = run(experts, rows, row_weight, send(expert[:, None]), clamp)
+  return collect(send(y), tokens)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _later_rounds(experts, x, weight, queue, capacity, clamp):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _later_rounds(experts, x, weight, queue, capacity, clamp, run):
   """The sum of all rounds but the first."""
-  more = lambda r, y: y + _round(r, experts, x, weight, queue, capacity, clamp)
+  more = lambda r, y: y + _round(r, experts, x, weight, queue, capacity, clamp, run)
   return jax.lax.fori_loop(1, queue.rounds, more, jnp.zeros_like(x))
 
 
-def _later_forward(experts, x, weight, queue, capacity, clamp):
+def _later_forward(experts, x, weight, queue, capacity, clamp, run):
   saved = experts, x, weight, queue
-  return _later_rounds(*saved, capacity, clamp), saved
+  return _later_rounds(*saved, capacity, clamp, run), saved
 
 
-def _later_backward(capacity, clamp, saved, d_y):
+def _later_backward(capacity, clamp, run, saved, d_y):
   *inputs, queue = saved
 
   def more(r, gradients):
-    _, vjp = jax.vjp(lambda *args: _round(r, *args, queue, capacity, clamp), *inputs)
+    _, vjp = jax.vjp(lambda *args: _round(r, *args, queue, capacity, clamp, run), *inputs)
     return jax.tree.map(jnp.add, gradients, vjp(d_y))
 
   zeros = jax.tree.map(jnp.zeros_like, tuple(inputs))

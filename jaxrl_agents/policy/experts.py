@@ -17,7 +17,7 @@ DENSE_TOKENS = 64
 
 
 class Clamp(NamedTuple):
-  """Of the gated activation of gpt-oss, see `_gate`; limit and alpha of PolicyConfig's swiglu."""
+  """Of the gated activation of gpt-oss, see `gate`; limit and alpha of PolicyConfig's swiglu."""
 
   limit: float
   alpha: float
@@ -51,7 +51,7 @@ def dense(
   inner = jnp.einsum("end,edf->enf", jnp.broadcast_to(x, (num_experts, *x.shape)), gate_up)
   if "gate_up_bias" in experts:
     inner = inner + experts["gate_up_bias"].reshape(num_experts, 1, 2 * width)
-  hidden = _gate(inner, clamp)
+  hidden = gate(inner, clamp)
   combine = (jax.nn.one_hot(choice, num_experts, dtype=x.dtype) * weight[..., None]).sum(axis=1)
   y = jnp.einsum("enf,efd->end", hidden * combine.T[:, :, None], experts["down"]).sum(axis=0)
   return y + combine @ experts["down_bias"] if "down_bias" in experts else y
@@ -123,7 +123,7 @@ def _forward(experts, x, weight, choice, clamp):
     inner = x[_rows(plan.token_of, i, block)] @ gate_up[expert]
     if "gate_up_bias" in experts:
       inner = inner + experts["gate_up_bias"][expert].reshape(-1)
-    y = _gate(inner, clamp) @ experts["down"][expert]
+    y = gate(inner, clamp) @ experts["down"][expert]
     if "down_bias" in experts:
       y = y + experts["down_bias"][expert]
     return _put(hidden, inner, i), _put(out, y, i)
@@ -148,7 +148,7 @@ def _backward(clamp, saved, d_y):
     expert, tokens = plan.expert_of[i], _rows(plan.token_of, i, block)
     scale = _rows(slot_weight, i, block)[:, None]
     inner, d_out = _rows(hidden, i, block), d_y[tokens]
-    mixed, gate_vjp = jax.vjp(functools.partial(_gate, clamp=clamp), inner)
+    mixed, gate_vjp = jax.vjp(functools.partial(gate, clamp=clamp), inner)
     d_mixed = d_out @ down[expert].T
     d_scale = jnp.sum(d_mixed * mixed, axis=-1)
     if "down_bias" in experts:
@@ -189,7 +189,7 @@ def _with_biases(d_biases, expert, d_inner, d_out):
   }
 
 
-def _gate(hidden: jax.Array, clamp: Clamp | None) -> jax.Array:
+def gate(hidden: jax.Array, clamp: Clamp | None) -> jax.Array:
   """silu(first half) * second half of the last axis.
 
   Clamped: gate * sigmoid(alpha * gate) * (up + 1) with gate <= limit and |up| <= limit (gpt-oss,

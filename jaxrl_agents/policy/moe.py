@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.policy import exchange
+from jaxrl_agents.policy import exchange, kernels, sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.experts import Clamp
 
@@ -26,6 +26,7 @@ def moe(
   replay: jax.Array | None = None,
   replay_threshold: float = 0.0,
   valid: jax.Array | None = None,
+  rules: sharding.Rules = sharding.TRAIN_RULES,
 ) -> tuple[jax.Array, jax.Array]:
   """Routed and shared experts.
 
@@ -37,6 +38,7 @@ def moe(
       outside [0, E) chooses natively. None: all do.
     replay_threshold: see `replayed_experts`.
     valid: bool [...], False for padding, which no routed expert computes. None: all are valid.
+    rules: how the weights lie on the mesh.
 
   Returns:
     ([..., D], int32 [..., K], the experts used).
@@ -46,7 +48,15 @@ def moe(
   if valid is not None:
     choice = jnp.where(valid[..., None], experts, cfg.num_experts)
   clamp = Clamp(cfg.swiglu_limit, cfg.swiglu_alpha) if cfg.swiglu_limit else None
-  y = exchange.apply(weights["experts"], x, weight.astype(x.dtype), choice, clamp)
+  y = exchange.apply(
+    weights["experts"],
+    x,
+    weight.astype(x.dtype),
+    choice,
+    clamp,
+    kernels=kernels.kind(cfg),
+    rules=rules,
+  )
   if cfg.num_shared_experts:
     y = y + gated(weights["shared"], x)
   return y, experts

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.policy import attention, transformer
+from jaxrl_agents.policy import attention, sharding, transformer
 from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -108,7 +108,9 @@ def mtp_decode(
   )
   merged = _merge(module, hidden, params["embed"][next_tokens], cfg)
   valid = jnp.arange(next_tokens.shape[1]) < num_new[:, None]
-  (x, pages), _ = transformer.block(module["block"], merged, cfg, attend, valid=valid)
+  (x, pages), _ = transformer.block(
+    module["block"], merged, cfg, attend, valid=valid, rules=sharding.SERVE_RULES
+  )
   return rms_norm(x, module["final_norm"], cfg.norm_eps), cache.replace(pages=pages)
 
 

@@ -40,7 +40,7 @@ def attend(
     pages: of the cache, the step's own entries written.
     layer: whose entries to read.
     step: page tables and positions.
-    split: cached entries [B, K, C] as keys [B, K, G, H] and values [B, K, G, H'].
+    split: cached entries [B, K, *entry] as keys [B, K, G, H] and values [B, K, G, H'].
     scale: of the scores.
     sinks: [G, R], see causal.attend; or None.
     window: int32 [], see causal.attend; or None.
@@ -57,7 +57,7 @@ def attend(
   def of_pages(i, carry):
     top, total, mixed = carry
     columns = jax.lax.dynamic_slice_in_dim(table, i * PAGES, PAGES, axis=1)
-    entries = pages[layer, columns].reshape(rows, num_keys, -1).astype(q.dtype)
+    entries = pages[layer, columns].reshape(rows, num_keys, *pages.shape[3:]).astype(q.dtype)
     keys, values = split(entries)
     scores = jnp.einsum("bkgh,bgnh->bgnk", keys, flat, preferred_element_type=jnp.float32)
     seen = i * num_keys + jnp.arange(num_keys) <= step.positions[:, :, None]
@@ -73,7 +73,7 @@ def attend(
     total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)
     return new_top, total, mixed * kept + more
 
-  entry = jax.ShapeDtypeStruct((rows, num_keys, pages.shape[-1]), q.dtype)
+  entry = jax.ShapeDtypeStruct((rows, num_keys, *pages.shape[3:]), q.dtype)
   value_width = jax.eval_shape(split, entry)[1].shape[-1]
   if sinks is not None:
     sinks = jnp.tile(sinks, queries)[..., None]

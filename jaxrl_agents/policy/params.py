@@ -259,7 +259,7 @@ def _mla(cfg: PolicyConfig, dtype: Any) -> dict[str, ParamSpec]:
   specs = {
     "kv_down": _project(embed, (rank + cfg.qk_rope_dim,), ("embed", None), dtype),
     "kv_norm": _norm(rank, dtype),
-    "kv_up": _project(rank, kv_shape, (None, "heads", None), dtype),
+    "kv_up": _project(rank, kv_shape, ("latent", "heads", None), dtype),
     "out": _project_back(
       (heads, cfg.v_head_dim), embed, ("heads", None, "embed"), dtype, _residual_gain(cfg)
     ),
@@ -269,7 +269,7 @@ def _mla(cfg: PolicyConfig, dtype: Any) -> dict[str, ParamSpec]:
   return specs | {
     "q_down": _project(embed, (cfg.q_lora_rank,), ("embed", None), dtype),
     "q_norm": _norm(cfg.q_lora_rank, dtype),
-    "q_up": _project(cfg.q_lora_rank, q_shape, (None, "heads", None), dtype),
+    "q_up": _project(cfg.q_lora_rank, q_shape, ("latent", "heads", None), dtype),
   }
 
 

@@ -1,8 +1,9 @@
 """Which mesh axis carries which logical axis: one dict for training, one for serving.
 
 Mesh axes: "data" (replicas), "fsdp" (rows, and parameters split along their width), "expert" (rows,
-and experts), "context" (time, for long rows), "tensor" (heads, ffw and vocabulary). Rows of a batch
-are split over the first three. The last axes join the nearest devices: tensor exchanges most often.
+and experts), "context" (time, for long rows, and parameters as "fsdp"), "tensor" (heads, ffw and
+vocabulary). Rows of a batch are split over the first three. The last axes join the nearest devices:
+tensor exchanges most often.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ TRAIN_RULES: Rules = {
   "time": ("context",),
   "row_parts": ("context", "data", "fsdp", "expert"),
   "layers": (),
-  "embed": ("fsdp",),
+  "embed": ("fsdp", "context"),
+  "latent": ("fsdp", "context"),
   "vocab": ("tensor",),
   "heads": ("tensor",),
   "kv_heads": ("tensor",),
   "ffw": ("tensor",),
   "expert": ("expert",),
 }
-"""Parameters and optimiser moments are split along their width too: gathered when they are used.
+"""Parameters and optimiser moments are split along their width too, over the devices of rows and of
+time: gathered when they are used. What projects MLA's latents up is split along these.
 
 "row_parts" are rows cut along time into as many parts as devices hold of them, all first parts
 first: that is how tokens lie on the devices already.
 """
 
-SERVE_RULES: Rules = {**TRAIN_RULES, "embed": ()}
+SERVE_RULES: Rules = {**TRAIN_RULES, "embed": (), "latent": ()}
 """Decoding reads every weight for a few tokens: gathering them at each step would cost more."""
 
 

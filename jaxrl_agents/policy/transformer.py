@@ -187,7 +187,7 @@ def decode(
       step=step,
       window=window,
     )
-    return block(weights, x, cfg, attend, valid=valid)
+    return block(weights, x, cfg, attend, valid=valid, rules=sharding.SERVE_RULES)
 
   x = params["embed"][tokens]
   if x.shape[0] % sharding.ambient_ways("batch") == 0:
@@ -215,6 +215,7 @@ def block(
   replay: jax.Array | None = None,
   replay_threshold: float = 0.0,
   valid: jax.Array | None = None,
+  rules: sharding.Rules = sharding.TRAIN_RULES,
 ) -> tuple[Any, jax.Array | None]:
   """One layer: x + attention(norm(x)), then x + ffw(norm(x)).
 
@@ -226,6 +227,7 @@ def block(
     replay: int32 [B, T, K] or None.
     replay_threshold: see moe.replayed_experts.
     valid: bool [B, T], False for padding, which no routed expert computes; None: all are valid.
+    rules: how the weights lie on the mesh.
 
   Returns:
     (x or (x, what is beside it), as attend; experts used int32 [B, T, K], None for a dense layer).
@@ -244,6 +246,7 @@ def block(
       replay=replay,
       replay_threshold=replay_threshold,
       valid=valid,
+      rules=rules,
     )
   else:
     y = moe_lib.gated(weights["ffw"], normed)

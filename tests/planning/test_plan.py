@@ -89,6 +89,6 @@ def test_xla_for_tpu_estimates_cycles_of_every_program(tmp_path):
   assert done.returncode == 0, done.stderr
   for part in ("learner", "rollout"):
     found = json.loads(file.read_text())[part]
-    assert found["compute_from"] == "XLA's cycles"
+    assert found["compute_from"] == "XLA's cycles; kernels 60% of peak"
     assert all(program["compute_by_file"] for program in found["programs"])
     assert 0 < found["mfu"]["serial"] < 1

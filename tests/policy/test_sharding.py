@@ -23,10 +23,16 @@ def test_every_parameter_has_the_partition_of_its_logical_axes():
   assert jax.tree.structure(placed) == jax.tree.structure(params_lib.abstract(cfg))
   moe = placed["moe_layers"]["moe"]
   assert moe["experts"]["gate_up"].spec == PartitionSpec(
-    None, ("expert",), ("fsdp",), None, ("tensor",)
+    None, ("expert",), ("fsdp", "context"), None, ("tensor",)
   )
-  assert moe["router"].spec == PartitionSpec(None, ("fsdp",), None)
-  assert placed["head"].spec == PartitionSpec(("fsdp",), ("tensor",))
+  assert moe["router"].spec == PartitionSpec(None, ("fsdp", "context"), None)
+  assert placed["head"].spec == PartitionSpec(("fsdp", "context"), ("tensor",))
+
+
+def test_what_projects_latents_up_is_split_along_them():
+  placed = sharding.shardings(tiny.MLA, abstract_mesh(fsdp=2))["moe_layers"]["attention"]
+  for name in ("q_up", "kv_up"):
+    assert placed[name].spec == PartitionSpec(None, ("fsdp", "context"), ("tensor",), None)
 
 
 def one_device():

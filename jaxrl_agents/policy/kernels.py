@@ -1,0 +1,67 @@
+"""Which implementation computes experts and attention: decided here, and nowhere else.
+
+Everything has a plain reference, which runs everywhere and is what CPU uses. On an accelerator:
+
+                 tpu                                     gpu
+  experts        grouped products (megablox)             grouped products (jax.lax.ragged_dot)
+  rows           splash attention, where time is a       flash attention in Triton, without sinks
+                 multiple of 128                         and windows, where time is whole, likewise
+  cache          ragged paged attention, without sinks   reference
+                 and windows, heads a multiple of 128
+                 wide, in whole tiles
+
+What is not in the table goes to the reference: MLA's latents in the cache, a handful of tokens
+(`experts.dense`, which reads every weight once and no more), the largest scores that QK-clip asks
+for. YaRN and MLA's scale are no matter of these kernels: queries come to them scaled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_agents.policy.config import PolicyConfig
+
+Kind = Literal["reference", "tpu", "gpu"]
+LANES = 128
+
+
+def kind(cfg: PolicyConfig) -> Kind:
+  """The kernels of `cfg.kernels`; for "auto" those of `platform`."""
+  if cfg.kernels != "auto":
+    return cfg.kernels
+  return {"tpu": "tpu", "gpu": "gpu"}.get(platform(), "reference")
+
+
+def platform() -> str:
+  """What is being compiled for: the ambient mesh's devices, without a mesh jax's own.
+
+  A mesh may be of devices that are not there (planning), whatever this machine has.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.default_backend() if device is None else device.platform
+
+
+def for_rows(kernels: Kind, queries: int, keys: int, *, sinks: bool, windows: bool) -> Kind:
+  """What attends rows with so many queries and keys (fewer queries where time is split)."""
+  if queries % LANES or keys % LANES:
+    return "reference"
+  if kernels == "gpu" and (sinks or windows or queries != keys):
+    return "reference"
+  return kernels
+
+
+def for_cache(cfg: PolicyConfig, dtype: Any, head_ways: int) -> Kind:
+  """What attends a cache of keys and values of that type, their heads split over so many devices.
+
+  The kernel reads keys and values of one token as whole tiles: as many numbers of 32 bits as
+  there are rows in a tile, or a part or multiple of them.
+  """
+  rows = [n // head_ways for n in (cfg.num_heads, 2 * cfg.num_kv_heads)]
+  packed = 4 // jnp.dtype(dtype).itemsize
+  whole = all(n % packed == 0 and (n // packed in (1, 2, 4) or n // packed % 8 == 0) for n in rows)
+  if kind(cfg) != "tpu" or cfg.sinks or cfg.window_tokens or cfg.head_dim % LANES or not whole:
+    return "reference"
+  return "tpu"

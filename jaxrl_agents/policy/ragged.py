@@ -1,0 +1,67 @@
+"""Attention to the paged cache on TPU: the kernel of `jax.experimental.pallas.ops.tpu`.
+
+It reads a row's pages one after the other, for all of its new queries at once. All layers' pages
+are given to it as one row of pages, so that no layer's are copied out.
+
+Alphabet: B rows, Q queries (new tokens), G kv heads, R query heads of a kv head, H head dim, L
+layers, P pages, S slots of a page.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import sharding
+
+
+def attend(
+  q: jax.Array, pages: jax.Array, layer: jax.Array | int, step: cache_lib.Step, scale: float
+) -> jax.Array:
+  """What `paged.attend` computes of keys and values, without sinks and windows.
+
+  Rows that hold padding are computed as if it were tokens; what that gives is not read.
+
+  Args:
+    q: [B, Q, G, R, H].
+    pages: [L, P, S, 2 G, H], key and value of each head in turn.
+    layer: whose entries to read.
+    step: page tables and positions.
+    scale: of the scores.
+
+  Returns:
+    [B, Q, G, R, H].
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  layer = jnp.asarray(layer, jnp.int32)
+  arrays = q, pages, layer, step.page_table, step.positions[:, 0]
+  if mesh.empty:
+    return _of_device(*arrays, scale=scale)
+  split = "batch" if q.shape[0] % sharding.ambient_ways("batch") == 0 else None
+  place = lambda *axes: sharding.spec(axes, sharding.SERVE_RULES)
+  queries, rows = place(split, None, "kv_heads"), place(split)
+  cached = place(None, None, None, "kv_heads")
+  return jax.shard_map(
+    lambda *parts: _of_device(*parts, scale=scale),
+    in_specs=(queries, cached, place(), rows, rows),
+    out_specs=queries,
+    check_vma=False,
+  )(*arrays)
+
+
+def _of_device(q, pages, layer, page_table, lengths, *, scale):
+  from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+  rows, queries, groups, repeats, width = q.shape
+  layers, count, *entry = pages.shape
+  out = ragged_paged_attention(
+    q.reshape(rows * queries, groups * repeats, width),
+    pages.reshape(layers * count, *entry),
+    lengths + queries,
+    page_table + layer * count,
+    jnp.arange(rows + 1, dtype=jnp.int32) * queries,
+    jnp.full(1, rows, jnp.int32),
+    sm_scale=scale,
+  )
+  return out.reshape(q.shape).astype(q.dtype)

@@ -1,0 +1,43 @@
+"""Moves items to slots and back, with gathers both ways: scatters are slow on every device.
+
+Alphabet: M items, k slots of an item, S slots, D width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+
+class Slots(NamedTuple):
+  """Which item stands in each slot, and where each item's slots are.
+
+  item: int32 [S], M for none. slot: int32 [M, k], S for none.
+  """
+
+  item: jax.Array
+  slot: jax.Array
+
+
+@jax.custom_vjp
+def spread(x: jax.Array, slots: Slots) -> jax.Array:
+  """Items x [M, D] in their slots, [S, D], 0 in the others. Transposed it is `collect`."""
+  return x.at[slots.item].get(mode="fill", fill_value=0)
+
+
+@jax.custom_vjp
+def collect(rows: jax.Array, slots: Slots) -> jax.Array:
+  """The sum of each item's slots of rows [S, D]: [M, D]. Transposed it is `spread`.
+
+  Slots of no item are not read: they may hold anything.
+  """
+  return rows.at[slots.slot].get(mode="fill", fill_value=0).sum(axis=1)
+
+
+spread.defvjp(
+  lambda x, slots: (spread(x, slots), slots), lambda slots, d: (collect(d, slots), None)
+)
+collect.defvjp(
+  lambda x, slots: (collect(x, slots), slots), lambda slots, d: (spread(d, slots), None)
+)

@@ -1,0 +1,220 @@
+"""Kernels of accelerators: against the plain code where they can be interpreted, else lowered."""
+
+import dataclasses
+import functools
+import importlib.util
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxrl_agents.policy import (
+  cache,
+  causal,
+  experts,
+  flash_gpu,
+  grouped,
+  kernels,
+  paged,
+  ragged,
+  sharding,
+  splash,
+  transformer,
+)
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.experts import Clamp
+from tests.policy import tiny
+
+
+def draws(*shapes, seed=0):
+  rng = np.random.default_rng(seed)
+  return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def both(function, inputs, cotangent):
+  """Value and gradients."""
+  out, pull = jax.vjp(function, *inputs)
+  return out, pull(cotangent)
+
+
+def close(found, expected, **tolerance):
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", ["tpu", "gpu"])
+def test_grouped_products_equal_dense_ones_forward_and_backward(kind, biased):
+  """Expert 1 gets nobody; some tokens have one expert only or none."""
+  tokens, held, embed, width = 150, 5, 6, 4
+  x, weight, cotangent = draws((tokens, embed), (tokens, 2), (tokens, embed))
+  gate_up, down, gate_up_bias, down_bias = draws(
+    (held, embed, 2, width), (held, width, embed), (held, 2, width), (held, embed), seed=1
+  )
+  arrays = {"gate_up": gate_up, "down": down}
+  clamp = None
+  if biased:
+    arrays |= {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    clamp = Clamp(1.5, 1.702)
+  choice = np.random.default_rng(2).choice([0, 2, 3, 4, 5], (tokens, 2))
+  choice[:3] = held
+  choice = jnp.asarray(choice, jnp.int32)
+  weight = jnp.where(choice < held, weight, 0.0)
+
+  def run(function):
+    def of(arrays, x, weight):
+      return function(arrays, x, jnp.where(choice < held, weight, 0.0), choice, clamp)
+
+    return both(of, (arrays, x, weight), cotangent)
+
+  with pltpu.force_tpu_interpret_mode():
+    found = run(functools.partial(grouped.apply, kernels=kind))
+  close(found, run(experts.dense), atol=5e-5)
+
+
+LENGTH = 256
+
+
+def rows_of(width, value_width):
+  """q, k, v, cotangent of two rows; segments of them, padding last."""
+  shapes = (2, 2, 2, LENGTH, width), (2, 2, LENGTH, width), (2, 2, LENGTH, value_width)
+  arrays = draws(*shapes, (2, 2, 2, LENGTH, value_width))
+  ids = np.zeros((2, LENGTH), np.int32)
+  ids[0, :100], ids[0, 100:240], ids[1] = 1, 2, 1
+  return *arrays, jnp.asarray(ids)
+
+
+@pytest.mark.parametrize("window", [None, 40, LENGTH])
+def test_splash_attention_equals_tiles_with_sinks_windows_and_narrow_values(window):
+  *inputs, cotangent, ids = rows_of(48, 32)
+  inputs += draws((2, 2), seed=3)
+  given = None if window is None else jnp.asarray(window)
+  made = splash.masks(LENGTH, 40 if window else 0, interpret=True)
+
+  def kernel(q, k, v, sinks):
+    return splash.attend(made, q, k, v, ids, ids, sinks, given)
+
+  plain = lambda q, k, v, sinks: causal.attend(q, k, v, ids, sinks, given)
+  close(both(kernel, inputs, cotangent), both(plain, inputs, cotangent), atol=2e-4)
+
+
+def test_splash_attention_of_a_part_of_the_queries_sees_the_keys_before_them():
+  q, k, v, _, ids = rows_of(32, 32)
+  made = splash.masks(LENGTH, 0, time_ways=2, interpret=True)
+  second = jax.tree.map(
+    lambda spec, leaf: jnp.split(leaf, 2, axis=spec.index("time"))[1] if "time" in spec else leaf,
+    splash.specs(made, half_of_time()),
+    made,
+    is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec),
+  )
+  late = slice(LENGTH // 2, None)
+  found = splash.attend(second, q[..., late, :], k, v, ids[:, late], ids, None, None)
+  close(found, causal.attend(q, k, v, ids)[..., late, :], atol=2e-5)
+
+
+def half_of_time():
+  mesh = jax.sharding.AbstractMesh((1, 2), ("heads", "time"))
+  return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("heads", "time"))
+
+
+def test_flash_attention_of_gpus_equals_tiles_with_shared_keys_and_narrow_values():
+  *inputs, cotangent, ids = rows_of(32, 16)
+  kernel = lambda q, k, v: flash_gpu.attend(q, k, v, ids, interpret=True)
+  plain = lambda q, k, v: causal.attend(q, k, v, ids)
+  close(both(kernel, inputs, cotangent), both(plain, inputs, cotangent), atol=2e-4)
+
+
+def test_kernels_are_chosen_by_what_is_compiled_for_and_can_be_turned_off():
+  assert kernels.kind(tiny.GQA) == "reference"
+  assert kernels.kind(dataclasses.replace(tiny.GQA, kernels="tpu")) == "tpu"
+  plain = {"sinks": False, "windows": False}
+  assert kernels.for_rows("tpu", 128, 256, sinks=True, windows=True) == "tpu"
+  assert kernels.for_rows("tpu", 100, 100, **plain) == "reference"
+  assert kernels.for_rows("gpu", 256, 256, **plain) == "gpu"
+  assert kernels.for_rows("gpu", 128, 256, **plain) == "reference"
+  assert kernels.for_rows("gpu", 256, 256, sinks=True, windows=False) == "reference"
+  wide = dataclasses.replace(tiny.GQA, kernels="tpu", head_dim=128)
+  assert kernels.for_cache(wide, jnp.float32, 1) == "tpu"
+  assert kernels.for_cache(wide, jnp.bfloat16, 4) == "reference"  # half a key and value head each
+  assert kernels.for_cache(dataclasses.replace(wide, sinks=True), jnp.float32, 1) == "reference"
+  assert kernels.for_cache(dataclasses.replace(wide, head_dim=64), jnp.float32, 1) == "reference"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ragged_paged_attention_equals_the_loop_over_pages(dtype):
+  """Rows of different lengths, one without work; the second of two layers; three new tokens."""
+  layers, count, page_tokens, groups, repeats, width = 2, 9, 16, 2, 2, 128
+  q, entries = draws(
+    (3, 3, groups, repeats, width), (layers, count, page_tokens, 2 * groups, width)
+  )
+  pages = cache.PagedCache(entries.astype(dtype))
+  table = jnp.asarray([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 0, 0]], jnp.int32)
+  lengths, num_new = jnp.asarray([45, 17, 1]), jnp.asarray([3, 2, 0])
+  step = cache.plan_step(pages, table, lengths, num_new, 3)
+  arrays = q.astype(dtype), pages.pages, 1, step
+  with pltpu.force_tpu_interpret_mode():
+    found = ragged.attend(*arrays, 0.1)
+  split = lambda entries: (entries[:, :, 0::2], entries[:, :, 1::2])
+  expected = paged.attend(*arrays, split, 0.1)
+  tolerance = {"float32": 2e-5, "bfloat16": 2e-2}[dtype]
+  for row, real in enumerate((3, 2)):
+    close(*(np.float32(x[row, :real]) for x in (found, expected)), atol=tolerance)
+
+
+FAMILIES = {"gqa": tiny.GQA, "mla": tiny.MLA, "sinks": tiny.BIASED}
+
+
+def gradients_of(cfg, rows):
+  """A jitted gradient of the trunk, and its abstract arguments (without shardings)."""
+
+  def loss(params, tokens, positions):
+    cotangent = jnp.cos(jnp.arange(cfg.embed_dim))
+    hidden = transformer.forward(params, tokens, cfg, positions=positions, remat="layer").hidden
+    return jnp.sum(hidden * cotangent)
+
+  ids = jax.ShapeDtypeStruct((rows, LENGTH), jnp.int32)
+  return jax.jit(jax.grad(loss)), (params_lib.abstract(cfg), ids, ids)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("kind", "platform"), [("tpu", "tpu"), ("gpu", "cuda")])
+def test_training_lowers_for_accelerators_without_one(kind, platform, family):
+  cfg = dataclasses.replace(FAMILIES[family], kernels=kind)
+  function, arguments = gradients_of(cfg, 1)
+  text = function.trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+  calls = {"tpu": "tpu_custom_call", "cuda": "__gpu$xla.gpu.triton"}[platform]
+  assert (calls in text) == (kind == "tpu" or not cfg.sinks)
+  # For all that is not attention a GPU leaves the kernel to XLA.
+  assert kind == "tpu" or "ragged_dot" in text
+
+
+MESHES = {
+  "gqa": {"fsdp": 2, "expert": 2},
+  "mla": {"expert": 2, "context": 2},
+  "sinks": {"expert": 2, "tensor": 2},
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra libtpu")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_on_a_mesh_compiles_for_tpu_with_every_kernel(family):
+  os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3"}
+  from jax.experimental import topologies
+
+  devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+  mesh = sharding.make_mesh(**MESHES[family], devices=list(devices))
+  cfg = dataclasses.replace(FAMILIES[family], vocab_size=56)
+  function, (params, ids, positions) = gradients_of(cfg, 4)
+  placed = lambda like, place: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=place)
+  rows = sharding.spec(("batch", "time"), sharding.TRAIN_RULES)
+  rows = jax.sharding.NamedSharding(mesh, rows)
+  with jax.set_mesh(mesh):
+    assert kernels.kind(cfg) == "tpu"
+    params = jax.tree.map(placed, params, sharding.shardings(cfg, mesh))
+    lowered = function.lower(params, placed(ids, rows), placed(positions, rows))
+  text = lowered.as_text()
+  for kernel in ("gmm", "splash"):
+    assert kernel in text
+  assert lowered.compile().memory_analysis().temp_size_in_bytes > 0
