@@ -39,6 +39,7 @@ class SearchConfig:
   `token_budget` bounds the whole context; past `threshold_tokens` (also the denominator of the
   usage line) a hint is shown; past threshold + spillage_fraction * (budget - threshold) every tool
   but prune_chunks is rejected. `short_ids` calls chunks by numbers of the task (envs.short_ids).
+  Of the calls of one turn those beyond `max_calls` are refused.
   """
 
   token_budget: int = 32_268
@@ -53,6 +54,7 @@ class SearchConfig:
   dense_weight: float = 1.0
   read_chunks: int = 300
   max_turns: int = 128
+  max_calls: int = 64
   max_new_tokens: int = 2_048
   max_documents: int = 30
   max_malformed_turns: int = 3
@@ -132,6 +134,53 @@ class RewardConfig:
   turn_penalty: float = 1.0
   epsilon: float = 0.001
   betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SwarmConfig:
+  """Limits of the agent swarm. The tools that look into the corpus, and the context of the
+  orchestrator (`token_budget`), are those of SearchConfig, without pruning.
+
+  Attributes:
+    sub_policy: name of the frozen policy that plays sub-agents (Limits.policy); "" is the policy in
+      training itself.
+    max_turns: of the orchestrator, whatever its task's budget of critical steps.
+    sub_max_turns: of a sub-agent; what is left of the critical steps may be less.
+    sub_token_budget: of the context of a sub-agent.
+    sub_max_new_tokens: of one turn of a sub-agent.
+    sub_temperature: at which sub-agents are sampled.
+    sub_deadline_s: after which a sub-agent is given up.
+    message_tokens: of what a sub-agent returns; the rest is cut.
+    max_agents: that an episode may create.
+    max_assignments_per_turn: that run at once; more are refused.
+    max_assignments: of an episode.
+  """
+
+  sub_policy: str = "frozen"
+  max_turns: int = 15
+  sub_max_turns: int = 100
+  sub_token_budget: int = 32_268
+  sub_max_new_tokens: int = 2_048
+  sub_temperature: float = 1.0
+  sub_deadline_s: float = 600.0
+  message_tokens: int = 512
+  max_agents: int = 16
+  max_assignments_per_turn: int = 16
+  max_assignments: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ParlConfig:
+  """Weights of PARL's auxiliary rewards at the start; cosine to 0 at `anneal_end` of the steps.
+
+  `target_width`: assignments at once beyond which r_parallel does not grow. All ours: Kimi K2.5
+  published no numbers.
+  """
+
+  parallel: float = 0.1
+  finish: float = 0.1
+  anneal_end: float = 0.6
+  target_width: int = 4
 
 
 Optimizer = Literal["adamw", "adamw8bit", "muon"]
@@ -253,12 +302,15 @@ class RunConfig:
 
   name: str
   policy: PolicySection
+  env: Literal["search", "swarm"] = "search"
   seed: int = 0
   corpus: CorpusConfig = CorpusConfig()
   search: SearchConfig = SearchConfig()
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
   reward: RewardConfig = RewardConfig()
+  swarm: SwarmConfig = SwarmConfig()
+  parl: ParlConfig = ParlConfig()
   lora: LoraConfig = LoraConfig()
   sft: SftConfig = SftConfig()
   learner: LearnerConfig = LearnerConfig()

@@ -55,12 +55,30 @@ class EpisodeError(RuntimeError):
 
 @dataclasses.dataclass
 class Record:
-  """What an episode left so far; invariant: `turns` and `log` only grow."""
+  """What an episode left so far; invariant: `turns`, `log` and `children` only grow."""
 
   turns: list[Turn] = dataclasses.field(default_factory=list)
   log: list[Message] = dataclasses.field(default_factory=list)
+  children: list[Trajectory] = dataclasses.field(default_factory=list)
   generate_s: float = 0.0
   tools_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pinned:
+  """A sampler that asks another for one named policy, whatever the limits say."""
+
+  sampler: Sampler
+  policy: str
+
+  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+    """As the sampler that is asked."""
+    named = dataclasses.replace(limits, policy=self.policy)
+    return await self.sampler.generate(prompt, named)
+
+  def playing(self, more: int) -> None:
+    """As the sampler that is asked."""
+    self.sampler.playing(more)
 
 
 def turn_seed(seed: int, task_id: str, rollout: int, turn: int) -> int:
@@ -107,6 +125,7 @@ async def run_episode(
     rewards={},
     stop=context.stop,
     metrics=_metrics(record, time.monotonic() - started),
+    children=tuple(record.children),
   )
   return dataclasses.replace(trajectory, rewards=env.rewards(trajectory))
 
@@ -161,6 +180,7 @@ def failed(task: Task, group_id: str, record: Record, error: Exception) -> Traje
     rewards={},
     stop="",
     metrics={"turns": float(len(record.turns))},
+    children=tuple(record.children),
     error=f"{type(error).__name__}: {error}",
   )
 
@@ -197,6 +217,7 @@ async def _play(
     began = time.monotonic()
     context = await env.step(reply)
     record.tools_s += time.monotonic() - began
+    record.children.extend(context.children)
     record.log.extend(_unseen(context.messages, record.log))
   return context
 

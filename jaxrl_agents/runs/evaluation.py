@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.envs import search
+from jaxrl_agents.envs import search_tools
 from jaxrl_agents.evals import suites
 from jaxrl_agents.learner.curriculum import phase_value
 from jaxrl_agents.rewards import rules
@@ -77,7 +77,7 @@ def one_search(config: RunConfig, corpus: setup.Corpus, groups: Sequence[Group])
     corpus.index,
     count_tokens=setup.load_chat(config).count,
     max_documents=config.search.max_documents,
-    settings=search.fusion_of(config.search),
+    settings=search_tools.fusion_of(config.search),
   )
 
 
