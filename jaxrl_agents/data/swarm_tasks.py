@@ -1,4 +1,4 @@
-"""Tasks for an agent swarm: more look-ups than one agent has steps for, in a corpus of python source.
+"""Tasks for an agent swarm: more look-ups than one agent has steps for, in python source.
 
     wide     a table with a row for each of many names; a row takes one look-up or two in a chain
     deep     as many chains of look-ups, whose ends have to be compared: which one differs?
@@ -347,7 +347,12 @@ def _task(
     "keys": [columns[0]],
     "header": header,
     "rows": [
-      {"cells": dict(row.cells), "source": row.chunk_ids[-1], "lookups": list(row.queries)}
+      {
+        "cells": dict(row.cells),
+        "source": row.chunk_ids[-1],
+        "lookups": list(row.queries),
+        "chunk_ids": list(row.chunk_ids),
+      }
       for row in rows
     ],
     "facts": [

@@ -22,7 +22,7 @@ from jaxrl_agents.envs import swarm_view as view
 from jaxrl_agents.envs.search_tools import SearchServices, SearchTools, load_services
 from jaxrl_agents.envs.subagents import Assignment, Crew, Outcome
 from jaxrl_agents.harness.process import Services
-from jaxrl_agents.harness.rollout import EpisodeError, Pinned
+from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
 from jaxrl_agents.harness.tools import Tool, problem_with, run_call
 from jaxrl_agents.rewards import parl, rules, tables
 from jaxrl_agents.rewards.parl import Stage
@@ -176,7 +176,10 @@ class SwarmEnv:
     assigned = [call for call in running if call.name == view.ASSIGN.name]
     asked = sum(call.name == view.ASSIGN.name for call in calls)
     direct = [call for call in running if call.name != view.ASSIGN.name]
-    outcomes, found = await asyncio.gather(self._stage(assigned), self._look_up(direct, room))
+    played = [self._assign(**call.arguments, number=i) for i, call in enumerate(assigned)]
+    outcomes, found = await asyncio.gather(
+      at_once(self._crew.playing, played), self._look_up(direct, room)
+    )
     texts |= found
     room -= sum(map(self._chat.count, texts.values()))
     share = max(room // max(len(assigned), 1) - 4, 1)
@@ -228,24 +231,6 @@ class SwarmEnv:
   def _sub_turns(self) -> int:
     """Turns that an assignment of the stage at hand may take: one step stays for the answer."""
     return min(self._limits.sub_max_turns, self._left - 2)
-
-  async def _stage(self, calls: Sequence[ToolCall]) -> list[Outcome]:
-    """Runs assignments at once and waits for all of them."""
-    if not calls:
-      return []
-    self._crew.playing(len(calls) - 1)
-    left = len(calls)
-
-    async def one(number: int, call: ToolCall) -> Outcome:
-      nonlocal left
-      try:
-        return await self._assign(**call.arguments, number=number)
-      finally:
-        left -= 1
-        if left:
-          self._crew.playing(-1)
-
-    return await asyncio.gather(*(one(i, call) for i, call in enumerate(calls)))
 
   async def _assign(self, agent: str, prompt: str, number: int = 0) -> Outcome:
     """Plays one assignment to its end; nothing that goes wrong in it is raised."""

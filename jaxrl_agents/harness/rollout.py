@@ -11,7 +11,8 @@ import collections
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from jaxrl_agents.types import (
   Task,
   Trajectory,
 )
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +82,27 @@ class Pinned:
   def playing(self, more: int) -> None:
     """As the sampler that is asked."""
     self.sampler.playing(more)
+
+
+async def at_once(playing: Callable[[int], None], players: Sequence[Awaitable[T]]) -> list[T]:
+  """Runs players beside one another in the place of one, and returns what each did, in order.
+
+  `playing` is told how many more there are than that one (Sampler.playing), until all have ended.
+  """
+  left = len(players)
+
+  async def counted(player: Awaitable[T]) -> T:
+    nonlocal left
+    try:
+      return await player
+    finally:
+      left -= 1
+      if left:
+        playing(-1)
+
+  if left > 1:
+    playing(left - 1)
+  return await asyncio.gather(*(counted(player) for player in players))
 
 
 def turn_seed(seed: int, task_id: str, rollout: int, turn: int) -> int:

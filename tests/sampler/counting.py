@@ -6,7 +6,7 @@ import pathlib
 
 from jaxrl_agents import chat
 from jaxrl_agents.harness.process import Services
-from jaxrl_agents.harness.rollout import Pinned
+from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
 from jaxrl_agents.types import Context, Limits, Message
 
 CHAT = chat.load("base")
@@ -53,10 +53,7 @@ class AsksAnother(TwoTurns):
   async def step(self, reply):
     if len(self.messages) > 1:
       return await super().step(reply)
-    self.sampler.playing(2)
-    said = await asyncio.gather(*(self._ask(i) for i in range(3)), return_exceptions=True)
-    for error in (each for each in said if isinstance(each, Exception)):
-      raise error
+    said = await at_once(self.sampler.playing, [self._ask(i) for i in range(3)])
     self.messages += (reply, Message("user", " ".join(said)))
     return Context(self.messages, max_new_tokens=6)
 
@@ -66,9 +63,8 @@ class AsksAnother(TwoTurns):
     limits = Limits(max_new_tokens=4, stop_tokens=CHAT.stop_tokens, seed=i)
     try:
       generation = await self.sampler.generate(prompt, limits)
-    finally:
-      if i:
-        self.sampler.playing(-1)
+    except EpisodeError as error:
+      return str(error)
     return f"v{generation.versions[0]}:" + "-".join(map(str, generation.tokens))
 
 
