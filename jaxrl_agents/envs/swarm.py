@@ -28,6 +28,9 @@ from jaxrl_agents.rewards import parl, rules, tables
 from jaxrl_agents.rewards.parl import Stage
 from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall, Trajectory
 
+MESSAGE_TOKENS = 8
+"""More than a chat format adds to the text of a tool message."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SwarmServices:
@@ -181,8 +184,9 @@ class SwarmEnv:
       at_once(self._crew.playing, played), self._look_up(direct, room)
     )
     texts |= found
-    room -= sum(map(self._chat.count, texts.values()))
-    share = max(room // max(len(assigned), 1) - 4, 1)
+    kept = self._context.reply_reserve_tokens + self._chat.count(view.steps_line(1))
+    room -= sum(self._chat.count(text) + MESSAGE_TOKENS for text in texts.values()) + kept
+    share = max(room // max(len(assigned), 1) - MESSAGE_TOKENS, 1)
     for call, outcome in zip(assigned, outcomes, strict=True):
       texts[call.id] = self._cut(outcome.text, min(share, self._limits.message_tokens))
     self._messages += [Message("tool", texts[call.id], tool_call_id=call.id) for call in calls]

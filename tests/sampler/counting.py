@@ -20,6 +20,10 @@ class TwoTurns:
     self.messages = (Message("user", task.prompt),)
 
   async def start(self):
+    self.maybe_die()
+    return Context(self.messages, max_new_tokens=6)
+
+  def maybe_die(self):
     facts = self.task.facts
     if facts.get("dies"):
       folder = pathlib.Path(facts["folder"])
@@ -27,7 +31,6 @@ class TwoTurns:
       if marks < facts["dies"]:
         (folder / str(marks)).touch()
         os._exit(3)
-    return Context(self.messages, max_new_tokens=6)
 
   async def step(self, reply):
     self.messages += (reply, Message("user", "again"))
@@ -43,12 +46,16 @@ class TwoTurns:
 class AsksAnother(TwoTurns):
   """Between its turns it asks the policy `facts["other"]` three times at once, some after a wait.
 
-  What that one said, and which of its versions, becomes the next observation.
+  What that one said, and which of its versions, becomes the next observation. A task that `dies`
+  does so when the first of the three was answered.
   """
 
   def __init__(self, task, sampler):
     super().__init__(task)
     self.sampler = Pinned(sampler, task.facts["other"])
+
+  async def start(self):
+    return Context(self.messages, max_new_tokens=6)
 
   async def step(self, reply):
     if len(self.messages) > 1:
@@ -65,6 +72,7 @@ class AsksAnother(TwoTurns):
       generation = await self.sampler.generate(prompt, limits)
     except EpisodeError as error:
       return str(error)
+    self.maybe_die()
     return f"v{generation.versions[0]}:" + "-".join(map(str, generation.tokens))
 
 
