@@ -406,6 +406,7 @@ def validate(config: RunConfig) -> RunConfig:
       f"{learner.substeps} equal parts; make it a multiple"
     )
   _check_mesh(config.mesh, learner)
+  _check_swarm(config)
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:
@@ -426,6 +427,30 @@ def validate(config: RunConfig) -> RunConfig:
       f"policy.dtype=bfloat16 alone makes of log-probabilities; set it to {BFLOAT16_GAP:g} or more"
     )
   return config
+
+
+def _check_swarm(config: RunConfig) -> None:
+  swarm, parl = config.swarm, config.parl
+  if config.env == "search":
+    for name, default in (("swarm", SwarmConfig()), ("parl", ParlConfig())):
+      if getattr(config, name) != default:
+        raise ValueError(f"options of {name} have no effect with env=search; set env=swarm")
+    return
+  if config.search.can_prune:
+    raise ValueError(
+      "search.can_prune=True has no effect with env=swarm: contexts are split there, not pruned; "
+      "set search.can_prune=False"
+    )
+  if not 0 < parl.anneal_end <= 1 or parl.target_width < 2:
+    raise ValueError(
+      f"parl.anneal_end={parl.anneal_end} must be in (0, 1] and parl.target_width="
+      f"{parl.target_width} at least 2"
+    )
+  if swarm.sub_token_budget > config.search.token_budget:
+    raise ValueError(
+      f"swarm.sub_token_budget={swarm.sub_token_budget} is more than search.token_budget="
+      f"{config.search.token_budget}, for which samplers and rows are made; lower it"
+    )
 
 
 def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:

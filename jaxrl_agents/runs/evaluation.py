@@ -11,7 +11,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.envs import search_tools
 from jaxrl_agents.evals import suites
 from jaxrl_agents.learner.curriculum import phase_value
-from jaxrl_agents.rewards import rules
+from jaxrl_agents.rewards import parl, rules
 from jaxrl_agents.runs import base, setup
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.types import Group, Task, Trajectory
@@ -20,8 +20,13 @@ METRICS = ("reward", "output_recall", "trajectory_recall", "f1", "answer_found",
 
 
 def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:
-  """Reward of a trajectory at a training step; at evaluation (None) with the last beta."""
+  """Reward of a trajectory at a training step; at evaluation (None) with the last beta, or without
+  the auxiliaries of PARL.
+  """
   reward, steps = config.reward, config.learner.steps
+  if config.env == "swarm":
+    u = 1.0 if step is None else step / max(steps, 1)
+    return parl.parl_total(trajectory.rewards, u=u, weights=config.parl)
   beta = reward.betas[-1] if step is None else phase_value(reward.betas, step, steps)
   return rules.search_total(trajectory.rewards, beta=beta, weights=reward)
 
