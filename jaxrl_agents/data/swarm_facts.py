@@ -2,7 +2,8 @@
 what a constant is.
 
 A fact stands on the line that defines its name, so that whoever finds the line can copy it, and no
-other definition of its kind has that name.
+other definition of its kind has that name. Names and values begin and end with a letter or digit:
+an underscore may be one token with the mark beside it, and then is another token elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 
 from jaxrl_agents.data.domains import Span
@@ -18,6 +20,8 @@ from jaxrl_agents.retrieval.documents import Document
 
 MAX_NUMBER = 999
 """The greatest value of a constant: greater ones are hard to copy."""
+
+_COPIED = re.compile(r"[A-Za-z0-9](\w*[A-Za-z0-9])?")
 
 UNTOLD = frozenset({"object", "self", "cls"})
 """Values that say nothing."""
@@ -41,8 +45,10 @@ class Fact:
 
   @property
   def query(self) -> str:
-    """The words of the line that hold the name."""
-    return self.name if self.kind == "constant" else f"{self.kind} {self.name}"
+    """The words of the line that hold the name, with the space before them: a word and its space
+    are one token, which is the same in the line, in a question and in a query.
+    """
+    return f" {self.name}" if self.kind == "constant" else f" {self.kind} {self.name}"
 
 
 def read(documents: Iterable[Document]) -> list[Fact]:
@@ -59,7 +65,8 @@ def read(documents: Iterable[Document]) -> list[Fact]:
     for kind, name, value, line in _definitions(source):
       names[kind, name] += 1
       text = source.text[line.start : line.end]
-      if value and value not in UNTOLD and _states(text, kind, name, value):
+      copied = _COPIED.fullmatch(name) and _COPIED.fullmatch(value) and value not in UNTOLD
+      if copied and _states(text, kind, name, value):
         found.append(Fact(kind, name, value, source.name, line))
   return [fact for fact in found if names[fact.kind, fact.name] == 1]
 

@@ -99,7 +99,11 @@ class Budgets:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A name, its look-ups in order, and the cells that they answer but for the source."""
+  """A name, its look-ups in order, and the cells that they answer but for the source.
+
+  A query after the first begins with what the one before it found, as it stands there: after a
+  bracket, without a space.
+  """
 
   name: str
   queries: tuple[str, ...]
@@ -244,18 +248,18 @@ def read_rows(
   chunk_map = domains.ChunkMap(documents, chunks)
   fusion = Fusion(dense_weight=budgets.dense_weight)
 
-  def shown_in(fact: Fact) -> str:
-    """The chunk that a search for the fact shows and that states it; "" if there is none."""
+  def shown_in(fact: Fact, query: str) -> str:
+    """The chunk that a search shows and that states the fact; "" if there is none."""
     chunk = chunk_map.find(fact.line)
     if chunk is None or max(map(count_tokens, (fact.name, fact.value))) > budgets.name_tokens:
       return ""
-    hits = index.search(fact.query, limit=budgets.max_shown, settings=fusion)
+    hits = index.search(query, limit=budgets.max_shown, settings=fusion)
     return chunk.id if chunk.id in {hit.chunk.id for hit in hits} else ""
 
   rows: dict[str, list[Row]] = {key: [] for key in COLUMNS}
   found: dict[str, tuple[Fact, str]] = {}
   for fact in swarm_facts.read(documents):
-    chunk_id = shown_in(fact)
+    chunk_id = shown_in(fact, fact.query)
     if chunk_id:
       cells = dict(zip(COLUMNS[fact.kind], (fact.name, fact.value), strict=False))
       rows[fact.kind].append(Row(fact.name, (fact.query,), (chunk_id,), cells, fact.group))
@@ -265,9 +269,10 @@ def read_rows(
     if fact.value in found:
       base, base_chunk = found[fact.value]
       cells = dict(zip(COLUMNS["class chain"], (fact.name, base.name, base.value), strict=True))
-      queries = (fact.query, base.query)
+      queries = (fact.query, f"{base.name} {base.kind}")
       row = Row(fact.name, queries, (chunk_id, base_chunk), cells, fact.group)
-      rows["class chain"].append(row)
+      if shown_in(base, queries[1]):
+        rows["class chain"].append(row)
   return rows
 
 
@@ -335,8 +340,8 @@ def _task(
 ) -> Task:
   form, _, key = kind.partition(" ")
   columns, lookups = COLUMNS[key], len(rows[0].queries)
-  names = " ".join(f"{i + 1}. {row.queries[0]}." for i, row in enumerate(rows))
-  header = f"| {' | '.join(columns)} |"
+  names = " ".join(f"{i + 1}.{row.queries[0]}." for i, row in enumerate(rows))
+  header = f"| {columns[0]} |{'|'.join(columns[1:])}|"
   facts: dict[str, Any] = {
     "level": LEVELS[form],
     "kind": kind,

@@ -149,7 +149,7 @@ class Orchestrator:
     for _ in range(width):
       rows, self._open = self._open[: self._rows_each], self._open[self._rows_each :]
       if rows:
-        names = " " + ". ".join(row["lookups"][0] for row in rows)
+        names = ".".join(row["lookups"][0] for row in rows)
         calls.append(ToolCall("", swarm_view.ASSIGN.name, {"agent": AGENT, "prompt": names}))
     return calls
 
@@ -171,7 +171,7 @@ class Orchestrator:
       lines = [line for text in told for line in text.splitlines() if line.startswith("| ")]
       rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
     if "truth" in self._task.facts:
-      return Message("assistant", self._odd_one(rows))
+      return Message("assistant", f" {self._odd_one(rows)}")
     kept = [row for row in rows if not self._errs(self._noise.drop)]
     return Message("assistant", "\n".join([self._task.facts["header"], *map(_line, kept)]))
 
@@ -231,14 +231,12 @@ def _random(seed: int, name: str) -> random.Random:
 
 
 def _names(prompt: str, row: dict[str, Any]) -> bool:
-  return re.search(rf"(?<!\w){re.escape(row['lookups'][0])}(?!\w)", prompt) is not None
+  name = re.escape(row["lookups"][0].strip())
+  return re.search(rf"(?<!\w){name}(?!\w)", prompt) is not None
 
 
 def _search(query: str) -> ToolCall:
-  """A search call. The query begins with a space: a word and its space are one token, which is the
-  token that stands in the prompt.
-  """
-  return ToolCall("", search_view.SEARCH.name, {"query": f" {query}"})
+  return ToolCall("", search_view.SEARCH.name, {"query": query})
 
 
 def _cells(row: dict[str, Any], columns: Sequence[str], ids: ShortIds) -> list[str]:
@@ -246,4 +244,5 @@ def _cells(row: dict[str, Any], columns: Sequence[str], ids: ShortIds) -> list[s
 
 
 def _line(cells: Sequence[str]) -> str:
-  return f"| {' | '.join(cells)} |"
+  """A row of a table: the name after a space, as in the prompt; the others as they were found."""
+  return f"| {cells[0]} |{'|'.join(cells[1:])}|"

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from jaxrl_agents import chat
 from jaxrl_agents.data import frozen, graph, swarm_facts, swarm_tasks
 from jaxrl_agents.data.swarm_tasks import Budgets
 from jaxrl_agents.retrieval import chunks as chunks_lib
@@ -137,10 +138,24 @@ def test_every_cell_stands_in_a_chunk_that_a_search_for_its_row_shows(corpus, ma
 def test_prompts_list_the_names_and_the_columns_and_never_say_how(made):
   for task in made.tasks["train"]:
     for row in task.facts["rows"]:
-      assert row["lookups"][0] in task.prompt
+      assert f".{row['lookups'][0]}." in task.prompt
     assert task.prompt.endswith(f"Table: {task.facts['header']}")
     for word in ("parallel", "agent", "at once", "concurrent", "simultaneous", "assign"):
       assert word not in task.prompt.lower()
+
+
+def test_what_is_to_be_copied_has_the_same_tokens_wherever_it_stands(corpus, made):
+  encode = lambda text: chat.load().encode(text).tolist()
+  _, _, index = corpus
+  holds = lambda text, part: str(encode(part))[1:-1] in str(encode(text))
+  for task in made.tasks["train"][:10]:
+    for row in task.facts["rows"]:
+      name, value = row["cells"].values()
+      line = index.chunk(row["source"]).text
+      for text in (task.prompt, line, f"| {name} |{value}|", f'{{"query": "{row["lookups"][0]}"}}'):
+        assert holds(text, f" {name}"), text
+      for text in (line, f"| {name} |{value}|", f'{{"query": "{value} class"}}'):
+        assert holds(text, value), text
 
 
 def test_splits_share_no_module_and_no_prompt(corpus, made):
@@ -177,7 +192,7 @@ def test_deep_tasks_ask_for_the_only_chain_that_ends_elsewhere(tmp_path):
     ends = collections.Counter(row["cells"]["base of base"] for row in task.facts["rows"])
     odd = [r for r in task.facts["rows"] if ends[r["cells"]["base of base"]] == 1]
     assert [row["cells"]["name"] for row in odd] == [task.facts["truth"]]
-    assert task.facts["rows"][0]["lookups"][1] in ("class Fruit", "class Tree")
+    assert task.facts["rows"][0]["lookups"][1] in ("Fruit class", "Tree class")
     assert task.facts["swarm_steps"] == 5 <= task.facts["max_steps"]
 
 
