@@ -13,10 +13,13 @@ Source: https://arxiv.org/abs/2602.02276 section 4.4.2. Its numbers were never p
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from jaxrl_agents.types import Group
 
 RIGHT = 1.0
 """The reward from which on a rollout counts as right."""
@@ -75,3 +78,38 @@ class LengthBudgets:
   def state(self) -> dict[str, float]:
     """JSON: every budget that is set."""
     return dict(self._budgets)
+
+
+def gated(
+  groups: Sequence[Group],
+  budgets: LengthBudgets,
+  *,
+  limited: bool,
+  solved: float = 0.875,
+  percentile: float = 90.0,
+) -> list[Group]:
+  """The groups with their reward part "performance" gated; as measured it is "ungated".
+
+  Lengths are the tokens that the policy sampled, over finished rollouts; sub-agents' count for
+  nothing. To be called once a step, before auxiliaries are added (`parl.parl_total`), so that those
+  are not gated.
+  """
+  return [_gated(group, budgets, limited, solved, percentile) for group in groups]
+
+
+def _gated(
+  group: Group, budgets: LengthBudgets, limited: bool, solved: float, percentile: float
+) -> Group:
+  finished = [t for t in group.trajectories if not t.error]
+  measured = [t.rewards["performance"] for t in finished]
+  lengths = [float(sum(s.loss_mask.sum() for s in t.segments)) for t in finished]
+  budget = budgets.of(group.task.id, lengths, measured, percentile=percentile)
+  new = iter(toggled(measured, lengths, limited=limited, budget=budget, solved=solved))
+  changed = []
+  for trajectory in group.trajectories:
+    if not trajectory.error:
+      was = trajectory.rewards
+      rewards = {**was, "performance": next(new), "ungated": was["performance"]}
+      trajectory = dataclasses.replace(trajectory, rewards=rewards)
+    changed.append(trajectory)
+  return dataclasses.replace(group, trajectories=tuple(changed))
