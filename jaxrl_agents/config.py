@@ -39,6 +39,7 @@ class SearchConfig:
   `token_budget` bounds the whole context; past `threshold_tokens` (also the denominator of the
   usage line) a hint is shown; past threshold + spillage_fraction * (budget - threshold) every tool
   but prune_chunks is rejected. `short_ids` calls chunks by numbers of the task (envs.short_ids).
+  Of the calls of one turn those beyond `max_calls` are refused.
   """
 
   token_budget: int = 32_268
@@ -53,6 +54,7 @@ class SearchConfig:
   dense_weight: float = 1.0
   read_chunks: int = 300
   max_turns: int = 128
+  max_calls: int = 64
   max_new_tokens: int = 2_048
   max_documents: int = 30
   max_malformed_turns: int = 3
@@ -225,6 +227,53 @@ class RewardConfig:
   betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class SwarmConfig:
+  """Limits of the agent swarm. The tools that look into the corpus, and the context of the
+  orchestrator (`token_budget`), are those of SearchConfig, without pruning.
+
+  Attributes:
+    sub_policy: name of the frozen policy that plays sub-agents (Limits.policy); "" is the policy in
+      training itself.
+    max_turns: of the orchestrator, whatever its task's budget of critical steps.
+    sub_max_turns: of a sub-agent; what is left of the critical steps may be less.
+    sub_token_budget: of the context of a sub-agent.
+    sub_max_new_tokens: of one turn of a sub-agent.
+    sub_temperature: at which sub-agents are sampled.
+    sub_deadline_s: after which a sub-agent is given up.
+    message_tokens: of what a sub-agent returns; the rest is cut.
+    max_agents: that an episode may create.
+    max_assignments_per_turn: that run at once; more are refused.
+    max_assignments: of an episode.
+  """
+
+  sub_policy: str = "frozen"
+  max_turns: int = 15
+  sub_max_turns: int = 100
+  sub_token_budget: int = 32_268
+  sub_max_new_tokens: int = 2_048
+  sub_temperature: float = 1.0
+  sub_deadline_s: float = 600.0
+  message_tokens: int = 512
+  max_agents: int = 16
+  max_assignments_per_turn: int = 16
+  max_assignments: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ParlConfig:
+  """Weights of PARL's auxiliary rewards at the start; cosine to 0 at `anneal_end` of the steps.
+
+  `target_width`: assignments at once beyond which r_parallel does not grow. All ours: Kimi K2.5
+  published no numbers.
+  """
+
+  parallel: float = 0.1
+  finish: float = 0.1
+  anneal_end: float = 0.6
+  target_width: int = 4
+
+
 Optimizer = Literal["adamw", "adamw8bit", "muon"]
 
 SFT_SOURCES = ("demonstrations", "practice", "copies", "drills")
@@ -344,6 +393,7 @@ class RunConfig:
 
   name: str
   policy: PolicySection
+  env: Literal["search", "swarm"] = "search"
   seed: int = 0
   corpus: CorpusConfig = CorpusConfig()
   search: SearchConfig = SearchConfig()
@@ -352,6 +402,8 @@ class RunConfig:
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
   reward: RewardConfig = RewardConfig()
+  swarm: SwarmConfig = SwarmConfig()
+  parl: ParlConfig = ParlConfig()
   lora: LoraConfig = LoraConfig()
   sft: SftConfig = SftConfig()
   learner: LearnerConfig = LearnerConfig()
@@ -449,6 +501,7 @@ def validate(config: RunConfig) -> RunConfig:
     )
   _check_mesh(config.mesh, learner)
   _check_fleet(config)
+  _check_swarm(config)
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:
@@ -469,6 +522,30 @@ def validate(config: RunConfig) -> RunConfig:
       f"policy.dtype=bfloat16 alone makes of log-probabilities; set it to {BFLOAT16_GAP:g} or more"
     )
   return config
+
+
+def _check_swarm(config: RunConfig) -> None:
+  swarm, parl = config.swarm, config.parl
+  if config.env == "search":
+    for name, default in (("swarm", SwarmConfig()), ("parl", ParlConfig())):
+      if getattr(config, name) != default:
+        raise ValueError(f"options of {name} have no effect with env=search; set env=swarm")
+    return
+  if config.search.can_prune:
+    raise ValueError(
+      "search.can_prune=True has no effect with env=swarm: contexts are split there, not pruned; "
+      "set search.can_prune=False"
+    )
+  if not 0 < parl.anneal_end <= 1 or parl.target_width < 2:
+    raise ValueError(
+      f"parl.anneal_end={parl.anneal_end} must be in (0, 1] and parl.target_width="
+      f"{parl.target_width} at least 2"
+    )
+  if swarm.sub_token_budget > config.search.token_budget:
+    raise ValueError(
+      f"swarm.sub_token_budget={swarm.sub_token_budget} is more than search.token_budget="
+      f"{config.search.token_budget}, for which samplers and rows are made; lower it"
+    )
 
 
 def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:

@@ -91,7 +91,7 @@ class Context:
   """What the policy sees next: all of it, already pruned or summarised.
 
   `stop` names why the episode ended ("" while it runs): "answer", "turn_limit", "context_overflow",
-  "malformed".
+  "malformed". `children` are the episodes of sub-agents that were played since the last context.
   """
 
   messages: tuple[Message, ...]
@@ -99,6 +99,7 @@ class Context:
   max_new_tokens: int = 0
   done: bool = False
   stop: str = ""
+  children: tuple[Trajectory, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,8 @@ class Limits:
   """How one generation is sampled and when it ends.
 
   `seed` makes the draw a pure function of (weights, prompt, seed), whatever else is in the batch.
-  `top_p` < 1 records the renormalised log-probability of the truncated distribution.
+  `top_p` < 1 records the renormalised log-probability of the truncated distribution. `policy` names
+  who samples where there are several: "" is the policy in training.
   """
 
   max_new_tokens: int
@@ -115,6 +117,7 @@ class Limits:
   top_p: float = 1.0
   seed: int = 0
   deadline_s: float = 120.0
+  policy: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +201,12 @@ class Env(Protocol):
 
 
 class Sampler(Protocol):
-  """Tokens in, tokens out."""
+  """Tokens in, tokens out.
+
+  `playing` tells of players that come (or, below 0, go) beside the one the sampler was handed to:
+  who asks for several at once says so, and a sampler that waits for all of them to ask can.
+  """
 
   async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation: ...
+
+  def playing(self, more: int) -> None: ...

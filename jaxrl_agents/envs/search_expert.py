@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.config import SearchConfig
-from jaxrl_agents.envs.search import SearchServices, load_services, make
+from jaxrl_agents.envs.search import make
+from jaxrl_agents.envs.search_tools import SearchServices, load_services
 from jaxrl_agents.envs.short_ids import ShortIds
 from jaxrl_agents.harness.process import Services
 from jaxrl_agents.harness.scripted import Scripted

@@ -113,6 +113,11 @@ def over_threshold_notice(usage: int, threshold_tokens: int, can_prune: bool) ->
   return f"Over budget ({usage:,}/{threshold_tokens:,} tokens). {prune}{action}"
 
 
+def too_many_calls(before: int, max_calls: int) -> str:
+  """What a call with `before` others ahead of it in its turn gets: "" if it may run."""
+  return "" if before < max_calls else f"Error: at most {max_calls} calls a turn. Call again."
+
+
 def rejection(usage: int, threshold_tokens: int, can_prune: bool) -> str:
   """What every tool but prune_chunks returns past the hard cut-off."""
   prune = "use prune_chunks to reduce context size or " if can_prune else ""

@@ -3,7 +3,8 @@
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
     worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], Limits)
-                     ("group", Group)  ("error", text)  ("alive",) when there is nothing else to say
+                     ("playing", more)  ("group", Group)  ("error", text)
+                     ("alive",) when there is nothing else to say
 
 A worker ends when it is told to, when the connection breaks (the main process died, however), or
 when its event loop stands still for `stall_s`: the kernel's alarm then kills it, whatever it hangs
@@ -93,6 +94,10 @@ class RemoteSampler:
       return await future
     finally:
       del self._waiting[request_id]
+
+  def playing(self, more: int) -> None:
+    """Tells the main process that so many more players ask at once."""
+    self._send(("playing", more))
 
   def answer(self, request_id: int, generation: Generation) -> None:
     """Delivers a generation; one that nobody waits for any more is dropped."""

@@ -12,7 +12,8 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from jaxrl_agents.types import (
   Task,
   Trajectory,
 )
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +59,14 @@ class EpisodeError(RuntimeError):
 
 @dataclasses.dataclass
 class Record:
-  """What an episode left so far; invariant: `turns` and `log` only grow.
+  """What an episode left so far; invariant: `turns`, `log` and `children` only grow.
 
   The first `shared_turns` turns were sampled for another trajectory too, which trains them.
   """
 
   turns: list[Turn] = dataclasses.field(default_factory=list)
   log: list[Message] = dataclasses.field(default_factory=list)
+  children: list[Trajectory] = dataclasses.field(default_factory=list)
   generate_s: float = 0.0
   tools_s: float = 0.0
   shared_turns: int = 0
@@ -71,8 +75,50 @@ class Record:
     """Another record of the same turns, which grows by itself."""
     shared = self.shared_turns if shared_turns is None else shared_turns
     return dataclasses.replace(
-      self, turns=list(self.turns), log=list(self.log), shared_turns=shared
+      self,
+      turns=list(self.turns),
+      log=list(self.log),
+      children=list(self.children),
+      shared_turns=shared,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pinned:
+  """A sampler that asks another for one named policy, whatever the limits say."""
+
+  sampler: Sampler
+  policy: str
+
+  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+    """As the sampler that is asked."""
+    named = dataclasses.replace(limits, policy=self.policy)
+    return await self.sampler.generate(prompt, named)
+
+  def playing(self, more: int) -> None:
+    """As the sampler that is asked."""
+    self.sampler.playing(more)
+
+
+async def at_once(playing: Callable[[int], None], players: Sequence[Awaitable[T]]) -> list[T]:
+  """Runs players beside one another in the place of one, and returns what each did, in order.
+
+  `playing` is told how many more there are than that one (Sampler.playing), until all have ended.
+  """
+  left = len(players)
+
+  async def counted(player: Awaitable[T]) -> T:
+    nonlocal left
+    try:
+      return await player
+    finally:
+      left -= 1
+      if left:
+        playing(-1)
+
+  if left > 1:
+    playing(left - 1)
+  return await asyncio.gather(*(counted(player) for player in players))
 
 
 def turn_seed(seed: int, task_id: str, rollout: int, turn: int) -> int:
@@ -131,6 +177,7 @@ def finished(
     rewards={},
     stop=stop,
     metrics=_metrics(record, wall_s),
+    children=tuple(record.children),
   )
   return dataclasses.replace(trajectory, rewards=env.rewards(trajectory))
 
@@ -185,6 +232,7 @@ def failed(task: Task, group_id: str, record: Record, error: Exception) -> Traje
     rewards={},
     stop="",
     metrics={"turns": float(len(record.turns))},
+    children=tuple(record.children),
     error=f"{type(error).__name__}: {error}",
   )
 
@@ -231,6 +279,7 @@ async def play_turns(
     began = time.monotonic()
     context = await env.step(reply)
     record.tools_s += time.monotonic() - began
+    record.children.extend(context.children)
     record.log.extend(_unseen(context.messages, record.log))
   return context
 

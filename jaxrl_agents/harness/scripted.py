@@ -45,3 +45,6 @@ class Scripted:
       routing=None,
       stop=stop,
     )
+
+  def playing(self, more: int) -> None:
+    """Nobody waits for a scripted player's requests."""

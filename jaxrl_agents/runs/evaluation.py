@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_agents.config import MeshConfig, RunConfig
-from jaxrl_agents.envs import search
+from jaxrl_agents.envs import search_tools
 from jaxrl_agents.evals import suites
 from jaxrl_agents.learner.curriculum import phase_value
-from jaxrl_agents.rewards import rules
+from jaxrl_agents.rewards import parl, rules
 from jaxrl_agents.runs import base, processes, setup
 from jaxrl_agents.runs.players import Players
 from jaxrl_agents.runs.progress import Progress
@@ -22,8 +22,13 @@ METRICS = ("reward", "output_recall", "trajectory_recall", "f1", "answer_found",
 
 
 def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:
-  """Reward of a trajectory at a training step; at evaluation (None) with the last beta."""
+  """Reward of a trajectory at a training step; at evaluation (None) with the last beta, or without
+  the auxiliaries of PARL.
+  """
   reward, steps = config.reward, config.learner.steps
+  if config.env == "swarm":
+    u = 1.0 if step is None else step / max(steps, 1)
+    return parl.parl_total(trajectory.rewards, u=u, weights=config.parl)
   beta = reward.betas[-1] if step is None else phase_value(reward.betas, step, steps)
   return rules.search_total(trajectory.rewards, beta=beta, weights=reward)
 
@@ -77,7 +82,7 @@ def one_search(config: RunConfig, corpus: setup.Corpus, groups: Sequence[Group])
     corpus.index,
     count_tokens=setup.load_chat(config).count,
     max_documents=config.search.max_documents,
-    settings=search.fusion_of(config.search),
+    settings=search_tools.fusion_of(config.search),
   )
 
 

@@ -20,7 +20,7 @@ from jaxrl_agents.chat import numbers as numbers_lib
 from jaxrl_agents.chat.numbers import DocumentNumbers
 from jaxrl_agents.config import SFT_SOURCES, RunConfig
 from jaxrl_agents.data import demonstrations, filters
-from jaxrl_agents.envs import search, search_drills
+from jaxrl_agents.envs import search_drills, search_tools
 from jaxrl_agents.harness.process import Job
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.retrieval.chunks import Chunk
@@ -183,7 +183,7 @@ def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Genera
 
 
 def _best_chunks(config: RunConfig, corpus: setup.Corpus, query: str) -> list[Chunk]:
-  settings = search.fusion_of(config.search)
+  settings = search_tools.fusion_of(config.search)
   return [hit.chunk for hit in corpus.index.search(query, limit=DRILL_HITS, settings=settings)]
 
 

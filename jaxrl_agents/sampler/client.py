@@ -49,9 +49,11 @@ class LocalSampler:
     """Samples a reply.
 
     Raises:
-      ValueError: the request cannot be served (see Engine.submit).
+      ValueError: the request cannot be served (see Engine.submit), or names another policy.
       TimeoutError: limits.deadline_s passed; the message names the request.
     """
+    if limits.policy:
+      raise ValueError(f"one engine serves here and no policy {limits.policy!r}; see RolloutServer")
     request_id = self._engine.submit(prompt, limits)
     future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
     self._waiting[request_id] = future
@@ -62,6 +64,9 @@ class LocalSampler:
     finally:
       del self._waiting[request_id]
       self._engine.cancel(request_id)
+
+  def playing(self, more: int) -> None:
+    """It steps whenever somebody asks, however many play."""
 
   async def _run(self) -> None:
     """Steps the engine until nobody waits; what it raises reaches all who do."""

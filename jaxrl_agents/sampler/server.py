@@ -1,8 +1,9 @@
-"""Serves the generations that rollout workers ask for, from one engine, until their groups are
-done.
+"""Serves the generations that rollout workers ask for, from one engine or several named ones, until
+their groups are done.
 
-    worker -> here   ("generate", request_id, prompt int32[P], Limits)  ("group", Group)
-                     ("error", text)  ("died", text, jobs), the last from the pool itself
+    worker -> here   ("generate", request_id, prompt int32[P], Limits)  ("playing", more)
+                     ("group", Group)  ("error", text)
+                     ("died", text, jobs), the last from the pool itself
     here -> worker   ("generation", request_id, Generation)  ("refused", request_id, text)
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,14 @@ class RolloutError(RuntimeError):
 
 
 class RolloutServer:
-  """Pumps messages between a pool of workers and an engine.
+  """Pumps messages between a pool of workers and the engines.
 
   Invariant: every job taken from `collect`'s argument is unfinished in the pool, or its group was
   yielded, or RolloutError named it. State is kept between calls of `collect`: what an abandoned
   call left unfinished, the next one yields.
 
   Args:
-    engine: an Engine.
+    engine: an Engine, of the policy in training.
     pool: a harness.workers.WorkerPool: submit(job), poll(timeout_s), send(worker, message),
       describe().
     max_rollouts: rollouts in play at once, in whole groups; one group is always played.
@@ -42,6 +43,8 @@ class RolloutServer:
       Each rollout is then played as a group of its own, with a seed of its own.
     stall_s: seconds without a message or a step after which RolloutError is raised.
     max_retries: how often a job is submitted again after its worker died.
+    others: {policy: Engine} of those that requests name in `Limits.policy`, frozen sub-agents say.
+      A request for any other is refused.
   """
 
   def __init__(
@@ -53,16 +56,19 @@ class RolloutServer:
     deterministic: bool = False,
     stall_s: float = 120.0,
     max_retries: int = 2,
+    others: Mapping[str, Steps] | None = None,
   ):
     if max_rollouts < 1:
       raise ValueError(f"max_rollouts={max_rollouts}; play at least one at a time")
-    self._engine, self._pool = engine, pool
+    self._engines: dict[str, Steps] = {"": engine, **(others or {})}
+    self._pool = pool
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
     self._stall_s, self._max_retries = stall_s, max_retries
-    self._asked: dict[int, tuple[int, int]] = {}
+    self._asked: dict[tuple[str, int], tuple[int, int]] = {}
     self._held: list[tuple[int, int, np.ndarray, Limits]] = []
     self._finished: list[Group] = []
     self._rollouts_in_play = 0
+    self._more_players: collections.Counter[int] = collections.Counter()  # by worker
     self._groups: dict[str, tuple[Any, dict[str, Group | None]]] = {}
     self._group_of: dict[str, str] = {}
     self._parts: collections.deque[Any] = collections.deque()
@@ -119,16 +125,17 @@ class RolloutServer:
       return []
     if self._finished:
       return self._take_finished()
-    self._ask_engine()
-    if self._engine.num_unfinished:
+    self._ask_engines()
+    if any(engine.num_unfinished for engine in self._engines.values()):
       self._step()
     else:
       self._check_progress()
     return []
 
   def _all_wait(self) -> bool:
-    """Whether nothing but the engine can go on; a request may outlive an episode that failed."""
-    return len(self._asked) + len(self._held) >= self._rollouts_in_play
+    """Whether nothing but the engines can go on; a request may outlive an episode that failed."""
+    players = self._rollouts_in_play + self._more_players.total()
+    return len(self._asked) + len(self._held) >= players
 
   def _may_step(self) -> bool:
     if self._deterministic:
@@ -141,6 +148,8 @@ class RolloutServer:
       kind, *content = message
       if kind == "generate":
         self._held.append((worker, *content))
+      elif kind == "playing":
+        self._more_players[worker] += content[0]
       elif kind == "group":
         self._rollouts_in_play -= len(content[0].trajectories)
         self._finished.append(content[0])
@@ -149,23 +158,34 @@ class RolloutServer:
       else:
         self._last_error = f"worker {worker}: {message!r}"
 
-  def _ask_engine(self) -> None:
+  def _ask_engines(self) -> None:
     """Submits what workers asked for, in an order that depends on the requests alone."""
     for worker, request_id, prompt, limits in sorted(self._held, key=_canonical):
       try:
-        self._asked[self._engine.submit(prompt, limits)] = (worker, request_id)
+        engine_id = self._engine_of(limits).submit(prompt, limits)
+        self._asked[limits.policy, engine_id] = (worker, request_id)
       except ValueError as error:
         self._pool.send(worker, ("refused", request_id, str(error)))
     self._held.clear()
 
+  def _engine_of(self, limits: Limits) -> Steps:
+    if limits.policy not in self._engines:
+      raise ValueError(
+        f"no policy {limits.policy!r} is served here, only {sorted(self._engines)} ('' is the one "
+        "in training)"
+      )
+    return self._engines[limits.policy]
+
   def _step(self) -> None:
+    """One step of every engine that has something to do."""
     self._last_progress = time.monotonic()
-    for engine_id, result in self._engine.step():
-      worker, request_id = self._asked.pop(engine_id)
-      if isinstance(result, Failure):
-        self._pool.send(worker, ("refused", request_id, result.text))
-      else:
-        self._pool.send(worker, ("generation", request_id, result))
+    for policy, engine in self._engines.items():
+      for engine_id, result in engine.step() if engine.num_unfinished else ():
+        worker, request_id = self._asked.pop((policy, engine_id))
+        if isinstance(result, Failure):
+          self._pool.send(worker, ("refused", request_id, result.text))
+        else:
+          self._pool.send(worker, ("generation", request_id, result))
 
   def _take_finished(self) -> list[Group]:
     """Groups all of whose jobs are done, in the order of their ids."""
@@ -183,9 +203,11 @@ class RolloutServer:
   def _retry(self, worker: int, text: str, jobs: Iterable[Any]) -> None:
     """Forgets what a dead worker waited for and plays its jobs again from the start."""
     self._held = [held for held in self._held if held[0] != worker]
-    for engine_id in [e for e, (asked_by, _) in self._asked.items() if asked_by == worker]:
-      self._engine.cancel(engine_id)
-      del self._asked[engine_id]
+    del self._more_players[worker]
+    for asked in [key for key, (asked_by, _) in self._asked.items() if asked_by == worker]:
+      policy, engine_id = asked
+      self._engines[policy].cancel(engine_id)
+      del self._asked[asked]
     for job in jobs:
       self._deaths[job.group_id] += 1
       if self._deaths[job.group_id] > self._max_retries:
@@ -198,19 +220,20 @@ class RolloutServer:
   def _check_progress(self) -> None:
     waited = time.monotonic() - self._last_progress
     if waited > self._stall_s:
+      engines = "; ".join(f"{n} {e.describe()}".strip() for n, e in self._engines.items())
       raise RolloutError(
         f"no message and no engine step for {waited:.0f} s (stall_s={self._stall_s:g}): "
         f"{self._rollouts_in_play} rollouts in play, {len(self._held)} requests held, "
-        f"{len(self._asked)} in the engine, groups {sorted(self._groups)[:8]}, "
-        f"pool: {self._pool.describe()}; engine: {self._engine.describe()}; "
+        f"{len(self._asked)} in the engines, groups {sorted(self._groups)[:8]}, "
+        f"pool: {self._pool.describe()}; engine: {engines}; "
         f"last error: {self._last_error or 'none'}"
       )
 
 
-def _canonical(held: tuple[int, int, np.ndarray, Limits]) -> tuple[int, bytes]:
+def _canonical(held: tuple[int, int, np.ndarray, Limits]) -> tuple[str, int, bytes]:
   """A key that does not depend on when a request came or from which worker."""
   _, _, prompt, limits = held
-  return limits.seed, prompt.tobytes()
+  return limits.policy, limits.seed, prompt.tobytes()
 
 
 def _group_id(group: Group) -> str:

@@ -22,7 +22,9 @@ _USAGE = re.compile(r"\[Token usage: ([\d,]+)/([\d,]+)\]")
 
 
 def describe(trajectory: Trajectory, task: Task) -> Json:
-  """The conversation, the answer and the numbers of one rollout, ready for `json.dumps`."""
+  """The conversation, the answer and the numbers of one rollout, ready for `json.dumps`; so for
+  each of its sub-agents.
+  """
   targets = gold_targets(task)
   turns, preamble = _turns(trajectory.log)
   prunings = _prunings(trajectory.log)
@@ -45,7 +47,8 @@ def describe(trajectory: Trajectory, task: Task) -> Json:
     "metrics": _finite(trajectory.metrics),
     "stop": trajectory.stop,
     "error": trajectory.error,
-    "children": len(trajectory.children),
+    "lists_documents": task.env == "search",
+    "children": [{"id": child.task_id, **describe(child, task)} for child in trajectory.children],
   }
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jaxrl_agents.config import SearchConfig
-from jaxrl_agents.envs import search, search_view
+from jaxrl_agents.envs import search, search_tools, search_view
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.harness.scripted import Scripted
 from jaxrl_agents.rewards import rules
@@ -259,9 +259,9 @@ def test_a_long_document_is_cut_to_what_matches_the_query_that_found_it_in_docum
 
 def test_chunks_are_ranked_by_the_rare_words_they_share_with_the_query():
   chunks = [c for c in corpus() if c.doc_id == "100"]
-  best = search.ranked_by(f"the {WORDS[4]} number", chunks)[0]
+  best = search_tools.ranked_by(f"the {WORDS[4]} number", chunks)[0]
   assert best.id == "100_3"  # the only part that stands near the fifth word
-  assert [c.id for c in search.ranked_by("absent", chunks)] == [c.id for c in chunks]
+  assert [c.id for c in search_tools.ranked_by("absent", chunks)] == [c.id for c in chunks]
 
 
 @pytest.mark.parametrize(

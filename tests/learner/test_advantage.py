@@ -146,3 +146,16 @@ def test_substeps_are_balanced_by_tokens():
   ]
   parts = advantage.split_substeps(rollouts, 2)
   assert [[r.tokens for r in part] for part in parts] == [[4, 10], [3, 6, 5]]
+
+
+def test_episodes_of_sub_agents_are_never_trained():
+  group = make_group([0.0, 1.0])
+  child = make_trajectory(5.0, segments=3)
+  with_children = dataclasses.replace(
+    group,
+    trajectories=tuple(dataclasses.replace(t, children=(child,)) for t in group.trajectories),
+  )
+  plain, metrics = advantage.score([group], only_f)
+  same, same_metrics = advantage.score([with_children], only_f)
+  assert [(len(r.segments), r.advantage) for r in same] == [(1, -0.5), (1, 0.5)]
+  assert same_metrics == metrics and len(plain) == len(same)

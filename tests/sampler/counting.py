@@ -1,11 +1,15 @@
 """A two-turn environment for the workers of test_server."""
 
+import asyncio
 import os
 import pathlib
 
 from jaxrl_agents import chat
 from jaxrl_agents.harness.process import Services
-from jaxrl_agents.types import Context, Message
+from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
+from jaxrl_agents.types import Context, Limits, Message
+
+CHAT = chat.load("base")
 
 
 class TwoTurns:
@@ -16,6 +20,10 @@ class TwoTurns:
     self.messages = (Message("user", task.prompt),)
 
   async def start(self):
+    self.maybe_die()
+    return Context(self.messages, max_new_tokens=6)
+
+  def maybe_die(self):
     facts = self.task.facts
     if facts.get("dies"):
       folder = pathlib.Path(facts["folder"])
@@ -23,7 +31,6 @@ class TwoTurns:
       if marks < facts["dies"]:
         (folder / str(marks)).touch()
         os._exit(3)
-    return Context(self.messages, max_new_tokens=6)
 
   async def step(self, reply):
     self.messages += (reply, Message("user", "again"))
@@ -36,5 +43,41 @@ class TwoTurns:
     pass
 
 
+class AsksAnother(TwoTurns):
+  """Between its turns it asks the policy `facts["other"]` three times at once, some after a wait.
+
+  What that one said, and which of its versions, becomes the next observation. A task that `dies`
+  does so when the first of the three was answered.
+  """
+
+  def __init__(self, task, sampler):
+    super().__init__(task)
+    self.sampler = Pinned(sampler, task.facts["other"])
+
+  async def start(self):
+    return Context(self.messages, max_new_tokens=6)
+
+  async def step(self, reply):
+    if len(self.messages) > 1:
+      return await super().step(reply)
+    said = await at_once(self.sampler.playing, [self._ask(i) for i in range(3)])
+    self.messages += (reply, Message("user", " ".join(said)))
+    return Context(self.messages, max_new_tokens=6)
+
+  async def _ask(self, i):
+    await asyncio.sleep(0.03 * i)
+    prompt = CHAT.render([Message("user", f"{self.task.prompt} {i}")])
+    limits = Limits(max_new_tokens=4, stop_tokens=CHAT.stop_tokens, seed=i)
+    try:
+      generation = await self.sampler.generate(prompt, limits)
+    except EpisodeError as error:
+      return str(error)
+    self.maybe_die()
+    return f"v{generation.versions[0]}:" + "-".join(map(str, generation.tokens))
+
+
 def build():
-  return Services(chat.load("base"), lambda task, seed, sampler: (TwoTurns(task), sampler))
+  def make_episode(task, seed, sampler):
+    return (AsksAnother(task, sampler) if "other" in task.facts else TwoTurns(task)), sampler
+
+  return Services(CHAT, make_episode)

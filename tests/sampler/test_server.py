@@ -27,22 +27,31 @@ CFG = PolicyConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def engine():
+def make_engine(seed, version):
   engine = Engine(
     CFG,
-    params_lib.init(CFG, jax.random.key(0)),
-    version=0,
+    params_lib.init(CFG, jax.random.key(seed)),
+    version=version,
     slots=8,
     page_tokens=8,
     num_pages=100,
-    max_context_tokens=64,
+    max_context_tokens=128,
     prefill_tokens=32,
     draft_tokens=0,
     prefill_rows=1,
   )
   engine.warm_up()
   return engine
+
+
+@pytest.fixture(scope="module")
+def engine():
+  return make_engine(0, 0)
+
+
+@pytest.fixture(scope="module")
+def frozen():
+  return make_engine(7, 70)
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +131,45 @@ def test_no_progress_ends_with_the_state_of_everything(engine):
     RolloutError, match="2 rollouts in play.*'e0'.*pool: one worker; engine: version"
   ):
     list(server.collect([job("e0")]))
+
+
+def test_a_request_is_answered_by_the_policy_that_it_names(engine, frozen, pool):
+  server = RolloutServer(engine, pool, max_rollouts=4, others={"frozen": frozen})
+  group = next(iter(server.collect([job("f0", other="frozen")])))
+  for trajectory in group.trajectories:
+    observation = trajectory.log[2].content  # asked, replied, told
+    assert [part.partition(":")[0] for part in observation.split()] == ["v70"] * 3
+    sampled = np.concatenate([s.versions[s.loss_mask] for s in trajectory.segments])
+    assert set(sampled) == {0}  # nothing of the frozen policy is in what is trained
+
+
+def test_a_request_for_a_policy_that_is_not_served_is_refused_by_its_name(engine, pool):
+  server = RolloutServer(engine, pool, max_rollouts=4)
+  group = next(iter(server.collect([job("g0", other="frozen")])))
+  told = [t.log[2].content for t in group.trajectories]
+  assert all(text.count("no policy 'frozen' is served") == 3 for text in told)
+
+
+def test_a_deterministic_run_waits_for_all_that_a_rollout_asks_at_once(engine, frozen, pool):
+  def run():
+    for each, seed in ((engine, 1), (frozen, 7)):
+      each.set_params(params_lib.init(CFG, jax.random.key(seed)), each.version)
+    server = RolloutServer(
+      engine, pool, max_rollouts=3, deterministic=True, others={"frozen": frozen}
+    )
+    groups = list(server.collect(job(f"h{i}", other="frozen") for i in range(3)))
+    assert server._more_players.total() == 0
+    return groups
+
+  first, second = run(), run()
+  assert bits(first) == bits(second) and len(first) == 3
+
+
+def test_a_worker_that_dies_takes_its_further_players_along(engine, frozen, pool, tmp_path):
+  server = RolloutServer(
+    engine, pool, max_rollouts=2, deterministic=True, others={"frozen": frozen}
+  )
+  facts = {"other": "frozen", "dies": 1, "folder": str(tmp_path)}
+  groups = list(server.collect([job("i0", other="frozen"), job("i1", 1, **facts)]))
+  assert sorted(g.task.id for g in groups) == ["i0", "i1"]
+  assert not any(t.error for g in groups for t in g.trajectories)

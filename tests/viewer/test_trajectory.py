@@ -144,3 +144,11 @@ def test_a_segment_that_starts_with_a_sampled_token_has_an_empty_first_run():
   ones = np.ones(2, np.int32)
   segment = Segment(ones, np.array([True, False]), -ones.astype(np.float32), ones)
   assert tokens.describe(segment, tokens.TokenTable(str))["mask"] == [0, 1, 1]
+
+
+def test_sub_agents_are_told_as_episodes_of_their_own():
+  child = Trajectory("t1/0.0", "", (), LOG[:4], {}, "step_limit")
+  told = describe(children=(child,))["children"]
+  assert [(c["id"], c["stop"], len(c["turns"])) for c in told] == [("t1/0.0", "step_limit", 1)]
+  assert told[0]["turns"][0]["calls"][0]["name"] == "search_corpus"
+  assert json.loads(json.dumps(told)) == told

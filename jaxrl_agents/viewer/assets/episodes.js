@@ -82,7 +82,7 @@ function answerView(turn, rollout) {
 
 function turnView(turn, rollout, limits, last) {
   const returned = new Set(rollout.returned.map((item) => item.id));
-  const isAnswer = last && rollout.stop === "answer" && turn.calls.length === 0;
+  const isAnswer = last && rollout.lists_documents && rollout.stop === "answer" && turn.calls.length === 0;
   const full = turn.usage !== null && limits.soft && turn.usage > limits.soft;
   return el("article", { class: "turn", id: "turn-" + turn.number },
     el("div", { class: "rail" }, el("b", {}, turn.number),
@@ -175,10 +175,19 @@ function conversationView(rollout, episodes) {
   const system = rollout.preamble.filter((note) => note.role === "system");
   return el("div", { class: "conversation" },
     rollout.error && el("p", { class: "alert failed" }, "The episode failed and has no reward: " + rollout.error),
-    rollout.children > 0 && el("p", { class: "quiet" }, rollout.children + " sub-agents are not shown."),
     tokens,
     system.length > 0 && el("details", { class: "system" }, el("summary", {}, "System prompt"), system.map((note) => el("pre", { class: "said" }, note.text))),
-    rollout.turns.map((turn, i) => turnView(turn, rollout, episodes.limits, i === rollout.turns.length - 1)));
+    rollout.turns.map((turn, i) => turnView(turn, rollout, episodes.limits, i === rollout.turns.length - 1)),
+    rollout.children.map((child) => childView(child)));
+}
+
+// A sub-agent's own conversation, folded.
+function childView(child) {
+  const asked = child.preamble.map((note) => note.text).join(" · ");
+  return el("details", { class: "system" },
+    el("summary", {}, "Sub-agent " + child.id + " (" + (STOPS[child.stop] || child.stop || "failed").replaceAll("_", " ") + ") " + asked),
+    child.error && el("p", { class: "alert failed" }, child.error),
+    child.turns.map((turn) => turnView(turn, child, {}, false)));
 }
 
 function rolloutButton(rollout, pressed, choose) {

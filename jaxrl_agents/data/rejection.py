@@ -1,0 +1,64 @@
+"""Rejection sampling: which successful rollouts of a policy it is fine-tuned on next.
+
+Source: Kimi K2.5, https://arxiv.org/abs/2602.02276, names the loop and no numbers; they are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from jaxrl_agents.types import Group, Trajectory
+
+
+def shortest_right(
+  groups: Iterable[Group],
+  is_right: Callable[[Trajectory], bool],
+  *,
+  per_prompt: int = 2,
+  easy: float = 0.9,
+  ngram: int = 8,
+  max_overlap: float = 0.8,
+) -> list[Trajectory]:
+  """The shortest right rollouts of each prompt, shortest first, prompts in order.
+
+  Args:
+    groups: several of one prompt are pooled; failed rollouts count for nothing.
+    is_right: whether a finished rollout is worth imitating.
+    per_prompt: most of one prompt; of an easy one, 1.
+    easy: the share of right rollouts from which on a prompt is easy.
+    ngram: sampled tokens in a row that are compared.
+    max_overlap: a rollout that shares more of its n-grams than this with one kept is left out.
+  """
+  pooled: dict[str, list[Trajectory]] = {}
+  for group in groups:
+    finished = [trajectory for trajectory in group.trajectories if not trajectory.error]
+    pooled.setdefault(group.task.prompt, []).extend(finished)
+  kept: list[Trajectory] = []
+  for rollouts in pooled.values():
+    right = sorted((t for t in rollouts if is_right(t)), key=lambda t: len(_sampled(t)))
+    most = 1 if len(right) > easy * len(rollouts) else per_prompt
+    chosen: list[Trajectory] = []
+    for trajectory in right:
+      mine = _ngrams(trajectory, ngram)
+      if len(chosen) < most and all(
+        _overlap(mine, _ngrams(other, ngram)) <= max_overlap for other in chosen
+      ):
+        chosen.append(trajectory)
+    kept += chosen
+  return kept
+
+
+def _sampled(trajectory: Trajectory) -> list[int]:
+  """All that the policy sampled."""
+  return [t for segment in trajectory.segments for t in segment.tokens[segment.loss_mask].tolist()]
+
+
+def _ngrams(trajectory: Trajectory, n: int) -> set[tuple[int, ...]]:
+  tokens: Sequence[int] = _sampled(trajectory)
+  n = min(n, max(len(tokens), 1))
+  return {tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)}
+
+
+def _overlap(mine: set[tuple[int, ...]], other: set[tuple[int, ...]]) -> float:
+  return len(mine & other) / len(mine) if mine else math.inf

@@ -1,0 +1,248 @@
+"""Scripted players of the agent swarm, orchestrator and sub-agents: the demonstrations that a
+policy starts from.
+
+They know which look-ups answer a task, but say only what they can see: a sub-agent what its
+searches showed, the orchestrator what it found or was told. Most episodes are those of an
+orchestrator that does everything itself, so that reinforcement learning has room.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_agents.config import SearchConfig, SwarmConfig
+from jaxrl_agents.envs import search_view, swarm, swarm_view
+from jaxrl_agents.envs.search import SearchEnv
+from jaxrl_agents.envs.search_tools import load_services
+from jaxrl_agents.envs.short_ids import ShortIds
+from jaxrl_agents.envs.subagents import Assignment, Crew
+from jaxrl_agents.envs.swarm import SwarmServices
+from jaxrl_agents.harness.process import Services
+from jaxrl_agents.harness.scripted import Scripted
+from jaxrl_agents.rewards import rules
+from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall
+
+AGENT = "a"
+NOTHING = "none"
+_STEPS = re.compile(r"\[Steps left: (\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class SwarmNoise:
+  """How often the players vary or err: probabilities.
+
+  Each episode draws one of `scales`; the rates of real errors (from `hasty` on) are multiplied by
+  it.
+  """
+
+  serial: float = 0.7  # an episode's orchestrator looks everything up itself
+  lonely: float = 0.1  # among the others: assigns one task a turn
+  crowded: float = 0.1  # among the others: gives two rows to a sub-agent
+  hasty: float = 0.02  # a turn of the orchestrator: answers with what there is
+  drop: float = 0.02  # a row, in an assignment or an answer
+  give_up: float = 0.03  # a sub-agent: answers before its first search
+  wrong_cell: float = 0.03  # a row of a sub-agent has the last cell of another hit
+  scales: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+
+
+class Lookups:
+  """What is still to be looked up for some rows. Invariant: no look-up is tried twice."""
+
+  def __init__(self, rows: Sequence[dict[str, Any]], ids: ShortIds):
+    self._rows, self._ids = rows, ids
+    self._tried: set[str] = set()
+
+  def next(self, context: Context, count: int) -> list[str]:
+    """The next queries, at most `count`, of different rows; none when there is nothing to do."""
+    seen = self.seen(context)
+    queries: list[str] = []
+    for row in self._rows:
+      steps = zip(row["lookups"], row["chunk_ids"], strict=True)
+      query = next((query for query, chunk_id in steps if chunk_id not in seen), "")
+      if query and query not in self._tried and query not in queries:
+        queries.append(query)
+    self._tried.update(queries[:count])
+    return queries[:count]
+
+  def done(self, context: Context) -> list[dict[str, Any]]:
+    """The rows all of whose look-ups are in sight."""
+    seen = self.seen(context)
+    return [row for row in self._rows if seen.issuperset(row["chunk_ids"])]
+
+  def seen(self, context: Context) -> set[str]:
+    """Chunk ids in sight."""
+    texts = (m.content for m in context.messages if m.role == "tool")
+    return {self._ids.chunk_id(name) for text in texts for name in rules.hit_ids(text)}
+
+
+class SubAgent:
+  """Plays one assignment: looks up the rows whose names are in its prompt, one call a turn."""
+
+  def __init__(self, task: Task, ids: ShortIds, noise: SwarmNoise, assignment: Assignment, seed):
+    self._random = _random(seed, assignment.id)
+    self._noise, self._scale = noise, self._random.choice(noise.scales)
+    named = [row for row in task.facts["rows"] if _names(assignment.prompt, row)]
+    self._lookups, self._ids, self._columns = Lookups(named, ids), ids, task.facts["columns"]
+    self._gives_up = self._errs(noise.give_up)
+
+  def __call__(self, context: Context) -> Message:
+    """The next search, or the rows."""
+    queries = [] if self._gives_up else self._lookups.next(context, 1)
+    if queries:
+      return Message("assistant", "", (_search(queries[0]),))
+    seen = sorted(self._lookups.seen(context))
+    lines = []
+    for row in self._lookups.done(context):
+      cells = _cells(row, self._columns, self._ids)
+      if self._columns[-1] == "source" and self._errs(self._noise.wrong_cell):
+        cells[-1] = self._ids.name(self._random.choice(seen))
+      lines.append(_line(cells))
+    return Message("assistant", "\n".join(lines) or NOTHING)
+
+  def _errs(self, rate: float) -> bool:
+    return self._random.random() < self._scale * rate
+
+
+class Orchestrator:
+  """Plays the orchestrator of one episode, serial or parallel by its draw."""
+
+  def __init__(
+    self, task: Task, services: SwarmServices, ids: ShortIds, noise: SwarmNoise, seed: int
+  ):
+    self._random = _random(seed, task.id)
+    self._task, self._services, self._noise, self._ids = task, services, noise, ids
+    self._scale = self._random.choice(noise.scales)
+    self._serial = self._draws(noise.serial)
+    self._lonely = not self._serial and self._draws(noise.lonely)
+    self._rows_each = 2 if not self._serial and self._draws(noise.crowded) else 1
+    self._lookups = Lookups(task.facts["rows"], ids)
+    self._open = [row for row in task.facts["rows"] if not self._errs(noise.drop)]
+    self._created = False
+
+  def __call__(self, context: Context) -> Message:
+    """The next turn."""
+    left = int(_STEPS.findall(context.messages[-1].content)[-1])
+    if left == 1 or (self._created and self._errs(self._noise.hasty)):
+      return self._answer(context)
+    calls = self._search(context) if self._serial else self._assign(left)
+    return self._that_fits(calls, context) if calls else self._answer(context)
+
+  def _search(self, context: Context) -> list[ToolCall]:
+    return [_search(q) for q in self._lookups.next(context, self._services.search.limits.max_calls)]
+
+  def _assign(self, left: int) -> list[ToolCall]:
+    """Assignments of the rows that are open, all at once unless the episode is lonely."""
+    if not self._open or left < 3:
+      return []
+    width = 1 if self._lonely else self._services.limits.max_assignments_per_turn
+    calls = []
+    if not self._created:
+      role = {"name": AGENT, "system_prompt": self._task.facts["header"]}
+      calls.append(ToolCall("", swarm_view.CREATE.name, role))
+      self._created = True
+    for _ in range(width):
+      rows, self._open = self._open[: self._rows_each], self._open[self._rows_each :]
+      if rows:
+        names = ".".join(row["lookups"][0] for row in rows)
+        calls.append(ToolCall("", swarm_view.ASSIGN.name, {"agent": AGENT, "prompt": names}))
+    return calls
+
+  def _that_fits(self, calls: list[ToolCall], context: Context) -> Message:
+    """The turn with as many of its calls as the reply may have tokens for."""
+    reply = Message("assistant", "", tuple(calls))
+    size = len(self._services.search.chat.encode_reply(reply, context.messages))
+    if size <= context.max_new_tokens or len(calls) == 1:
+      return reply
+    return self._that_fits(calls[:-1], context)
+
+  def _answer(self, context: Context) -> Message:
+    """The table of what was found or told; for a question, the name of the row that differs."""
+    columns = self._task.facts["columns"]
+    if self._serial:
+      rows = [_cells(row, columns, self._ids) for row in self._lookups.done(context)]
+    else:
+      told = (m.content for m in context.messages if m.role == "tool")
+      lines = [line for text in told for line in text.splitlines() if line.startswith("| ")]
+      rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    if "truth" in self._task.facts:
+      return Message("assistant", f" {self._odd_one(rows)}")
+    kept = [row for row in rows if not self._errs(self._noise.drop)]
+    return Message("assistant", "\n".join([self._task.facts["header"], *map(_line, kept)]))
+
+  def _odd_one(self, rows: Sequence[Sequence[str]]) -> str:
+    """The name of the row with the rarest last cell; a guess where all that is known is alike."""
+    ends = collections.Counter(row[-1] for row in rows)
+    if len(ends) > 1:
+      return min(rows, key=lambda row: ends[row[-1]])[0]
+    unknown = {row["cells"]["name"] for row in self._task.facts["rows"]} - {r[0] for r in rows}
+    return self._random.choice(sorted(unknown) or [NOTHING])
+
+  def _errs(self, rate: float) -> bool:
+    return self._random.random() < self._scale * rate
+
+  def _draws(self, rate: float) -> bool:
+    return self._random.random() < rate
+
+
+def make_player(task: Task, services: SwarmServices, noise: SwarmNoise, seed: int) -> Scripted:
+  """An episode that the scripted orchestrator plays, with scripted sub-agents.
+
+  All they do is a function of the arguments; their tokens carry version -1 and logprob 0.
+  """
+  chat = services.search.chat
+
+  def player(env: SearchEnv, assignment: Assignment, seed: int) -> tuple[Env, Sampler]:
+    made = Scripted(env, chat, SubAgent(task, env.ids, noise, assignment, seed))
+    return made, made
+
+  env = swarm.make(task, services, Crew(player), seed)
+  return Scripted(env, chat, Orchestrator(task, services, env.ids, noise, seed))
+
+
+def expert_services(
+  tokenizer: str,
+  index_folder: str,
+  search: SearchConfig,
+  limits: SwarmConfig,
+  noise: SwarmNoise,
+) -> Services:
+  """For `WorkerSpec.build`: scripted episodes; what samples a policy stays idle.
+
+  The demonstrations of both roles are the segments of a trajectory and of its children.
+  """
+  shared = SwarmServices(load_services(tokenizer, index_folder, search), limits)
+
+  def make_episode(task: Task, seed: int, _: Sampler) -> tuple[Env, Sampler]:
+    made = make_player(task, shared, noise, seed)
+    return made, made
+
+  return Services(shared.search.chat, make_episode)
+
+
+def _random(seed: int, name: str) -> random.Random:
+  digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
+  return random.Random(int.from_bytes(digest, "little"))
+
+
+def _names(prompt: str, row: dict[str, Any]) -> bool:
+  name = re.escape(row["lookups"][0].strip())
+  return re.search(rf"(?<!\w){name}(?!\w)", prompt) is not None
+
+
+def _search(query: str) -> ToolCall:
+  return ToolCall("", search_view.SEARCH.name, {"query": query})
+
+
+def _cells(row: dict[str, Any], columns: Sequence[str], ids: ShortIds) -> list[str]:
+  return [row["cells"][c] if c != "source" else ids.name(row["source"]) for c in columns]
+
+
+def _line(cells: Sequence[str]) -> str:
+  """A row of a table: the name after a space, as in the prompt; the others as they were found."""
+  return f"| {cells[0]} |{'|'.join(cells[1:])}|"

@@ -1,0 +1,118 @@
+"""The rules of PARL, the reward of Kimi K2.5's agent swarm: what an episode did at once, and its
+worth.
+
+    r = lambda1(u) r_parallel + lambda2(u) r_finish + r_perf        u: share of training done
+
+r_parallel rewards sub-agents that run at the same time (against serial collapse), r_finish those
+that finish (against spurious parallelism); both are annealed to exactly 0. Parts are measured once
+per episode and weighted late.
+
+Source: Kimi K2.5, https://arxiv.org/abs/2602.02276 section 3. Closed forms, weights and schedule
+were never published: those here are ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxrl_agents.config import ParlConfig
+
+FINISHED = "finished"
+STATUSES = (FINISHED, "step_limit", "token_limit", "empty", "error")
+"""How an assignment can end. "finished": a final message of its own, within its limits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assigned:
+  """One assignment that ran: how it ended, its model turns, and whether that was not its doing.
+
+  `fault`: the infrastructure failed it (a crash, a deadline), so that nobody is judged by it.
+  """
+
+  status: str
+  steps: int
+  fault: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """One turn of the orchestrator and the assignments that ran at once in it.
+
+  `refused` assignments did not run: an unknown agent, say, or one too many.
+  """
+
+  assigned: tuple[Assigned, ...] = ()
+  refused: int = 0
+
+  @property
+  def critical_steps(self) -> int:
+    """1 for the orchestrator and the steps of the longest assignment."""
+    return 1 + max((each.steps for each in self.assigned), default=0)
+
+
+def critical_steps(stages: Sequence[Stage]) -> int:
+  """`sum_t (1 + max_i S_sub,i)`: the steps that cannot be had at the same time."""
+  return sum(stage.critical_steps for stage in stages)
+
+
+def total_steps(stages: Sequence[Stage]) -> int:
+  """Model turns of orchestrator and sub-agents together."""
+  return len(stages) + sum(each.steps for stage in stages for each in stage.assigned)
+
+
+def swarm_parts(stages: Sequence[Stage]) -> dict[str, float]:
+  """The measured parts of one episode.
+
+  Returns:
+    width: most assignments at once; assigned (calls of assign_task, refused ones too), finished,
+    finish_rate (finished / assigned, of those that no fault hit; 0 for none), faults;
+    critical_steps, total_steps; serial (1 if width < 2); "parallelism", sum of the sub-agents'
+    steps / sum of the longest of each stage, only where there are any; a count of each status.
+  """
+  ran = [each for stage in stages for each in stage.assigned]
+  asked = sum(len(stage.assigned) + stage.refused for stage in stages)
+  faults = sum(each.fault for each in ran)
+  finished = sum(each.status == FINISHED for each in ran)
+  width = max((len(stage.assigned) for stage in stages), default=0)
+  parts = {
+    "width": float(width),
+    "assigned": float(asked),
+    "finished": float(finished),
+    "finish_rate": finished / (asked - faults) if asked > faults else 0.0,
+    "faults": float(faults),
+    "refused": float(sum(stage.refused for stage in stages)),
+    "critical_steps": float(critical_steps(stages)),
+    "total_steps": float(total_steps(stages)),
+    "serial": float(width < 2),
+  }
+  parts |= {
+    f"sub_{status}": float(sum(each.status == status for each in ran))
+    for status in STATUSES
+    if status != FINISHED
+  }
+  longest = critical_steps(stages) - len(stages)
+  if longest:
+    parts["parallelism"] = sum(each.steps for each in ran) / longest
+  return parts
+
+
+def parallel_reward(width: float, target: int) -> float:
+  """`min(width, W) / W`, 0 where there were never two at once: one at a time is not paid."""
+  return min(width, target) / target if width >= 2 else 0.0
+
+
+def annealed(weight: float, u: float, end: float) -> float:
+  """`weight (1 + cos(pi u / end)) / 2`, exactly 0 from `end` on; `u` is the share of training."""
+  return 0.0 if u >= end else weight * 0.5 * (1.0 + math.cos(math.pi * u / end))
+
+
+def parl_total(parts: Mapping[str, float], *, u: float, weights: ParlConfig) -> float:
+  """The scalar reward: r_perf ("performance") and the annealed parts; r_perf alone for u >= end."""
+  return (
+    parts["performance"]
+    + annealed(weights.parallel, u, weights.anneal_end)
+    * parallel_reward(parts["width"], weights.target_width)
+    + annealed(weights.finish, u, weights.anneal_end) * parts["finish_rate"]
+  )

@@ -1,0 +1,115 @@
+"""Toggle of Kimi K2.5: phases in which a solved problem must be solved within a length.
+
+    limited phase:  r'(y_j) = r(y_j) if mean_i r(y_i) < solved or |y_j| <= budget, else 0
+    free phase:     r'(y_j) = r(y_j)
+    budget = percentile of |y_j| over the right rollouts of the problem, once, then fixed
+
+The cap binds only where the group solves the problem mostly; phases alternate so that length is
+neither always bought nor forgotten. |y| counts all that the policy sampled in a rollout.
+
+Source: https://arxiv.org/abs/2602.02276 section 4.4.2. Its numbers were never published; those here
+(7/8, 90, and two steps a phase) are hearsay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxrl_agents.types import Group
+
+RIGHT = 1.0
+"""The reward from which on a rollout counts as right."""
+
+
+def is_limited(step: int, phase_steps: int = 2) -> bool:
+  """Whether a training step is in a limited phase; the first phase is one."""
+  return (step // phase_steps) % 2 == 0
+
+
+def length_budget(
+  lengths: Sequence[float], rewards: Sequence[float], *, percentile: float = 90.0
+) -> float:
+  """The percentile (linear between neighbours) of the lengths of right rollouts; infinity without
+  any.
+  """
+  right = [n for n, r in zip(lengths, rewards, strict=True) if r >= RIGHT]
+  return float(np.percentile(right, percentile)) if right else math.inf
+
+
+def toggled(
+  rewards: Sequence[float],
+  lengths: Sequence[float],
+  *,
+  limited: bool,
+  budget: float,
+  solved: float = 0.875,
+) -> list[float]:
+  """The rewards of the rollouts of one group after the gate."""
+  binds = limited and sum(rewards) / max(len(rewards), 1) >= solved
+  return [0.0 if binds and n > budget else r for r, n in zip(rewards, lengths, strict=True)]
+
+
+class LengthBudgets:
+  """Length budgets of problems. Invariant: once a problem has one it never changes."""
+
+  def __init__(self, state: Mapping[str, float] | None = None):
+    self._budgets = dict(state or {})
+
+  def of(
+    self,
+    task_id: str,
+    lengths: Sequence[float],
+    rewards: Sequence[float],
+    *,
+    percentile: float = 90.0,
+  ) -> float:
+    """The budget of a problem; set by its first group with a right rollout, infinity before."""
+    if task_id not in self._budgets:
+      found = length_budget(lengths, rewards, percentile=percentile)
+      if math.isinf(found):
+        return found
+      self._budgets[task_id] = found
+    return self._budgets[task_id]
+
+  def state(self) -> dict[str, float]:
+    """JSON: every budget that is set."""
+    return dict(self._budgets)
+
+
+def gated(
+  groups: Sequence[Group],
+  budgets: LengthBudgets,
+  *,
+  limited: bool,
+  solved: float = 0.875,
+  percentile: float = 90.0,
+) -> list[Group]:
+  """The groups with their reward part "performance" gated; as measured it is "ungated".
+
+  Lengths are the tokens that the policy sampled, over finished rollouts; sub-agents' count for
+  nothing. To be called once a step, before auxiliaries are added (`parl.parl_total`), so that those
+  are not gated.
+  """
+  return [_gated(group, budgets, limited, solved, percentile) for group in groups]
+
+
+def _gated(
+  group: Group, budgets: LengthBudgets, limited: bool, solved: float, percentile: float
+) -> Group:
+  finished = [t for t in group.trajectories if not t.error]
+  measured = [t.rewards["performance"] for t in finished]
+  lengths = [float(sum(s.loss_mask.sum() for s in t.segments)) for t in finished]
+  budget = budgets.of(group.task.id, lengths, measured, percentile=percentile)
+  new = iter(toggled(measured, lengths, limited=limited, budget=budget, solved=solved))
+  changed = []
+  for trajectory in group.trajectories:
+    if not trajectory.error:
+      was = trajectory.rewards
+      rewards = {**was, "performance": next(new), "ungated": was["performance"]}
+      trajectory = dataclasses.replace(trajectory, rewards=rewards)
+    changed.append(trajectory)
+  return dataclasses.replace(group, trajectories=tuple(changed))
