@@ -76,9 +76,12 @@ def joined_main(address: str, patience_s: float) -> NoReturn:
     connection = door_lib.knock(
       address, key, role="worker", runs=door_lib.code(), patience_s=patience_s
     )
-  except (ValueError, TimeoutError) as error:
+  except TimeoutError as error:
+    print(f"a worker leaves: {error}", file=sys.stderr, flush=True)
+    os._exit(NOBODY_ANSWERED)
+  except ValueError as error:
     print(f"error: {error}", file=sys.stderr, flush=True)
-    os._exit(NOBODY_ANSWERED if isinstance(error, TimeoutError) else UNFIT)
+    os._exit(UNFIT)
   live(connection)
 
 

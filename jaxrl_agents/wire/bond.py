@@ -22,6 +22,8 @@ from jaxrl_agents.wire.door import BEAT_S, SILENCE_S
 GONE = 1
 """Exit status of a process that ends because another is gone."""
 _GRACE_S = 10.0
+_NOTICE_S = 2.0
+"""A device program that fails since another process is gone may be faster than its farewell."""
 _BEAT, _STOP, _BYE = (pickle.dumps(name) for name in ("beat", "stop", "bye"))
 
 
@@ -62,9 +64,21 @@ class Bond:
   def __enter__(self) -> Bond:
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-    """Says goodbye, unless an error ends this process: then the others are to end too."""
+  def __exit__(
+    self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+  ) -> None:
+    """Says goodbye, unless an error ends this process: then the others are to end too.
+
+    Raises:
+      LostError: from an error that the loss of another process may well have caused.
+    """
+    failed = kind is not None and not issubclass(kind, KeyboardInterrupt | LostError)
+    deadline = time.monotonic() + (_NOTICE_S if failed and self.several else 0)
+    while not self._lost and time.monotonic() < deadline:
+      time.sleep(0.05)
     self._closed = True
+    if failed and self._lost:
+      raise LostError(self._lost) from error
     if kind is None or issubclass(kind, KeyboardInterrupt):
       for outbox in self._outboxes:
         outbox.put(_BYE)

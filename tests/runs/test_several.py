@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # Less compiling: the programs run for an instant.
 FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 MESH = {"expert": 2, "fsdp": 4}  # rows and experts are cut between the processes
+SMALL = {"expert": 2}  # for what does not depend on the mesh: less to compile
 LEARNER = {"steps": 2, "rows_per_microbatch": 8}
 
 
@@ -40,10 +41,10 @@ def start(script, folder, cache, devices, **options):
   )
 
 
-def start_both(folder, cache, **options):
+def start_both(folder, cache, devices=1, mesh=SMALL, **options):
   address = f"127.0.0.1:{free_port()}"
   return [
-    start("small_run.py", folder, cache, 4, processes=[address, 2, i], mesh=MESH, **options)
+    start("small_run.py", folder, cache, devices, processes=[address, 2, i], mesh=mesh, **options)
     for i in range(2)
   ]
 
@@ -90,7 +91,7 @@ def wait_for(process, line):
 @pytest.mark.timeout(400)
 def test_two_processes_of_four_devices_play_and_train_as_one_of_eight(one, cache, tmp_path):
   """Parameters after two steps of two substeps each: within 1e-5."""
-  both = start_both(tmp_path, cache, learner=LEARNER)
+  both = start_both(tmp_path, cache, 4, MESH, learner=LEARNER)
   for process in both:
     assert "step 1" in ended(process)
   assert_same(one, tmp_path, atol=1e-5)

@@ -13,9 +13,8 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import setup, sft
 from tests.runs.small_run import CFG, configured
 
-CONFIG = configured(
-  sft={"steps": 4, "save_every": 100, "rows_per_step": 2, "lr": 1e-2}, learner={"row_tokens": 16}
-)
+SFT = {"steps": 4, "save_every": 100, "rows_per_step": 2, "schedule": "constant", "warmup_steps": 0}
+CONFIG = configured(sft=SFT, learner={"row_tokens": 16})
 
 
 def rows():

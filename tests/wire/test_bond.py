@@ -54,6 +54,21 @@ def test_one_that_is_gone_is_named_to_who_listens_and_to_who_tells():
         time.sleep(0.01)
 
 
+def test_an_error_that_comes_of_the_death_of_another_is_told_as_that():
+  first, other, (_, theirs) = pair()
+  with other, pytest.raises(LostError, match="process 1 of the run is gone") as found:
+    with first:
+      theirs.close()
+      raise RuntimeError("a collective failed")
+  assert str(found.value.__cause__) == "a collective failed"
+
+
+def test_an_error_of_its_own_stays_what_it_is():
+  first, other, _ = pair()
+  with other, pytest.raises(ZeroDivisionError), first:
+    raise ZeroDivisionError
+
+
 def test_one_that_says_nothing_for_too_long_is_gone():
   ours, theirs = Pipe()
   with Bond({0: ours}, is_first=False, silence_s=0.2) as other:
