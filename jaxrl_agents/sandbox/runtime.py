@@ -22,7 +22,7 @@ import sysconfig
 from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.errors import NoSandbox
 
-_VERSION = 5  # of what `_build` makes
+_VERSION = 6  # of what `_build` makes
 _BUILD_TIMEOUT_S = 120.0
 REQUIRED = ("bash", "sh", "cat", "ls", "env", "cp", "mv", "rm", "mkdir", "python3")
 COREUTILS = (
@@ -169,8 +169,10 @@ def _build(
   locale = pathlib.Path("/usr/lib/locale/C.utf8")
   if locale.is_dir():
     copy_tree(str(locale), root / "usr/lib/locale/C.utf8", ())
+  for name in (*_FILES.split(), *(f"etc/{name}" for name in _ETC)):
+    (root / name).chmod(0o444)  # whatever the umask is
   for inner, _, _ in os.walk(root):
-    os.chmod(inner, 0o755)  # whatever the umask is
+    os.chmod(inner, 0o755)
 
 
 def _copy(source: str, target: pathlib.Path) -> str:

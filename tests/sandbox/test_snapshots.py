@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import shlex
 import shutil
@@ -303,6 +304,23 @@ print(oct(os.stat("main.py").st_mode), sorted(os.listdir("up"))[:2])
     "0o100755 ['bin', 'dev']",
     "",
   ]
+
+
+def test_a_strict_umask_of_the_host_changes_nothing(play):
+  async def body(boxes, base):
+    async with await boxes.create(base) as box:
+      await box.exec("echo 1 > new; mkfifo p; mkdir d; chmod 755 p")
+      (fork,) = await box.fork()
+      shown = await fork.exec("stat -c '%a %n' * | sort -k2; cat main.py")
+      await fork.close()
+      return shown.output
+
+  old = os.umask(0o077)
+  try:
+    shown = play(body)
+  finally:
+    os.umask(old)
+  assert shown == ("755 d\n644 main.py\n644 new\n755 p\n755 pkg\n755 run.sh\nprint('hello')\n")
 
 
 def test_holes_are_not_read_into_memory(in_box):
