@@ -210,7 +210,9 @@ def unpack(entries: list[Entry], body: bytes, folder: str, own: Callable[[str], 
     elif kind == "h":
       os.link(os.path.join(folder, extra), target, follow_symlinks=False)
     elif kind == "p":
-      os.mkfifo(target, mode)
+      os.mkfifo(target)
+      os.chmod(target, mode)  # whatever the umask is
+      os.utime(target, ns=(mtime, mtime))
     elif kind == "w":
       os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))
     own(target)
