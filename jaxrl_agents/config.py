@@ -272,6 +272,7 @@ class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
   each. `optimizer` and `qk_clip` as in SftConfig.
 
+  `single_epoch`: no task is trained twice, across restarts (Composer 2).
   `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
   policy.transformer.REMAT) hold for the warm-up too.
   A checkpoint is written every `save_every` steps: so many are lost at most where a machine dies
@@ -301,6 +302,7 @@ class LearnerConfig:
   level_weights_early: tuple[float, ...] = (0.5, 0.3, 0.15, 0.05)
   level_weights_late: tuple[float, ...] = (0.1, 0.25, 0.35, 0.3)
   level_switch: float = 0.4
+  single_epoch: bool = False
   save_every: int = 1
   keep_checkpoints: int = 2
 

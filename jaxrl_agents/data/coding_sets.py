@@ -104,7 +104,9 @@ async def make(
     "refused": dict(tally.refused.most_common()),
     "counts": counts(task for _, task in pairs),
   }
-  tasks = {split: tuple(t for _, t in pairs if t.split == split) for split in SPLITS}
+  tasks: dict[str, Sequence[Task]] = {
+    split: tuple(t for _, t in pairs if t.split == split) for split in SPLITS
+  }
   return CodingSet({repo.id: repo for repo, _ in pairs}, tasks, manifest)
 
 

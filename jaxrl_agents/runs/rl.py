@@ -52,7 +52,12 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
     ready = time.monotonic()
     before = evaluated(config, corpus, workdir, players, "warm_start")
     measured = time.monotonic()
-    stream = TaskStream(corpus.tasks["train"], config.seed, ledger.get("stream"))
+    stream = TaskStream(
+      corpus.tasks["train"],
+      config.seed,
+      ledger.get("stream"),
+      single_epoch=config.learner.single_epoch,
+    )
     compiles = players.engine.stats.compiles
     players.take_stats()  # what the evaluation sampled belongs to no step
     with Progress("learning", config.learner.steps, first) as progress:
