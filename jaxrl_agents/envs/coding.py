@@ -272,7 +272,8 @@ class CodingEnv:
       self._messages = self._head()
       self._summaries += 1
     elif self._summaries < limits.max_summaries:
-      self._messages.append(Message("user", view.SUMMARIZE))
+      request = view.SUMMARIZE.format(number=self._summaries + 1)
+      self._messages.append(Message("user", request))
       self._summarizing = True
 
   async def _summarized(self, reply: Message) -> Context:
@@ -304,10 +305,15 @@ class CodingEnv:
 
   async def _finish(self, stop: str) -> Context:
     """Judges the repository as it is now."""
-    async with asyncio.timeout(self._limits.grade_s):
-      changes = await self._changes()
-      assert self._judge is not None
-      self._verdict = await self._judge.grade(self._repo, self._task.facts, changes)
+    assert self._judge is not None
+    try:
+      async with asyncio.timeout(self._limits.grade_s):
+        changes = await self._changes()
+        self._verdict = await self._judge.grade(self._repo, self._task.facts, changes)
+    except TimeoutError as error:
+      raise SandboxError(
+        f"task {self._task.id} was not judged within coding.grade_s={self._limits.grade_s:g} s"
+      ) from error
     self._added = added_lines(self._damaged, changes)
     return Context(tuple(self._messages), self._specs(), done=True, stop=stop)
 
