@@ -83,8 +83,9 @@ class CodingConfig:
 
   Attributes:
     tasks: folder of a frozen set (scripts/make_coding_tasks.py).
-    repo_kind, max_level, max_file_characters: the slice of it that is played: "calls" are short
-      functions in one file, levels are those of `data.coding_tasks`.
+    repo_kind, damage, max_level, max_file_characters: the slice of it that is played: "calls" are
+      short functions in one file, "token" is damage of one token, levels are those of
+      `data.coding_tasks`.
     tools: of CODING_TOOLS, what is offered.
     token_budget: of the whole context.
     context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
@@ -99,6 +100,7 @@ class CodingConfig:
 
   tasks: str = ""
   repo_kind: Literal["any", "calls", "suite"] = "any"
+  damage: Literal["any", "token"] = "any"
   max_level: int = 3
   max_file_characters: int = 400_000
   tools: tuple[str, ...] = CODING_TOOLS
@@ -328,6 +330,7 @@ class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
   each. `optimizer` and `qk_clip` as in SftConfig.
 
+  `single_epoch`: no task is trained twice, across restarts (Composer 2).
   `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
   policy.transformer.REMAT) hold for the warm-up too.
   A checkpoint is written every `save_every` steps: so many are lost at most where a machine dies
@@ -357,6 +360,7 @@ class LearnerConfig:
   level_weights_early: tuple[float, ...] = (0.5, 0.3, 0.15, 0.05)
   level_weights_late: tuple[float, ...] = (0.1, 0.25, 0.35, 0.3)
   level_switch: float = 0.4
+  single_epoch: bool = False
   save_every: int = 1
   keep_checkpoints: int = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 
-from jaxrl_agents.data import code_functions, code_inputs, code_repos
+from jaxrl_agents.data import code_functions, code_inputs, code_leaks, code_repos
 from jaxrl_agents.data.code_functions import Cut
 from jaxrl_agents.grading import run
 from jaxrl_agents.grading.repo import Repo
@@ -69,7 +69,7 @@ async def behaviour(boxes: Sandboxes, cut: Cut, *, seed: int) -> list[tuple[str,
 
 
 async def leaks(boxes: Sandboxes, cuts: Sequence[Cut]) -> tuple[str, ...]:
-  """Paths of the runtime where lines of these functions can be read."""
+  """Paths of the runtime where lines of these functions stand, and what is compiled of them."""
   needles = []
   for cut in cuts:
     lines = [line for line in cut.text.split("\n") if line.startswith(" ")]
@@ -84,7 +84,8 @@ async def leaks(boxes: Sandboxes, cuts: Sequence[Cut]) -> tuple[str, ...]:
     found = await box.find(needles)
   finally:
     await box.close()
-  return tuple(sorted(path for path in found if path.startswith("/usr/")))
+  paths = sorted(path for path in found if path.startswith("/usr/"))
+  return tuple(dict.fromkeys(each for path in paths for each in code_leaks.masks(path)))
 
 
 async def _stands(boxes: Sandboxes, repo: Repo) -> bool:

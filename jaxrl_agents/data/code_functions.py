@@ -160,7 +160,7 @@ def _pure(node: ast.AST) -> bool:
 
 
 def _free_names(node: ast.AST) -> set[str]:
-  loaded, bound = set(), set()
+  loaded, bound = set[str](), set[str]()
   for each in ast.walk(node):
     if isinstance(each, ast.Name):
       (loaded if isinstance(each.ctx, ast.Load) else bound).add(each.id)

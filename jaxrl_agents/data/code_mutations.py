@@ -88,7 +88,7 @@ def candidates(source: Source, function: Function) -> list[Mutation]:
   body = (
     function.body[1:] if source.summary(function) or _has_docstring(function) else function.body
   )
-  found = []
+  found: list[Mutation] = []
   for statement in body:
     for node in ast.walk(statement):
       for make in (_comparisons, _operators, _logic, _constants, _names, _negations, _statements):

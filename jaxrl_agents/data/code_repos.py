@@ -11,12 +11,12 @@ import ast
 import dataclasses
 import hashlib
 import pathlib
-import sys
 import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxrl_agents.data import code_leaks
 from jaxrl_agents.data.python_source import FUNCTIONS, Source
 from jaxrl_agents.grading.repo import HELD_BACK, Repo, is_test
 from jaxrl_agents.retrieval.documents import Document
@@ -81,7 +81,6 @@ def library(names: Sequence[str] = ()) -> Iterator[Repo]:
     names: of the modules wanted, in order; all of them if empty.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-  version = f"{sys.version_info.major}.{sys.version_info.minor}"
   for path in [root / f"{name}.py" for name in names] or sorted(root.glob("*.py")):
     name, test = path.stem, root / "test" / f"test_{path.stem}.py"
     if name.startswith("_") or not test.is_file() or name in _ALWAYS_IMPORTED:
@@ -89,10 +88,8 @@ def library(names: Sequence[str] = ()) -> Iterator[Repo]:
     texts = [_read(each) for each in (path, test)]
     if not all(texts):
       continue
-    place = f"/usr/lib/python{version}"
-    compiled = f"{place}/__pycache__/{name}.cpython-{version.replace('.', '')}.pyc"
     files = {path.name: texts[0], test.name: texts[1]}
-    mask = (f"{place}/{path.name}", compiled)
+    mask = code_leaks.masks(f"{code_leaks.PLACE}/{path.name}")
     yield with_tests_held_back(Repo(name, name, "suite", files, (path.name,), mask=mask))
 
 
@@ -134,15 +131,16 @@ def folder(place: str | pathlib.Path) -> Repo:
 
 
 def with_tests_held_back(repo: Repo) -> Repo:
-  """The repository with every third test (by a hash of its name) moved to files of their own."""
+  """The repository with a third of its tests, by hashes of their names, in files of their own."""
   files, held_back = dict(repo.files), {}
   for path, text in repo.files.items():
     source = parsed(path, text) if is_test(path) else None
     if source is None:
       continue
     tests = _tests(source.tree)
-    hidden = {id(node) for name, node in tests if _draw(f"{path} {name}") % 3 == 0}
-    if not hidden or len(hidden) == len(tests):
+    by_hash = sorted(tests, key=lambda test: _draw(f"{path} {test[0]}"))
+    hidden = {id(node) for _, node in by_hash[: len(tests) // 3]}
+    if not hidden:
       continue
     stem = path.removesuffix(".py")
     files[path] = _without(source, [n for _, n in tests if id(n) in hidden])

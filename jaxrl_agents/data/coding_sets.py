@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.data import code_calls, code_functions, code_repos, coding_tasks
 from jaxrl_agents.data.code_functions import Cut
 from jaxrl_agents.data.frozen import SPLITS
@@ -104,7 +105,9 @@ async def make(
     "refused": dict(tally.refused.most_common()),
     "counts": counts(task for _, task in pairs),
   }
-  tasks = {split: tuple(t for _, t in pairs if t.split == split) for split in SPLITS}
+  tasks: dict[str, Sequence[Task]] = {
+    split: tuple(t for _, t in pairs if t.split == split) for split in SPLITS
+  }
   return CodingSet({repo.id: repo for repo, _ in pairs}, tasks, manifest)
 
 
@@ -233,23 +236,18 @@ def load(folder: str | os.PathLike[str]) -> CodingSet:
   return CodingSet(repos, {s: tuple(t for t in tasks if t.split == s) for s in SPLITS}, manifest)
 
 
-def chosen(
-  coding_set: CodingSet, split: str, *, repo_kind: str, max_level: int, max_file_characters: int
-) -> list[Task]:
-  """The tasks of a slice, in the order of their ids.
-
-  Args:
-    coding_set: frozen tasks.
-    split: of the tasks.
-    repo_kind: "calls", "suite", or "any".
-    max_level: hardest level wanted (`coding_tasks.level_of`).
-    max_file_characters: longest file that a task may damage.
-  """
+def chosen(coding_set: CodingSet, split: str, limits: CodingConfig) -> list[Task]:
+  """The tasks of a split that the slice of `limits` holds, in the order of their ids."""
   found = []
   for task in coding_set.tasks[split]:
     repo = coding_set.repos[task.facts["repo"]]
     longest = max(len(repo.files[edit["path"]]) for edit in task.facts["edits"])
-    right_kind = repo_kind in ("any", repo.kind)
-    if right_kind and task.facts["level"] <= max_level and longest <= max_file_characters:
+    fits = (
+      limits.repo_kind in ("any", repo.kind)
+      and limits.damage in ("any", task.facts["kind"].partition(" ")[0])
+      and task.facts["level"] <= limits.max_level
+      and longest <= limits.max_file_characters
+    )
+    if fits:
       found.append(task)
   return sorted(found, key=lambda task: task.id)

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.data import code_mutations, code_removals, code_repos
+from jaxrl_agents.data import code_leaks, code_mutations, code_removals, code_repos
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.data.python_source import Function, Source
 from jaxrl_agents.grading import repo as repo_lib
@@ -70,7 +70,10 @@ async def stable(judge: Judge, repo: Repo) -> Repo | None:
 
 
 class Damager:
-  """Draws damage of a repository. Invariant: no damage is drawn twice."""
+  """Draws damage of a repository. Invariant: no damage is drawn twice.
+
+  Functions that stand in the sandbox's library too, unmasked, are left alone.
+  """
 
   def __init__(self, repo: Repo, seed: int):
     self._repo = repo
@@ -79,8 +82,14 @@ class Damager:
     self._functions: dict[str, list[tuple[str, Function]]] = {}
     for path in repo.sources:
       source = code_repos.parsed(path, repo.files[path])
-      functions = list(code_mutations.functions(source)) if source else []
-      if source is not None and functions:
+      if source is None:
+        continue
+      functions = [
+        (name, function)
+        for name, function in code_mutations.functions(source)
+        if not code_leaks.is_elsewhere(code_leaks.telling(source, function), repo.mask)
+      ]
+      if functions:
         self._sources.append((path, source))
         self._functions[path] = functions
     self._seen: set[str] = set()
@@ -143,7 +152,8 @@ class Damager:
 
   def _found(self, path: str, source: Source) -> list[code_removals.Removal]:
     if path not in self._removals:
-      found = code_removals.removals(source)
+      known = {name for name, _ in self._functions[path]}
+      found = [r for r in code_removals.removals(source) if r.name in known]
       inner = [
         r for r in found if not any(o.start < r.start and r.end <= o.end for o in found if o != r)
       ]

@@ -21,17 +21,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents import chat
-from jaxrl_agents.chat import Chat
-from jaxrl_agents.config import CODING_TOOLS, CodingConfig
+from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.envs import coding_view as view
-from jaxrl_agents.envs import workshop as workshop_lib
 from jaxrl_agents.envs.coding_tools import Workspace
-from jaxrl_agents.envs.workshop import CodeIndexes, Pages, Workshop
+from jaxrl_agents.envs.workshop import CodingServices, check, load_services
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.changes import added_lines, changes_between
 from jaxrl_agents.grading.judge import Judge, Verdict
-from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.harness.process import Services
 from jaxrl_agents.harness.tools import run_call
 from jaxrl_agents.rewards import coding as rewards_lib
@@ -43,18 +39,6 @@ MIN_OUTPUT = 16
 """Tokens of a result that are shown where nothing is left of the context."""
 MAX_LOSSES = 2
 """How often one call may cost a sandbox before it is passed over."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CodingServices:
-  """What the episodes of one process share."""
-
-  chat: Chat
-  repos: Mapping[str, Repo]
-  limits: CodingConfig
-  workshop: Workshop
-  indexes: CodeIndexes
-  pages: Pages | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +272,8 @@ class CodingEnv:
       self._messages = self._head()
       self._summaries += 1
     elif self._summaries < limits.max_summaries:
-      self._messages.append(Message("user", view.SUMMARIZE))
+      request = view.SUMMARIZE.format(number=self._summaries + 1)
+      self._messages.append(Message("user", request))
       self._summarizing = True
 
   async def _summarized(self, reply: Message) -> Context:
@@ -320,10 +305,15 @@ class CodingEnv:
 
   async def _finish(self, stop: str) -> Context:
     """Judges the repository as it is now."""
-    async with asyncio.timeout(self._limits.grade_s):
-      changes = await self._changes()
-      assert self._judge is not None
-      self._verdict = await self._judge.grade(self._repo, self._task.facts, changes)
+    assert self._judge is not None
+    try:
+      async with asyncio.timeout(self._limits.grade_s):
+        changes = await self._changes()
+        self._verdict = await self._judge.grade(self._repo, self._task.facts, changes)
+    except TimeoutError as error:
+      raise SandboxError(
+        f"task {self._task.id} was not judged within coding.grade_s={self._limits.grade_s:g} s"
+      ) from error
     self._added = added_lines(self._damaged, changes)
     return Context(tuple(self._messages), self._specs(), done=True, stop=stop)
 
@@ -363,7 +353,7 @@ def make(task: Task, services: CodingServices) -> CodingEnv:
   Raises:
     ValueError: its repository is not there, or the limits contradict one another.
   """
-  _check(task, services)
+  check(task, services)
   return CodingEnv(task, services)
 
 
@@ -373,37 +363,8 @@ def restored(task: Task, services: CodingServices, state: CodingState) -> Coding
   With a copy of the record of the turns so far, `harness.rollout.run_episode` plays on; several may
   go on from one state.
   """
-  _check(task, services)
+  check(task, services)
   return CodingEnv(task, services, state)
-
-
-def _check(task: Task, services: CodingServices) -> None:
-  limits = services.limits
-  if task.facts["repo"] not in services.repos:
-    raise ValueError(
-      f"task {task.id!r} is of repository {task.facts['repo']}, which coding.tasks="
-      f"{limits.tasks!r} lacks; give the folder that the task is from"
-    )
-  unknown = [name for name in limits.tools if name not in CODING_TOOLS]
-  if unknown or not limits.tools:
-    raise ValueError(f"coding.tools={limits.tools}: known are {', '.join(CODING_TOOLS)}")
-  if limits.tool_output_tokens + limits.max_new_tokens > limits.token_budget:
-    raise ValueError(
-      f"coding.tool_output_tokens={limits.tool_output_tokens} and max_new_tokens="
-      f"{limits.max_new_tokens} do not fit token_budget={limits.token_budget}; lower them"
-    )
-
-
-def load_services(tokenizer: str, limits: CodingConfig) -> CodingServices:
-  """The services of a process: the tokenizer of `chat.load`, the repositories of `limits.tasks`."""
-  return CodingServices(
-    chat.load(tokenizer),
-    repo_lib.load(limits.tasks),
-    limits,
-    Workshop(limits.backend),
-    CodeIndexes(limits.chunk_tokens),
-    workshop_lib.load_pages(limits.pages) if limits.pages else None,
-  )
 
 
 def policy_services(tokenizer: str, limits: CodingConfig) -> Services:

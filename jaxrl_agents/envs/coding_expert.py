@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_agents.config import CodingConfig
-from jaxrl_agents.envs.coding import CodingServices, load_services
 from jaxrl_agents.envs.coding_players import DONE, make_player, replacements, turn
+from jaxrl_agents.envs.workshop import CodingServices, load_services
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.harness.process import Services
 from jaxrl_agents.types import Context, Env, Message, Sampler, Task

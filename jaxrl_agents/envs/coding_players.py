@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.envs.coding import CodingServices, make
+from jaxrl_agents.envs.coding import make
+from jaxrl_agents.envs.workshop import CodingServices
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.harness.scripted import Scripted

@@ -11,7 +11,7 @@ from typing import Any
 from jaxrl_agents.types import Message, ToolSpec
 
 CUT_OFF = "Your reply was cut off. Call a tool, or say in short that you are done."
-SUMMARIZE = "Please summarize the conversation: what matters to go on. Call no tool."
+SUMMARIZE = "Please summarize the conversation (number {number}): what matters to go on. No tool."
 HIDDEN = "[hidden]"
 TOO_MANY = "Error: at most {most} calls in one turn; this one was not run."
 LOST = (

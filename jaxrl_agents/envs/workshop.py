@@ -1,9 +1,10 @@
-"""What the coding episodes of a process share: sandboxes, the judge, code indexes, pages."""
+"""What the coding episodes of a process share: repositories, sandboxes, judge, indexes, pages."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import difflib
 import json
 import os
@@ -11,9 +12,15 @@ import pathlib
 import tempfile
 from collections.abc import Mapping
 
+from jaxrl_agents import chat
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.config import CODING_TOOLS, CodingConfig
+from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.judge import Judge
+from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.retrieval import chunks, documents, index
 from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.types import Task
 
 MAX_INDEXES = 64
 
@@ -114,3 +121,45 @@ def load_pages(path: str | os.PathLike[str]) -> Pages:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise ValueError(f"{place}, line {number}: {error!r}; give url and text") from error
   return Pages(pages)
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingServices:
+  """What the episodes of one process share."""
+
+  chat: Chat
+  repos: Mapping[str, Repo]
+  limits: CodingConfig
+  workshop: Workshop
+  indexes: CodeIndexes
+  pages: Pages | None = None
+
+
+def check(task: Task, services: CodingServices) -> None:
+  """Raises ValueError where the repository is not there, or the limits contradict one another."""
+  limits = services.limits
+  if task.facts["repo"] not in services.repos:
+    raise ValueError(
+      f"task {task.id!r} is of repository {task.facts['repo']}, which coding.tasks="
+      f"{limits.tasks!r} lacks; give the folder that the task is from"
+    )
+  unknown = [name for name in limits.tools if name not in CODING_TOOLS]
+  if unknown or not limits.tools:
+    raise ValueError(f"coding.tools={limits.tools}: known are {', '.join(CODING_TOOLS)}")
+  if limits.tool_output_tokens + limits.max_new_tokens > limits.token_budget:
+    raise ValueError(
+      f"coding.tool_output_tokens={limits.tool_output_tokens} and max_new_tokens="
+      f"{limits.max_new_tokens} do not fit token_budget={limits.token_budget}; lower them"
+    )
+
+
+def load_services(tokenizer: str, limits: CodingConfig) -> CodingServices:
+  """The services of a process: the tokenizer of `chat.load`, the repositories of `limits.tasks`."""
+  return CodingServices(
+    chat.load(tokenizer),
+    repo_lib.load(limits.tasks),
+    limits,
+    Workshop(limits.backend),
+    CodeIndexes(limits.chunk_tokens),
+    load_pages(limits.pages) if limits.pages else None,
+  )

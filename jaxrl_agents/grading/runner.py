@@ -78,7 +78,7 @@ def run_calls(job, write):
     for i in range(len(job["calls"])):
       write([i, fault])
     return
-  late = {}
+  late: dict[str, int] = {}
   for i, source in enumerate(job["calls"]):
     function = source.partition("(")[0]
     if late.get(function, 0) >= MAX_LATE:

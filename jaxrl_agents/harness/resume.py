@@ -90,16 +90,15 @@ async def run_resumable(
           if context.done:
             break
           fresh = Saved(await env.snapshot(), record.copy())  # type: ignore[attr-defined]
-          if saved:
-            env.forget(saved.state)  # type: ignore[attr-defined]
+          _give_back(env, saved)
           saved = fresh
       await env.close()
-      if saved:
-        env.forget(saved.state)  # type: ignore[attr-defined]
+      _give_back(env, saved)
       wall_s = time.monotonic() - started
       return finished(env, record, task=task, group_id=group_id, stop=context.stop, wall_s=wall_s)
     except TimeoutError as error:
       await env.close()
+      _give_back(env, saved)
       raise EpisodeError(
         f"task {task.id} rollout {rollout}: not done after {time.monotonic() - started:.1f} s "
         f"(turn {len(record.turns)}, episode_deadline_s={sampling.episode_deadline_s:g})"
@@ -108,7 +107,13 @@ async def run_resumable(
       await env.close()
       faults += 1
       if saved is None or faults > max_faults:
+        _give_back(env, saved)
         raise
+
+
+def _give_back(env: Env, saved: Saved | None) -> None:
+  if saved:
+    env.forget(saved.state)  # type: ignore[attr-defined]
 
 
 async def run_branches(

@@ -16,34 +16,60 @@ from jaxrl_agents.types import Task
 
 
 class TaskStream:
-  """An endless, resumable stream of tasks.
+  """A resumable stream of tasks: endless, or of a single epoch.
 
   Invariant: within one epoch of a level, a task is handed out at most once; equal (tasks, seed,
-    state) give equal streams.
+    state) give equal streams. In a single epoch that is for good, across restarts from `state`.
   """
 
-  def __init__(self, tasks: Sequence[Task], seed: int, state: dict[str, Any] | None = None):
+  def __init__(
+    self,
+    tasks: Sequence[Task],
+    seed: int,
+    state: dict[str, Any] | None = None,
+    *,
+    single_epoch: bool = False,
+  ):
     if not tasks:
       raise ValueError("no tasks to train on; make some with scripts/synthesize.py")
     levels: dict[int, list[Task]] = {}
     for task in sorted(tasks, key=lambda t: t.id):
       levels.setdefault(int(task.facts.get("level", 0)), []).append(task)
     self._levels = levels
-    self._seed = seed
+    self._seed, self._single_epoch = seed, single_epoch
     self._drawn = {int(k): v for k, v in (state or {}).get("drawn", {}).items()}
 
   def next(self, count: int, step: int, level_weights: Sequence[float]) -> list[Task]:
     """The `count` tasks of `step`; `level_weights[i]` is the share of level i (the last: and
-    above).
+    above). In a single epoch, levels that are used up leave their share to the others.
+
+    Raises:
+      ValueError: no level present has weight, or a single epoch has too few tasks left.
     """
     rng = random.Random(f"{self._seed} step {step}")
+    share = lambda level: level_weights[min(level, len(level_weights) - 1)]
     present = sorted(self._levels)
-    weights = [level_weights[min(level, len(level_weights) - 1)] for level in present]
-    if not sum(weights):
+    if not sum(map(share, present)):
       raise ValueError(
         f"level weights {tuple(level_weights)} give no weight to the levels present, {present}"
       )
-    return [self._draw(level) for level in rng.choices(present, weights, k=count)]
+    if not self._single_epoch:
+      weights = [share(level) for level in present]
+      return [self._draw(level) for level in rng.choices(present, weights, k=count)]
+    left = {level: len(self._levels[level]) - self._drawn.get(level, 0) for level in present}
+    left = {level: n for level, n in left.items() if share(level)}
+    if sum(left.values()) < count:
+      raise ValueError(
+        f"a single epoch has {sum(left.values())} tasks left, and step {step} needs {count}; make "
+        "more tasks, or lower learner.steps or learner.groups_per_step"
+      )
+    drawn = []
+    for _ in range(count):
+      open_levels = [level for level, n in left.items() if n]
+      level = rng.choices(open_levels, [share(each) for each in open_levels])[0]
+      left[level] -= 1
+      drawn.append(self._draw(level))
+    return drawn
 
   def state(self) -> dict[str, Any]:
     """JSON: how many tasks of each level were handed out."""

@@ -76,7 +76,12 @@ def _train(
     with Progress("learning", config.learner.steps, first) as progress:
       current = loop.train(
         current,
-        TaskStream(corpus.tasks["train"], config.seed, ledger.get("stream")),
+        TaskStream(
+          corpus.tasks["train"],
+          config.seed,
+          ledger.get("stream"),
+          single_epoch=config.learner.single_epoch,
+        ),
         loop.Plan(
           collect=lambda tasks, step: collect(config, players, tasks, step),
           total=lambda trajectory, step: evaluation.total(config, trajectory, step),

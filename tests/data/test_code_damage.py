@@ -1,10 +1,13 @@
 """Mutations and removals, on functions small enough to list all of them by hand."""
 
 import ast
+import inspect
 import pathlib
 import random
+import textwrap
 
-from jaxrl_agents.data import code_mutations, code_removals, code_repos
+from jaxrl_agents.data import code_leaks, code_mutations, code_removals, code_repos, coding_tasks
+from jaxrl_agents.grading.repo import Repo
 
 CLAMP = '''\
 def clamp(value, low):
@@ -106,3 +109,16 @@ def test_picked_removals_stay_below_the_lines_asked_for():
 
 def test_one_line_bodies_beside_their_signature_are_left_alone():
   assert code_removals.removals(source_of("def f(): return 1\n"), min_lines=1) == []
+
+
+def test_a_function_that_stands_in_another_module_of_the_library_is_left_alone():
+  text = inspect.getsource(textwrap.dedent)
+  source = source_of(text)
+  _, function = next(code_mutations.functions(source))
+  known = code_leaks.telling(source, function)
+  assert len(known) >= code_leaks.MIN_CHARACTERS
+  assert code_leaks.is_elsewhere(known, ())
+  assert not code_leaks.is_elsewhere(known, code_leaks.masks(f"{code_leaks.PLACE}/textwrap.py"))
+  files = {"main.py": text}
+  assert coding_tasks.Damager(Repo("m", "m", "suite", files, ("main.py",)), 0).next("token") is None
+  assert not code_leaks.is_elsewhere("", ())

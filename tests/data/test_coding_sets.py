@@ -6,6 +6,7 @@ import tarfile
 
 import pytest
 
+from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.data import code_repos, coding_sets, coding_tasks
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.grading import repo as repo_lib
@@ -114,12 +115,11 @@ def test_a_set_is_read_back_as_written_and_refused_when_changed(made, tmp_path):
 
 def test_a_slice_is_chosen_by_kind_level_and_length(made):
   split = max(made.tasks, key=lambda s: len(made.tasks[s]))
-  choose = lambda **options: coding_sets.chosen(
-    made, split, **{"repo_kind": "any", "max_level": 3, "max_file_characters": 10**6} | options
-  )
+  choose = lambda **options: coding_sets.chosen(made, split, CodingConfig(**options))
   assert choose() == sorted(made.tasks[split], key=lambda task: task.id)
   assert all(t.facts["level"] == 0 for t in choose(max_level=0))
   assert all(t.facts["repo_kind"] == "calls" for t in choose(repo_kind="calls"))
+  assert {t.facts["kind"].split()[0] for t in choose(damage="token")} == {"token"}
   assert choose(max_file_characters=10) == []
 
 

@@ -4,9 +4,8 @@ import dataclasses
 
 from jaxrl_agents import chat
 from jaxrl_agents.config import CodingConfig
-from jaxrl_agents.envs import coding
 from jaxrl_agents.envs.coding_players import make_player, turn
-from jaxrl_agents.envs.workshop import CodeIndexes, Pages
+from jaxrl_agents.envs.workshop import CodeIndexes, CodingServices, Pages
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.types import Message, Task
 from tests.grading.benches import CALL_FACTS, CALLS, SUITE, SUITE_FACTS, with_sandboxes
@@ -32,7 +31,7 @@ def services(workshop, **changes):
   limits = dataclasses.replace(LIMITS, **changes)
   pages = Pages({"https://example.org/Clamp": "clamp keeps a value between two bounds"})
   repos = {repo.id: repo for repo in (CALLS, SUITE)}
-  return coding.CodingServices(chat.load(), repos, limits, workshop, CodeIndexes(40), pages)
+  return CodingServices(chat.load(), repos, limits, workshop, CodeIndexes(40), pages)
 
 
 async def play_async(shared, turns, task=CALL_TASK, **options):

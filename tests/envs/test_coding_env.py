@@ -220,7 +220,7 @@ def test_a_long_context_is_summarised_by_the_policy_and_trained_as_one_chain():
 
   def spoken(context):
     prompts.append(context.messages)
-    if context.messages[-1].content == coding_view.SUMMARIZE:
+    if context.messages[-1].content.startswith("Please summarize"):
       return Message("assistant", f"Saw number {len(prompts)}.", turn(CHECK).tool_calls)
     return long_turns(1)[0] if len(prompts) < 9 else DONE
 
@@ -248,7 +248,7 @@ def test_a_long_context_is_summarised_by_the_policy_and_trained_as_one_chain():
   trained = [s.tokens[s.loss_mask] for s in trajectory.segments]
   np.testing.assert_array_equal(np.concatenate(replies), np.concatenate(trained))
   # The request for a summary continues its segment (nothing before it is changed), untrained.
-  asked = services(None).chat.encode(coding_view.SUMMARIZE)
+  asked = services(None).chat.encode(coding_view.SUMMARIZE.format(number=1))
   segment = trajectory.segments[0]
   windows = [segment.tokens[i : i + len(asked)] for i in range(len(segment.tokens))]
   at = next(i for i, w in enumerate(windows) if np.array_equal(w, asked))
@@ -262,7 +262,7 @@ def test_a_long_context_is_summarised_by_the_policy_and_trained_as_one_chain():
 
 def test_a_summary_that_is_cut_off_goes_on_as_far_as_it_came():
   def spoken(context):
-    if context.messages[-1].content == coding_view.SUMMARIZE:
+    if context.messages[-1].content.startswith("Please summarize"):
       return Message("assistant", "word " * 500)
     return DONE if "<summary" in context.messages[-1].content else long_turns(1)[0]
 

@@ -6,10 +6,9 @@ import dataclasses
 from jaxrl_agents import chat
 from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.data import code_repos, coding_tasks
-from jaxrl_agents.envs import coding
 from jaxrl_agents.envs.coding_expert import CodingExpert, ExpertNoise
 from jaxrl_agents.envs.coding_players import Oracle, Tamperer, do_nothing, make_player, replacements
-from jaxrl_agents.envs.workshop import CodeIndexes
+from jaxrl_agents.envs.workshop import CodeIndexes, CodingServices
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from tests.envs.coding_bench import CALL_TASK, LIMITS, services
@@ -41,7 +40,7 @@ def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not():
           judge, found, plans=("features", "token", "statement"), count=3, seed=1, tally=tally
         )
       ]
-    shared = coding.CodingServices(chat.load(), repos, CodingConfig(), workshop, CodeIndexes(100))
+    shared = CodingServices(chat.load(), repos, CodingConfig(), workshop, CodeIndexes(100))
     makers = {
       "oracle": lambda task: Oracle(task, shared),
       "nobody": lambda task: do_nothing,

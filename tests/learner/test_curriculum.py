@@ -38,3 +38,23 @@ def test_levels_without_weight_are_not_drawn():
 def test_beta_falls_in_five_equal_phases_as_published():
   betas = [curriculum.phase_value((4, 3.5, 3, 2.5, 2), step, 10) for step in range(10)]
   assert betas == [4, 4, 3.5, 3.5, 3, 3, 2.5, 2.5, 2, 2]
+
+
+def test_a_single_epoch_hands_no_task_out_twice_across_restarts_and_then_ends():
+  tasks = [Task(f"{level}-{i}", "toy", "", {"level": level}) for level in (0, 1) for i in range(6)]
+  handed, state = [], None
+  for step in range(3):
+    stream = curriculum.TaskStream(tasks, 5, state, single_epoch=True)  # each step is a new process
+    handed += [task.id for task in stream.next(4, step, (0.9, 0.1))]
+    state = stream.state()
+  assert sorted(handed) == sorted(task.id for task in tasks)
+  with pytest.raises(ValueError, match="has 0 tasks left, and step 3 needs 4"):
+    curriculum.TaskStream(tasks, 5, state, single_epoch=True).next(4, 3, (0.9, 0.1))
+
+
+def test_a_level_without_weight_is_not_used_up_in_a_single_epoch():
+  tasks = [Task(f"{level}-{i}", "toy", "", {"level": level}) for level in (0, 1) for i in range(3)]
+  stream = curriculum.TaskStream(tasks, 0, single_epoch=True)
+  assert {task.facts["level"] for task in stream.next(3, 0, (1.0, 0.0))} == {0}
+  with pytest.raises(ValueError, match="0 tasks left"):
+    stream.next(1, 1, (1.0, 0.0))
