@@ -43,8 +43,8 @@ def suggested(cfg: PolicyConfig, num_devices: int) -> dict[str, int]:
 
   What is left over where the width does not divide further is replicated ("data").
   """
-  expert = math.gcd(cfg.num_experts, num_devices) if cfg.num_moe_layers else 1
-  fsdp = math.gcd(cfg.embed_dim, num_devices // expert)
+  expert = math.gcd(cfg.num_experts, num_devices, cfg.embed_dim) if cfg.num_moe_layers else 1
+  fsdp = math.gcd(cfg.embed_dim // expert, num_devices // expert)
   return {"data": num_devices // expert // fsdp, "fsdp": fsdp, "expert": expert}
 
 

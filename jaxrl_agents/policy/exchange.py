@@ -84,8 +84,8 @@ def _flat(x):
 
 
 AXES = {
-  "gate_up": ("expert", "embed", None, "ffw"),
-  "down": ("expert", "ffw", "embed"),
+  "gate_up": ("expert", "expert_embed", None, "ffw"),
+  "down": ("expert", "ffw", "expert_embed"),
   "gate_up_bias": ("expert", None, "ffw"),
   "down_bias": ("expert", None),
 }
@@ -126,10 +126,11 @@ def _on_mesh(experts, x, weight, choice, clamp, kernels, rules):
 
 
 def _whole_width(array: jax.Array, axes: tuple[str | None, ...], rules: sharding.Rules):
-  """An array with its axis "embed" gathered, where the rules split it."""
-  if "embed" not in axes or not rules["embed"]:
+  """An array with its width gathered, where the rules split it."""
+  width = "expert_embed"
+  if width not in axes or not rules[width]:
     return array
-  return jax.lax.all_gather(array, rules["embed"], axis=axes.index("embed"), tiled=True)
+  return jax.lax.all_gather(array, rules[width], axis=axes.index(width), tiled=True)
 
 
 def _exchanged(experts, x, weight, choice, clamp, *, run):

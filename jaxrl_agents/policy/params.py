@@ -288,9 +288,12 @@ def _moe(cfg: PolicyConfig, dtype: Any) -> dict[str, Any]:
       "gate_up_bias": _bias((2, cfg.expert_ffw_dim), (None, "ffw"), dtype),
       "down_bias": _bias((cfg.embed_dim,), (None,), dtype),
     }
+  width = {"embed": "expert_embed"}
   experts = jax.tree.map(
     lambda spec: dataclasses.replace(
-      spec, shape=(cfg.num_experts, *spec.shape), axes=("expert", *spec.axes)
+      spec,
+      shape=(cfg.num_experts, *spec.shape),
+      axes=("expert", *(width.get(axis, axis) for axis in spec.axes)),
     ),
     ffw,
     is_leaf=is_spec,

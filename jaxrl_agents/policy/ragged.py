@@ -15,6 +15,10 @@ import jax.numpy as jnp
 from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import sharding
 
+BLOCK_KEYS = 512
+BLOCK_QUERIES = 32
+"""Cached tokens and queries that are read at once. The kernel's own table needs a TPU."""
+
 
 def attend(
   q: jax.Array, pages: jax.Array, layer: jax.Array | int, step: cache_lib.Step, scale: float
@@ -53,15 +57,34 @@ def attend(
 def _of_device(q, pages, layer, page_table, lengths, *, scale):
   from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
+  out = ragged_paged_attention(
+    *arguments(q, pages, layer, page_table, lengths),
+    sm_scale=scale,
+    num_kv_pages_per_block=min(page_table.shape[1], max(1, BLOCK_KEYS // pages.shape[2])),
+    num_queries_per_block=BLOCK_QUERIES,
+  )
+  return out.reshape(q.shape).astype(q.dtype)
+
+
+def arguments(
+  q: jax.Array, pages: jax.Array, layer: jax.Array, page_table: jax.Array, lengths: jax.Array
+) -> tuple[jax.Array, ...]:
+  """What the kernel takes: queries, pages, lengths with the new tokens, tables, first queries, B.
+
+  Args:
+    q: [B, Q, G, R, H].
+    pages: [L, P, S, 2 G, H].
+    layer: int32 [].
+    page_table: int32 [B, Pm].
+    lengths: int32 [B], tokens of each row before the new ones.
+  """
   rows, queries, groups, repeats, width = q.shape
   layers, count, *entry = pages.shape
-  out = ragged_paged_attention(
+  return (
     q.reshape(rows * queries, groups * repeats, width),
     pages.reshape(layers * count, *entry),
     lengths + queries,
     page_table + layer * count,
     jnp.arange(rows + 1, dtype=jnp.int32) * queries,
     jnp.full(1, rows, jnp.int32),
-    sm_scale=scale,
   )
-  return out.reshape(q.shape).astype(q.dtype)

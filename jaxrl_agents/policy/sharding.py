@@ -1,9 +1,9 @@
 """Which mesh axis carries which logical axis: one dict for training, one for serving.
 
-Mesh axes: "data" (replicas), "fsdp" (rows, and parameters split along their width), "expert" (rows,
-and experts), "context" (time, for long rows, and parameters as "fsdp"), "tensor" (heads, ffw and
-vocabulary). Rows of a batch are split over the first three. The last axes join the nearest devices:
-tensor exchanges most often.
+Mesh axes: "data" (replicas), "fsdp" (rows, and parameters split along their width), "expert" (the
+same, and experts), "context" (time, for long rows, and parameters as "fsdp"), "tensor" (heads, ffw
+and vocabulary). Rows of a batch are split over the first three. The last axes join the nearest
+devices: tensor exchanges most often.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ TRAIN_RULES: Rules = {
   "time": ("context",),
   "row_parts": ("context", "data", "fsdp", "expert"),
   "layers": (),
-  "embed": ("fsdp", "context"),
+  "embed": ("fsdp", "expert", "context"),
+  "expert_embed": ("fsdp", "context"),
   "latent": ("fsdp", "context"),
   "vocab": ("tensor",),
   "heads": ("tensor",),
@@ -35,14 +36,14 @@ TRAIN_RULES: Rules = {
   "ffw": ("tensor",),
   "expert": ("expert",),
 }
-"""Parameters and optimiser moments are split along their width too, over the devices of rows and of
-time: gathered when they are used. What projects MLA's latents up is split along these.
+"""Parameters and optimiser moments are split along their width too, over devices that would hold
+the same: gathered when they are used. What projects MLA's latents up is split along these.
 
 "row_parts" are rows cut along time into as many parts as devices hold of them, all first parts
 first: that is how tokens lie on the devices already.
 """
 
-SERVE_RULES: Rules = {**TRAIN_RULES, "embed": (), "latent": ()}
+SERVE_RULES: Rules = {**TRAIN_RULES, "embed": (), "expert_embed": (), "latent": ()}
 """Decoding reads every weight for a few tokens: gathering them at each step would cost more."""
 
 

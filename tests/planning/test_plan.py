@@ -46,7 +46,7 @@ def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
   router = 2 * width * experts
   norms = 5 * width + 2 * experts  # and the routers' selection biases
   assert found["model"]["parameters"] == split_by_width + routed + router + norms
-  of_a_device = (split_by_width + router) // 2 + routed // 8 + norms
+  of_a_device = (split_by_width + router) // 8 + routed // 8 + norms
   assert learner["memory"]["parts_bytes"]["parameters"] == 4 * of_a_device + 4  # and the version
   assert learner["memory"]["fits"]
   pages = 2 * 2048 * 32 * (2 * 2 * 32)

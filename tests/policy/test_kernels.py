@@ -142,25 +142,25 @@ def test_kernels_are_chosen_by_what_is_compiled_for_and_can_be_turned_off():
   assert kernels.for_cache(dataclasses.replace(wide, head_dim=64), jnp.float32, 1) == "reference"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ragged_paged_attention_equals_the_loop_over_pages(dtype):
-  """Rows of different lengths, one without work; the second of two layers; three new tokens."""
-  layers, count, page_tokens, groups, repeats, width = 2, 9, 16, 2, 2, 128
+def test_what_ragged_paged_attention_is_given_means_what_the_loop_over_pages_computes():
+  """By the kernel's own reference: it cannot be interpreted. The second of two layers, rows of
+  different lengths, one without work.
+  """
+  from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
+
+  layers, count, page_tokens, groups, repeats, width = 2, 9, 16, 2, 2, 8
   q, entries = draws(
     (3, 3, groups, repeats, width), (layers, count, page_tokens, 2 * groups, width)
   )
-  pages = cache.PagedCache(entries.astype(dtype))
+  pages = cache.PagedCache(entries)
   table = jnp.asarray([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 0, 0]], jnp.int32)
-  lengths, num_new = jnp.asarray([45, 17, 1]), jnp.asarray([3, 2, 0])
-  step = cache.plan_step(pages, table, lengths, num_new, 3)
-  arrays = q.astype(dtype), pages.pages, 1, step
-  with pltpu.force_tpu_interpret_mode():
-    found = ragged.attend(*arrays, 0.1)
+  step = cache.plan_step(pages, table, jnp.asarray([45, 17, 1]), jnp.asarray([3, 2, 0]), 3)
+  given = ragged.arguments(q, entries, jnp.asarray(1), table, step.positions[:, 0])
+  found = kernel.ref_ragged_paged_attention(*given, sm_scale=0.1).reshape(q.shape)
   split = lambda entries: (entries[:, :, 0::2], entries[:, :, 1::2])
-  expected = paged.attend(*arrays, split, 0.1)
-  tolerance = {"float32": 2e-5, "bfloat16": 2e-2}[dtype]
+  expected = paged.attend(q, entries, 1, step, split, 0.1)
   for row, real in enumerate((3, 2)):
-    close(*(np.float32(x[row, :real]) for x in (found, expected)), atol=tolerance)
+    close(found[row, :real], expected[row, :real], atol=2e-5)
 
 
 FAMILIES = {"gqa": tiny.GQA, "mla": tiny.MLA, "sinks": tiny.BIASED}
@@ -218,3 +218,31 @@ def test_training_on_a_mesh_compiles_for_tpu_with_every_kernel(family):
   for kernel in ("gmm", "splash"):
     assert kernel in text
   assert lowered.compile().memory_analysis().temp_size_in_bytes > 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra libtpu")
+@pytest.mark.parametrize("new_tokens", [1, 64])
+def test_decoding_and_prefill_on_a_mesh_compile_for_tpu_with_the_kernel(new_tokens):
+  os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3"}
+  from jax.experimental import topologies
+
+  devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+  mesh = sharding.make_mesh(data=2, tensor=2, devices=list(devices))
+  placed = lambda shape, dtype, *axes: jax.ShapeDtypeStruct(
+    shape,
+    dtype,
+    sharding=jax.sharding.NamedSharding(mesh, sharding.spec(axes, sharding.SERVE_RULES)),
+  )
+  q = placed((4, new_tokens, 4, 2, 128), jnp.bfloat16, "batch", None, "kv_heads")
+  pages = placed((2, 9, 64, 8, 128), jnp.bfloat16, None, None, None, "kv_heads")
+  ids = lambda *shape: placed(shape, jnp.int32, "batch")
+
+  def attend(q, pages, table, positions):
+    step = cache.Step(table, positions, positions, positions)
+    return ragged.attend(q, pages, 1, step, 0.1)
+
+  with jax.set_mesh(mesh):
+    lowered = jax.jit(attend).lower(q, pages, ids(4, 8), ids(4, new_tokens))
+    memory = lowered.compile().memory_analysis()
+  assert "ragged_paged_attention" in lowered.as_text()
+  assert memory.temp_size_in_bytes < 2 * 9 * 64 * 4 * 128 * 2  # no copy of the pages

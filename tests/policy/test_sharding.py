@@ -25,8 +25,8 @@ def test_every_parameter_has_the_partition_of_its_logical_axes():
   assert moe["experts"]["gate_up"].spec == PartitionSpec(
     None, ("expert",), ("fsdp", "context"), None, ("tensor",)
   )
-  assert moe["router"].spec == PartitionSpec(None, ("fsdp", "context"), None)
-  assert placed["head"].spec == PartitionSpec(("fsdp", "context"), ("tensor",))
+  assert moe["router"].spec == PartitionSpec(None, ("fsdp", "expert", "context"), None)
+  assert placed["head"].spec == PartitionSpec(("fsdp", "expert", "context"), ("tensor",))
 
 
 def test_what_projects_latents_up_is_split_along_them():
