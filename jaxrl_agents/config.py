@@ -237,6 +237,9 @@ class SwarmConfig:
   Attributes:
     sub_policy: name of the frozen policy that plays sub-agents (Limits.policy); "" is the policy in
       training itself.
+    sub_init: folder of its weights, of any size; "": those that training starts from.
+    alone: the orchestrator has the tools of the corpus alone, and no sub-agents.
+    stretch: factor of the tasks' budgets of critical steps.
     max_turns: of the orchestrator, whatever its task's budget of critical steps.
     sub_max_turns: of a sub-agent; what is left of the critical steps may be less.
     sub_token_budget: of the context of a sub-agent.
@@ -250,6 +253,9 @@ class SwarmConfig:
   """
 
   sub_policy: str = "frozen"
+  sub_init: str = ""
+  alone: bool = False
+  stretch: float = 1.0
   max_turns: int = 15
   sub_max_turns: int = 100
   sub_token_budget: int = 32_268
@@ -294,8 +300,12 @@ class SftConfig:
     demonstration_tasks: tasks of the train split, played `rollouts_per_task` times and filtered.
     hasty: probability that the expert, in an episode, asks for one clue alone and answers: what
       reinforcement learning is to unlearn.
+    serial: of a swarm, probability that the orchestrator of an episode does everything itself.
+    max_children: of a swarm, sub-agents of an episode that are imitated beside their orchestrator.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
     rates: of demonstrations, practice, copies and drills in the mixture.
+    beside: files of other configs, whose demonstrations join the mixture, each at a rate of
+      `beside_rates`: a policy that is to be the base of all of them.
     balance_rate: step of the routers' selection biases towards equal load of the experts.
     mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
     mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.
@@ -312,12 +322,16 @@ class SftConfig:
   demonstration_tasks: int = 400
   rollouts_per_task: int = 2
   hasty: float = 0.3
+  serial: float = 0.7
+  max_children: int = 2
   practice_tasks: int = 0
   copy_segments: int = 0
   reading_drills: int = 0
   optimizer: Optimizer = "adamw"
   qk_clip: float = 0.0
   rates: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
+  beside: tuple[str, ...] = ()
+  beside_rates: tuple[float, ...] = ()
   copy_phase: float = 0.4
   balance_rate: float = 1e-3
   mtp_weight: float = 0.0
@@ -497,6 +511,11 @@ def validate(config: RunConfig) -> RunConfig:
     raise ValueError(
       f"sft.rates={config.sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
       f"{', '.join(SFT_SOURCES)}"
+    )
+  if len(config.sft.beside) != len(config.sft.beside_rates):
+    raise ValueError(
+      f"sft.beside={config.sft.beside} and sft.beside_rates={config.sft.beside_rates} must be of "
+      "one length: a rate for each config"
     )
   if learner.groups_per_step % learner.substeps:
     raise ValueError(

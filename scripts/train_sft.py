@@ -12,7 +12,7 @@ another mesh. Of several processes that share the disk each runs it, with its ow
 
 from absl import flags
 
-from jaxrl_agents.runs import command, config_flags, processes, setup, sft
+from jaxrl_agents.runs import command, config_flags, processes, recipes, setup, sft
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -27,7 +27,7 @@ def main() -> None:
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
   with processes.first_alone("corpus"):
-    corpus = setup.open_corpus(config)
+    corpus = recipes.of(config).open_corpus(config)
   with setup.devices(config):
     sft.train(config, corpus, workdir)
   print(f"the warm start is in {workdir.warm_start}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from jaxrl_agents.config import SearchConfig, SwarmConfig
@@ -41,7 +42,8 @@ class SwarmServices:
 
 
 class SwarmEnv:
-  """One episode. Invariant: the critical steps of `stages` never exceed the task's `max_steps`.
+  """One episode. Invariant: the critical steps of `stages` never exceed the task's `max_steps`
+  times `stretch`.
 
   Stops: "answer"; "step_limit" (calls where the last step was left); "turn_limit";
   "context_overflow"; "malformed" (as in the search environment).
@@ -62,6 +64,9 @@ class SwarmEnv:
     self._messages: list[Message] = []
     self._assigned = self._malformed_turns = 0
     own = [Tool(view.CREATE, self._create), Tool(view.ASSIGN, self._assign)]
+    if services.limits.alone:
+      own = []
+    self._max_steps = math.ceil(task.facts["max_steps"] * services.limits.stretch)
     self._tools = {tool.spec.name: tool for tool in (*own, *self._corpus.tools)}
     self._specs = tuple(tool.spec for tool in self._tools.values())
 
@@ -131,7 +136,7 @@ class SwarmEnv:
   @property
   def _left(self) -> int:
     """Critical steps left, the answer's included."""
-    return self._task.facts["max_steps"] - parl.critical_steps(self.stages)
+    return self._max_steps - parl.critical_steps(self.stages)
 
   def _performance(self, answer: str) -> dict[str, float]:
     facts = self._task.facts

@@ -82,6 +82,12 @@ def summary(groups: Sequence[Group], total: Total) -> dict[str, float]:
   }
 
 
+def entry(groups: Sequence[Group], total: Total, metrics: Sequence[str]) -> dict[str, float]:
+  """Those of `metrics` that an evaluation has, means over tasks, in their order."""
+  found = summary(groups, total)
+  return {name: found[name] for name in metrics if name in found}
+
+
 def paired_bootstrap(
   candidate: TaskScores, baseline: TaskScores, *, resamples: int = 10_000, seed: int = 0
 ) -> Gain:

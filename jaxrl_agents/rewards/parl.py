@@ -68,7 +68,7 @@ def swarm_parts(stages: Sequence[Stage]) -> dict[str, float]:
   Returns:
     width: most assignments at once; assigned (calls of assign_task, refused ones too), finished,
     finish_rate (finished / assigned, of those that no fault hit; 0 for none), faults;
-    critical_steps, total_steps; serial (1 if width < 2); "parallelism", sum of the sub-agents'
+    critical_steps, total_steps; serial_rate (1 if width < 2); "parallelism", sum of the sub-agents'
     steps / sum of the longest of each stage, only where there are any; a count of each status.
   """
   ran = [each for stage in stages for each in stage.assigned]
@@ -85,7 +85,7 @@ def swarm_parts(stages: Sequence[Stage]) -> dict[str, float]:
     "refused": float(sum(stage.refused for stage in stages)),
     "critical_steps": float(critical_steps(stages)),
     "total_steps": float(total_steps(stages)),
-    "serial": float(width < 2),
+    "serial_rate": float(width < 2),
   }
   parts |= {
     f"sub_{status}": float(sum(each.status == status for each in ran))

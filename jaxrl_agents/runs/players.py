@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents import config as config_lib
@@ -13,7 +14,8 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness.process import Job, WorkerSpec
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner.preemption import Notice, Preempted
-from jaxrl_agents.runs import processes, setup
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import base, processes, setup
 from jaxrl_agents.sampler import lockstep
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Leader
@@ -30,12 +32,17 @@ PUBLISHED_KEPT = 2
 
 
 def make_engine(
-  config: RunConfig, params: dict[str, Any], version: int, clock: Callable[[], float]
+  config: RunConfig,
+  params: dict[str, Any],
+  version: int,
+  clock: Callable[[], float] = time.monotonic,
+  model: PolicyConfig | None = None,
 ) -> Engine:
-  """The engine of a run on the ambient mesh."""
+  """An engine of a run on the ambient mesh, for a policy of the sizes of `config` or of `model`."""
   sampler = config.sampler
+  model = model or config.policy.model
   return Engine(
-    config.policy.model,
+    model,
     params,
     version=version,
     slots=sampler.slots,
@@ -43,10 +50,18 @@ def make_engine(
     num_pages=sampler.num_pages,
     max_context_tokens=config.search.token_budget,
     prefill_tokens=sampler.prefill_tokens,
-    draft_tokens=sampler.draft_tokens,
+    draft_tokens=sampler.draft_tokens if model.mtp_depth else 0,
     dtype=config.policy.dtype,
     clock=clock,
   )
+
+
+def frozen_engine(config: RunConfig, folder: pathlib.Path | str) -> Engine:
+  """The engine of a policy that is not trained, of the sizes that its folder says."""
+  named = pathlib.Path(folder)
+  model = base.load_sizes(named) if (named / base.SIZES).is_file() else config.policy.model
+  params = base.load(str(folder), model, dtype=config.policy.dtype)
+  return make_engine(config, params, 0, model=model)
 
 
 @contextlib.contextmanager
@@ -79,6 +94,7 @@ class Players:
     weights: folder of the published versions; needed to publish, and for slices.
     bond: with the other processes; none for one that is alone.
     notice: of a wish to stop, which is followed while groups are played.
+    frozen: {policy: folder of weights} of those that play beside the one in training.
   """
 
   def __init__(
@@ -91,6 +107,7 @@ class Players:
     weights: pathlib.Path | None,
     bond: Bond,
     notice: Notice,
+    frozen: Mapping[str, pathlib.Path | str] | None = None,
   ):
     self._config, self._spec = config, spec
     self._weights = weights or pathlib.Path()
@@ -98,6 +115,7 @@ class Players:
     self._clock = lockstep.Clock()
     self._engine: Engine | None = None
     self._slices: Slices | None = None
+    self._others = {name: frozen_engine(config, folder) for name, folder in (frozen or {}).items()}
     self._seen = Stats()
     self._stack = contextlib.ExitStack()
     if config.sampler.slices:
@@ -127,8 +145,9 @@ class Players:
     """Compiles every program of the engine, or waits for the slices to have done so; waits for a
     worker.
     """
-    if self._engine:
-      self._engine.warm_up()
+    for engine in (self._engine, *self._others.values()):
+      if engine:
+        engine.warm_up()
     if self._slices:
       self._slices.wait_until_ready()
     if self._bond.is_first:
@@ -211,6 +230,7 @@ class Players:
       max_rollouts=workers.episodes,
       deterministic=workers.deterministic,
       stall_s=workers.stall_s,
+      others=self._others,
     )
 
   def _publish(self, params: dict[str, Any], version: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import pathlib
 import platform
 import time
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import base, evaluation, processes, setup
+from jaxrl_agents.runs import base, evaluation, processes, recipes, setup
+from jaxrl_agents.runs.corpus import Corpus
 from jaxrl_agents.runs.players import Players
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
@@ -28,7 +30,7 @@ from jaxrl_agents.wire.bond import Bond
 PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
+def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains from the warm start in `workdir` (or `policy.init`); returns the summary.
 
   Goes on where an earlier run of the same config stopped, whatever its mesh was; a finished run is
@@ -41,7 +43,7 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
 
 
 def _train(
-  config: RunConfig, corpus: setup.Corpus, workdir: Workdir, bond: Bond, notice: Notice
+  config: RunConfig, corpus: Corpus, workdir: Workdir, bond: Bond, notice: Notice
 ) -> dict[str, Any]:
   """`train` in each of the processes; all but the first only help, and return nothing."""
   began = time.monotonic()
@@ -58,15 +60,21 @@ def _train(
     workdir.merge_summary(description(config))
     workdir.drop_metrics_from("rl", first)
     weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
-  with Players(
-    config,
-    setup.policy_spec(config, corpus),
-    lora.merged(current.policy.params),
-    version,
-    weights=workdir.weights,
-    bond=bond,
-    notice=notice,
-  ) as players:
+  recipe = recipes.of(config)
+
+  def players_of(config: RunConfig) -> Players:
+    return Players(
+      config,
+      recipe.policy_spec(config, corpus),
+      lora.merged(current.policy.params),
+      int(current.policy.version),
+      weights=workdir.weights,
+      bond=bond,
+      notice=notice,
+      frozen=recipe.frozen(config, frozen_policy(config, workdir)),
+    )
+
+  with players_of(config) as players:
     players.warm_up()
     ready = time.monotonic()
     before = evaluated(config, corpus, workdir, players, "warm_start")
@@ -84,7 +92,7 @@ def _train(
         ),
         loop.Plan(
           collect=lambda tasks, step: collect(config, players, tasks, step),
-          total=lambda trajectory, step: evaluation.total(config, trajectory, step),
+          total=lambda trajectory, step: recipe.total(config, trajectory, step),
           publish=lambda params, number: players.publish(lora.merged(params), number),
           save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
           report=Reporter(config, workdir, players, progress) if bond.is_first else _no_report,
@@ -97,8 +105,15 @@ def _train(
         first_step=first,
       )
     trained = time.monotonic()
-    after = evaluated(config, corpus, workdir, players, "trained")
+    evaluations = {
+      "warm_start": before,
+      "trained": evaluated(config, corpus, workdir, players, "trained"),
+    }
     recompiles = players.stats.compiles - compiles
+  for name, variant in recipe.variants(config).items():
+    with players_of(variant) as players:
+      players.warm_up()
+      evaluations[name] = evaluated(variant, corpus, workdir, players, name)
   manager.close()
   merged = processes.gathered(lora.merged(current.policy.params))
   if not bond.is_first:
@@ -112,10 +127,17 @@ def _train(
     "evaluate_trained": time.monotonic() - trained,
   }
   return workdir.merge_summary(
-    evaluation.compare(config, corpus, before, after)
+    recipe.compare(config, corpus, evaluations)
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
+
+
+def frozen_policy(config: RunConfig, workdir: Workdir) -> pathlib.Path:
+  """The folder of the weights that training starts from."""
+  if (workdir.warm_start / base.WEIGHTS).exists():
+    return workdir.warm_start
+  return pathlib.Path(config.policy.init)
 
 
 def optimizer(config: RunConfig):
@@ -153,7 +175,7 @@ def collect(config: RunConfig, players: Players, tasks: Sequence[Task], step: in
 
 
 def evaluated(
-  config: RunConfig, corpus: setup.Corpus, workdir: Workdir, players: Players, name: str
+  config: RunConfig, corpus: Corpus, workdir: Workdir, players: Players, name: str
 ) -> list[Group]:
   """The groups of an evaluation: played now, or read where an earlier run left them."""
   file = workdir.trajectories / f"eval_{name}.npz"
@@ -192,7 +214,8 @@ class Reporter:
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     """One step of the loop."""
     engine = self.players.take_stats()
-    total = lambda trajectory: evaluation.total(self.config, trajectory, step)
+    recipe = recipes.of(self.config)
+    total = lambda trajectory: recipe.total(self.config, trajectory, step)
     found = suites.summary(groups, total) | metrics
     found |= {
       "draft_acceptance": engine["accepted"] / max(engine["drafted"], 1),
@@ -206,8 +229,8 @@ class Reporter:
     queue.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
     self.progress.advance(
       reward=found.get("reward", 0.0),
-      recall=found.get("output_recall", 0.0),
       tokens_per_s=found["sampler_tokens_per_s"],
+      **{recipe.HEADLINE: found.get(recipe.HEADLINE, 0.0)},
     )
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,79 +15,14 @@ import optax
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.chat import Chat, numbers
 from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig
-from jaxrl_agents.data import practice, task_sets
-from jaxrl_agents.envs import short_ids
-from jaxrl_agents.envs.search_expert import ExpertNoise
-from jaxrl_agents.harness.process import WorkerSpec
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.learner import checkpoint
 from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy import lora, mimetic, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.retrieval import index as index_lib
 from jaxrl_agents.runs import base
 from jaxrl_agents.runs.workdir import Workdir
-from jaxrl_agents.types import Task
-
-
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-  """Tasks by split and the index that they are searched in; `short_ids` as in SearchConfig."""
-
-  task_set: task_sets.TaskSet
-  index: index_lib.Index
-  short_ids: bool = False
-
-  @functools.cached_property
-  def tasks(self) -> dict[str, Sequence[Task]]:
-    """The tasks of each split."""
-    return {split: self._named(tasks) for split, tasks in self.task_set.tasks.items()}
-
-  def sample(self, split: str, count: int, seed: int) -> list[Task]:
-    """`count` tasks of a split in a random order; all of them if there are fewer."""
-    tasks = sorted(self.tasks[split], key=lambda task: task.id)
-    if not tasks:
-      raise ValueError(f"the corpus has no {split} tasks; use a larger one")
-    return random.Random(f"{seed} {split}").sample(tasks, min(count, len(tasks)))
-
-  def practice(self, count: int, seed: int, max_clues: int = 3) -> list[Task]:
-    """Simple tasks of unrelated clues of the train split."""
-    clues = self.task_set.clue_pool("train")
-    return self._named(practice.practice_tasks(clues, count, seed, max_clues))
-
-  def sampled_texts(self, count: int, seed: int = 0) -> list[str]:
-    """The text of `count` random chunks, or of all if there are fewer."""
-    chunks = self.task_set.chunks
-    return [c.text for c in random.Random(seed).sample(chunks, min(count, len(chunks)))]
-
-  def _named(self, tasks: Iterable[Task]) -> list[Task]:
-    if not self.short_ids:
-      return list(tasks)
-    chunks = lambda task: [
-      chunk.id for i in task.facts.get("document_ids", ()) for chunk in self.index.document(i)
-    ]
-    return [short_ids.shortened(task, chunks(task)) for task in tasks]
-
-
-def open_corpus(config: RunConfig, report=print) -> Corpus:
-  """Makes tasks and index of `config.corpus`, or finds them in the cache.
-
-  Raises:
-    ValueError: the corpus cannot be read or no tasks can be made of it.
-  """
-  corpus = config.corpus
-  folder = cache(config)
-  task_set = task_sets.prepared(
-    corpus.source,
-    count_tokens=load_chat(config).count,
-    chunk_tokens=corpus.chunk_tokens,
-    cache_dir=folder,
-    seed=corpus.seed,
-    report=report,
-  )
-  index = index_lib.build(task_set.chunks, folder, dense_leg=corpus.dense)
-  return Corpus(task_set, index, config.search.short_ids)
 
 
 def load_chat(config: RunConfig) -> Chat:
@@ -117,19 +50,6 @@ def sampling(config: RunConfig, seed: int) -> Sampling:
     generate_deadline_s=config.workers.stall_s,
     episode_deadline_s=config.workers.stall_s * config.search.max_turns,
   )
-
-
-def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
-  """Workers in which the scripted expert plays."""
-  noise = ExpertNoise(hasty=config.sft.hasty)
-  arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, noise)
-  return WorkerSpec("jaxrl_agents.envs.search_expert:expert_services", arguments)
-
-
-def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
-  """Workers in which the policy plays, sampled by who sent the task."""
-  arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search)
-  return WorkerSpec("jaxrl_agents.envs.search:policy_services", arguments)
 
 
 def initial_params(config: RunConfig) -> dict[str, Any]:

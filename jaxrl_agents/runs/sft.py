@@ -19,11 +19,12 @@ from jaxrl_agents.learner import checkpoint, packing, state, train_step
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import base, processes, setup, sources
+from jaxrl_agents.runs.corpus import Corpus
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 
 
-def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
+def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains on the mixture, leaves the policy in `warm_start`; resumes where an earlier run
   stopped, whatever its mesh was. To be called within `setup.devices`, by every process.
 

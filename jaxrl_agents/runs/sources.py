@@ -11,20 +11,22 @@ import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
 from jaxrl_agents import chat as chat_lib
+from jaxrl_agents import config as config_lib
 from jaxrl_agents.chat import numbers as numbers_lib
 from jaxrl_agents.chat.numbers import DocumentNumbers
 from jaxrl_agents.config import SFT_SOURCES, RunConfig
-from jaxrl_agents.data import demonstrations, filters
+from jaxrl_agents.data import demonstrations
 from jaxrl_agents.envs import search_drills, search_tools
 from jaxrl_agents.harness.process import Job
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.retrieval.chunks import Chunk
-from jaxrl_agents.runs import players, setup
+from jaxrl_agents.runs import players, recipes, setup
+from jaxrl_agents.runs.corpus import Corpus
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
@@ -39,7 +41,13 @@ _MAKERS = ("types.py", "chat", "data", "envs", "harness", "retrieval", "rewards"
 """Code that decides what is made: a change of it makes the sources anew."""
 
 _OPTIONS = {
-  "demonstrations": ("demonstration_tasks", "rollouts_per_task", "hasty"),
+  "demonstrations": (
+    "demonstration_tasks",
+    "rollouts_per_task",
+    "hasty",
+    "serial",
+    "max_children",
+  ),
   "practice": ("practice_tasks", "hasty"),
   "copies": ("copy_segments",),
   "drills": ("reading_drills",),
@@ -47,7 +55,7 @@ _OPTIONS = {
 """The options of SftConfig that decide a source."""
 
 
-def make(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, float]:
+def make(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, float]:
   """Brings the sources of the mixture to `workdir.demonstrations`; returns {source: rate}.
 
   What an earlier run of the same config wrote there is kept, whatever the code is now.
@@ -55,25 +63,39 @@ def make(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str,
   rates = dict(zip(SFT_SOURCES, config.sft.rates, strict=True))
   rates = {name: rate for name, rate in rates.items() if rate > 0}
   for name in rates:
-    folder = workdir.demonstrations / name
-    if not (folder / demonstrations.MANIFEST).exists():
-      kept = setup.cache(config) / f"sources_{digest(config, corpus, name)}"
-      if not (kept / demonstrations.MANIFEST).exists():
-        segments, counts = _made(config, corpus, name)
-        demonstrations.write_segments(kept, segments, counts=counts)
-      _copy_whole(kept, folder)
-    counts = demonstrations.read_segments(folder).counts
-    if counts:
-      workdir.merge_summary({name: counts})
+    _bring(config, lambda: corpus, name, workdir, as_name=name)
+  for file, rate in zip(config.sft.beside, config.sft.beside_rates, strict=True):
+    other = config_lib.load(file)
+    opened = functools.partial(recipes.of(other).open_corpus, other)
+    _bring(other, opened, "demonstrations", workdir, as_name=other.name)
+    rates[other.name] = rate
   return rates
 
 
-def digest(config: RunConfig, corpus: setup.Corpus, name: str) -> str:
+def _bring(
+  config: RunConfig, opened: Callable[[], Corpus], name: str, workdir: Workdir, *, as_name: str
+) -> None:
+  """Makes or finds one source, and copies it to the run's folder."""
+  folder = workdir.demonstrations / as_name
+  if not (folder / demonstrations.MANIFEST).exists():
+    corpus = opened()
+    kept = setup.cache(config) / f"sources_{digest(config, corpus, name)}"
+    if not (kept / demonstrations.MANIFEST).exists():
+      segments, counts = _made(config, corpus, name)
+      demonstrations.write_segments(kept, segments, counts=counts)
+    _copy_whole(kept, folder)
+  counts = demonstrations.read_segments(folder).counts
+  if counts:
+    workdir.merge_summary({as_name: counts})
+
+
+def digest(config: RunConfig, corpus: Corpus, name: str) -> str:
   """Names a source by all that decides it: corpus, tasks, tokenizer, options, seed and code."""
   decides = {
     "source": name,
     "seed": config.seed,
-    "search": dataclasses.asdict(config.search),
+    "env": config.env,
+    "limits": [dataclasses.asdict(section) for section in (config.search, config.swarm)],
     "options": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
     "tasks": corpus.task_set.manifest["sha256"],
     "index": corpus.index.folder.name,
@@ -98,7 +120,7 @@ def _sources(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _made(
-  config: RunConfig, corpus: setup.Corpus, name: str
+  config: RunConfig, corpus: Corpus, name: str
 ) -> tuple[Iterator[Segment], Mapping[str, int]]:
   """The segments of a source, and how many of the episodes behind them the filter kept and why."""
   sft, chat = config.sft, setup.load_chat(config)
@@ -106,8 +128,7 @@ def _made(
   if name == "demonstrations":
     tasks = corpus.sample("train", sft.demonstration_tasks, config.seed)
     groups = play(config, corpus, tasks, sft.rollouts_per_task, label=name)
-    kept = filters.keep_for_sft(groups, seed=config.seed)
-    segments, counts = (s for t in kept.kept for s in t.segments), kept.counts
+    segments, counts = recipes.of(config).imitated(config, groups)
   elif name == "practice":
     tasks = corpus.practice(sft.practice_tasks, config.seed)
     groups = play(config, corpus, tasks, 1, label=name)
@@ -136,15 +157,16 @@ def _made(
 
 
 def play(
-  config: RunConfig, corpus: setup.Corpus, tasks: list[Task], rollouts: int, *, label: str
+  config: RunConfig, corpus: Corpus, tasks: list[Task], rollouts: int, *, label: str
 ) -> list[Group]:
   """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks."""
   groups: dict[str, Group] = {}
+  headline = recipes.of(config).HEADLINE
   sampling = setup.sampling(config, config.seed)
   with (
     players.door(config) as door,
     WorkerPool(
-      setup.expert_spec(config, corpus),
+      recipes.of(config).expert_spec(config, corpus),
       config.workers.processes,
       stall_s=config.workers.stall_s,
       door=door,
@@ -158,7 +180,7 @@ def play(
       for _, message in pool.poll(timeout_s=config.workers.stall_s):
         if message[0] == "group":
           groups[message[1].trajectories[0].group_id] = message[1]
-          progress.advance(recall=_recall(groups.values()))
+          progress.advance(**{headline: _mean(groups.values(), headline)})
         elif message[0] == "died":
           for job in message[2]:
             pool.submit(job)
@@ -182,7 +204,7 @@ def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Genera
   return dataclasses.replace(segment, tokens=tokens)
 
 
-def _best_chunks(config: RunConfig, corpus: setup.Corpus, query: str) -> list[Chunk]:
+def _best_chunks(config: RunConfig, corpus: Corpus, query: str) -> list[Chunk]:
   settings = search_tools.fusion_of(config.search)
   return [hit.chunk for hit in corpus.index.search(query, limit=DRILL_HITS, settings=settings)]
 
@@ -192,6 +214,6 @@ def _imitated(prompt: np.ndarray, reply: np.ndarray) -> Segment:
   return demonstrations.to_imitate(tokens, np.arange(len(tokens)) >= len(prompt))
 
 
-def _recall(groups: Iterable[Group]) -> float:
-  values = [t.rewards["output_recall"] for g in groups for t in g.trajectories if not t.error]
+def _mean(groups: Iterable[Group], part: str) -> float:
+  values = [t.rewards[part] for g in groups for t in g.trajectories if not t.error]
   return float(np.mean(values)) if values else 0.0

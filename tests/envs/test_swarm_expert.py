@@ -41,7 +41,7 @@ def test_at_once_the_table_is_right_within_the_budget_and_alone_it_is_not(played
   assert together.rewards["critical_steps"] == alone.rewards["critical_steps"] == 4
   # three rows of eight: precision 1, recall 3/8
   assert alone.rewards["item_f1"] == pytest.approx(2 * (3 / 8) / (1 + 3 / 8))
-  assert (together.rewards["serial"], alone.rewards["serial"]) == (0.0, 1.0)
+  assert (together.rewards["serial_rate"], alone.rewards["serial_rate"]) == (0.0, 1.0)
   assert together.rewards["parallelism"] == 8.0
 
 
@@ -56,7 +56,7 @@ def test_one_task_a_turn_takes_as_many_stages_as_rows(played):
   trajectory = played(noise, swarm_task(rows=3, max_steps=10))
   assert [tools.count("assign_task") for tools in tools_of(trajectory)] == [1, 1, 1, 0]
   assert trajectory.rewards["critical_steps"] == 3 * 3 + 1
-  assert trajectory.rewards["success"] == 1.0 == trajectory.rewards["serial"]
+  assert trajectory.rewards["success"] == 1.0 == trajectory.rewards["serial_rate"]
 
 
 def test_two_rows_to_a_sub_agent_take_it_three_turns(played):

@@ -23,7 +23,7 @@ def test_the_worked_example_has_14_critical_steps_and_22_in_all():
 
 def test_the_parts_of_the_worked_example():
   parts = parl.swarm_parts(EXAMPLE)
-  assert parts["width"] == 3 and parts["serial"] == 0 and parts["finish_rate"] == 1
+  assert parts["width"] == 3 and parts["serial_rate"] == 0 and parts["finish_rate"] == 1
   assert parts["parallelism"] == pytest.approx((3 + 7 + 5 + 4) / (7 + 4))
 
 
@@ -37,7 +37,7 @@ def test_ten_sub_agents_of_which_none_finishes_earn_r_parallel_and_not_r_finish(
 
 def test_one_at_a_time_is_not_paid_as_parallel_however_often():
   parts = parl.swarm_parts([stage(2)] * 6)
-  assert parts["serial"] == 1.0 and parts["assigned"] == 6
+  assert parts["serial_rate"] == 1.0 and parts["assigned"] == 6
   assert parl.parallel_reward(parts["width"], 4) == 0.0
   assert [parl.parallel_reward(width, 4) for width in (2, 3, 4, 9)] == [0.5, 0.75, 1.0, 1.0]
 

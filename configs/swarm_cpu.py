@@ -1,0 +1,78 @@
+"""Kimi K2.5's agent swarm on two CPU cores: an orchestrator learns when to run sub-agents at once.
+
+python scripts/train_sft.py --config=configs/swarm_cpu.py --workdir=W
+python scripts/train_rl.py  --config=configs/swarm_cpu.py --workdir=W
+"""
+
+from jaxrl_agents import config
+from jaxrl_agents.policy.config import PolicyConfig
+
+
+def get_config() -> config.RunConfig:
+  """Tables and chains of the standard library; an orchestrator and sub-agents of one size."""
+  return config.RunConfig(
+    name="swarm_cpu",
+    env="swarm",
+    search=config.SearchConfig(
+      token_budget=1_024,
+      threshold_tokens=512,
+      tool_output_tokens=136,
+      reply_reserve_tokens=32,
+      max_shown=2,
+      dense_weight=0.1,
+      grep_limit=3,
+      max_turns=8,
+      max_calls=1,
+      max_new_tokens=320,
+      short_ids=True,
+      can_prune=False,
+    ),
+    swarm=config.SwarmConfig(
+      sub_token_budget=640,
+      sub_max_new_tokens=64,
+      sub_temperature=0.5,
+      message_tokens=48,
+      sub_max_turns=8,
+    ),
+    parl=config.ParlConfig(),
+    policy=config.PolicySection(
+      model=PolicyConfig(
+        vocab_size=5_096,
+        embed_dim=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        num_experts=8,
+        experts_per_token=2,
+        expert_ffw_dim=128,
+        num_shared_experts=1,
+        mtp_depth=1,
+        qk_norm=False,
+        rope_theta=1e6,
+        tie_embeddings=True,
+      )
+    ),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=0.5),
+    sft=config.SftConfig(
+      steps=150,
+      lr=3e-4,
+      warmup_steps=5,
+      rows_per_step=8,
+      demonstration_tasks=1_500,
+      rollouts_per_task=1,
+      mtp_steps=10,
+    ),
+    learner=config.LearnerConfig(
+      steps=16,
+      groups_per_step=8,
+      group_size=8,
+      substeps=4,
+      lr=1e-4,
+      row_tokens=1_024,
+      rows_per_microbatch=4,
+      mtp_weight=0.0,
+      level_weights_early=(0.2, 0.5, 0.3, 0.0),
+      level_weights_late=(0.2, 0.5, 0.3, 0.0),
+    ),
+  )

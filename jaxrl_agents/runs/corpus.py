@@ -1,0 +1,52 @@
+"""Tasks by split, and the documents that they are about."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Iterable, Sequence
+
+from jaxrl_agents.data import frozen, practice
+from jaxrl_agents.envs import short_ids
+from jaxrl_agents.retrieval import index as index_lib
+from jaxrl_agents.types import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """Tasks by split and the index that they are searched in; `short_ids` as in SearchConfig."""
+
+  task_set: frozen.TaskSet
+  index: index_lib.Index
+  short_ids: bool = False
+
+  @functools.cached_property
+  def tasks(self) -> dict[str, Sequence[Task]]:
+    """The tasks of each split."""
+    return {split: self._named(tasks) for split, tasks in self.task_set.tasks.items()}
+
+  def sample(self, split: str, count: int, seed: int) -> list[Task]:
+    """`count` tasks of a split in a random order; all of them if there are fewer."""
+    tasks = sorted(self.tasks[split], key=lambda task: task.id)
+    if not tasks:
+      raise ValueError(f"the corpus has no {split} tasks; use a larger one")
+    return random.Random(f"{seed} {split}").sample(tasks, min(count, len(tasks)))
+
+  def practice(self, count: int, seed: int, max_clues: int = 3) -> list[Task]:
+    """Simple tasks of unrelated clues of the train split."""
+    clues = self.task_set.clue_pool("train")
+    return self._named(practice.practice_tasks(clues, count, seed, max_clues))
+
+  def sampled_texts(self, count: int, seed: int = 0) -> list[str]:
+    """The text of `count` random chunks, or of all if there are fewer."""
+    chunks = self.task_set.chunks
+    return [c.text for c in random.Random(seed).sample(chunks, min(count, len(chunks)))]
+
+  def _named(self, tasks: Iterable[Task]) -> list[Task]:
+    if not self.short_ids:
+      return list(tasks)
+    chunks = lambda task: [
+      chunk.id for i in task.facts.get("document_ids", ()) for chunk in self.index.document(i)
+    ]
+    return [short_ids.shortened(task, chunks(task)) for task in tasks]

@@ -1,0 +1,179 @@
+"""Kimi K2.5's agent swarm: what it brings to a run (see Recipe)."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.data import demonstrations, swarm_tasks
+from jaxrl_agents.envs.swarm_expert import SwarmNoise
+from jaxrl_agents.evals import suites
+from jaxrl_agents.harness.process import WorkerSpec
+from jaxrl_agents.rewards import parl
+from jaxrl_agents.runs import setup
+from jaxrl_agents.runs.corpus import Corpus
+from jaxrl_agents.types import Group, Segment, Trajectory
+
+HEADLINE = "performance"
+
+METRICS = (
+  "reward",
+  "performance",
+  "item_f1",
+  "row_f1",
+  "success",
+  "critical_steps",
+  "total_steps",
+  "parallelism",
+  "serial_rate",
+  "finish_rate",
+  "width",
+  "assigned",
+  "completed",
+  "turns",
+  "tasks",
+  "failed",
+)
+
+
+def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
+  """Wide, deep and narrow tasks, and the index that they are searched in."""
+  corpus, search, swarm = config.corpus, config.search, config.swarm
+  task_set, index = swarm_tasks.prepared(
+    corpus.source,
+    count_tokens=setup.load_chat(config).count,
+    chunk_tokens=corpus.chunk_tokens,
+    cache_dir=setup.cache(config),
+    budgets=swarm_tasks.Budgets(
+      max_calls=search.max_calls,
+      max_assignments=swarm.max_assignments_per_turn,
+      token_budget=search.token_budget,
+      lookup_tokens=search.tool_output_tokens,
+      max_shown=search.max_shown,
+      dense_weight=search.dense_weight,
+    ),
+    dense=corpus.dense,
+    seed=corpus.seed,
+  )
+  return Corpus(task_set, index, search.short_ids)
+
+
+def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
+  """Workers in which the policy is the orchestrator."""
+  arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, config.swarm)
+  return WorkerSpec("jaxrl_agents.envs.swarm:policy_services", arguments)
+
+
+def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
+  """Workers in which the scripted orchestrator and its sub-agents play."""
+  noise = SwarmNoise(serial=config.sft.serial)
+  arguments = (
+    config.policy.tokenizer,
+    str(corpus.index.folder),
+    config.search,
+    config.swarm,
+    noise,
+  )
+  return WorkerSpec("jaxrl_agents.envs.swarm_expert:expert_services", arguments)
+
+
+def imitated(
+  config: RunConfig, groups: Sequence[Group]
+) -> tuple[Iterator[Segment], Mapping[str, int]]:
+  """Both roles of every finished episode."""
+  rollouts = [t for group in groups for t in group.trajectories]
+  counts = {
+    "played": len(rollouts),
+    "failed": sum(bool(t.error) for t in rollouts),
+    "serial": sum(t.rewards.get("serial_rate", 0.0) == 1.0 for t in rollouts),
+  }
+  segments = demonstrations.both_roles(
+    groups, max_children=config.sft.max_children, seed=config.seed
+  )
+  return segments, counts
+
+
+def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:
+  """PARL's reward with the weights of the step; at evaluation r_perf alone."""
+  u = 1.0 if step is None else step / max(config.learner.steps, 1)
+  return parl.parl_total(trajectory.rewards, u=u, weights=config.parl)
+
+
+def variants(config: RunConfig) -> Mapping[str, RunConfig]:
+  """The same policy without the two tools: within the same critical steps, and within enough."""
+  alone = lambda stretch: dataclasses.replace(
+    config, swarm=dataclasses.replace(config.swarm, alone=True, stretch=stretch)
+  )
+  share = swarm_tasks.Budgets().share
+  return {"single_agent": alone(1.0), "single_agent_unhurried": alone(1.0 / share)}
+
+
+def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, pathlib.Path | str]:
+  """The policy of the sub-agents: that of the warm-up, or of `swarm.sub_init`."""
+  if not config.swarm.sub_policy:
+    return {}
+  return {config.swarm.sub_policy: config.swarm.sub_init or warm_start}
+
+
+def scores(config: RunConfig, corpus: Corpus, groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+  """The policy's scores, overall and by the kind of task."""
+  return {"policy": entry(config, groups), "by_kind": _by_kind(config, groups)}
+
+
+def compare(
+  config: RunConfig, corpus: Corpus, evaluations: Mapping[str, Sequence[Group]]
+) -> dict[str, Any]:
+  """Gains over the warm start; the swarm beside a single agent.
+
+  "critical_steps_ratio" is of the means over wide and deep tasks: of the single agent that has
+  enough steps to those of the swarm.
+  """
+  score = functools.partial(total, config)
+  after = evaluations["trained"]
+  gains = functools.partial(
+    suites.gains, after, total=score, resamples=config.eval.bootstrap_resamples, seed=config.seed
+  )
+  named = {**evaluations, "swarm": after}
+  bootstrap = gains(evaluations["warm_start"], metrics=("reward", "critical_steps"))
+  found: dict[str, Any] = {
+    "eval": {
+      name: entry(config, groups) | {"by_kind": _by_kind(config, groups)}
+      for name, groups in named.items()
+    },
+  }
+  if "single_agent" in evaluations:
+    over = gains(evaluations["single_agent"], metrics=("performance",))
+    bootstrap |= {f"single_agent_{name}": value for name, value in over.items()}
+    steps = lambda name: _steps(evaluations[name])
+    found["critical_steps_ratio"] = steps("single_agent_unhurried") / max(steps("trained"), 1e-9)
+  return found | {"paired_bootstrap": bootstrap}
+
+
+def entry(config: RunConfig, groups: Sequence[Group]) -> dict[str, float]:
+  """Means over tasks."""
+  found = suites.entry(groups, functools.partial(total, config), METRICS)
+  walls = [t.metrics["wall_s"] for group in groups for t in group.trajectories if not t.error]
+  return found | {"wall_s": sum(walls) / max(len(walls), 1)}
+
+
+def _by_kind(config: RunConfig, groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+  by_kind: dict[str, list[Group]] = collections.defaultdict(list)
+  for group in groups:
+    by_kind[form(group)].append(group)
+  return {kind: entry(config, each) for kind, each in sorted(by_kind.items())}
+
+
+def form(group: Group) -> str:
+  """ "wide", "deep" or "narrow"."""
+  return group.task.facts["kind"].partition(" ")[0]
+
+
+def _steps(groups: Sequence[Group]) -> float:
+  helped = [group for group in groups if form(group) != "narrow"]
+  by_task = suites.scores(helped, lambda trajectory: 0.0).get("critical_steps", {})
+  return sum(by_task.values()) / max(len(by_task), 1)
