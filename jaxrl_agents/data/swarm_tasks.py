@@ -19,7 +19,6 @@ import collections
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import pathlib
 import platform
@@ -27,10 +26,11 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.data import domains, frozen, graph, python_source, swarm_facts
+from jaxrl_agents.data import domains, frozen, graph, python_source, swarm_facts, swarm_steps
 from jaxrl_agents.data.frozen import SPLITS, TaskSet
 from jaxrl_agents.data.practice import Clue
 from jaxrl_agents.data.swarm_facts import Fact
+from jaxrl_agents.data.swarm_steps import Budgets
 from jaxrl_agents.retrieval import chunks as chunks_lib
 from jaxrl_agents.retrieval import documents as documents_lib
 from jaxrl_agents.retrieval import index as index_lib
@@ -65,36 +65,8 @@ LEVELS = {"narrow": 0, "wide": 1, "deep": 2}
 LIMITS: Mapping[str, int] = {"train": 3_000, "dev": 160, "test": 480}
 """Tasks of each split."""
 
-SINGLE_AGENT_SHARE = 0.5
-"""Most rows, as a share, that a single agent may find within the budget of a wide or deep task."""
-
 MAX_TRIES = 20
 """Draws for each task wanted, after which a split has fewer."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Budgets:
-  """What the agents will have.
-
-  Attributes:
-    share: the budget of critical steps, as a share of the steps of a single agent.
-    max_calls: look-ups of one agent in one turn.
-    max_assignments: sub-agents at once.
-    token_budget: of the context of a single agent.
-    lookup_tokens: of what one look-up adds to it.
-    max_shown: chunks that a search shows.
-    dense_weight: see retrieval.index.Fusion.
-    name_tokens: most tokens of a name or a value that is to be copied.
-  """
-
-  share: float = 0.4
-  max_calls: int = 1
-  max_assignments: int = 16
-  token_budget: int = 1_024
-  lookup_tokens: int = 120
-  max_shown: int = 2
-  dense_weight: float = 0.1
-  name_tokens: int = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,42 +82,6 @@ class Row:
   chunk_ids: tuple[str, ...]
   cells: Mapping[str, str]
   group: str
-
-
-def single_steps(rows: int, lookups: int, max_calls: int) -> int:
-  """Turns of one agent that looks everything up, `max_calls` at a time, and answers."""
-  return lookups * math.ceil(rows / max_calls) + 1
-
-
-def swarm_steps(rows: int, lookups: int, width: int) -> int:
-  """Critical steps of a plan that shares rows out evenly among at most `width` sub-agents at once:
-  one turn to assign, the look-ups of the fullest sub-agent and its message, one turn to answer.
-  """
-  return 1 + lookups * math.ceil(rows / width) + 1 + 1
-
-
-def single_rows(rows: int, lookups: int, max_steps: int, budgets: Budgets) -> int:
-  """Rows that one agent can finish within `max_steps` and its context."""
-  by_steps = (max_steps - 1) // lookups * budgets.max_calls
-  by_tokens = budgets.token_budget // (lookups * budgets.lookup_tokens)
-  return min(rows, by_steps, by_tokens)
-
-
-def max_steps(form: str, rows: int, lookups: int, budgets: Budgets) -> int:
-  """The budget of critical steps of a task; 0 for one that is not to be kept."""
-  alone = single_steps(rows, lookups, budgets.max_calls)
-  together = swarm_steps(rows, lookups, budgets.max_assignments)
-  if form == "narrow":
-    return together - 1 if alone < together else 0
-  budget = int(budgets.share * alone)
-  found = single_rows(rows, lookups, budget, budgets)
-  return budget if together <= budget and found <= SINGLE_AGENT_SHARE * rows else 0
-
-
-def sizes(form: str, lookups: int, budgets: Budgets, spread: int = 3) -> list[int]:
-  """Numbers of rows of a form: the smallest few that are kept."""
-  kept = [n for n in range(1, 65) if max_steps(form, n, lookups, budgets)]
-  return kept[: 2 if form == "narrow" else spread]
 
 
 def make(
@@ -214,7 +150,7 @@ def prepared(
   settings = [seed, chunk_tokens, dense, dataclasses.asdict(budgets), dict(kinds), dict(limits)]
   probes = [count_tokens(document.text[:2000]) for document in documents[:100]]
   digest.update(json.dumps([*settings, *probes]).encode())
-  for module in (chunks_lib, graph, python_source, swarm_facts):
+  for module in (chunks_lib, graph, python_source, swarm_facts, swarm_steps):
     digest.update(pathlib.Path(str(module.__file__)).read_bytes())
   digest.update(pathlib.Path(__file__).read_bytes())
   folder = pathlib.Path(cache_dir) / f"swarm_{digest.hexdigest()[:16]}"
@@ -291,7 +227,7 @@ def _tasks(
     draw = random.Random(f"{seed}/{split}/{number}")
     kind = draw.choices(list(kinds), list(kinds.values()))[0]
     form, _, key = kind.partition(" ")
-    possible = sizes(form, len(key.split()), budgets)
+    possible = swarm_steps.sizes(form, len(key.split()), budgets)
     if not possible:
       continue
     count = draw.choice(possible)
@@ -345,9 +281,9 @@ def _task(
   facts: dict[str, Any] = {
     "level": LEVELS[form],
     "kind": kind,
-    "max_steps": max_steps(form, len(rows), lookups, budgets),
-    "single_steps": single_steps(len(rows), lookups, budgets.max_calls),
-    "swarm_steps": swarm_steps(len(rows), lookups, budgets.max_assignments),
+    "max_steps": swarm_steps.max_steps(form, len(rows), lookups, budgets),
+    "single_steps": swarm_steps.single_steps(len(rows), lookups, budgets.max_calls),
+    "swarm_steps": swarm_steps.swarm_steps(len(rows), lookups, budgets.max_assignments),
     "columns": list(columns),
     "keys": [columns[0]],
     "header": header,

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.config import SearchConfig, SwarmConfig
@@ -99,10 +99,10 @@ class SubAgent:
     seen = sorted(self._lookups.seen(context))
     lines = []
     for row in self._lookups.done(context):
-      cells = _cells(row, self._columns, self._ids)
+      said = cells(row, self._columns, self._ids)
       if self._columns[-1] == "source" and self._errs(self._noise.wrong_cell):
-        cells[-1] = self._ids.name(self._random.choice(seen))
-      lines.append(_line(cells))
+        said[-1] = self._ids.name(self._random.choice(seen))
+      lines.append(line(said))
     return Message("assistant", "\n".join(lines) or NOTHING)
 
   def _errs(self, rate: float) -> bool:
@@ -165,15 +165,15 @@ class Orchestrator:
     """The table of what was found or told; for a question, the name of the row that differs."""
     columns = self._task.facts["columns"]
     if self._serial:
-      rows = [_cells(row, columns, self._ids) for row in self._lookups.done(context)]
+      rows = [cells(row, columns, self._ids) for row in self._lookups.done(context)]
     else:
       told = (m.content for m in context.messages if m.role == "tool")
-      lines = [line for text in told for line in text.splitlines() if line.startswith("| ")]
-      rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+      lines = [each for text in told for each in text.splitlines() if each.startswith("| ")]
+      rows = [[cell.strip() for cell in each.strip("| ").split("|")] for each in lines]
     if "truth" in self._task.facts:
       return Message("assistant", f" {self._odd_one(rows)}")
     kept = [row for row in rows if not self._errs(self._noise.drop)]
-    return Message("assistant", "\n".join([self._task.facts["header"], *map(_line, kept)]))
+    return Message("assistant", "\n".join([self._task.facts["header"], *map(line, kept)]))
 
   def _odd_one(self, rows: Sequence[Sequence[str]]) -> str:
     """The name of the row with the rarest last cell; a guess where all that is known is alike."""
@@ -239,10 +239,11 @@ def _search(query: str) -> ToolCall:
   return ToolCall("", search_view.SEARCH.name, {"query": query})
 
 
-def _cells(row: dict[str, Any], columns: Sequence[str], ids: ShortIds) -> list[str]:
+def cells(row: Mapping[str, Any], columns: Sequence[str], ids: ShortIds) -> list[str]:
+  """The cells of a row in the order of the columns, its source by the name it goes by."""
   return [row["cells"][c] if c != "source" else ids.name(row["source"]) for c in columns]
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(row_cells: Sequence[str]) -> str:
   """A row of a table: the name after a space, as in the prompt; the others as they were found."""
-  return f"| {cells[0]} |{'|'.join(cells[1:])}|"
+  return f"| {row_cells[0]} |{'|'.join(row_cells[1:])}|"

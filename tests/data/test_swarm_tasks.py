@@ -7,8 +7,8 @@ import json
 import pytest
 
 from jaxrl_agents import chat
-from jaxrl_agents.data import frozen, graph, swarm_facts, swarm_tasks
-from jaxrl_agents.data.swarm_tasks import Budgets
+from jaxrl_agents.data import frozen, graph, swarm_facts, swarm_steps, swarm_tasks
+from jaxrl_agents.data.swarm_steps import Budgets
 from jaxrl_agents.retrieval import chunks as chunks_lib
 from jaxrl_agents.retrieval import documents as documents_lib
 from jaxrl_agents.retrieval import index as index_lib
@@ -92,16 +92,16 @@ def test_a_name_that_is_defined_twice_is_no_fact():
 
 def test_steps_of_one_agent_and_of_a_swarm():
   # ten rows of one look-up: ten turns and the answer; assign, look up, tell, answer
-  assert swarm_tasks.single_steps(10, 1, 1) == 11 and swarm_tasks.swarm_steps(10, 1, 16) == 4
-  assert swarm_tasks.single_steps(6, 2, 1) == 13 and swarm_tasks.swarm_steps(6, 2, 16) == 5
-  assert swarm_tasks.single_steps(6, 2, 4) == 5
-  assert swarm_tasks.swarm_steps(10, 2, 4) == 1 + 2 * 3 + 1 + 1
-  assert swarm_tasks.single_rows(10, 1, 4, Budgets()) == 3
-  assert swarm_tasks.single_rows(10, 1, 9, Budgets(token_budget=500, lookup_tokens=100)) == 5
+  assert swarm_steps.single_steps(10, 1, 1) == 11 and swarm_steps.swarm_steps(10, 1, 16) == 4
+  assert swarm_steps.single_steps(6, 2, 1) == 13 and swarm_steps.swarm_steps(6, 2, 16) == 5
+  assert swarm_steps.single_steps(6, 2, 4) == 5
+  assert swarm_steps.swarm_steps(10, 2, 4) == 1 + 2 * 3 + 1 + 1
+  assert swarm_steps.single_rows(10, 1, 4, Budgets()) == 3
+  assert swarm_steps.single_rows(10, 1, 9, Budgets(token_budget=500, lookup_tokens=100)) == 5
 
 
 def test_a_task_is_kept_if_a_swarm_has_the_steps_for_it_and_one_agent_has_not():
-  steps = lambda form, rows, lookups, **b: swarm_tasks.max_steps(form, rows, lookups, Budgets(**b))
+  steps = lambda form, rows, lookups, **b: swarm_steps.max_steps(form, rows, lookups, Budgets(**b))
   assert steps("wide", 8, 1) == 0  # 0.4 of 9 steps are 3, a swarm needs 4
   assert steps("wide", 9, 1) == 4 and steps("wide", 6, 2) == 5
   assert steps("wide", 9, 1, max_calls=9) == 0

@@ -1,0 +1,154 @@
+"""Short exercises in the four things that a swarm has to say: whom to ask for what, what to search
+for, which row a result gives, which table the rows make.
+
+A drill begins where the words to copy have just been read. Names and values are drawn anew for each
+drill, in prompt, results and reply alike, so that they can be copied and not remembered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.envs import search_view, swarm_expert, swarm_view
+from jaxrl_agents.envs.short_ids import ShortIds
+from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
+
+MAX_ROWS = 8
+"""Most rows of a drill."""
+
+FORMS = {"assign": 0.3, "query": 0.1, "row": 0.3, "table": 0.3}
+"""What is exercised -> how often."""
+
+KEPT = 0.3
+"""How often a drill keeps the names of its task."""
+
+_LOOK_UP = (search_view.SEARCH, search_view.GREP, search_view.READ)
+_ALL = (swarm_view.CREATE, swarm_view.ASSIGN, *_LOOK_UP)
+_PART = re.compile(r"[A-Z]?[a-z]+")
+
+
+def role_drills(
+  tasks: Sequence[Task], chunk_text: Callable[[str], str], chat: Chat, *, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields one drill a task: the ids of its prompt and of the reply, int32 [P] and [R].
+
+  Args:
+    tasks: of `data.swarm_tasks`.
+    chunk_text: the text of a chunk by its id.
+    chat: template and tokenizer.
+    seed: of all that is random.
+  """
+  names = (row["cells"]["name"] for task in tasks for row in task.facts["rows"])
+  parts = sorted({part.lower() for name in names for part in _PART.findall(name)})
+  for task in tasks:
+    draw = random.Random(f"{seed}/{task.id}")
+    rows = list(task.facts["rows"])
+    draw.shuffle(rows)
+    drill = _Drill(task, rows[: draw.randint(1, MAX_ROWS)], {})
+    if draw.random() > KEPT:
+      drill = _renamed(drill, parts, draw)
+    form = draw.choices(list(FORMS), list(FORMS.values()))[0]
+    messages, tools, reply = _MAKERS[form](drill, chunk_text, chat, draw)
+    yield chat.render(messages, tools), chat.encode_reply(reply, messages)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drill:
+  """Rows of a task, and {what it was called: what it is called here}."""
+
+  task: Task
+  rows: Sequence[Mapping[str, Any]]
+  names: Mapping[str, str]
+
+  def called(self, text: str) -> str:
+    """A text with the names of this drill."""
+    if not self.names:
+      return text
+    known = "|".join(sorted(map(re.escape, self.names), key=len, reverse=True))
+    return re.sub(rf"\b(?:{known})\b", lambda found: self.names[found[0]], text)
+
+  def line(self, row: Mapping[str, Any], ids: ShortIds) -> str:
+    """A row of the table."""
+    cells = swarm_expert.cells(row, self.task.facts["columns"], ids)
+    return self.called(swarm_expert.line(cells))
+
+
+def _renamed(drill: _Drill, parts: Sequence[str], draw: random.Random) -> _Drill:
+  """The drill with other names and values, numbers aside, of the style of those before."""
+  old = [cell for row in drill.rows for cell in row["cells"].values() if not cell.isdigit()]
+  names: dict[str, str] = {}
+  for name in dict.fromkeys(old):
+    words = draw.sample(parts, min(draw.randint(1, 3), len(parts)))
+    new = "".join(map(str.title, words)) if name[:1].isupper() else "_".join(words)
+    names[name] = new if new not in names.values() else name
+  return dataclasses.replace(drill, names=names)
+
+
+def _question(drill: _Drill) -> Message:
+  asked = " ".join(f"{i + 1}.{row['lookups'][0]}." for i, row in enumerate(drill.rows))
+  line = swarm_view.steps_line(drill.task.facts["max_steps"])
+  return Message("user", f"{drill.called(asked)} Table: {drill.task.facts['header']}{line}")
+
+
+def _role(drill: _Drill) -> list[Message]:
+  """What a sub-agent sees first."""
+  asked = drill.called(drill.rows[0]["lookups"][0])
+  return [Message("system", drill.task.facts["header"]), Message("user", asked)]
+
+
+_Made = tuple[list[Message], tuple[ToolSpec, ...], Message]
+
+
+def _assign(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  role = {"name": swarm_expert.AGENT, "system_prompt": drill.task.facts["header"]}
+  calls = [ToolCall("", swarm_view.CREATE.name, role)]
+  for row in drill.rows:
+    asked = {"agent": swarm_expert.AGENT, "prompt": drill.called(row["lookups"][0])}
+    calls.append(ToolCall("", swarm_view.ASSIGN.name, asked))
+  return [_question(drill)], _ALL, Message("assistant", "", tuple(calls))
+
+
+def _query(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  query = {"query": drill.called(drill.rows[0]["lookups"][0])}
+  calls = (ToolCall("", search_view.SEARCH.name, query),)
+  return _role(drill), _LOOK_UP, Message("assistant", "", calls)
+
+
+def _row(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  """Its results: for each look-up the chunk that answers it, often beside one that does not."""
+  ids, row = ShortIds(drill.task), drill.rows[0]
+  results = []
+  for chunk_id in row["chunk_ids"]:
+    shown = [chunk_id, *(other["chunk_ids"][0] for other in drill.rows[1:2])]
+    draw.shuffle(shown)
+    hits = []
+    for each in dict.fromkeys(shown):
+      text = drill.called(chunk_text(each))
+      hits.append(search_view.hit(ids.name(each), text, chat.count(text)))
+    results.append(Message("tool", "\n".join(hits)))
+  reply = Message("assistant", drill.line(row, ids))
+  return [*_role(drill), *results], _LOOK_UP, reply
+
+
+def _table(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  ids = ShortIds(drill.task)
+  lines = [drill.line(row, ids) for row in drill.rows]
+  told = [Message("tool", line) for line in lines]
+  told[-1] = Message("tool", lines[-1] + swarm_view.steps_line(1))
+  reply = Message("assistant", "\n".join([drill.task.facts["header"], *lines]))
+  return [_question(drill), *told], _ALL, reply
+
+
+_MAKERS: Mapping[str, Callable[..., _Made]] = {
+  "assign": _assign,
+  "query": _query,
+  "row": _row,
+  "table": _table,
+}
