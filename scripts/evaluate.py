@@ -22,7 +22,7 @@ _JSON = flags.DEFINE_string("json", None, "also write the scores to this file")
 def main() -> None:
   """Opens the corpus, plays, prints."""
   config = config_lib.with_overrides(_config(), [f"eval.split={_SPLIT.value}"])
-  setup.compilation_cache(config.corpus.cache)
+  setup.compilation_cache(config)
   with setup.devices(config):
     found = evaluation.evaluate(config, setup.open_corpus(config), _CHECKPOINT.value)
   text = json.dumps(found, indent=2)

@@ -2,10 +2,11 @@
 
     python scripts/import_hf.py --hf=FOLDER --out=FOLDER
 
-FOLDER of --hf holds config.json and *.safetensors of Qwen3 (dense or mixture), DeepSeek-V3, Kimi K2
-or gpt-oss; MXFP4 weights become bfloat16. Beside the weights go policy.json, the numbers that
-`policy.model` must have, and the tokenizer and chat template where there are any: the folder can be
-`policy.tokenizer` too. Memory holds one tensor at a time.
+FOLDER of --hf holds config.json and *.safetensors of Qwen3 (dense or mixture), DeepSeek-V3, Kimi
+K2, Kimi K2.5 (whose language model is read) or gpt-oss; weights of 4 and 8 bits become bfloat16.
+Beside the weights go policy.json, the numbers that `policy.model` must have, and the tokenizer and
+chat template where there are any: the folder can be `policy.tokenizer` too. Memory holds one tensor
+at a time.
 """
 
 import pathlib

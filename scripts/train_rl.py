@@ -19,7 +19,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=Tr
 def main() -> None:
   """Opens the corpus, trains, reports."""
   config = _config()
-  setup.compilation_cache(config.corpus.cache)
+  setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
   with setup.devices(config):
     rl.train(config, setup.open_corpus(config), workdir)

@@ -24,7 +24,7 @@ def main() -> None:
   """Opens the corpus, makes demonstrations, trains."""
   config = _config()
   _start_processes()
-  setup.compilation_cache(config.corpus.cache)
+  setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
   with processes.first_alone("corpus"):
     corpus = setup.open_corpus(config)

@@ -20,7 +20,7 @@ import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -40,12 +40,14 @@ class Demonstrations:
     loss_mask: bool [sum of T], read-only.
     offsets: int64 [N + 1].
     digest: sha256 of the manifest, hexadecimal: equal digests mean equal contents.
+    counts: what was told of their origin.
   """
 
   tokens: np.ndarray
   loss_mask: np.ndarray
   offsets: np.ndarray
   digest: str
+  counts: Mapping[str, int]
 
   def __len__(self) -> int:
     return len(self.offsets) - 1
@@ -56,8 +58,15 @@ class Demonstrations:
     return self.tokens[span], self.loss_mask[span]
 
 
-def write_segments(folder: str | os.PathLike[str], segments: Iterable[Segment]) -> int:
+def write_segments(
+  folder: str | os.PathLike[str],
+  segments: Iterable[Segment],
+  *,
+  counts: Mapping[str, int] | None = None,
+) -> int:
   """Writes the ids and loss masks of `segments` in place of what `folder` held; returns how many.
+
+  `counts` tells where they came from (episodes kept and refused, say) and is read back with them.
 
   The folder appears whole or not at all: it is written beside its place and renamed.
 
@@ -88,7 +97,7 @@ def write_segments(folder: str | os.PathLike[str], segments: Iterable[Segment]) 
     "loss_mask": np.concatenate(masks),
     "offsets": np.cumsum([0, *map(len, tokens)], dtype=np.int64),
   }
-  _replace_folder(pathlib.Path(folder), arrays)
+  _replace_folder(pathlib.Path(folder), arrays, dict(counts or {}))
   return len(tokens)
 
 
@@ -115,7 +124,8 @@ def read_segments(folder: str | os.PathLike[str]) -> Demonstrations:
     if not path.is_file() or _sha256(path) != manifest["sha256"][name]:
       raise ValueError(f"{path} is missing or damaged; write the demonstrations again")
   arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
-  return Demonstrations(**arrays, digest=hashlib.sha256(text).hexdigest())
+  digest = hashlib.sha256(text).hexdigest()
+  return Demonstrations(**arrays, digest=digest, counts=manifest.get("counts", {}))
 
 
 def copy_segments(
@@ -154,7 +164,9 @@ def to_imitate(tokens: np.ndarray, loss_mask: np.ndarray) -> Segment:
   )
 
 
-def _replace_folder(folder: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
+def _replace_folder(
+  folder: pathlib.Path, arrays: dict[str, np.ndarray], counts: dict[str, int]
+) -> None:
   if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
     raise ValueError(f"{folder} holds something else; give demonstrations a folder of their own")
   folder.parent.mkdir(parents=True, exist_ok=True)
@@ -169,6 +181,7 @@ def _replace_folder(folder: pathlib.Path, arrays: dict[str, np.ndarray]) -> None
       "num_tokens": len(arrays["tokens"]),
       "num_loss_tokens": int(arrays["loss_mask"].sum()),
       "max_tokens": int(np.diff(arrays["offsets"]).max()),
+      "counts": counts,
       "sha256": {name: _sha256(fresh / f"{name}.npy") for name in _ARRAYS},
     }
     (fresh / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")

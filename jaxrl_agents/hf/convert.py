@@ -48,7 +48,7 @@ def import_weights(folder: str | pathlib.Path, file: str | pathlib.Path) -> Poli
       missing, set twice, of another shape, or of another value than the one it repeats.
   """
   model = families.read(folder)
-  found = sources.decoded(sources.tensors(folder), model.config)
+  found = sources.decoded(_language(sources.tensors(folder), model.wrapper), model.config)
   _check_names(model, found, folder)
   file = pathlib.Path(file)
   file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,8 @@ def export_weights(
 
   Args:
     file: as `import_weights` or runs.base wrote it, in float32 or bfloat16.
-    hf_config: folder of the model that it came from; its config.json and tokenizer are copied.
+    hf_config: folder of the model that it came from; its config.json and tokenizer are copied. Of
+      a model of images and text, the language model is written, as one of its own.
     out: the folder to write. Weights are rounded to the dtype of config.json and not quantised.
     shard_bytes: largest size of a shard of more than one tensor.
 
@@ -131,6 +132,19 @@ def copy_tokenizer(folder: str | pathlib.Path, out: str | pathlib.Path) -> bool:
   if (source / tiktoken.RANKS).is_file() and not (source / TOKENIZER).is_file():
     tiktoken.read(source).save(str(target / TOKENIZER))
   return (target / TOKENIZER).is_file()
+
+
+def _language(
+  found: dict[str, np.ndarray], wrapper: families.Wrapper | None
+) -> dict[str, np.ndarray]:
+  """The tensors of the language model by their own names; others that are unknown keep theirs."""
+  if wrapper is None:
+    return found
+  return {
+    name.removeprefix(wrapper.language): view
+    for name, view in found.items()
+    if not name.startswith(wrapper.left_out)
+  }
 
 
 def _parameters(cfg: PolicyConfig, dtype: str) -> dict[str, tuple[tuple[int, ...], Any]]:

@@ -20,11 +20,24 @@ from jaxrl_agents.policy.config import PolicyConfig
 Settings = dict[str, Any]
 
 
+class Wrapper(NamedTuple):
+  """A model of images and text around one of FAMILIES, of which only the language is read.
+
+  Attributes:
+    language: what the names of its tensors begin with.
+    left_out: what all others begin with.
+  """
+
+  language: str
+  left_out: tuple[str, ...]
+
+
 class Model(NamedTuple):
   """A checkpoint as its config.json describes it.
 
   Attributes:
-    config: the whole of config.json.
+    config: the whole of config.json, or of its text_config where that is wrapped.
+    wrapper: what the language model is part of, if of anything.
     cfg: sizes and choices.
     places: where each tensor lies in our parameters.
     repeats: tensors that repeat another, see tensors.repeated.
@@ -32,6 +45,7 @@ class Model(NamedTuple):
   """
 
   config: Settings
+  wrapper: Wrapper | None
   cfg: PolicyConfig
   places: tensors.Places
   repeats: dict[str, str]
@@ -48,11 +62,16 @@ def read(folder: str | pathlib.Path) -> Model:
   if not file.is_file():
     raise ValueError(f"no config.json in {folder}; name the folder of a Hugging Face checkpoint")
   config = json.loads(file.read_text("utf-8"))
+  wrapper = WRAPPERS.get(config.get("model_type"))
+  if wrapper:
+    quantisation = {name: config[name] for name in ("quantization_config",) if name in config}
+    config = quantisation | (config.get("text_config") or {})
   kind = config.get("model_type")
   if kind not in FAMILIES:
-    near = difflib.get_close_matches(str(kind), FAMILIES, 1)
+    known = (*FAMILIES, *WRAPPERS)
+    near = difflib.get_close_matches(str(kind), known, 1)
     hint = f", nearest is {near[0]}" if near else ""
-    raise ValueError(f"{file}: no model_type {kind!r}{hint}; there are {', '.join(FAMILIES)}")
+    raise ValueError(f"{file}: no model_type {kind!r}{hint}; there are {', '.join(known)}")
   try:
     cfg = FAMILIES[kind](config)
     dtype = _dtype(config)
@@ -63,7 +82,7 @@ def read(folder: str | pathlib.Path) -> Model:
     fused_experts=kind == "gpt_oss",
     interleaved_rope=bool(config.get("rope_interleave", True)),
   )
-  return Model(config, cfg, places, tensors.repeated(cfg), dtype)
+  return Model(config, wrapper, cfg, places, tensors.repeated(cfg), dtype)
 
 
 def qwen3(config: Settings) -> PolicyConfig:
@@ -161,6 +180,11 @@ FAMILIES: dict[str, Callable[[Settings], PolicyConfig]] = {
   "kimi_k2": deepseek_v3,
   "gpt_oss": gpt_oss,
 }
+
+WRAPPERS: dict[Any, Wrapper] = {
+  "kimi_k25": Wrapper("language_model.", ("vision_tower.", "mm_projector.")),
+}
+"""Of Kimi K2.5 (https://arxiv.org/abs/2602.02276), the language is a Kimi K2."""
 
 
 def _trunk(config: Settings) -> dict[str, Any]:

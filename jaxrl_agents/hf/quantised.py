@@ -55,3 +55,24 @@ def from_block_fp8(weight: np.ndarray, scales: np.ndarray, block: tuple[int, int
   rows, columns = weight.shape
   wide = np.repeat(np.repeat(scales, block[0], axis=0)[:rows], block[1], axis=1)[:, :columns]
   return (weight.astype(np.float32) * wide).astype(BFLOAT16)
+
+
+def from_packed_int4(packed: np.ndarray, scales: np.ndarray, columns: int) -> np.ndarray:
+  """Signed 4-bit numbers, eight to a word: the experts of Kimi K2 Thinking and Kimi K2.5.
+
+  Each is stored with 8 added to it, the lowest four bits of a word first. The scales divide the
+  columns of a row evenly.
+
+  Args:
+    packed: int32 [R, ceil(C / 8)].
+    scales: bfloat16 [R, groups], factors.
+    columns: C, a multiple of `groups`.
+
+  Returns:
+    bfloat16 [R, C], rounded.
+  """
+  shifts = np.arange(0, 32, 4, dtype=np.uint32)
+  codes = (packed.view(np.uint32)[..., None] >> shifts) & 0xF
+  codes = codes.reshape(len(packed), -1)[:, :columns].astype(np.int8) - 8
+  wide = scales.astype(np.float32).repeat(columns // scales.shape[1], axis=1)
+  return (codes * wide).astype(BFLOAT16)

@@ -117,17 +117,47 @@ def _block_fp8(found: dict[str, np.ndarray], quantisation: dict[str, Any]) -> di
   return sources
 
 
+def _packed_int4(found: dict[str, np.ndarray], quantisation: dict[str, Any]) -> dict[str, Any]:
+  """NAME_packed, NAME_scale and NAME_shape are NAME (Kimi K2 Thinking, Kimi K2.5)."""
+  groups = list((quantisation.get("config_groups") or {}).values())
+  weights = (groups[0].get("weights") or {}) if len(groups) == 1 else {}
+  wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+  stated = {name: weights.get(name) for name in wanted}
+  if quantisation.get("format") != "pack-quantized" or stated != wanted:
+    raise ValueError(
+      f"format is {quantisation.get('format')!r} with {stated}; readable is 'pack-quantized' with "
+      f"{wanted}, of one group"
+    )
+  sources = {}
+  for name, packed in found.items():
+    if name.endswith("_packed"):
+      plain = name.removesuffix("_packed")
+      rows, columns = map(int, _partner(found, name, f"{plain}_shape", (2,)))
+      size = int(weights["group_size"])
+      if columns % size or packed.shape != (rows, -(-columns // 8)):
+        raise ValueError(
+          f"{name} is {packed.shape}; {rows} rows of {columns} numbers, eight to a word and {size} "
+          "to a scale, do not fit"
+        )
+      scales = _partner(found, name, f"{plain}_scale", (rows, columns // size))
+      read = functools.partial(quantised.from_packed_int4, packed, scales, columns)
+      parts = (name, f"{plain}_scale", f"{plain}_shape")
+      sources[plain] = parts, Source((rows, columns), read)
+  return sources
+
+
 def _partner(
   found: dict[str, np.ndarray], name: str, partner: str, shape: tuple[int, ...]
 ) -> np.ndarray:
   if partner not in found or found[partner].shape != shape:
     there = found[partner].shape if partner in found else "missing"
-    raise ValueError(f"{partner} is {there}; {name} needs scales of {shape}")
+    raise ValueError(f"{partner} is {there}; {name} needs one of {shape}")
   return found[partner]
 
 
 DECODERS: dict[str, Callable[[dict[str, np.ndarray], dict[str, Any]], dict[str, Any]]] = {
   "mxfp4": _mxfp4,
   "fp8": _block_fp8,
+  "compressed-tensors": _packed_int4,
 }
 """(tensors, quantization_config) -> {plain name: (names of its parts, source)}."""

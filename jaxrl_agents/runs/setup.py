@@ -82,16 +82,16 @@ def open_corpus(config: RunConfig, report=print) -> Corpus:
     ValueError: the corpus cannot be read or no tasks can be made of it.
   """
   corpus = config.corpus
-  cache = pathlib.Path(os.environ.get("JAXRL_CACHE", corpus.cache)).expanduser()
+  folder = cache(config)
   task_set = task_sets.prepared(
     corpus.source,
     count_tokens=load_chat(config).count,
     chunk_tokens=corpus.chunk_tokens,
-    cache_dir=cache,
+    cache_dir=folder,
     seed=corpus.seed,
     report=report,
   )
-  index = index_lib.build(task_set.chunks, cache, dense_leg=corpus.dense)
+  index = index_lib.build(task_set.chunks, folder, dense_leg=corpus.dense)
   return Corpus(task_set, index, config.search.short_ids)
 
 
@@ -287,8 +287,13 @@ class Players:
     return found
 
 
-@functools.cache
-def compilation_cache(folder: str) -> None:
-  """Keeps compiled programs in `folder`, so that a second run starts at once."""
-  jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+def cache(config: RunConfig) -> pathlib.Path:
+  """Where what can be made again is kept: $JAXRL_CACHE, else `corpus.cache`."""
+  return pathlib.Path(os.environ.get("JAXRL_CACHE", config.corpus.cache)).expanduser()
+
+
+def compilation_cache(config: RunConfig) -> None:
+  """Keeps compiled programs, so that a second run starts at once; elsewhere where jax was told."""
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", str(cache(config)))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

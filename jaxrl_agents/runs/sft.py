@@ -1,129 +1,24 @@
-"""Supervised warm-up: the scripted expert plays, its good episodes are imitated.
+"""Supervised warm-up: what the scripted expert did in its good episodes is imitated.
 
-tasks -> demonstrations (workers) -> filter -> segments on disk -> seqio mixture -> rows -> updates
+sources on disk -> seqio mixture -> rows -> updates -> the draft module from the policy's own head
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_agents.chat import numbers as numbers_lib
-from jaxrl_agents.chat.numbers import DocumentNumbers
-from jaxrl_agents.config import SFT_SOURCES, RunConfig
-from jaxrl_agents.data import demonstrations, filters
-from jaxrl_agents.envs import search, search_drills
-from jaxrl_agents.harness.process import Job
-from jaxrl_agents.harness.workers import WorkerPool
+from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
 from jaxrl_agents.policy import lora
-from jaxrl_agents.retrieval.chunks import Chunk
-from jaxrl_agents.runs import base, processes, setup
+from jaxrl_agents.runs import base, processes, setup, sources
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
-from jaxrl_agents.types import Group, Segment, Task
-
-DRILL_TOKENS = 128
-DRILL_PERIOD = 48
-DRILL_TEXTS = 4_000
-DRILL_HITS = 4
-
-
-def make_sources(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, float]:
-  """Writes the demonstrations that the mixture draws from; returns {source: rate}.
-
-  What an earlier run of the same config wrote is kept.
-  """
-  sft, chat = config.sft, setup.load_chat(config)
-  numbers = numbers_lib.of(chat)
-  rates = dict(zip(SFT_SOURCES, sft.rates, strict=True))
-  rng = np.random.default_rng(config.seed)
-  for name in [name for name, rate in rates.items() if rate > 0]:
-    folder = workdir.demonstrations / name
-    if (folder / demonstrations.MANIFEST).exists():
-      continue
-    if name == "demonstrations":
-      tasks = corpus.sample("train", sft.demonstration_tasks, config.seed)
-      groups = play(config, corpus, tasks, sft.rollouts_per_task, label="demonstrations")
-      kept = filters.keep_for_sft(groups, seed=config.seed)
-      workdir.merge_summary({"demonstrations": dict(kept.counts)})
-      segments: Iterable[Segment] = (s for t in kept.kept for s in t.segments)
-    elif name == "practice":
-      tasks = corpus.practice(sft.practice_tasks, config.seed)
-      groups = play(config, corpus, tasks, 1, label="practice")
-      segments = (s for g in groups for t in g.trajectories if not t.error for s in t.segments)
-    elif name == "copies":
-      segments = demonstrations.copy_segments(
-        sft.copy_segments,
-        DRILL_TOKENS,
-        ids=np.concatenate([chat.encode(text) for text in corpus.sampled_texts(DRILL_TEXTS)]),
-        max_period=DRILL_PERIOD,
-        seed=config.seed,
-      )
-    else:
-      pairs = search_drills.reading_drills(
-        corpus.practice(sft.reading_drills, config.seed + 1, search_drills.MAX_CLUES),
-        lambda chunk_id: corpus.index.chunk(chunk_id).text,
-        functools.partial(_best_chunks, config, corpus),
-        chat,
-        seed=config.seed,
-      )
-      segments = (_imitated(prompt, reply) for prompt, reply in pairs)
-    if not config.search.short_ids:  # those are drawn anew for each task
-      segments = (renumbered(s, numbers, rng) for s in segments)
-    demonstrations.write_segments(folder, segments)
-  return {name: rate for name, rate in rates.items() if rate > 0}
-
-
-def play(
-  config: RunConfig, corpus: setup.Corpus, tasks: list[Task], rollouts: int, *, label: str
-) -> list[Group]:
-  """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks."""
-  groups: dict[str, Group] = {}
-  sampling = setup.sampling(config, config.seed)
-  with (
-    WorkerPool(
-      setup.expert_spec(config, corpus),
-      config.workers.processes,
-      stall_s=config.workers.stall_s,
-    ) as pool,
-    Progress(label, len(tasks)) as progress,
-  ):
-    for i, task in enumerate(tasks):
-      pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
-    while len(groups) < len(tasks):
-      for _, message in pool.poll(timeout_s=config.workers.stall_s):
-        if message[0] == "group":
-          groups[message[1].trajectories[0].group_id] = message[1]
-          progress.advance(recall=_recall(groups.values()))
-        elif message[0] == "died":
-          for job in message[2]:
-            pool.submit(job)
-        elif message[0] == "error":
-          raise RuntimeError(f"a worker failed: {message[1]}")
-  return [groups[f"{label} {i}"] for i in range(len(tasks))]
-
-
-def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Generator) -> Segment:
-  """The segment with the numbers of its documents and chunks drawn anew, consistently.
-
-  They mean nothing; a policy must quote the ones it was shown, not remember them.
-  """
-  tokens = segment.tokens.copy()
-  for places, ids in (
-    (numbers.document_places(tokens), numbers.number_ids),
-    (numbers.chunk_places(tokens), numbers.chunk_ids),
-  ):
-    fresh = ids[rng.permutation(len(ids))]
-    tokens[places] = fresh[np.searchsorted(ids, tokens[places])]
-  return dataclasses.replace(segment, tokens=tokens)
 
 
 def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, Any]:
@@ -134,7 +29,7 @@ def train(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str
   # Importing seqio takes ten seconds; meanwhile the expert plays.
   threading.Thread(target=_seqio_tasks, daemon=True).start()
   with processes.first_alone("demonstrations"):
-    rates = make_sources(config, corpus, workdir)
+    rates = sources.make(config, corpus, workdir)
   tx = setup.make_optimizer(
     config,
     sft,
@@ -251,18 +146,3 @@ def _seqio_tasks():
   from jaxrl_agents.data import seqio_tasks  # ten seconds and a gigabyte: only here
 
   return seqio_tasks
-
-
-def _best_chunks(config: RunConfig, corpus: setup.Corpus, query: str) -> list[Chunk]:
-  settings = search.fusion_of(config.search)
-  return [hit.chunk for hit in corpus.index.search(query, limit=DRILL_HITS, settings=settings)]
-
-
-def _imitated(prompt: np.ndarray, reply: np.ndarray) -> Segment:
-  tokens = np.concatenate([prompt, reply])
-  return demonstrations.to_imitate(tokens, np.arange(len(tokens)) >= len(prompt))
-
-
-def _recall(groups: Iterable[Group]) -> float:
-  values = [t.rewards["output_recall"] for g in groups for t in g.trajectories if not t.error]
-  return float(np.mean(values)) if values else 0.0

@@ -23,6 +23,10 @@ _TITLES = {
   "answer_found": "Answer found",
   "prune_accuracy": "Pruning accuracy",
   "turns": "Turns",
+  "precision": "Precision of the output",
+  "num_output": "Chunks listed",
+  "tool_calls": "Tool calls",
+  "completed": "Episodes that answered",
 }
 _NOT_A_SCORE = ("tasks", "failed", "trajectories", "failed_trajectories")
 

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxrl_agents.hf import convert, quantised, sources
+from jaxrl_agents.hf import convert, families, quantised, sources
 from tests.hf import checkpoints
 
 
@@ -93,7 +93,7 @@ def test_scales_that_are_missing_are_named(tmp_path):
   name = "model.layers.1.mlp.experts.0.up_proj.weight"
   x = np.zeros((16, 8), ml_dtypes.float8_e4m3fn)
   fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}}
-  with pytest.raises(ValueError, match=rf"{name}_scale_inv is missing; .* scales of \(2, 1\)"):
+  with pytest.raises(ValueError, match=rf"{name}_scale_inv is missing; .* one of \(2, 1\)"):
     sources.decoded({name: x}, fp8)
   with pytest.raises(ValueError, match=f"{name} is in 8 bits"):
     sources.decoded({name: x}, {})
@@ -109,6 +109,88 @@ def test_scales_that_are_missing_are_named(tmp_path):
     sources.decoded(both, mxfp4)
 
 
+INT4 = {
+  "quant_method": "compressed-tensors",
+  "format": "pack-quantized",
+  "config_groups": {
+    "group_0": {
+      "targets": ["Linear"],
+      "weights": {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": 4,
+      },
+    }
+  },
+}
+
+
+def test_signed_four_bit_numbers_are_stored_with_eight_added_lowest_first():
+  packed = np.array([[0x7654_3210, 0x8], [-1, 0xF]], np.int32)  # the ninth fills a second word
+  scales = np.array([[1, 2, 0.5], [10, 10, 10]], ml_dtypes.bfloat16)
+  out = quantised.from_packed_int4(packed, scales, 9)
+  assert out.dtype == ml_dtypes.bfloat16
+  first = [-8, -7, -6, -5 * 2, -4 * 2, -3 * 2, -2 * 0.5, -1 * 0.5, 0]
+  np.testing.assert_array_equal(out.astype(float), [first, [70] * 9])
+
+
+def test_the_language_of_kimi_k25_is_read_and_written_as_a_model_of_its_own(tmp_path):
+  wrapped = tmp_path / "wrapped"
+  arrays = checkpoints.write(tmp_path / "plain", checkpoints.KIMI)
+  inside = dict(arrays)
+  rng = np.random.default_rng(0)
+  for name in [name for name in arrays if ".experts." in name]:
+    rows, columns = arrays[name].shape
+    codes = rng.integers(0, 16, (rows, columns))
+    scales = rng.integers(1, 64, (rows, columns // 4)).astype(ml_dtypes.bfloat16)
+    numbers = (codes - 8) * scales.astype(float).repeat(4, axis=1)
+    arrays[name] = numbers.astype(ml_dtypes.bfloat16)
+    del inside[name]
+    padded = np.pad(codes, ((0, 0), (0, -columns % 8))).reshape(rows, -1, 8)
+    words = (padded << np.arange(0, 32, 4)).sum(axis=-1).astype(np.uint32)
+    inside |= {
+      f"{name}_packed": words.view(np.int32),
+      f"{name}_scale": scales,
+      f"{name}_shape": np.array([rows, columns], np.int32),
+    }
+  checkpoints.write_shards(tmp_path / "plain", arrays)
+  text = checkpoints.KIMI | {"dtype": "bfloat16", "quantization_config": INT4}
+  vision = {"vision_tower.patch_embed.proj.weight": np.zeros((3, 2), np.float32)}
+  config = {"model_type": "kimi_k25", "text_config": text, "vision_config": {}}
+  checkpoints.write_config(wrapped, config)
+  named = {f"language_model.{name}": x for name, x in inside.items()}
+  checkpoints.write_shards(wrapped, vision | named)
+
+  assert convert.import_weights(tmp_path / "plain", tmp_path / "a") == convert.import_weights(
+    wrapped, tmp_path / "b"
+  )
+  assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+  convert.export_weights(tmp_path / "b", wrapped, tmp_path / "out")
+  assert families.read(tmp_path / "out").config["model_type"] == "kimi_k2"
+  out = sources.tensors(tmp_path / "out")
+  assert out.keys() == arrays.keys()
+  assert all(out[name].tobytes() == x.tobytes() for name, x in arrays.items())
+
+
+def test_packed_numbers_that_do_not_fit_their_shape_or_format_are_named():
+  name = "model.layers.1.mlp.experts.0.up_proj.weight"
+  found = {
+    f"{name}_packed": np.zeros((2, 1), np.int32),
+    f"{name}_shape": np.array([2, 16]),
+    f"{name}_scale": np.zeros((2, 4), ml_dtypes.bfloat16),
+  }
+  with pytest.raises(ValueError, match=rf"{name}_packed is \(2, 1\); 2 rows of 16 numbers"):
+    sources.decoded(found, {"quantization_config": INT4})
+  del found[f"{name}_shape"]
+  with pytest.raises(ValueError, match=f"{name}_shape is missing"):
+    sources.decoded(found, {"quantization_config": INT4})
+  other = INT4 | {"format": "nvfp4-pack-quantized"}
+  with pytest.raises(ValueError, match=r"'nvfp4-pack-quantized'.* readable is 'pack-quantized'"):
+    sources.decoded({}, {"quantization_config": other})
+
+
 def test_other_number_formats_are_refused_by_name():
-  with pytest.raises(ValueError, match="quant_method is 'compressed-tensors'; readable are mxfp4"):
-    sources.decoded({}, {"quantization_config": {"quant_method": "compressed-tensors"}})
+  with pytest.raises(ValueError, match="quant_method is 'awq'; readable are mxfp4"):
+    sources.decoded({}, {"quantization_config": {"quant_method": "awq"}})

@@ -1,0 +1,194 @@
+"""The sources of the warm-up's mixture: made once, then found by all that decides them.
+
+tasks -> the expert's episodes (workers) -> filter -> segments in the cache -> the run's folder
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.chat import numbers as numbers_lib
+from jaxrl_agents.chat.numbers import DocumentNumbers
+from jaxrl_agents.config import SFT_SOURCES, RunConfig
+from jaxrl_agents.data import demonstrations, filters
+from jaxrl_agents.envs import search, search_drills
+from jaxrl_agents.harness.process import Job
+from jaxrl_agents.harness.workers import WorkerPool
+from jaxrl_agents.retrieval.chunks import Chunk
+from jaxrl_agents.runs import setup
+from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.types import Group, Segment, Task
+
+DRILL_TOKENS = 128
+DRILL_PERIOD = 48
+DRILL_TEXTS = 4_000
+DRILL_HITS = 4
+
+_PACKAGE = pathlib.Path(__file__).parents[1]
+_MAKERS = ("types.py", "chat", "data", "envs", "harness", "retrieval", "rewards", "runs/sources.py")
+"""Code that decides what is made: a change of it makes the sources anew."""
+
+_OPTIONS = {
+  "demonstrations": ("demonstration_tasks", "rollouts_per_task", "hasty"),
+  "practice": ("practice_tasks", "hasty"),
+  "copies": ("copy_segments",),
+  "drills": ("reading_drills",),
+}
+"""The options of SftConfig that decide a source."""
+
+
+def make(config: RunConfig, corpus: setup.Corpus, workdir: Workdir) -> dict[str, float]:
+  """Brings the sources of the mixture to `workdir.demonstrations`; returns {source: rate}.
+
+  What an earlier run of the same config wrote there is kept, whatever the code is now.
+  """
+  rates = dict(zip(SFT_SOURCES, config.sft.rates, strict=True))
+  rates = {name: rate for name, rate in rates.items() if rate > 0}
+  for name in rates:
+    folder = workdir.demonstrations / name
+    if not (folder / demonstrations.MANIFEST).exists():
+      kept = setup.cache(config) / f"sources_{digest(config, corpus, name)}"
+      if not (kept / demonstrations.MANIFEST).exists():
+        segments, counts = _made(config, corpus, name)
+        demonstrations.write_segments(kept, segments, counts=counts)
+      _copy_whole(kept, folder)
+    counts = demonstrations.read_segments(folder).counts
+    if counts:
+      workdir.merge_summary({name: counts})
+  return rates
+
+
+def digest(config: RunConfig, corpus: setup.Corpus, name: str) -> str:
+  """Names a source by all that decides it: corpus, tasks, tokenizer, options, seed and code."""
+  decides = {
+    "source": name,
+    "seed": config.seed,
+    "search": dataclasses.asdict(config.search),
+    "options": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
+    "tasks": corpus.task_set.manifest["sha256"],
+    "index": corpus.index.folder.name,
+  }
+  found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
+  code = [path for maker in _MAKERS for path in _sources(_PACKAGE / maker)]
+  for path in (*chat_lib.tokenizer_files(config.policy.tokenizer), *code):
+    found.update(path.read_bytes())
+  return found.hexdigest()[:16]
+
+
+def _copy_whole(kept: pathlib.Path, folder: pathlib.Path) -> None:
+  """Copies a folder so that it appears whole or not at all."""
+  fresh = folder.with_name(f".{folder.name}")
+  shutil.rmtree(fresh, ignore_errors=True)
+  shutil.copytree(kept, fresh)
+  fresh.rename(folder)
+
+
+def _sources(path: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _made(
+  config: RunConfig, corpus: setup.Corpus, name: str
+) -> tuple[Iterator[Segment], Mapping[str, int]]:
+  """The segments of a source, and how many of the episodes behind them the filter kept and why."""
+  sft, chat = config.sft, setup.load_chat(config)
+  counts: Mapping[str, int] = {}
+  if name == "demonstrations":
+    tasks = corpus.sample("train", sft.demonstration_tasks, config.seed)
+    groups = play(config, corpus, tasks, sft.rollouts_per_task, label=name)
+    kept = filters.keep_for_sft(groups, seed=config.seed)
+    segments, counts = (s for t in kept.kept for s in t.segments), kept.counts
+  elif name == "practice":
+    tasks = corpus.practice(sft.practice_tasks, config.seed)
+    groups = play(config, corpus, tasks, 1, label=name)
+    segments = (s for g in groups for t in g.trajectories if not t.error for s in t.segments)
+  elif name == "copies":
+    segments = demonstrations.copy_segments(
+      sft.copy_segments,
+      DRILL_TOKENS,
+      ids=np.concatenate([chat.encode(text) for text in corpus.sampled_texts(DRILL_TEXTS)]),
+      max_period=DRILL_PERIOD,
+      seed=config.seed,
+    )
+  else:
+    pairs = search_drills.reading_drills(
+      corpus.practice(sft.reading_drills, config.seed + 1, search_drills.MAX_CLUES),
+      lambda chunk_id: corpus.index.chunk(chunk_id).text,
+      functools.partial(_best_chunks, config, corpus),
+      chat,
+      seed=config.seed,
+    )
+    segments = (_imitated(prompt, reply) for prompt, reply in pairs)
+  if not config.search.short_ids:  # those are drawn anew for each task
+    numbers, rng = numbers_lib.of(chat), np.random.default_rng(config.seed)
+    return (renumbered(s, numbers, rng) for s in segments), counts
+  return iter(segments), counts
+
+
+def play(
+  config: RunConfig, corpus: setup.Corpus, tasks: list[Task], rollouts: int, *, label: str
+) -> list[Group]:
+  """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks."""
+  groups: dict[str, Group] = {}
+  sampling = setup.sampling(config, config.seed)
+  with (
+    WorkerPool(
+      setup.expert_spec(config, corpus),
+      config.workers.processes,
+      stall_s=config.workers.stall_s,
+    ) as pool,
+    Progress(label, len(tasks)) as progress,
+  ):
+    for i, task in enumerate(tasks):
+      pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
+    while len(groups) < len(tasks):
+      for _, message in pool.poll(timeout_s=config.workers.stall_s):
+        if message[0] == "group":
+          groups[message[1].trajectories[0].group_id] = message[1]
+          progress.advance(recall=_recall(groups.values()))
+        elif message[0] == "died":
+          for job in message[2]:
+            pool.submit(job)
+        elif message[0] == "error":
+          raise RuntimeError(f"a worker failed: {message[1]}")
+  return [groups[f"{label} {i}"] for i in range(len(tasks))]
+
+
+def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Generator) -> Segment:
+  """The segment with the numbers of its documents and chunks drawn anew, consistently.
+
+  They mean nothing; a policy must quote the ones it was shown, not remember them.
+  """
+  tokens = segment.tokens.copy()
+  for places, ids in (
+    (numbers.document_places(tokens), numbers.number_ids),
+    (numbers.chunk_places(tokens), numbers.chunk_ids),
+  ):
+    fresh = ids[rng.permutation(len(ids))]
+    tokens[places] = fresh[np.searchsorted(ids, tokens[places])]
+  return dataclasses.replace(segment, tokens=tokens)
+
+
+def _best_chunks(config: RunConfig, corpus: setup.Corpus, query: str) -> list[Chunk]:
+  settings = search.fusion_of(config.search)
+  return [hit.chunk for hit in corpus.index.search(query, limit=DRILL_HITS, settings=settings)]
+
+
+def _imitated(prompt: np.ndarray, reply: np.ndarray) -> Segment:
+  tokens = np.concatenate([prompt, reply])
+  return demonstrations.to_imitate(tokens, np.arange(len(tokens)) >= len(prompt))
+
+
+def _recall(groups: Iterable[Group]) -> float:
+  values = [t.rewards["output_recall"] for g in groups for t in g.trajectories if not t.error]
+  return float(np.mean(values)) if values else 0.0

@@ -1,0 +1,98 @@
+"""Sources of the warm-up are made once for all that decides them, and are a run's own then."""
+
+import dataclasses
+import pathlib
+import shutil
+import sysconfig
+
+import pytest
+
+from jaxrl_agents import chat
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.data import demonstrations
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import setup, sources
+from jaxrl_agents.runs.workdir import Workdir
+
+MODEL = PolicyConfig(
+  vocab_size=chat.load("base").vocab_size,
+  embed_dim=8,
+  num_layers=1,
+  num_heads=1,
+  num_kv_heads=1,
+  head_dim=8,
+  num_experts=2,
+  experts_per_token=1,
+  expert_ffw_dim=8,
+)
+NAMES = ("demonstrations", "copies")
+PACKAGES = ("json", "logging")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+  """A config whose corpus is two packages of the library, and that corpus."""
+  folder = tmp_path_factory.mktemp("sources")
+  library = pathlib.Path(sysconfig.get_paths()["stdlib"])
+  for name in PACKAGES:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(library / name, folder / "corpus" / name, ignore=ignored)
+  config = config_lib.RunConfig(
+    name="sources",
+    corpus=config_lib.CorpusConfig(source=str(folder / "corpus"), cache=str(folder / "cache")),
+    policy=config_lib.PolicySection(model=MODEL),
+    search=config_lib.SearchConfig(short_ids=True),
+    sft=config_lib.SftConfig(
+      rates=(0.5, 0.0, 0.5, 0.0), demonstration_tasks=6, copy_segments=5, hasty=0.0
+    ),
+    workers=config_lib.WorkersConfig(processes=1),
+  )
+  return config, setup.open_corpus(config, report=lambda line: None)
+
+
+@pytest.fixture(autouse=True)
+def no_other_cache(monkeypatch):
+  monkeypatch.delenv("JAXRL_CACHE", raising=False)
+
+
+def read(workdir):
+  return {name: demonstrations.read_segments(workdir.demonstrations / name) for name in NAMES}
+
+
+def test_a_second_run_finds_what_the_first_one_played(opened, tmp_path, monkeypatch):
+  config, corpus = opened
+  first, second = Workdir(tmp_path / "first"), Workdir(tmp_path / "second")
+  assert sources.make(config, corpus, first) == {"demonstrations": 0.5, "copies": 0.5}
+  counts = read(first)["demonstrations"].counts
+  assert sum(counts.values()) == 12
+  assert first.merge_summary({})["demonstrations"] == counts
+
+  monkeypatch.setattr(sources, "play", lambda *_, **__: pytest.fail("played again"))
+  sources.make(config, corpus, second)
+  assert {n: d.digest for n, d in read(second).items()} == {
+    n: d.digest for n, d in read(first).items()
+  }
+  assert second.merge_summary({})["demonstrations"] == counts
+
+
+def test_a_run_keeps_its_sources_whatever_the_cache_holds(opened, tmp_path):
+  config, corpus = opened
+  workdir = Workdir(tmp_path)
+  sources.make(config, corpus, workdir)
+  before = read(workdir)
+  sources.make(dataclasses.replace(config, seed=5), corpus, workdir)
+  assert {n: d.digest for n, d in read(workdir).items()} == {n: d.digest for n, d in before.items()}
+
+
+def test_a_source_is_named_by_its_options_alone(opened):
+  config, corpus = opened
+  name_of = lambda name, changed: sources.digest(changed, corpus, name)
+  with_sft = lambda **options: dataclasses.replace(
+    config, sft=dataclasses.replace(config.sft, **options)
+  )
+  for name in NAMES:
+    assert name_of(name, config) == name_of(name, with_sft(lr=1.0, steps=7))
+    assert name_of(name, config) != name_of(name, dataclasses.replace(config, seed=1))
+  assert name_of("copies", config) == name_of("copies", with_sft(hasty=1.0))
+  for options in ({"hasty": 1.0}, {"demonstration_tasks": 7}, {"rollouts_per_task": 3}):
+    assert name_of("demonstrations", config) != name_of("demonstrations", with_sft(**options))
