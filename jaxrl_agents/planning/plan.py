@@ -182,8 +182,11 @@ def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compili
 def kernels_of_learner(cfg: PolicyConfig, place: Slice) -> kernels.Expected:
   """Full rows and even routing, as `learner_loops`."""
   windows = sum(cfg.has_window(i) for i in range(cfg.num_layers)) if cfg.window_tokens else 0
-  # The last of the devices that share a row sees the most.
-  seen = 1 - 0.5 / sharding.ways("time", place.mesh)
+  # Where devices have parts of a row's queries, the last of them sees the most.
+  parts = sharding.ways("time", place.mesh)
+  heads = cfg.num_heads if cfg.attention == "mla" else cfg.num_kv_heads
+  by_heads = heads // sharding.ways("heads", place.mesh) % parts == 0
+  seen = 0.5 if by_heads else 1 - 0.5 / parts
   return kernels.Expected(filled(place), seen, windows / cfg.num_layers)
 
 

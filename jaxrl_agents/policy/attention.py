@@ -133,10 +133,12 @@ def causal_core(
 ) -> tuple[jax.Array, jax.Array | None]:
   """Causal attention within segments, see `causal.attend`; by a kernel where there is one.
 
-  On a mesh each device has some rows, some heads, and a part of their time: it gathers the keys and
-  values of whole rows for its own queries, and gives back what their gradients add up to (Llama 3,
-  https://arxiv.org/abs/2407.21783, section 3.3.2). Keys and values of one layer are all that a
-  device ever holds of whole rows.
+  On a mesh each device has some rows, some heads, and a part of their time. Where its kv heads
+  divide by the parts, devices of a row exchange heads for time, and each attends whole rows: all
+  have the same work, though late queries see more keys (DeepSpeed-Ulysses,
+  https://arxiv.org/abs/2309.14509). Elsewhere each gathers keys and values of whole rows for its
+  own queries, and gives back what their gradients add up to (Llama 3,
+  https://arxiv.org/abs/2407.21783, section 3.3.2).
 
   Args:
     q: [B, G, R, T, H], not yet scaled.
@@ -156,6 +158,8 @@ def causal_core(
     segment_ids = jnp.ones((q.shape[0], q.shape[3]), jnp.int32)
   parts, tensor = sharding.ambient_ways("time"), sharding.ambient_ways("heads")
   has_sinks, length = sinks is not None, q.shape[3]
+  if by_heads := q.shape[1] // tensor % parts == 0:
+    parts = 1
   kernels = kernels_lib.for_rows(
     kernels, length // parts, length, sinks=has_sinks, windows=window is not None
   )
@@ -181,10 +185,19 @@ def causal_core(
 
   def of_device(masks, q, k, v, segment_ids, sinks, window):
     whole = lambda x, axis: jax.lax.all_gather(x, "context", axis=axis, tiled=True)
-    start = jax.lax.axis_index("context") * q.shape[3]
-    mixed, peaks = of_rows(
-      masks, q, whole(k, 2), whole(v, 2), whole(segment_ids, 1), sinks, window, start
-    )
+    swap = lambda x, out, into: jax.lax.all_to_all(x, "context", out, into, tiled=True)
+    segment_ids, part = whole(segment_ids, 1), jax.lax.axis_index("context")
+    if by_heads:
+      q, k, v = swap(q, 1, 3), swap(k, 1, 2), swap(v, 1, 2)
+      if sinks is not None:
+        sinks = jax.lax.dynamic_slice_in_dim(sinks, part * k.shape[1], k.shape[1])
+      mixed, peaks = of_rows(masks, q, k, v, segment_ids, sinks, window)
+      mixed = swap(mixed, 3, 1)
+      peaks = whole(peaks, 0) if with_peaks else None
+    else:
+      start = part * q.shape[3]
+      k, v = whole(k, 2), whole(v, 2)
+      mixed, peaks = of_rows(masks, q, k, v, segment_ids, sinks, window, start)
     if with_peaks:
       peaks = jax.lax.pmax(peaks, sharding.TRAIN_RULES["row_parts"])
     return mixed, peaks
@@ -194,7 +207,8 @@ def causal_core(
   keys = place("batch", "heads", "time", None)
   plans = None
   if masks is not None:
-    plans = splash.specs(masks, jax.sharding.NamedSharding(mesh, place("heads", "time")))
+    split = place("heads", "time" if parts > 1 else None)
+    plans = splash.specs(masks, jax.sharding.NamedSharding(mesh, split))
   in_specs = plans, queries, keys, keys, place("batch", "time"), place("heads"), place()
   out_specs = queries, place("heads")
   return jax.shard_map(of_device, in_specs=in_specs, out_specs=out_specs, check_vma=False)(

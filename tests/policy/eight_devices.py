@@ -35,12 +35,12 @@ MIXTURE = {
 PLAIN = dataclasses.replace(tiny.GQA, **MIXTURE)
 GQA = dataclasses.replace(tiny.GQA, vocab_size=56, num_layers=2)
 MLA = dataclasses.replace(tiny.MLA, **MIXTURE)
-BIASED = dataclasses.replace(tiny.BIASED, **MIXTURE)
+BIASED = dataclasses.replace(tiny.BIASED, num_kv_heads=4, **MIXTURE)
 ALONE = {
   "data": (PLAIN, {"data": 8}),
   "fsdp": (PLAIN, {"fsdp": 8}),
   "expert": (PLAIN, {"expert": 8}),
-  "context": (PLAIN, {"context": 8}),
+  "context, of more parts than heads": (PLAIN, {"context": 8}),
   "tensor": (PLAIN, {"tensor": 2}),
 }
 TOGETHER = {
