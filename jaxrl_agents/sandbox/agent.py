@@ -154,6 +154,7 @@ def run(wire: Wire, place: Place, bash: str = BASH) -> None:
   """Serves `wire` and ends the process. The first frame says how: env, state, cwd and limits."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+  os.umask(0o022)
   try:
     settings, _ = wire.receive()
     folders = (place.prefix + settings["cwd"], place.prefix + "/work")

@@ -90,6 +90,7 @@ class Namespaces:
     text = json.dumps(request | {"limits": dataclasses.asdict(limits)}).encode()
     if len(text) > MAX_REQUEST_BYTES:
       end.close()
+      self._ended(number)
       raise ValueError(f"a mask of {len(start.mask)} paths is too long; name folders instead")
     self._alive.add(number)
     try:

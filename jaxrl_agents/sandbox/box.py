@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 import posixpath
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ MAX_COMMAND_BYTES = 100_000
 ANSWER_S = 30.0
 """Seconds to answer a request, beyond what a command may take."""
 END_S = 10.0
+_MAX_ANSWER_BYTES = 1 << 20
 
 
 class Sandbox:
@@ -140,8 +140,9 @@ class Sandbox:
       Refused: the place may not be written to, or the disk is full.
     """
     body = content.encode() if isinstance(content, str) else content
-    if len(body) > self.limits.disk_bytes:
-      raise Refused(f"{path}: {len(body)} bytes are more than the disk holds")
+    room = min(self.limits.disk_bytes, self.limits.memory_bytes // 4)
+    if len(body) > room:
+      raise Refused(f"{path}: {len(body)} bytes are more than the {room} that fit")
     request = {"op": "write", "path": _absolute(path), "mode": mode & 0o777}
     await self._call(request, body, ANSWER_S, 0)
 
@@ -229,7 +230,7 @@ class Sandbox:
   async def _delta(self, *, with_state: bool) -> tuple[dict[str, Any], bytes]:
     limit = self.limits.disk_bytes
     request = {"op": "delta", "max_bytes": limit, "state": with_state}
-    head, body = await self._call(request, b"", 2 * ANSWER_S, limit)
+    head, body = await self._call(request, b"", 2 * ANSWER_S, limit, wire.MAX_HEADER_BYTES)
     if not (
       isinstance(head.get("entries"), list)
       and isinstance(head.get("state"), str)
@@ -240,13 +241,17 @@ class Sandbox:
 
   def _add_layer(self, head: dict[str, Any], body: bytes) -> tuple[tuple[str, ...], str]:
     try:
-      layer, digest = self._boxes.store.add(head["entries"], body, json.dumps(head["entries"]))
+      return self._boxes.store.add(head["entries"], body, self.start.layers)
     except (ValueError, TypeError) as error:
       raise self._lose(f"its changes make no sense: {error}") from None
-    return self._boxes.store.squashed((layer, *self.start.layers)), digest
 
   async def _call(
-    self, header: dict[str, Any], body: bytes, deadline_s: float, max_body: int
+    self,
+    header: dict[str, Any],
+    body: bytes,
+    deadline_s: float,
+    max_body: int,
+    max_header: int = _MAX_ANSWER_BYTES,
   ) -> tuple[dict[str, Any], bytes]:
     """One request and its answer."""
     async with self._lock:
@@ -256,7 +261,7 @@ class Sandbox:
           if self._pending:  # what a cancelled call left unanswered
             await asyncio.shield(self._pending)
           self._writer.write(wire.encode(header, len(body)) + body)
-          self._pending = asyncio.create_task(self._receive(max_body))
+          self._pending = asyncio.create_task(self._receive(max_body, max_header))
           await self._writer.drain()
           head, content = await asyncio.shield(self._pending)
           self._pending = None
@@ -274,10 +279,12 @@ class Sandbox:
         raise Refused(str(head["refused"])[:2000])
       return head, content
 
-  async def _receive(self, max_body: int) -> tuple[dict[str, Any], bytes]:
+  async def _receive(
+    self, max_body: int, max_header: int = _MAX_ANSWER_BYTES
+  ) -> tuple[dict[str, Any], bytes]:
     lengths = await self._reader.readexactly(wire.LENGTHS.size)
     header_bytes, body_bytes = wire.LENGTHS.unpack(lengths)
-    if header_bytes > wire.MAX_HEADER_BYTES or body_bytes > max_body:
+    if header_bytes > max_header or body_bytes > max_body:
       raise wire.WireError(f"an answer of {header_bytes} + {body_bytes} bytes was not asked for")
     header = wire.decode(await self._reader.readexactly(header_bytes))
     return header, await self._reader.readexactly(body_bytes)

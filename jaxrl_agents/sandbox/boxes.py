@@ -15,7 +15,7 @@ import pathlib
 import socket
 from collections.abc import Mapping
 
-from jaxrl_agents.sandbox import backends, runtime
+from jaxrl_agents.sandbox import backends, runtime, saved
 from jaxrl_agents.sandbox.box import Sandbox
 from jaxrl_agents.sandbox.errors import NoSandbox, SandboxClosed
 from jaxrl_agents.sandbox.records import Limits, Snapshot
@@ -73,7 +73,7 @@ class Sandboxes:
       raise ValueError(f"user={user}: sandboxes are never root's; name an unprivileged uid and gid")
     self.limits = limits
     self._backend_name, self._runtime = backend, runtime
-    self._folder = store or default_store()
+    self._folder = (store or default_store()).absolute()
     self._owner = user if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     self._numbers = itertools.count(1)
     self._boxes: dict[int, Sandbox] = {}
@@ -160,6 +160,20 @@ class Sandboxes:
   def drop(self, snapshot: Snapshot) -> None:
     """Gives a snapshot back; its files go when no sandbox stands on them."""
     self.store.release(snapshot.layers)
+
+  async def save(self, snapshot: Snapshot, path: pathlib.Path) -> None:
+    """Writes a snapshot to a file, for another process or a later one (see `saved.save`)."""
+    await asyncio.to_thread(saved.save, self.store, snapshot, path)
+
+  async def load(self, path: pathlib.Path) -> Snapshot:
+    """The snapshot that `save` wrote; `drop` gives it back.
+
+    Raises:
+      ValueError: there is none, or it stands on a base that this store does not have.
+    """
+    snapshot = await asyncio.to_thread(saved.load, self.store, path)
+    self.store.hold(snapshot.layers)
+    return snapshot
 
   async def kill(self, number: int) -> None:
     """Ends a sandbox that does not end by itself."""

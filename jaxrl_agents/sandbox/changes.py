@@ -6,7 +6,7 @@ import os
 import pathlib
 import stat
 
-from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox import delta, overlay
 from jaxrl_agents.sandbox.delta import Entry
 from jaxrl_agents.sandbox.errors import Refused
 from jaxrl_agents.sandbox.records import Change
@@ -35,7 +35,7 @@ def changes_of(
   for kind, path, mode, _, extra in entries:
     old = _old(store, layers, path)
     if old and old[0] == "folder" and (kind != "d" or extra):
-      for below in store.walk(layers, path):
+      for below in overlay.walk(store.folder, layers, path):
         gone = _old(store, layers, below)
         if below not in present and gone:
           changes[below] = Change("gone", gone[1], None, 0)
@@ -68,7 +68,7 @@ def _contents(entries: list[Entry], body: bytes) -> dict[str, bytes]:
 
 
 def _old(store: Store, layers: tuple[str, ...], path: str) -> _Old | None:
-  found = store.find(layers, path)
+  found = overlay.find(store.folder, layers, path)
   if not found:
     return None
   place, status = found
@@ -78,6 +78,6 @@ def _old(store: Store, layers: tuple[str, ...], path: str) -> _Old | None:
   if stat.S_ISDIR(status.st_mode):
     return "folder", None, mode
   if stat.S_ISREG(status.st_mode):
-    with delta.opened_up(place):
+    with overlay.opened_up(place):
       return "file", pathlib.Path(place).read_bytes(), mode
   return "pipe", None, mode

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_agents.sandbox import delta, runtime
+from jaxrl_agents.sandbox import overlay, runtime
 from jaxrl_agents.sandbox.errors import NoSandbox
 from jaxrl_agents.sandbox.records import Limits, Snapshot
 from jaxrl_agents.sandbox.store import Store
@@ -98,7 +98,7 @@ class Commands:
         extra_groups=groups,
       )
     except BaseException:
-      delta.remove(str(folder))
+      overlay.remove(str(folder))
       self._ended(number)
       raise
     finally:
@@ -132,7 +132,7 @@ class Commands:
     os.close(fd)
     self._running.pop(number).wait()
     with contextlib.suppress(OSError):
-      delta.remove(str(folder))
+      overlay.remove(str(folder))
     self._ended(number)
 
 
@@ -197,7 +197,7 @@ def gvisor(launch: Launch) -> list[str]:
   }
   bundle.mkdir()
   (bundle / "config.json").write_text(json.dumps(config))
-  flags = ["--rootless", "--network=none", "--platform=ptrace", "--ignore-cgroups"]
+  flags = ["--rootless", "--network=none", "--ignore-cgroups"]
   return ["runsc", *flags, f"--root={bundle}/state", "run", f"--bundle={bundle}", launch.name]
 
 

@@ -13,16 +13,15 @@ layer of what came (host side) and trusts none of it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxrl_agents.sandbox.errors import Refused
+from jaxrl_agents.sandbox.overlay import OPAQUE
 
 Entry = list[Any]
-OPAQUE = "user.overlay.opaque"
 _MODE_BITS = 0o1777  # no set-user-id
 _MAX_ENTRIES = 1_000_000
 _BLOCK = 1 << 20
@@ -211,7 +210,9 @@ def unpack(entries: list[Entry], body: bytes, folder: str, own: Callable[[str], 
     elif kind == "h":
       os.link(os.path.join(folder, extra), target, follow_symlinks=False)
     elif kind == "p":
-      os.mkfifo(target, mode)
+      os.mkfifo(target)
+      os.chmod(target, mode)  # whatever the umask is
+      os.utime(target, ns=(mtime, mtime))
     elif kind == "w":
       os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))
     own(target)
@@ -221,78 +222,3 @@ def unpack(entries: list[Entry], body: bytes, folder: str, own: Callable[[str], 
     own(target)
     os.utime(target, ns=(mtime, mtime))
     os.chmod(target, mode)
-
-
-def hides_below(path: str) -> bool:
-  """Whether the folder of a layer hides what layers below have there."""
-  try:
-    return os.getxattr(path, OPAQUE, follow_symlinks=False) == b"y"
-  except OSError:
-    return False
-
-
-@contextlib.contextmanager
-def opened_up(path: str) -> Iterator[None]:
-  """The owner may read (and enter) `path` meanwhile, whatever its mode is."""
-  mode = stat.S_IMODE(os.lstat(path).st_mode)
-  wanted = mode | (0o700 if os.path.isdir(path) else 0o400)
-  if wanted == mode or os.geteuid() == 0:
-    yield
-    return
-  os.chmod(path, wanted)
-  try:
-    yield
-  finally:
-    os.chmod(path, mode)
-
-
-def lay_over(layer: str, target: str) -> None:
-  """Adds the changes of `layer` to the older ones in the folder `target`; files are linked."""
-  with opened_up(layer), opened_up(target):
-    for name in os.listdir(layer):
-      source, at = f"{layer}/{name}", f"{target}/{name}"
-      found = os.lstat(source)
-      older = os.lstat(at) if os.path.lexists(at) else None
-      if not stat.S_ISDIR(found.st_mode):
-        if older:
-          _remove_any(at)
-        os.link(source, at, follow_symlinks=False)
-        continue
-      hides = hides_below(source)
-      if older and (hides or not stat.S_ISDIR(older.st_mode)):
-        hides = True  # over a file or a whiteout a folder hides what lies deeper
-        _remove_any(at)
-        older = None
-      if not older:
-        os.mkdir(at, 0o700)
-        os.chown(at, found.st_uid, found.st_gid)
-        if hides:
-          os.setxattr(at, OPAQUE, b"y")
-      lay_over(source, at)
-      os.utime(at, ns=(found.st_mtime_ns, found.st_mtime_ns))
-      os.chmod(at, stat.S_IMODE(found.st_mode))
-
-
-def _remove_any(path: str) -> None:
-  if stat.S_ISDIR(os.lstat(path).st_mode):
-    remove(path)
-  else:
-    os.unlink(path)
-
-
-def remove(folder: str) -> None:
-  """Removes a tree in which folders may forbid it."""
-  with contextlib.suppress(FileNotFoundError):
-    os.chmod(folder, 0o700)
-    for inner, folders, _ in os.walk(folder):
-      for name in folders:
-        path = os.path.join(inner, name)
-        if not os.path.islink(path):
-          os.chmod(path, 0o700)
-    for inner, folders, names in os.walk(folder, topdown=False):
-      for name in names:
-        os.unlink(os.path.join(inner, name))
-      for name in folders:
-        path = os.path.join(inner, name)
-        (os.unlink if os.path.islink(path) else os.rmdir)(path)
-    os.rmdir(folder)

@@ -25,7 +25,7 @@ class Refused(SandboxError):
 
 _REMEDIES = (
   (
-    ("unshare", "clone", "uid_map", "setgroups"),
+    ("unshare", "clone", "uid_map", "setgroups", "mount bind"),
     "this machine forbids user namespaces to ordinary users. "
     "Ubuntu: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or an AppArmor profile that "
     "allows them; Debian: `sysctl kernel.unprivileged_userns_clone=1`; any: raise "

@@ -19,10 +19,10 @@ import subprocess
 import sys
 import sysconfig
 
-from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.errors import NoSandbox
 
-_VERSION = 3  # of what `_build` makes
+_VERSION = 6  # of what `_build` makes
 _BUILD_TIMEOUT_S = 120.0
 REQUIRED = ("bash", "sh", "cat", "ls", "env", "cp", "mv", "rm", "mkdir", "python3")
 COREUTILS = (
@@ -53,7 +53,6 @@ _LINKS = {
   "lib64": "usr/lib",
   "usr/sbin": "bin",
   "usr/lib64": "lib",
-  "usr/local": ".",
   "dev/fd": "/proc/self/fd",
   "dev/stdin": "/proc/self/fd/0",
   "dev/stdout": "/proc/self/fd/1",
@@ -62,7 +61,10 @@ _LINKS = {
 }
 AGENT_FOLDER = "run/agent/jaxrl_agents/sandbox"
 """Where backends that start the agent by a command show this room's code."""
-_FOLDERS = f"{AGENT_FOLDER} run/empty/folder proc work tmp mnt dev etc usr/bin usr/lib usr/share"
+_FOLDERS = (
+  f"{AGENT_FOLDER} run/empty/folder proc work tmp mnt dev etc usr/bin usr/lib "
+  "usr/share/git-core/templates"
+)
 _FILES = "run/empty/file dev/null dev/zero dev/full dev/random dev/urandom"
 
 
@@ -73,7 +75,8 @@ class Runtime:
   Attributes:
     programs: names looked up on this machine's PATH; those in REQUIRED must exist, others may.
     python: the interpreter that is copied with its standard library.
-    exclude: patterns (`fnmatch`) of paths below the standard library that are left out.
+    exclude: patterns (`fnmatch`) of paths below the standard library that are left out, with what
+      was compiled from them.
   """
 
   programs: tuple[str, ...] = (*REQUIRED, *COREUTILS.split(), *COMMON.split())
@@ -94,16 +97,17 @@ def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
   python = _python_paths(runtime.python)
   sources = {name: os.path.realpath(path) for name, path in found.items()}
   facts = [_VERSION, sorted(sources.items()), python, runtime.exclude]
-  facts += [os.stat(path).st_mtime_ns for path in (*sources.values(), python["executable"])]
+  seen = [*sources.values(), python["executable"], "/etc/ld.so.cache"]  # libraries were updated
+  facts += [os.stat(path).st_mtime_ns for path in seen if os.path.exists(path)]
   built = folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
   if not built.is_dir():
     part = folder / f"{built.name}.{os.getpid()}.part"
-    delta.remove(str(part))
+    overlay.remove(str(part))
     _build(part, sources, python, runtime.exclude)
     try:
       part.rename(built)
     except OSError:  # another process was faster
-      delta.remove(str(part))
+      overlay.remove(str(part))
   return built
 
 
@@ -141,9 +145,6 @@ def _build(
     (root / name).touch()
   for name, target in _LINKS.items():
     (root / name).symlink_to(target)
-  triplet = sysconfig.get_config_var("MULTIARCH")
-  if triplet:
-    (root / "usr/lib" / triplet).symlink_to(".")
   for name, text in _ETC.items():
     (root / "etc" / name).write_text(text)
   binaries = []
@@ -155,10 +156,10 @@ def _build(
   for name in ("python", "python3"):
     (root / "usr/bin" / name).symlink_to(f"python{version}")
   library = root / f"usr/lib/python{version}"
-  _copy_library(python["library"], library, exclude)
+  copy_tree(python["library"], library, exclude)
   dynamic = library / "lib-dynload"
   if not dynamic.is_dir() and os.path.isdir(python["dynamic"]):
-    _copy_library(python["dynamic"], dynamic, exclude)
+    copy_tree(python["dynamic"], dynamic, exclude)
   binaries += sorted(str(path) for path in dynamic.glob("*.so"))
   origin = {str(root / "usr/bin" / name): source for name, source in sources.items()}
   origin[str(root / f"usr/bin/python{version}")] = python["executable"]
@@ -167,9 +168,11 @@ def _build(
       _copy(source, root / "usr/lib" / name)
   locale = pathlib.Path("/usr/lib/locale/C.utf8")
   if locale.is_dir():
-    _copy_library(str(locale), root / "usr/lib/locale/C.utf8", ())
+    copy_tree(str(locale), root / "usr/lib/locale/C.utf8", ())
+  for name in (*_FILES.split(), *(f"etc/{name}" for name in _ETC)):
+    (root / name).chmod(0o444)  # whatever the umask is
   for inner, _, _ in os.walk(root):
-    os.chmod(inner, 0o755)  # whatever the umask is
+    os.chmod(inner, 0o755)
 
 
 def _copy(source: str, target: pathlib.Path) -> str:
@@ -181,17 +184,22 @@ def _copy(source: str, target: pathlib.Path) -> str:
   return str(target)
 
 
-def _copy_library(source: str, target: pathlib.Path, exclude: tuple[str, ...]) -> None:
+def copy_tree(source: str, target: pathlib.Path, exclude: tuple[str, ...]) -> None:
+  """Copies a folder but for what matches a pattern; what was compiled goes by its source."""
+
   def kept(inner: str) -> bool:
-    return not any(fnmatch.fnmatch(os.path.normpath(inner), pattern) for pattern in exclude)
+    path = pathlib.PurePath(inner)
+    if path.parent.name == "__pycache__":
+      path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+    return not any(fnmatch.fnmatch(str(path), pattern) for pattern in exclude)
 
   for folder, folders, names in os.walk(source):
     inner = os.path.relpath(folder, source)
-    folders[:] = [name for name in folders if kept(f"{inner}/{name}")]
+    folders[:] = [name for name in folders if kept(os.path.join(inner, name))]
     (target / inner).mkdir(parents=True, exist_ok=True)
     for name in names:
       path = os.path.join(folder, name)
-      if kept(f"{inner}/{name}") and os.path.isfile(path):
+      if kept(os.path.join(inner, name)) and os.path.isfile(path):
         _copy(path, target / inner / name)
 
 

@@ -13,14 +13,15 @@ import contextlib
 import fcntl
 import hashlib
 import itertools
+import json
 import os
 import pathlib
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox import delta, overlay
 from jaxrl_agents.sandbox.delta import Entry
 from jaxrl_agents.sandbox.errors import NoSandbox
 
@@ -42,32 +43,40 @@ class Store:
 
   def __init__(self, folder: pathlib.Path, owner: tuple[int, int]):
     self.folder, self._owner = folder, owner
-    for name in ("", "layers", "live", "runtimes"):
-      (folder / name).mkdir(parents=True, exist_ok=True, mode=0o711)
+    if not folder.exists():
+      folder.mkdir(parents=True)
+      folder.chmod(0o711)  # whatever the umask is
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
       raise NoSandbox(f"{folder} belongs to another user; choose another store")
     if found.st_mode & 0o022:
       raise NoSandbox(f"{folder} may be written by others; chmod go-w it or choose another store")
+    for name in ("layers", "live", "runtimes"):
+      (folder / name).mkdir(exist_ok=True)
+      (folder / name).chmod(0o711)
     self._session = secrets.token_hex(4)
-    self._lock = open(folder / "live" / f"{self._session}.lock", "w")  # noqa: SIM115 held open
+    unlocked = folder / "live" / f"{self._session}.new"
+    self._lock = open(unlocked, "w")  # noqa: SIM115 held open
     fcntl.flock(self._lock, fcntl.LOCK_EX)
+    unlocked.rename(unlocked.with_suffix(".lock"))  # never there unlocked: others sweep such ones
     self._numbers = itertools.count(1)
     self._holders: collections.Counter[str] = collections.Counter()
-    (folder / "live" / self._session).mkdir(mode=0o711)
+    (folder / "live" / self._session).mkdir()
+    (folder / "live" / self._session).chmod(0o711)
     self._sweep()
     self.ground = self._ground()
 
   def close(self) -> None:
     """Removes the snapshots of this session."""
-    delta.remove(str(self.folder / "live" / self._session))
+    overlay.remove(str(self.folder / "live" / self._session))
     self._lock.close()
     (self.folder / "live" / f"{self._session}.lock").unlink(missing_ok=True)
 
   def scratch(self) -> pathlib.Path:
     """A new folder that goes with the session."""
     path = self.folder / "live" / self._session / f"s{next(self._numbers)}"
-    path.mkdir(mode=0o711)
+    path.mkdir()
+    path.chmod(0o755)
     return path
 
   def hold(self, layers: tuple[str, ...]) -> None:
@@ -81,7 +90,7 @@ class Store:
       if self._holders[name] <= 0:
         del self._holders[name]
         if name.startswith("live/"):
-          delta.remove(str(self.folder / name))
+          overlay.remove(str(self.folder / name))
 
   def base(self, files: Mapping[str, bytes | str] | pathlib.Path) -> tuple[str, str]:
     """The layer with these files below /work, and its digest; equal content is stored once.
@@ -105,8 +114,12 @@ class Store:
     digest = self._seal(part)
     return self._keep(part, digest), digest
 
-  def add(self, entries: list[Entry], body: bytes, head: str) -> tuple[str, str]:
-    """The layer with the changes that an agent sent (checked here), and its digest.
+  def add(
+    self, entries: list[Entry], body: bytes, below: tuple[str, ...]
+  ) -> tuple[tuple[str, ...], str]:
+    """`below` with the changes that an agent sent (checked here), and the digest of these.
+
+    Where layers of this session have become too many, they are one from now on.
 
     Raises:
       ValueError: what no honest agent sends.
@@ -116,50 +129,39 @@ class Store:
     path = self.scratch()
     delta.unpack(entries, body, str(path), self.give)
     self.give(str(path))
-    return self._name(path), hashlib.sha256(head.encode() + body).hexdigest()
-
-  def squashed(self, layers: tuple[str, ...]) -> tuple[str, ...]:
-    """The same state in fewer layers, where there are too many of this session.
-
-    File contents are linked, not copied.
-    """
+    digest = hashlib.sha256(json.dumps(entries).encode() + body).hexdigest()
+    layers = (self._name(path), *below)
     ours = tuple(name for name in layers if name.startswith("live/"))
     if len(ours) <= MAX_SNAPSHOT_LAYERS:
-      return layers
+      return layers, digest
+    squashed = self.squash(ours, layers[len(ours) :])
+    overlay.remove(str(path))
+    return (squashed, *layers[len(ours) :]), digest
+
+  def squash(self, layers: tuple[str, ...], below: tuple[str, ...]) -> str:
+    """One layer for several; contents of files are linked, not copied."""
     path = self.scratch()
-    for name in reversed(ours):
-      delta.lay_over(str(self.folder / name), str(path))
-    self._drop_idle_whiteouts(path, layers[len(ours) :])
+    for name in reversed(layers):
+      overlay.lay_over(str(self.folder / name), str(path))
+    overlay.drop_idle_whiteouts(self.folder, path, below)
     self.give(str(path))
-    return (self._name(path), *layers[len(ours) :])
+    return self._name(path)
 
-  def _drop_idle_whiteouts(self, path: pathlib.Path, below: tuple[str, ...]) -> None:
-    """Removes whiteouts of what no layer below has.
-
-    overlayfs never leaves such ones: a folder that only one layer has is listed as it is, and a
-    whiteout in it would be shown as a name that leads to nothing.
-    """
-    hiding: set[str] = set()
-    for folder, _, names in os.walk(path):
-      inner = os.path.relpath(folder, path)
-      if os.path.dirname(inner) in hiding or delta.hides_below(folder):
-        hiding.add(inner)
-      with delta.opened_up(folder):
-        mtime = os.stat(folder).st_mtime_ns
-        for name in names:
-          at = os.path.join(folder, name)
-          is_whiteout = stat.S_ISCHR(os.lstat(at).st_mode)
-          if is_whiteout and (inner in hiding or not self.find(below, f"{inner}/{name}")):
-            os.unlink(at)
-        os.utime(folder, ns=(mtime, mtime))
+  def has_base(self, name: str) -> bool:
+    """Whether the layer `name` of a base is here."""
+    folder, _, digest = name.partition("/")
+    return folder == "layers" and digest.isalnum() and (self.folder / name).is_dir()
 
   def copy_out(self, layers: tuple[str, ...], folder: pathlib.Path) -> None:
     """Copies what a sandbox that starts from `layers` sees to `folder`, for its user."""
     folders = []
     for path in itertools.chain.from_iterable(
-      (top, *self.walk(layers, top)) for top in ("work", "tmp")
+      (top, *overlay.walk(self.folder, layers, top)) for top in ("work", "tmp")
     ):
-      place, found = self.find(layers, path) or (str(self.folder / self.ground / path), None)
+      place, found = overlay.find(self.folder, layers, path) or (
+        str(self.folder / self.ground / path),
+        None,
+      )
       target, found = str(folder / path), found or os.lstat(place)
       if stat.S_ISDIR(found.st_mode):
         os.mkdir(target, 0o700)
@@ -169,7 +171,7 @@ class Store:
       elif stat.S_ISFIFO(found.st_mode):
         os.mkfifo(target)
       else:
-        with delta.opened_up(place):
+        with overlay.opened_up(place):
           shutil.copyfile(place, target)
       if not stat.S_ISDIR(found.st_mode):
         self._dress(target, found)
@@ -183,60 +185,6 @@ class Store:
     if not stat.S_ISLNK(found.st_mode):
       os.chmod(path, stat.S_IMODE(found.st_mode))
     os.utime(path, ns=(found.st_mtime_ns, found.st_mtime_ns), follow_symlinks=False)
-
-  def find(self, layers: tuple[str, ...], path: str) -> tuple[str, os.stat_result] | None:
-    """Where `path` really lies in the newest of `layers` that has it; None if none does.
-
-    Links are not followed.
-    """
-    for layer in layers:
-      found = self._find_in(layer, path)
-      if found:
-        return None if stat.S_ISCHR(found[1].st_mode) else found
-      if self._ends_at(layer, path):
-        return None
-    return None
-
-  def walk(self, layers: tuple[str, ...], folder: str) -> Iterator[str]:
-    """Every path below `folder`, as a sandbox that starts from `layers` sees it."""
-    names: set[str] = set()
-    for layer in layers:
-      found = self._find_in(layer, folder)
-      if found and stat.S_ISDIR(found[1].st_mode):
-        with delta.opened_up(found[0]):
-          names.update(os.listdir(found[0]))
-      if self._ends_at(layer, folder):
-        break
-    for name in sorted(names):
-      path = f"{folder}/{name}"
-      at = self.find(layers, path)
-      if at:
-        yield path
-        if stat.S_ISDIR(at[1].st_mode):
-          yield from self.walk(layers, path)
-
-  def _find_in(self, layer: str, path: str) -> tuple[str, os.stat_result] | None:
-    with contextlib.ExitStack() as opened:
-      at = str(self.folder / layer)
-      for part in path.split("/"):
-        if os.path.islink(at) or not os.path.isdir(at):
-          return None
-        opened.enter_context(delta.opened_up(at))
-        at = f"{at}/{part}"
-        if not os.path.lexists(at):
-          return None
-      return at, os.lstat(at)
-
-  def _ends_at(self, layer: str, path: str) -> bool:
-    """Whether `layer` hides `path` of the layers below it."""
-    parts = path.split("/")
-    for end in range(1, len(parts) + 1):
-      found = self._find_in(layer, "/".join(parts[:end]))
-      if not found:
-        return False
-      if not stat.S_ISDIR(found[1].st_mode) or delta.hides_below(found[0]):
-        return True
-    return False
 
   def _name(self, path: pathlib.Path) -> str:
     return str(path.relative_to(self.folder))
@@ -273,7 +221,7 @@ class Store:
   def _keep(self, part: pathlib.Path, digest: str) -> str:
     kept = self.folder / "layers" / digest[:16]
     if kept.is_dir():
-      delta.remove(str(part))
+      overlay.remove(str(part))
     else:
       with contextlib.suppress(OSError):  # another process was faster
         part.rename(kept)
@@ -292,7 +240,7 @@ class Store:
         continue
       with contextlib.suppress(OSError), open(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        delta.remove(str(lock.with_suffix("")))
+        overlay.remove(str(lock.with_suffix("")))
         lock.unlink(missing_ok=True)
 
 

@@ -26,6 +26,8 @@ from jaxrl_agents.sandbox import (
   delta,
   files,
   kernel,
+  output,
+  overlay,
   processes,
   seccomp,
   shell,
@@ -42,7 +44,14 @@ _KEPT_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048  # ro nosuid nodev noexec noatime nodi
 _ST_RELATIME, _MS_RELATIME = 4096, 1 << 21
 MAX_REQUEST_BYTES = 1 << 17
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_KEPT_IN_MEMORY = (delta, files, processes, shell)  # nothing can be imported in there
+_KEPT_IN_MEMORY = (
+  delta,
+  files,
+  output,
+  overlay,
+  processes,
+  shell,
+)  # nothing can be imported in there
 
 
 def main() -> None:

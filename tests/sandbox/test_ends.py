@@ -1,5 +1,6 @@
 """Nothing outlives a sandbox: no process and no mount, even when the host process is killed."""
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -8,7 +9,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from jaxrl_agents.sandbox.boxes import default_store
+from jaxrl_agents.sandbox.errors import NoSandbox, SandboxLost
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOST = """
@@ -40,14 +44,26 @@ def left(marker):
   return found
 
 
-def mounts_of_the_store():
-  """Processes that have a mount of the default store, and whether this one has."""
-  name = default_store().name
-  found = []
+def family(pid):
+  """`pid` and its descendants."""
+  parents = {}
   for folder in pathlib.Path("/proc").glob("[0-9]*"):
     with contextlib.suppress(OSError):
-      if name in (folder / "mountinfo").read_text():
-        found.append(folder.name)
+      stat = (folder / "stat").read_text().rpartition(")")[2].split()
+      parents[int(folder.name)] = int(stat[1])
+  found = {pid}
+  while more := {child for child, parent in parents.items() if parent in found} - found:
+    found |= more
+  return found
+
+
+def with_mounts_of_the_store(pids):
+  """Those of `pids` in whose file tree something of the default store is mounted."""
+  found = set()
+  for pid in pids:
+    with contextlib.suppress(OSError):
+      if default_store().name in pathlib.Path(f"/proc/{pid}/mountinfo").read_text():
+        found.add(pid)
   return found
 
 
@@ -62,11 +78,8 @@ def wait_until(condition, limit_s=15.0):
 
 def test_a_killed_host_leaves_no_process_and_no_mount(report):
   if not report.properties[0].holds:
-    import pytest
-
     pytest.skip(str(report))
   marker = os.getpid()
-  before = set(mounts_of_the_store())
   host = subprocess.Popen(
     [sys.executable, "-c", HOST % (marker, marker)],
     stdout=subprocess.PIPE,
@@ -78,12 +91,14 @@ def test_a_killed_host_leaves_no_process_and_no_mount(report):
     assert line[0] == "store" and pathlib.Path(line[1]).is_dir()
     name = f"8765.{marker}".encode()
     assert len(left(name)) >= 12
-    assert set(mounts_of_the_store()) - before
+    pids = family(host.pid)
+    assert len(with_mounts_of_the_store(pids)) >= 6
   finally:
     host.send_signal(signal.SIGKILL)
     host.wait()
   assert wait_until(lambda: not left(name)), left(name)
-  assert wait_until(lambda: not set(mounts_of_the_store()) - before)
+  assert wait_until(lambda: not with_mounts_of_the_store(pids))
+  assert default_store().name not in pathlib.Path("/proc/self/mountinfo").read_text()
   # What it kept on the disk goes with the next session.
   assert pathlib.Path(line[1]).is_dir()
 
@@ -119,12 +134,6 @@ def test_closing_leaves_nothing(play):
 
 def test_the_zygotes_death_is_told_and_ends_all(play):
   async def body(boxes, base):
-    import asyncio
-
-    import pytest
-
-    from jaxrl_agents.sandbox.errors import NoSandbox, SandboxLost
-
     box = await boxes.create(base)
     await box.exec(f"setsid sleep 5432.{os.getpid()} & sleep 0.2")
     boxes._backend._process.kill()

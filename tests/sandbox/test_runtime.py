@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from jaxrl_agents.sandbox.errors import NoSandbox
-from jaxrl_agents.sandbox.runtime import Runtime
+from jaxrl_agents.sandbox.runtime import Runtime, copy_tree
 
 HIDDEN = "/usr/lib/python3.*/textwrap.py"
 
@@ -53,7 +53,7 @@ def test_nothing_but_the_copied_runtime_is_in_the_root(in_box):
   shown = in_box(body)
   assert shown.split("\n")[0] == (
     "/bin /dev /etc /lib /lib64 /mnt /proc /run /sbin /tmp /usr /work "
-    "/usr/bin /usr/lib /usr/lib64 /usr/local /usr/sbin /usr/share /run/agent /run/empty"
+    "/usr/bin /usr/lib /usr/lib64 /usr/sbin /usr/share /run/agent /run/empty"
   )
   assert "No such file" in shown
 
@@ -85,6 +85,26 @@ def test_equal_bases_are_stored_once_and_folders_are_bases_too(play, tmp_path):
     return one == two, one.digest != three.digest, shown
 
   assert play(body) == (True, True, "12020-09-13 12:26:40.000000000 +0000\n")
+
+
+def test_what_is_excluded_is_left_out_with_what_was_compiled_from_it(tmp_path):
+  library = tmp_path / "library"
+  for name in (
+    "kept.py",
+    "secret.py",
+    "__pycache__/kept.cpython-311.pyc",
+    "__pycache__/secret.cpython-311.pyc",
+    "test/test_kept.py",
+    "test/support/helper.py",
+    "test/__pycache__/test_kept.cpython-311.opt-1.pyc",
+    "site-packages/other.py",
+  ):
+    (library / name).parent.mkdir(parents=True, exist_ok=True)
+    (library / name).touch()
+  copy_tree(str(library), tmp_path / "copy", (*Runtime().exclude, "secret.py"))
+  copied = {str(p.relative_to(tmp_path / "copy")) for p in (tmp_path / "copy").rglob("*.py*")}
+  copied = {name for name in copied if not name.endswith("__pycache__")}
+  assert copied == {"kept.py", "__pycache__/kept.cpython-311.pyc", "test/support/helper.py"}
 
 
 def test_a_python_that_is_none_is_told(play):

@@ -5,7 +5,9 @@ import time
 
 import pytest
 
+from jaxrl_agents.harness.tools import Tool, run_call
 from jaxrl_agents.sandbox.errors import SandboxLost
+from jaxrl_agents.types import ToolCall, ToolSpec
 
 
 def outputs(in_box, *commands):
@@ -55,10 +57,10 @@ def test_closing_its_outputs_does_not_silence_the_shell(in_box):
 def test_a_job_in_the_background_neither_blocks_nor_is_lost(in_box):
   async def body(box):
     start = time.monotonic()
-    first = await box.exec("(sleep 0.3; echo late) & echo now")
+    first = await box.exec("(sleep 1.5; echo late) & echo now")
     spent = time.monotonic() - start
-    second = await box.exec("sleep 0.6; echo then")
-    return first.output, spent < 0.3, second.output
+    second = await box.exec("sleep 2; echo then")
+    return first.output, spent < 1.5, second.output
 
   assert in_box(body) == ("now\n", True, "late\nthen\n")
 
@@ -90,6 +92,28 @@ def test_a_cancelled_call_stops_its_command_and_leaves_the_sandbox_usable(in_box
 
   after, spent = in_box(body)
   assert after == "1\n2\n" and spent < 2
+
+
+def test_it_serves_as_a_tool_of_the_harness_deadline_and_all(in_box):
+  schema = {
+    "type": "object",
+    "properties": {"command": {"type": "string"}},
+    "required": ["command"],
+  }
+
+  async def body(box):
+    async def run(command):
+      return (await box.exec(command)).output
+
+    tools = {"shell": Tool(ToolSpec("shell", "Runs a command.", schema), run, deadline_s=1.0)}
+    commands = ["x=7; echo one", "sleep 50", "echo $x"]
+    return [await run_call(tools, ToolCall("1", "shell", {"command": c})) for c in commands]
+
+  assert in_box(body) == [
+    "one\n",
+    "Error: shell took longer than 1 s. Ask for something simpler.",
+    "7\n",
+  ]
 
 
 def test_calls_at_once_take_their_turns(in_box):
