@@ -7,7 +7,7 @@ import pathlib
 import stat
 from collections.abc import Mapping
 
-from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.store import Store
 
 ROOT = "work"
@@ -35,8 +35,8 @@ def changes_between(
 def _files(store: Store, layers: tuple[str, ...]) -> dict[str, str]:
   """{path below /work: where it lies} of regular files."""
   found = {}
-  for path in store.walk(layers, ROOT):
-    at = store.find(layers, path)
+  for path in overlay.walk(store.folder, layers, ROOT):
+    at = overlay.find(store.folder, layers, path)
     if at and stat.S_ISREG(at[1].st_mode):
       found[path.removeprefix(f"{ROOT}/")] = at[0]
   return found
@@ -44,7 +44,7 @@ def _files(store: Store, layers: tuple[str, ...]) -> dict[str, str]:
 
 def _content(place: str) -> bytes | None:
   try:
-    with delta.opened_up(place):
+    with overlay.opened_up(place):
       file = pathlib.Path(place)
       return file.read_bytes() if file.stat().st_size <= MAX_BYTES else None
   except OSError:
