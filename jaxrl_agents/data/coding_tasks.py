@@ -30,7 +30,7 @@ from jaxrl_agents.types import Task
 LEVELS = (1, 10, 60)
 """Most changed lines of levels 0, 1, 2; level 3 has more."""
 MAX_CHANGED_LINES = 300
-MAX_SUITE_S = 3.0
+MAX_SUITE_S = 1.2
 """Of all tests of a repository, with what else the machine does meanwhile."""
 PLANS = ("token", "statement", "feature", "features")
 """Kinds of damage: of one token, of one statement, of one function, of several."""
