@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrl_agents.data import code_leaks
 from jaxrl_agents.data.python_source import FUNCTIONS, Source
-from jaxrl_agents.grading.repo import HELD_BACK, Repo, is_test
+from jaxrl_agents.grading.repo import CHECK, HELD_BACK, Repo, is_test, is_test_module, module_of
 from jaxrl_agents.retrieval.documents import Document
 
-MAIN, CHECK = "main.py", "check.py"
+MAIN = "main.py"
 _CHECK = """\
 import signal
 
@@ -45,6 +45,61 @@ for call, want in CASES:
       print(call, "gives", got, "not", want)
 print(failed, "of", len(CASES), "fail")
 """
+_CHECK_SUITE = '''\
+"""Runs the tests of the modules named on the command line, or of all."""
+
+import importlib
+import inspect
+import sys
+import traceback
+import unittest
+
+MODULES = {modules!r}
+
+
+def report(name, text):
+  lines = [line for line in text.strip().splitlines() if line.strip()]
+  print("FAIL", name, "|", lines[-1] if lines else "")
+
+
+def cases(module):
+  for key, value in sorted(vars(module).items()):
+    if getattr(value, "__module__", None) != module.__name__:
+      continue
+    if inspect.isfunction(value) and key.startswith("test"):
+      yield key, value
+    elif inspect.isclass(value) and key.startswith("Test"):
+      if not issubclass(value, unittest.TestCase):
+        for inner in sorted(vars(value)):
+          if inner.startswith("test"):
+            yield f"{{key}}.{{inner}}", getattr(value(), inner)
+
+
+ran = failed = 0
+for name in sys.argv[1:] or MODULES:
+  try:
+    module = importlib.import_module(name)
+  except Exception:
+    failed += 1
+    report(name, traceback.format_exc())
+    continue
+  result = unittest.TestResult()
+  unittest.defaultTestLoader.loadTestsFromModule(module).run(result)
+  ran += result.testsRun
+  for test, text in result.failures + result.errors:
+    failed += 1
+    report(test.id(), text)
+  for key, run in cases(module):
+    if all(p.default is not p.empty for p in inspect.signature(run).parameters.values()):
+      ran += 1
+      try:
+        run()
+      except Exception:
+        failed += 1
+        report(f"{{name}}.{{key}}", traceback.format_exc())
+print(failed, "of", ran, "fail")
+'''
+_BUILDING = ("setup.py", "versioneer.py", "conftest.py")
 _MAX_FILE_BYTES = 400_000
 _MAX_REPO_BYTES = 4_000_000
 
@@ -125,7 +180,9 @@ def folder(place: str | pathlib.Path) -> Repo:
       f"package, of at most {_MAX_REPO_BYTES} characters"
     )
   files = _without_src(files)
-  sources = tuple(path for path in files if not is_test(path) and path != "setup.py")
+  sources = tuple(path for path in files if not is_test(path) and path not in _BUILDING)
+  tests = [module_of(path) for path in files if is_test_module(path)]
+  files.setdefault(CHECK, _CHECK_SUITE.format(modules=tests))
   repo = Repo(place.name, place.name.partition("-")[0], "suite", files, sources)
   return with_tests_held_back(repo)
 

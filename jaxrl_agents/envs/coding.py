@@ -23,6 +23,7 @@ from typing import Any
 
 from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.envs import coding_view as view
+from jaxrl_agents.envs.coding_context import Conversation
 from jaxrl_agents.envs.coding_tools import Workspace
 from jaxrl_agents.envs.workshop import CodingServices, check, load_services
 from jaxrl_agents.grading import repo as repo_lib
@@ -56,7 +57,7 @@ class CodingState:
 
 
 class CodingEnv:
-  """One episode. Invariant: `_messages` is all that the policy sees next.
+  """One episode. Invariant: `_talk` is what the policy sees next, `_workspace` what its tools do.
 
   Stops: "answer"; "turn_limit"; "context_overflow" (no room is left for a reply); "malformed" (more
   than `max_malformed_turns` turns in a row without a call that could be read).
@@ -74,9 +75,9 @@ class CodingEnv:
       indexes=services.indexes,
       pages=services.pages,
     )
-    self._messages: list[Message] = []
-    self._turns = self._malformed_turns = self._summaries = 0
-    self._summarizing = False
+    self._specs = tuple(tool.spec for tool in self._workspace.tools.values())
+    self._talk = Conversation(task.prompt, services.limits, services.chat, self._specs)
+    self._turns = self._malformed_turns = 0
     self._state = state
     self._judge: Judge | None = None
     self._saved: tuple[CodingState, list[Message]] | None = None  # and the replies since
@@ -93,7 +94,6 @@ class CodingEnv:
     self._workspace.box = box
     for path, text in repo_lib.broken(self._repo, self._task.facts["edits"]).items():
       await box.write(path, text)
-    self._messages = self._head()
     return self._next()
 
   async def step(self, reply: Message) -> Context:
@@ -106,26 +106,26 @@ class CodingEnv:
 
   async def _advance(self, reply: Message) -> Context:
     self._turns += 1
-    if self._summarizing:
-      return await self._summarized(reply)
-    self._messages.append(reply)
+    if self._talk.summarizing:
+      self._talk.take_summary(reply, self._workspace.state())
+      return await self._next_or_end()
+    self._talk.messages.append(reply)
     cut_off = reply.tokens is not None and (
       not len(reply.tokens) or int(reply.tokens[-1]) not in self._chat.stop_tokens
     )
     if not reply.tool_calls and not cut_off:
       return await self._finish("answer")
     if reply.tool_calls:
-      self._messages += await self._run_calls(reply.tool_calls)
+      self._talk.messages += await self._run_calls(reply.tool_calls)
     else:
-      self._messages.append(Message("user", view.CUT_OFF))
+      self._talk.messages.append(Message("user", view.CUT_OFF))
     malformed = all(call.error for call in reply.tool_calls)
     self._malformed_turns = self._malformed_turns + 1 if malformed else 0
     if self._malformed_turns > self._limits.max_malformed_turns:
       return await self._finish("malformed")
-    if self._turns >= self._limits.max_turns:
-      return await self._finish("turn_limit")
-    self._shorten()
-    return await self._next_or_overflow()
+    if self._turns < self._limits.max_turns:
+      self._talk.shorten()
+    return await self._next_or_end()
 
   def rewards(self, trajectory: Trajectory) -> dict[str, float]:
     """The parts of `rewards.coding.coding_parts`."""
@@ -137,7 +137,7 @@ class CodingEnv:
       dataclasses.asdict(self._verdict),
       added=self._added,
       offered=list(self._workspace.tools),
-      summaries=self._summaries,
+      summaries=self._talk.summaries,
       count=self._chat.count,
     )
 
@@ -155,13 +155,13 @@ class CodingEnv:
       raise ValueError(f"task {self._task.id}: start the episode before taking a snapshot")
     return CodingState(
       await box.snapshot(),
-      tuple(self._messages),
+      tuple(self._talk.messages),
       tuple(copy.deepcopy(self._workspace.todos)),
       tuple(self._workspace.edited),
       self._turns,
       self._malformed_turns,
-      self._summaries,
-      self._summarizing,
+      self._talk.summaries,
+      self._talk.summarizing,
     )
 
   def forget(self, state: CodingState) -> None:
@@ -193,15 +193,15 @@ class CodingEnv:
     self._workspace.cwd = state.box.cwd
     self._workspace.todos = [dict(item) for item in state.todos]
     self._workspace.edited = list(state.edited)
-    self._messages = list(state.messages)
+    self._talk.messages = list(state.messages)
+    self._talk.summaries, self._talk.summarizing = state.summaries, state.summarizing
     self._turns, self._malformed_turns = state.turns, state.malformed_turns
-    self._summaries, self._summarizing = state.summaries, state.summarizing
 
   async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
     """The results of the calls of one turn. A sandbox that is lost is brought back."""
     texts: list[str] = []
     losses: collections.Counter[int] = collections.Counter()
-    left = self._limits.token_budget - self._usage() - self._reserve()
+    left = self._talk.room_for_results()
     while len(texts) < len(calls):
       i = len(texts)
       room = left - sum(map(self._chat.count, texts))
@@ -223,12 +223,6 @@ class CodingEnv:
       Message("tool", text, tool_call_id=call.id) for call, text in zip(calls, texts, strict=True)
     ]
 
-  def _reserve(self) -> int:
-    """Tokens that the results of a turn leave: for the summary, or for a reply."""
-    if self._limits.context == "summarize" and self._summaries < self._limits.max_summaries:
-      return self._limits.summary_tokens + self._chat.count(view.SUMMARIZE) + 8
-    return min(self._limits.max_new_tokens, self._limits.token_budget // 8)
-
   async def _bring_back(self, done: Sequence[ToolCall], losses: collections.Counter[int]) -> None:
     """A sandbox as before the loss: the last snapshot, and all calls since but the fatal ones.
 
@@ -240,8 +234,7 @@ class CodingEnv:
         f"task {self._task.id}: the sandbox is lost and there is no snapshot of it"
       )
     state, replies = self._saved
-    kept = (list(self._messages), self._turns, self._malformed_turns)
-    summaries, summarizing = self._summaries, self._summarizing
+    talk, turns = copy.copy(self._talk), (self._turns, self._malformed_turns)
     await self._restore(state)
     for reply in replies[:-1]:
       for call in reply.tool_calls[: self._limits.max_calls]:
@@ -249,59 +242,21 @@ class CodingEnv:
     for i, call in enumerate(done):
       if losses[i] < MAX_LOSSES and i < self._limits.max_calls:
         await run_call(self._workspace.tools, call)
-    self._messages, self._turns, self._malformed_turns = kept
-    self._summaries, self._summarizing = summaries, summarizing
+    self._talk, (self._turns, self._malformed_turns) = talk, turns
     if self._workspace.lost:
       raise SandboxError(
         f"task {self._task.id}: the sandbox was lost again while it was brought back"
       )
 
-  def _head(self) -> list[Message]:
-    prompt = Message("user", self._task.prompt)
-    system = self._limits.system_prompt
-    return [Message("system", system), prompt] if system else [prompt]
-
-  def _shorten(self) -> None:
-    """Edits the context where it has come to its trigger, as `limits.context` says."""
-    limits = self._limits
-    if self._usage() < limits.trigger_fraction * limits.token_budget or limits.context == "none":
-      return
-    if limits.context == "hide_results":
-      self._messages = view.with_hidden_results(self._messages, limits.keep_results)
-    elif limits.context == "discard_all":
-      self._messages = self._head()
-      self._summaries += 1
-    elif self._summaries < limits.max_summaries:
-      request = view.SUMMARIZE.format(number=self._summaries + 1)
-      self._messages.append(Message("user", request))
-      self._summarizing = True
-
-  async def _summarized(self, reply: Message) -> Context:
-    """The next context: the policy's summary in the place of the conversation, calls ignored."""
-    self._summarizing = False
-    self._summaries += 1
-    state = {**self._workspace.state(), "summaries": self._summaries}
-    summary = view.summary_message(self._summaries, reply.content, state)
-    self._messages = [*self._head(), summary]
+  async def _next_or_end(self) -> Context:
     if self._turns >= self._limits.max_turns:
       return await self._finish("turn_limit")
-    return await self._next_or_overflow()
-
-  def _usage(self) -> int:
-    return len(self._chat.render(self._messages, self._specs()))
-
-  def _specs(self):
-    return tuple(tool.spec for tool in self._workspace.tools.values())
-
-  async def _next_or_overflow(self) -> Context:
-    if self._limits.token_budget - self._usage() < 1:
+    if self._talk.room() < 1:
       return await self._finish("context_overflow")
     return self._next()
 
   def _next(self) -> Context:
-    most = self._limits.summary_tokens if self._summarizing else self._limits.max_new_tokens
-    room = max(1, self._limits.token_budget - self._usage())
-    return Context(tuple(self._messages), self._specs(), max_new_tokens=min(most, room))
+    return Context(tuple(self._talk.messages), self._specs, self._talk.max_new_tokens())
 
   async def _finish(self, stop: str) -> Context:
     """Judges the repository as it is now."""
@@ -315,7 +270,7 @@ class CodingEnv:
         f"task {self._task.id} was not judged within coding.grade_s={self._limits.grade_s:g} s"
       ) from error
     self._added = added_lines(self._damaged, changes)
-    return Context(tuple(self._messages), self._specs(), done=True, stop=stop)
+    return Context(tuple(self._talk.messages), self._specs, done=True, stop=stop)
 
   async def _changes(self) -> dict[str, bytes | None]:
     """{path below /work: content} of all that differs from the undamaged repository."""

@@ -9,6 +9,7 @@ import difflib
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Mapping
 
@@ -65,7 +66,7 @@ class CodeIndexes:
 
   def __init__(self, chunk_tokens: int):
     self._chunk_tokens = chunk_tokens
-    self._folder = tempfile.TemporaryDirectory(prefix="code_index_")
+    self._folder: tempfile.TemporaryDirectory[str] | None = None
     self._found: collections.OrderedDict[str, index.Index] = collections.OrderedDict()
 
   def of(self, name: str, files: Mapping[str, str]) -> index.Index:
@@ -77,9 +78,11 @@ class CodeIndexes:
         for i, (path, text) in enumerate(texts.items(), 100)
       ]
       cut = chunks.cut(found, max_tokens=self._chunk_tokens)
+      self._folder = self._folder or tempfile.TemporaryDirectory(prefix="code_index_")
       self._found[name] = index.build(cut, self._folder.name, rank=32)
       while len(self._found) > MAX_INDEXES:
-        self._found.popitem(last=False)
+        _, oldest = self._found.popitem(last=False)
+        shutil.rmtree(oldest.folder, ignore_errors=True)
     self._found.move_to_end(name)
     return self._found[name]
 

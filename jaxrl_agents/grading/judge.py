@@ -75,7 +75,11 @@ class Judge:
       files = {**repo.files, **(repo.held_back if hidden else {})}
       made = self.boxes.base(files, mask=repo.mask, env=ENV)
       self._bases[key] = asyncio.create_task(made)
-    return await self._bases[key]
+    try:
+      return await asyncio.shield(self._bases[key])  # others wait for it, too
+    except Exception:
+      self._bases.pop(key, None)
+      raise
 
   async def outcomes(
     self, repo: Repo, files: Mapping[str, bytes | str | None], *, twice_as_long: bool = False

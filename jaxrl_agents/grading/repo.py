@@ -15,6 +15,8 @@ from typing import Any
 HELD_BACK = "held_back"
 """In the names of files of tests that no agent sees."""
 FILE = "repos.jsonl.gz"
+CHECK = "check.py"
+"""A program that runs the tests that can be seen, where a repository has one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Repo:
   @property
   def check_command(self) -> str:
     """What runs the tests that can be seen."""
-    if self.kind == "calls":
-      return "python3 check.py"
+    if CHECK in self.files:
+      return f"python3 {CHECK}"
     return "python3 -m unittest " + " ".join(map(module_of, self.visible_tests))
 
   @property

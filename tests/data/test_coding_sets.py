@@ -137,7 +137,7 @@ def test_an_sdist_is_unpacked_in_memory_without_its_first_folder(tmp_path):
       file.addfile(member, io.BytesIO(text.encode()))
   repo = code_repos.folder(archive)
   assert repo.sources == ("shop.py",)
-  assert set(repo.files) == {"shop.py", "tests/test_shop.py", "setup.py"}
+  assert set(repo.files) == {"shop.py", "tests/test_shop.py", "setup.py", "check.py"}
   with pytest.raises(ValueError, match="0 Python files"):
     code_repos.folder(tmp_path)
 
@@ -163,3 +163,34 @@ def test_the_visible_check_says_which_calls_differ():
   assert CALLS.files["main.py"] == MAIN
   assert "double('ab')" in CALLS.files["check.py"]
   assert "double([1])" not in CALLS.files["check.py"]
+
+
+def test_the_check_of_a_package_runs_cases_and_plain_tests_and_names_what_fails(tmp_path):
+  (tmp_path / "shop.py").write_text(SHOP.replace("100", "10"))
+  (tmp_path / "test_shop.py").write_text(SHOP_TESTS)
+  (tmp_path / "test_plain.py").write_text(
+    "import shop\n\ndef test_min():\n  assert shop.cheapest([1]) == 1\n\n"
+    "def test_with(fixture):\n  assert 0\n\n"
+    "class TestMore:\n  def test_sum(self):\n    assert shop.total([1]) == 100, 'cents'\n"
+  )
+  repo = code_repos.folder(tmp_path)
+  assert repo.check_command == "python3 check.py"
+  whole = {**repo.files, "test_shop.py": SHOP_TESTS}
+  whole["test_plain.py"] = (tmp_path / "test_plain.py").read_text()
+
+  async def body(workshop):
+    await workshop.judge()
+    box = await workshop.boxes.create(await workshop.boxes.base(whole))
+    shown = (
+      (await box.exec("python3 check.py")).output,
+      (await box.exec("python3 check.py no")).output,
+    )
+    await box.close()
+    return shown
+
+  every_test, absent = with_sandboxes(body)
+  assert every_test == (
+    "FAIL test_plain.TestMore.test_sum | AssertionError: cents\n"
+    "FAIL test_shop.ShopTests.test_total | AssertionError: 35 != 350\n2 of 5 fail\n"
+  )
+  assert absent == "FAIL no | ModuleNotFoundError: No module named 'no'\n1 of 0 fail\n"
