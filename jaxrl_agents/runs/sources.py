@@ -21,10 +21,8 @@ from jaxrl_agents.chat import numbers as numbers_lib
 from jaxrl_agents.chat.numbers import DocumentNumbers
 from jaxrl_agents.config import SFT_SOURCES, RunConfig
 from jaxrl_agents.data import demonstrations
-from jaxrl_agents.envs import search_drills, search_tools
 from jaxrl_agents.harness.process import Job
 from jaxrl_agents.harness.workers import WorkerPool
-from jaxrl_agents.retrieval.chunks import Chunk
 from jaxrl_agents.runs import players, recipes, setup
 from jaxrl_agents.runs.corpus import Corpus
 from jaxrl_agents.runs.progress import Progress
@@ -34,10 +32,9 @@ from jaxrl_agents.types import Group, Segment, Task
 DRILL_TOKENS = 128
 DRILL_PERIOD = 48
 DRILL_TEXTS = 4_000
-DRILL_HITS = 4
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
-_MAKERS = ("types.py", "chat", "data", "envs", "harness", "retrieval", "rewards", "runs/sources.py")
+_MAKERS = ("types.py", "chat", "data", "envs", "harness", "retrieval", "rewards")
 """Code that decides what is made: a change of it makes the sources anew."""
 
 _OPTIONS = {
@@ -60,16 +57,23 @@ def make(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, float
 
   What an earlier run of the same config wrote there is kept, whatever the code is now.
   """
-  rates = dict(zip(SFT_SOURCES, config.sft.rates, strict=True))
-  rates = {name: rate for name, rate in rates.items() if rate > 0}
+  rates = _rates(config)
   for name in rates:
     _bring(config, lambda: corpus, name, workdir, as_name=name)
   for file, rate in zip(config.sft.beside, config.sft.beside_rates, strict=True):
     other = config_lib.load(file)
-    opened = functools.partial(recipes.of(other).open_corpus, other)
-    _bring(other, opened, "demonstrations", workdir, as_name=other.name)
-    rates[other.name] = rate
+    opened = functools.cache(functools.partial(recipes.of(other).open_corpus, other))
+    shares = _rates(other)
+    for name, share in shares.items():
+      _bring(other, opened, name, workdir, as_name=f"{other.name}_{name}")
+      rates[f"{other.name}_{name}"] = rate * share / sum(shares.values())
   return rates
+
+
+def _rates(config: RunConfig) -> dict[str, float]:
+  """{source: rate} of those that are drawn from at all."""
+  rates = zip(SFT_SOURCES, config.sft.rates, strict=True)
+  return {name: rate for name, rate in rates if rate > 0}
 
 
 def _bring(
@@ -102,6 +106,7 @@ def digest(config: RunConfig, corpus: Corpus, name: str) -> str:
   }
   found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
   code = [path for maker in _MAKERS for path in _sources(_PACKAGE / maker)]
+  code += [pathlib.Path(__file__), *_sources(pathlib.Path(recipes.__file__).parent)]
   for path in (*chat_lib.tokenizer_files(config.policy.tokenizer), *code):
     found.update(path.read_bytes())
   return found.hexdigest()[:16]
@@ -142,13 +147,7 @@ def _made(
       seed=config.seed,
     )
   else:
-    pairs = search_drills.reading_drills(
-      corpus.practice(sft.reading_drills, config.seed + 1, search_drills.MAX_CLUES),
-      lambda chunk_id: corpus.index.chunk(chunk_id).text,
-      functools.partial(_best_chunks, config, corpus),
-      chat,
-      seed=config.seed,
-    )
+    pairs = recipes.of(config).drills(config, corpus)
     segments = (_imitated(prompt, reply) for prompt, reply in pairs)
   if not config.search.short_ids:  # those are drawn anew for each task
     numbers, rng = numbers_lib.of(chat), np.random.default_rng(config.seed)
@@ -202,11 +201,6 @@ def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Genera
     fresh = ids[rng.permutation(len(ids))]
     tokens[places] = fresh[np.searchsorted(ids, tokens[places])]
   return dataclasses.replace(segment, tokens=tokens)
-
-
-def _best_chunks(config: RunConfig, corpus: Corpus, query: str) -> list[Chunk]:
-  settings = search_tools.fusion_of(config.search)
-  return [hit.chunk for hit in corpus.index.search(query, limit=DRILL_HITS, settings=settings)]
 
 
 def _imitated(prompt: np.ndarray, reply: np.ndarray) -> Segment:

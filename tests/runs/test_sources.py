@@ -11,7 +11,7 @@ from jaxrl_agents import chat
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.data import demonstrations
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import setup, sources
+from jaxrl_agents.runs import recipes, sources
 from jaxrl_agents.runs.workdir import Workdir
 
 MODEL = PolicyConfig(
@@ -47,7 +47,7 @@ def opened(tmp_path_factory):
     ),
     workers=config_lib.WorkersConfig(processes=1),
   )
-  return config, setup.open_corpus(config, report=lambda line: None)
+  return config, recipes.of(config).open_corpus(config, lambda line: None)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness.process import WorkerSpec
 from jaxrl_agents.runs.corpus import Corpus
@@ -36,6 +38,9 @@ class Recipe(Protocol):
     self, config: RunConfig, groups: Sequence[Group]
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:
     """The segments of the expert's episodes that are worth imitating, and counts of episodes."""
+
+  def drills(self, config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Short exercises: the ids of a prompt and of its reply, int32 [P] and [R]."""
 
   def total(self, config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:
     """Reward of a trajectory at a training step; at evaluation (None) as after the last."""

@@ -7,14 +7,17 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.data import filters, task_sets
-from jaxrl_agents.envs import search_tools
+from jaxrl_agents.envs import search_drills, search_tools
 from jaxrl_agents.envs.search_expert import ExpertNoise
 from jaxrl_agents.evals import suites
 from jaxrl_agents.harness.process import WorkerSpec
 from jaxrl_agents.learner.curriculum import phase_value
 from jaxrl_agents.retrieval import index as index_lib
+from jaxrl_agents.retrieval.chunks import Chunk
 from jaxrl_agents.rewards import rules
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Corpus
@@ -37,6 +40,8 @@ METRICS = (
   "completed",
   "failed",
 )
+
+DRILL_HITS = 4
 
 ONE_SEARCH = "one_shot_hybrid"
 
@@ -75,6 +80,22 @@ def imitated(
   """What Context-1's filter lets through."""
   kept = filters.keep_for_sft(groups, seed=config.seed)
   return (segment for each in kept.kept for segment in each.segments), kept.counts
+
+
+def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Quoting the right ids of a result."""
+  return search_drills.reading_drills(
+    corpus.practice(config.sft.reading_drills, config.seed + 1, search_drills.MAX_CLUES),
+    lambda chunk_id: corpus.index.chunk(chunk_id).text,
+    functools.partial(_best_chunks, config, corpus),
+    setup.load_chat(config),
+    seed=config.seed,
+  )
+
+
+def _best_chunks(config: RunConfig, corpus: Corpus, query: str) -> list[Chunk]:
+  settings = search_tools.fusion_of(config.search)
+  return [hit.chunk for hit in corpus.index.search(query, limit=DRILL_HITS, settings=settings)]
 
 
 def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:

@@ -9,8 +9,11 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.data import demonstrations, swarm_tasks
+from jaxrl_agents.envs import swarm_drills
 from jaxrl_agents.envs.swarm_expert import SwarmNoise
 from jaxrl_agents.evals import suites
 from jaxrl_agents.harness.process import WorkerSpec
@@ -96,6 +99,16 @@ def imitated(
     groups, max_children=config.sft.max_children, seed=config.seed
   )
   return segments, counts
+
+
+def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """What each role copies, with names drawn anew."""
+  return swarm_drills.role_drills(
+    corpus.sample("train", config.sft.reading_drills, config.seed + 1),
+    lambda chunk_id: corpus.index.chunk(chunk_id).text,
+    setup.load_chat(config),
+    seed=config.seed,
+  )
 
 
 def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:
