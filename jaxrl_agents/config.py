@@ -82,7 +82,8 @@ class CodingConfig:
   """Tasks and limits of the coding environment, in tokens of the policy's tokenizer.
 
   Attributes:
-    tasks: folder of a frozen set (scripts/make_coding_tasks.py).
+    tasks: folder of a frozen set (scripts/make_coding_tasks.py); "": short functions of
+      `corpus.source`, damaged when a run first needs them, at most `tasks_per_repo` times each.
     repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
       "calls" are short functions in one file, "token" is damage of one token, levels are those of
       `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
@@ -99,6 +100,7 @@ class CodingConfig:
   """
 
   tasks: str = ""
+  tasks_per_repo: int = 6
   repo_kind: Literal["any", "calls", "suite"] = "any"
   damage: Literal["any", "token"] = "any"
   min_level: int = 0
@@ -412,7 +414,7 @@ class RunConfig:
 
   name: str
   policy: PolicySection
-  env: Literal["search", "swarm"] = "search"
+  env: Literal["search", "swarm", "coding"] = "search"
   seed: int = 0
   corpus: CorpusConfig = CorpusConfig()
   search: SearchConfig = SearchConfig()
@@ -433,6 +435,11 @@ class RunConfig:
 
 BFLOAT16_GAP = 0.1
 """Of log-probabilities of sampler and learner that both compute in bfloat16, at the least."""
+
+
+def limits(config: RunConfig) -> SearchConfig | CodingConfig:
+  """The section that bounds the contexts of the policy in training."""
+  return config.coding if config.env == "coding" else config.search
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -492,22 +499,8 @@ def validate(config: RunConfig) -> RunConfig:
   Raises:
     ValueError: naming the two options that disagree and which to change.
   """
-  search, learner, sampler = config.search, config.learner, config.sampler
-  if learner.row_tokens < search.token_budget:
-    raise ValueError(
-      f"learner.row_tokens={learner.row_tokens} cannot hold a context of search.token_budget="
-      f"{search.token_budget}; raise learner.row_tokens or lower search.token_budget"
-    )
-  if search.threshold_tokens >= search.token_budget:
-    raise ValueError(
-      f"search.threshold_tokens={search.threshold_tokens} must be below search.token_budget="
-      f"{search.token_budget}"
-    )
-  if sampler.num_pages * sampler.page_tokens < 2 * search.token_budget:
-    raise ValueError(
-      f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
-      f"two contexts of {search.token_budget} tokens; raise sampler.num_pages"
-    )
+  learner, sampler = config.learner, config.sampler
+  _check_contexts(config)
   if len(config.sft.rates) != len(SFT_SOURCES):
     raise ValueError(
       f"sft.rates={config.sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
@@ -525,6 +518,7 @@ def validate(config: RunConfig) -> RunConfig:
     )
   _check_mesh(config.mesh, learner)
   _check_fleet(config)
+  _check_env(config)
   _check_swarm(config)
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
@@ -548,12 +542,53 @@ def validate(config: RunConfig) -> RunConfig:
   return config
 
 
+def _check_contexts(config: RunConfig) -> None:
+  learner, sampler = config.learner, config.sampler
+  section = "coding" if config.env == "coding" else "search"
+  budget, search = limits(config).token_budget, config.search
+  if learner.row_tokens < budget:
+    raise ValueError(
+      f"learner.row_tokens={learner.row_tokens} cannot hold a context of {section}.token_budget="
+      f"{budget}; raise learner.row_tokens or lower {section}.token_budget"
+    )
+  if config.env != "coding" and search.threshold_tokens >= budget:
+    raise ValueError(
+      f"search.threshold_tokens={search.threshold_tokens} must be below search.token_budget="
+      f"{budget}"
+    )
+  if sampler.num_pages * sampler.page_tokens < 2 * budget:
+    raise ValueError(
+      f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
+      f"two contexts of {budget} tokens; raise sampler.num_pages"
+    )
+
+
+SECTIONS = {
+  "search": {"search": SearchConfig(), "reward": RewardConfig()},
+  "swarm": {"swarm": SwarmConfig(), "parl": ParlConfig()},
+  "coding": {"coding": CodingConfig(), "coding_reward": CodingRewardConfig()},
+}
+"""The sections that have an effect in one environment alone, as they are by default."""
+
+
+def _check_env(config: RunConfig) -> None:
+  idle = {
+    name: default
+    for env, sections in SECTIONS.items()
+    for name, default in sections.items()
+    if env != config.env and (name, config.env) != ("search", "swarm")
+  }
+  for name, default in idle.items():
+    if getattr(config, name) != default:
+      raise ValueError(
+        f"options of {name} have no effect with env={config.env}; leave them as they are, or set "
+        f"env={next(env for env, sections in SECTIONS.items() if name in sections)}"
+      )
+
+
 def _check_swarm(config: RunConfig) -> None:
   swarm, parl = config.swarm, config.parl
-  if config.env == "search":
-    for name, default in (("swarm", SwarmConfig()), ("parl", ParlConfig())):
-      if getattr(config, name) != default:
-        raise ValueError(f"options of {name} have no effect with env=search; set env=swarm")
+  if config.env != "swarm":
     return
   if config.search.can_prune:
     raise ValueError(

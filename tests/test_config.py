@@ -46,7 +46,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("mesh.fsdp=0", "a factor below 1"),
     ("env=swam", r"did you mean 'swarm'\?"),
     ("env=swarm", "set search.can_prune=False"),
-    ("parl.finish=0.2", "have no effect with env=search; set env=swarm"),
+    ("parl.finish=0.2", "options of parl have no effect with env=search; .*set env=swarm"),
     ("learner.optimizer=moun", r"did you mean 'muon'\?"),
     ("policy.dtype=bfloat16", r"learner.canary_bound=0.0001 is below .* set it to 0.1 or more"),
   ],

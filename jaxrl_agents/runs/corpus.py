@@ -1,11 +1,12 @@
-"""Tasks by split, and the documents that they are about."""
+"""Tasks by split, and what they are about."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxrl_agents.data import frozen, practice
 from jaxrl_agents.envs import short_ids
@@ -13,18 +14,18 @@ from jaxrl_agents.retrieval import index as index_lib
 from jaxrl_agents.types import Task
 
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-  """Tasks by split and the index that they are searched in; `short_ids` as in SearchConfig."""
+class Tasks(abc.ABC):
+  """Tasks by split."""
 
-  task_set: frozen.TaskSet
-  index: index_lib.Index
-  short_ids: bool = False
-
-  @functools.cached_property
-  def tasks(self) -> dict[str, Sequence[Task]]:
+  @property
+  @abc.abstractmethod
+  def tasks(self) -> Mapping[str, Sequence[Task]]:
     """The tasks of each split."""
-    return {split: self._named(tasks) for split, tasks in self.task_set.tasks.items()}
+
+  @property
+  @abc.abstractmethod
+  def digest(self) -> str:
+    """Names the tasks, and what they are about, by content."""
 
   def sample(self, split: str, count: int, seed: int) -> list[Task]:
     """`count` tasks of a split in a random order; all of them if there are fewer."""
@@ -32,6 +33,25 @@ class Corpus:
     if not tasks:
       raise ValueError(f"the corpus has no {split} tasks; use a larger one")
     return random.Random(f"{seed} {split}").sample(tasks, min(count, len(tasks)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus(Tasks):
+  """Tasks by split and the index that they are searched in; `short_ids` as in SearchConfig."""
+
+  task_set: frozen.TaskSet
+  index: index_lib.Index
+  short_ids: bool = False
+
+  @functools.cached_property
+  def tasks(self) -> Mapping[str, Sequence[Task]]:
+    """The tasks of each split."""
+    return {split: self._named(tasks) for split, tasks in self.task_set.tasks.items()}
+
+  @property
+  def digest(self) -> str:
+    """Of documents, tasks and index."""
+    return f"{self.task_set.manifest['sha256']} {self.index.folder.name}"
 
   def practice(self, count: int, seed: int, max_clues: int = 3) -> list[Task]:
     """Simple tasks of unrelated clues of the train split."""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import optax
 
 from jaxrl_agents import chat as chat_lib
+from jaxrl_agents import config as config_lib
 from jaxrl_agents.chat import Chat, numbers
 from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig
 from jaxrl_agents.harness.rollout import Sampling
@@ -42,13 +44,14 @@ def load_chat(config: RunConfig) -> Chat:
 
 def sampling(config: RunConfig, seed: int) -> Sampling:
   """How episodes are sampled."""
+  limits = config_lib.limits(config)
   return Sampling(
     temperature=config.sampler.temperature,
     top_p=config.sampler.top_p,
     seed=seed,
-    max_new_tokens=config.search.max_new_tokens,
+    max_new_tokens=limits.max_new_tokens,
     generate_deadline_s=config.workers.stall_s,
-    episode_deadline_s=config.workers.stall_s * config.search.max_turns,
+    episode_deadline_s=config.workers.stall_s * limits.max_turns,
   )
 
 
@@ -145,6 +148,11 @@ def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str
     return 0, fresh, {}
   state, ledger, step = checkpoint.restore(manager, fresh)
   return step, state, ledger
+
+
+def python_version() -> str:
+  """Of this interpreter, whose library is the corpus of the CPU recipes."""
+  return platform.python_version()
 
 
 def cache(config: RunConfig) -> pathlib.Path:

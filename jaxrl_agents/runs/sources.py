@@ -24,14 +24,13 @@ from jaxrl_agents.data import demonstrations
 from jaxrl_agents.harness.process import Job
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.runs import players, recipes, setup
-from jaxrl_agents.runs.corpus import Corpus
+from jaxrl_agents.runs.corpus import Tasks
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
 
 DRILL_TOKENS = 128
 DRILL_PERIOD = 48
-DRILL_TEXTS = 4_000
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _MAKERS = ("types.py", "chat", "data", "envs", "harness", "retrieval", "rewards")
@@ -52,7 +51,7 @@ _OPTIONS = {
 """The options of SftConfig that decide a source."""
 
 
-def make(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, float]:
+def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]:
   """Brings the sources of the mixture to `workdir.demonstrations`; returns {source: rate}.
 
   What an earlier run of the same config wrote there is kept, whatever the code is now.
@@ -77,7 +76,7 @@ def _rates(config: RunConfig) -> dict[str, float]:
 
 
 def _bring(
-  config: RunConfig, opened: Callable[[], Corpus], name: str, workdir: Workdir, *, as_name: str
+  config: RunConfig, opened: Callable[[], Tasks], name: str, workdir: Workdir, *, as_name: str
 ) -> None:
   """Makes or finds one source, and copies it to the run's folder."""
   folder = workdir.demonstrations / as_name
@@ -93,16 +92,16 @@ def _bring(
     workdir.merge_summary({as_name: counts})
 
 
-def digest(config: RunConfig, corpus: Corpus, name: str) -> str:
+def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
   """Names a source by all that decides it: corpus, tasks, tokenizer, options, seed and code."""
+  limits = (config.search, config.swarm, config.coding)
   decides = {
     "source": name,
     "seed": config.seed,
     "env": config.env,
-    "limits": [dataclasses.asdict(section) for section in (config.search, config.swarm)],
+    "limits": [dataclasses.asdict(section) for section in limits],
     "options": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
-    "tasks": corpus.task_set.manifest["sha256"],
-    "index": corpus.index.folder.name,
+    "tasks": corpus.digest,
   }
   found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
   code = [path for maker in _MAKERS for path in _sources(_PACKAGE / maker)]
@@ -125,38 +124,38 @@ def _sources(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _made(
-  config: RunConfig, corpus: Corpus, name: str
+  config: RunConfig, corpus: Tasks, name: str
 ) -> tuple[Iterator[Segment], Mapping[str, int]]:
   """The segments of a source, and how many of the episodes behind them the filter kept and why."""
   sft, chat = config.sft, setup.load_chat(config)
-  counts: Mapping[str, int] = {}
+  recipe, counts = recipes.of(config), dict[str, int]()
   if name == "demonstrations":
     tasks = corpus.sample("train", sft.demonstration_tasks, config.seed)
     groups = play(config, corpus, tasks, sft.rollouts_per_task, label=name)
-    segments, counts = recipes.of(config).imitated(config, groups)
+    segments, found = recipe.imitated(config, groups)
+    counts.update(found)
   elif name == "practice":
-    tasks = corpus.practice(sft.practice_tasks, config.seed)
-    groups = play(config, corpus, tasks, 1, label=name)
+    groups = play(config, corpus, recipe.practice(config, corpus), 1, label=name)
     segments = (s for g in groups for t in g.trajectories if not t.error for s in t.segments)
   elif name == "copies":
     segments = demonstrations.copy_segments(
       sft.copy_segments,
       DRILL_TOKENS,
-      ids=np.concatenate([chat.encode(text) for text in corpus.sampled_texts(DRILL_TEXTS)]),
+      ids=np.concatenate([chat.encode(text) for text in recipe.texts(config, corpus)]),
       max_period=DRILL_PERIOD,
       seed=config.seed,
     )
   else:
-    pairs = recipes.of(config).drills(config, corpus)
+    pairs = recipe.drills(config, corpus)
     segments = (_imitated(prompt, reply) for prompt, reply in pairs)
-  if not config.search.short_ids:  # those are drawn anew for each task
+  if config.env == "search" and not config.search.short_ids:  # those are drawn anew for each task
     numbers, rng = numbers_lib.of(chat), np.random.default_rng(config.seed)
     return (renumbered(s, numbers, rng) for s in segments), counts
   return iter(segments), counts
 
 
 def play(
-  config: RunConfig, corpus: Corpus, tasks: list[Task], rollouts: int, *, label: str
+  config: RunConfig, corpus: Tasks, tasks: list[Task], rollouts: int, *, label: str
 ) -> list[Group]:
   """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks."""
   groups: dict[str, Group] = {}

@@ -10,28 +10,28 @@ import numpy as np
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness.process import WorkerSpec
-from jaxrl_agents.runs.corpus import Corpus
-from jaxrl_agents.runs.recipes import search, swarm
-from jaxrl_agents.types import Group, Segment, Trajectory
+from jaxrl_agents.runs.corpus import Tasks
+from jaxrl_agents.runs.recipes import coding, search, swarm
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 
 class Recipe(Protocol):
-  """The functions of a recipe's module."""
+  """The functions of a recipe's module; `corpus` is what its own open_corpus returned."""
 
   HEADLINE: str
   """The score that progress bars show."""
 
-  def open_corpus(self, config: RunConfig, report: Any = print) -> Corpus:
+  def open_corpus(self, config: RunConfig, report: Any = print) -> Tasks:
     """Makes tasks and index, or finds them in the cache.
 
     Raises:
       ValueError: the corpus cannot be read or no tasks can be made of it.
     """
 
-  def policy_spec(self, config: RunConfig, corpus: Corpus) -> WorkerSpec:
+  def policy_spec(self, config: RunConfig, corpus: Any) -> WorkerSpec:
     """Workers in which the policy plays, sampled by who sent the task."""
 
-  def expert_spec(self, config: RunConfig, corpus: Corpus) -> WorkerSpec:
+  def expert_spec(self, config: RunConfig, corpus: Any) -> WorkerSpec:
     """Workers in which the scripted expert plays."""
 
   def imitated(
@@ -39,7 +39,17 @@ class Recipe(Protocol):
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:
     """The segments of the expert's episodes that are worth imitating, and counts of episodes."""
 
-  def drills(self, config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  def practice(self, config: RunConfig, corpus: Any) -> list[Task]:
+    """Simpler tasks.
+
+    Raises:
+      ValueError: there are none of this recipe.
+    """
+
+  def texts(self, config: RunConfig, corpus: Any) -> Sequence[str]:
+    """Texts of the kind that the policy reads."""
+
+  def drills(self, config: RunConfig, corpus: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Short exercises: the ids of a prompt and of its reply, int32 [P] and [R]."""
 
   def total(self, config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:
@@ -52,12 +62,12 @@ class Recipe(Protocol):
     """{policy: folder of weights} of the policies that play beside the one in training."""
 
   def scores(
-    self, config: RunConfig, corpus: Corpus, groups: Sequence[Group]
+    self, config: RunConfig, corpus: Any, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
     """One evaluation: "policy", and what it is compared with; means over tasks."""
 
   def compare(
-    self, config: RunConfig, corpus: Corpus, evaluations: Mapping[str, Sequence[Group]]
+    self, config: RunConfig, corpus: Any, evaluations: Mapping[str, Sequence[Group]]
   ) -> dict[str, Any]:
     """The part of the summary that tells what training changed.
 
@@ -71,7 +81,7 @@ class Recipe(Protocol):
     """
 
 
-RECIPES: Mapping[str, Recipe] = {"search": search, "swarm": swarm}
+RECIPES: Mapping[str, Recipe] = {"search": search, "swarm": swarm, "coding": coding}
 
 
 def of(config: RunConfig) -> Recipe:

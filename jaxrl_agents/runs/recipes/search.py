@@ -21,7 +21,7 @@ from jaxrl_agents.retrieval.chunks import Chunk
 from jaxrl_agents.rewards import rules
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Corpus
-from jaxrl_agents.types import Group, Segment, Trajectory
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 HEADLINE = "output_recall"
 
@@ -41,6 +41,7 @@ METRICS = (
   "failed",
 )
 
+TEXTS = 4_000
 DRILL_HITS = 4
 
 ONE_SEARCH = "one_shot_hybrid"
@@ -80,6 +81,16 @@ def imitated(
   """What Context-1's filter lets through."""
   kept = filters.keep_for_sft(groups, seed=config.seed)
   return (segment for each in kept.kept for segment in each.segments), kept.counts
+
+
+def practice(config: RunConfig, corpus: Corpus) -> list[Task]:
+  """Tasks of unrelated clues."""
+  return corpus.practice(config.sft.practice_tasks, config.seed)
+
+
+def texts(config: RunConfig, corpus: Corpus) -> Sequence[str]:
+  """Chunks."""
+  return corpus.sampled_texts(TEXTS)
 
 
 def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -20,9 +20,10 @@ from jaxrl_agents.harness.process import WorkerSpec
 from jaxrl_agents.rewards import parl
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Corpus
-from jaxrl_agents.types import Group, Segment, Trajectory
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 HEADLINE = "performance"
+TEXTS = 4_000
 
 METRICS = (
   "reward",
@@ -99,6 +100,16 @@ def imitated(
     groups, max_children=config.sft.max_children, seed=config.seed
   )
   return segments, counts
+
+
+def practice(config: RunConfig, corpus: Corpus) -> list[Task]:
+  """None."""
+  raise ValueError("there is no practice for env=swarm; set its rate in sft.rates to 0")
+
+
+def texts(config: RunConfig, corpus: Corpus) -> Sequence[str]:
+  """Chunks."""
+  return corpus.sampled_texts(TEXTS)
 
 
 def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:

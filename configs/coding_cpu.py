@@ -1,0 +1,75 @@
+"""Composer 2's coding agent on two CPU cores: finds and undoes one-token damage in short functions.
+
+python scripts/train_sft.py --config=configs/coding_cpu.py --workdir=W
+python scripts/train_rl.py  --config=configs/coding_cpu.py --workdir=W
+"""
+
+from jaxrl_agents import config
+from jaxrl_agents.policy.config import PolicyConfig
+
+
+def get_config() -> config.RunConfig:
+  """The small slice: functions of the standard library cut out, one token of them changed."""
+  return config.RunConfig(
+    name="coding_cpu",
+    env="coding",
+    coding=config.CodingConfig(
+      repo_kind="calls",
+      damage="token",
+      max_file_characters=900,
+      tools=("read_file", "edit_file", "shell"),
+      token_budget=1_024,
+      trigger_fraction=0.6,
+      max_summaries=2,
+      summary_tokens=128,
+      tool_output_tokens=256,
+      max_new_tokens=128,
+      max_turns=12,
+      max_calls=4,
+      command_s=10.0,
+      grade_s=30.0,
+      snapshot_turns=0,
+    ),
+    policy=config.PolicySection(
+      model=PolicyConfig(
+        vocab_size=5_096,
+        embed_dim=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        num_experts=8,
+        experts_per_token=2,
+        expert_ffw_dim=128,
+        num_shared_experts=1,
+        mtp_depth=1,
+        qk_norm=False,
+        rope_theta=1e6,
+        tie_embeddings=True,
+      )
+    ),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=0.5),
+    sft=config.SftConfig(
+      steps=150,
+      lr=3e-4,
+      warmup_steps=5,
+      rows_per_step=8,
+      demonstration_tasks=1_000,
+      rollouts_per_task=2,
+      mtp_steps=10,
+    ),
+    learner=config.LearnerConfig(
+      steps=16,
+      groups_per_step=8,
+      group_size=8,
+      substeps=4,
+      loss="dr_grpo",
+      single_epoch=True,
+      lr=1e-4,
+      row_tokens=1_024,
+      rows_per_microbatch=4,
+      mtp_weight=0.0,
+      level_weights_early=(1.0, 0.0, 0.0, 0.0),
+      level_weights_late=(1.0, 0.0, 0.0, 0.0),
+    ),
+  )

@@ -1,0 +1,217 @@
+"""Composer 2's coding agent: what it brings to a run (see Recipe)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.config import CodingConfig, RunConfig
+from jaxrl_agents.data import coding_sets
+from jaxrl_agents.data.coding_sets import CodingSet
+from jaxrl_agents.envs.coding_expert import ExpertNoise
+from jaxrl_agents.evals import suites
+from jaxrl_agents.harness.process import WorkerSpec
+from jaxrl_agents.rewards import coding as coding_rewards
+from jaxrl_agents.runs import setup
+from jaxrl_agents.runs.corpus import Tasks
+from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
+
+HEADLINE = "solved"
+
+METRICS = (
+  "reward",
+  "solved",
+  "mended",
+  "kept",
+  "broken_calls",
+  "summaries",
+  "edits",
+  "tool_calls",
+  "turns",
+  "completed",
+  "tampered",
+  "suspicious",
+  "shell_only",
+  "comment_thinking",
+  "open_todos",
+  "effort",
+  "tasks",
+  "failed",
+)
+
+NAMES = {"solved": "solve_rate", "broken_calls": "invalid_tool_calls"}
+"""What some of METRICS are called in a summary."""
+
+_PACKAGE = pathlib.Path(__file__).parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingTasks(Tasks):
+  """A frozen set, the slice of it that is played, and the folder where it lies."""
+
+  coding_set: CodingSet
+  limits: CodingConfig
+  folder: pathlib.Path
+
+  @functools.cached_property
+  def tasks(self) -> Mapping[str, Sequence[Task]]:
+    """The tasks of each split that the slice holds."""
+    splits = self.coding_set.tasks
+    return {split: coding_sets.chosen(self.coding_set, split, self.limits) for split in splits}
+
+  @property
+  def digest(self) -> str:
+    """Of repositories and tasks; the slice is in the config."""
+    return json.dumps(self.coding_set.manifest["sha256"], sort_keys=True)
+
+
+def open_corpus(config: RunConfig, report: Any = print) -> CodingTasks:
+  """The set of `coding.tasks`; without one, short functions of this interpreter's library, damaged
+  once and kept in the cache.
+  """
+  coding = config.coding
+  folder = pathlib.Path(coding.tasks).expanduser() if coding.tasks else _made(config, report)
+  return CodingTasks(coding_sets.load(folder), coding, folder)
+
+
+def _made(config: RunConfig, report: Any) -> pathlib.Path:
+  """The folder of the set that is made where none is named."""
+  corpus, coding = config.corpus, config.coding
+  found = hashlib.sha256(json.dumps([corpus.source, corpus.seed, coding.tasks_per_repo]).encode())
+  rooms = [path for room in ("grading", "sandbox") for path in (_PACKAGE / room).glob("*.py")]
+  for path in sorted([*rooms, *(_PACKAGE / "data").glob("code_*.py")]):
+    found.update(path.read_bytes())
+  for module in (coding_sets, coding_sets.coding_tasks):
+    found.update(pathlib.Path(str(module.__file__)).read_bytes())
+  found.update(setup.python_version().encode())
+  folder = setup.cache(config) / f"coding_{found.hexdigest()[:16]}"
+
+  async def make() -> CodingSet:
+    async with Sandboxes() as boxes:
+      return await coding_sets.make(
+        boxes,
+        [corpus.source],
+        kinds=("calls",),
+        per_repo=coding.tasks_per_repo,
+        seed=corpus.seed,
+        report=report,
+      )
+
+  if not (folder / "manifest.json").is_file():
+    coding_sets.save(asyncio.run(make()), folder)
+  return folder
+
+
+def policy_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
+  """Workers in which the policy plays."""
+  arguments = (config.policy.tokenizer, _with_tasks(config.coding, corpus))
+  return WorkerSpec("jaxrl_agents.envs.coding:policy_services", arguments)
+
+
+def expert_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
+  """Workers in which the scripted expert plays."""
+  noise = ExpertNoise(hasty=config.sft.hasty)
+  arguments = (config.policy.tokenizer, _with_tasks(config.coding, corpus), noise)
+  return WorkerSpec("jaxrl_agents.envs.coding_expert:expert_services", arguments)
+
+
+def _with_tasks(limits: CodingConfig, corpus: CodingTasks) -> CodingConfig:
+  return dataclasses.replace(limits, tasks=str(corpus.folder))
+
+
+def imitated(
+  config: RunConfig, groups: Sequence[Group]
+) -> tuple[Iterator[Segment], Mapping[str, int]]:
+  """All finished episodes: what fails is left for reinforcement learning to unlearn."""
+  rollouts = [t for group in groups for t in group.trajectories]
+  finished = [t for t in rollouts if not t.error]
+  counts = {
+    "played": len(rollouts),
+    "failed": len(rollouts) - len(finished),
+    "solved": sum(t.rewards["solved"] == 1.0 for t in finished),
+  }
+  return (segment for each in finished for segment in each.segments), counts
+
+
+def practice(config: RunConfig, corpus: CodingTasks) -> list[Task]:
+  """None."""
+  raise ValueError("there is no practice for env=coding; set its rate in sft.rates to 0")
+
+
+def texts(config: RunConfig, corpus: CodingTasks) -> Sequence[str]:
+  """The files of the repositories."""
+  return [text for repo in corpus.coding_set.repos.values() for text in repo.files.values()]
+
+
+def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """None."""
+  raise ValueError("there are no drills for env=coding; set their rate in sft.rates to 0")
+
+
+def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:
+  """Solved, less what unwanted behaviour and length cost."""
+  return coding_rewards.coding_total(trajectory.rewards, weights=config.coding_reward)
+
+
+def variants(config: RunConfig) -> Mapping[str, RunConfig]:
+  """The same policy in the same context without a strategy for when it is full."""
+  if config.coding.context == "none":
+    return {}
+  return {
+    "no_summary": dataclasses.replace(
+      config, coding=dataclasses.replace(config.coding, context="none")
+    )
+  }
+
+
+def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, pathlib.Path | str]:
+  """None."""
+  return {}
+
+
+def scores(
+  config: RunConfig, corpus: CodingTasks, groups: Sequence[Group]
+) -> dict[str, dict[str, Any]]:
+  """The policy's scores, overall and by level."""
+  levels = sorted({group.task.facts["level"] for group in groups})
+  at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]
+  return {
+    "policy": entry(config, groups),
+    "by_level": {str(level): entry(config, at_level(level)) for level in levels},
+  }
+
+
+def compare(
+  config: RunConfig, corpus: CodingTasks, evaluations: Mapping[str, Sequence[Group]]
+) -> dict[str, Any]:
+  """Gains over the warm start, and over the same policy without summaries."""
+  gains = functools.partial(
+    suites.gains,
+    evaluations["trained"],
+    total=functools.partial(total, config),
+    metrics=("reward", "solved"),
+    resamples=config.eval.bootstrap_resamples,
+    seed=config.seed,
+  )
+  bootstrap = gains(evaluations["warm_start"])
+  for name in variants(config):
+    bootstrap |= {f"{name}_{key}": value for key, value in gains(evaluations[name]).items()}
+  return {
+    "eval": {name: entry(config, groups) for name, groups in evaluations.items()},
+    "paired_bootstrap": bootstrap,
+  }
+
+
+def entry(config: RunConfig, groups: Sequence[Group]) -> dict[str, float]:
+  """Means over tasks."""
+  found = suites.entry(groups, functools.partial(total, config), METRICS)
+  return {NAMES.get(name, name): value for name, value in found.items()}
