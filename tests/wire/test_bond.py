@@ -22,7 +22,7 @@ def pair(**options):
 
 
 def die(connection):
-  """What the death of a process does to its end; to close it would wait for the thread that reads."""
+  """What its death does to the end of a process; a close would wait for the thread that reads."""
   with socket.socket(fileno=os.dup(connection.fileno())) as shared:
     shared.shutdown(socket.SHUT_RDWR)
 
