@@ -1,5 +1,7 @@
 """The processes of a run: messages in order, wishes to stop, and the death of another by name."""
 
+import os
+import socket
 import time
 from multiprocessing.connection import Pipe
 
@@ -17,6 +19,12 @@ def pair(**options):
     Bond({0: theirs}, is_first=False, **options),
     (ours, theirs),
   )
+
+
+def die(connection):
+  """What its death does to the end of a process; a close would wait for the thread that reads."""
+  with socket.socket(fileno=os.dup(connection.fileno())) as shared:
+    shared.shutdown(socket.SHUT_RDWR)
 
 
 def test_what_the_first_tells_is_heard_whole_and_in_order():
@@ -46,7 +54,7 @@ def test_a_wish_to_stop_reaches_the_first():
 def test_one_that_is_gone_is_named_to_who_listens_and_to_who_tells():
   first, other, (_, theirs) = pair()
   with first, other:
-    theirs.close()
+    die(theirs)
     with pytest.raises(LostError, match="process 1 of the run is gone"):
       deadline = time.monotonic() + 5
       while time.monotonic() < deadline:
@@ -58,7 +66,7 @@ def test_an_error_that_comes_of_the_death_of_another_is_told_as_that():
   first, other, (_, theirs) = pair()
   with other, pytest.raises(LostError, match="process 1 of the run is gone") as found:
     with first:
-      theirs.close()
+      die(theirs)
       raise RuntimeError("a collective failed")
   assert str(found.value.__cause__) == "a collective failed"
 
