@@ -1,7 +1,7 @@
 "use strict";
 // The episode browser: one rollout of one task at one moment of the run, as a conversation.
 
-const STOPS = { answer: "answered", turn_limit: "turn limit", context_overflow: "context overflow", malformed: "malformed" };
+const STOPS = { answer: "answered", turn_limit: "turn limit", step_limit: "step limit", context_overflow: "context overflow", malformed: "malformed" };
 const LONG_LINES = 6;
 const PRUNED_LINES = 2;
 
@@ -156,9 +156,10 @@ function sideView(group, rollout, limits) {
   const task = group.task;
   return el("aside", {},
     el("div", { class: "block question" }, el("h4", {}, "Question"), el("p", {}, task.prompt),
-      el("p", { class: "quiet" }, [task.truth && ["answer ", el("b", {}, task.truth)], task.level !== null && "level " + task.level,
+      el("p", { class: "quiet" }, [task.truth && ["answer ", el("b", {}, task.truth)], rollout.swarm ? rollout.swarm.kind : task.level !== null && "level " + task.level,
         task.split, el("code", {}, task.id)].filter(Boolean).map((part, i) => [i > 0 && " · ", part]))),
-    rollout.facts.length > 0 && el("div", { class: "block" }, el("h4", {}, "To find"),
+    rollout.swarm && rowsView(rollout.swarm, task.truth),
+    !rollout.swarm && rollout.facts.length > 0 && el("div", { class: "block" }, el("h4", {}, "To find"),
       el("ul", { class: "facts-list" }, rollout.facts.map((fact, i) => factView(fact, i + 1)))),
     outcomeView(rollout),
     usageChart(rollout, limits),
@@ -177,17 +178,8 @@ function conversationView(rollout, episodes) {
     rollout.error && el("p", { class: "alert failed" }, "The episode failed and has no reward: " + rollout.error),
     tokens,
     system.length > 0 && el("details", { class: "system" }, el("summary", {}, "System prompt"), system.map((note) => el("pre", { class: "said" }, note.text))),
-    rollout.turns.map((turn, i) => turnView(turn, rollout, episodes.limits, i === rollout.turns.length - 1)),
-    rollout.children.map((child) => childView(child)));
-}
-
-// A sub-agent's own conversation, folded.
-function childView(child) {
-  const asked = child.preamble.map((note) => note.text).join(" · ");
-  return el("details", { class: "system" },
-    el("summary", {}, "Sub-agent " + child.id + " (" + (STOPS[child.stop] || child.stop || "failed").replaceAll("_", " ") + ") " + asked),
-    child.error && el("p", { class: "alert failed" }, child.error),
-    child.turns.map((turn) => turnView(turn, child, {}, false)));
+    rollout.swarm ? swarmView(rollout, episodes.limits) :
+      rollout.turns.map((turn, i) => turnView(turn, rollout, episodes.limits, i === rollout.turns.length - 1)));
 }
 
 function rolloutButton(rollout, pressed, choose) {

@@ -1,0 +1,158 @@
+"""What the page says of an evaluation in each environment: columns, names of metrics, baselines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_agents.viewer.formats import flatten, mapping, number
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+  """How the page speaks of the runs of one environment.
+
+  Attributes:
+    noun: what is trained for, in the sentence.
+    score: the metric that it is; its gain is told as that of the reward.
+    baseline: (evaluation, words) that the trained policy is measured against in the sentence.
+    columns: (evaluation, title) of the table, the warm start and the trained policy first.
+    titles: {metric: title} in the order of the rows.
+    closed: metrics without a title are left out of the table.
+    costs: metrics of which less is better: the upper bound of their gain is told.
+    kinds: (kind, title) of tasks that have rows of their own.
+    kind_metrics: the metrics of those rows.
+    bound: heads the bounds of the gains.
+    fine: what a reader of the table must know.
+  """
+
+  noun: str
+  score: str
+  baseline: tuple[str, str]
+  columns: tuple[tuple[str, str], ...]
+  titles: Mapping[str, str]
+  closed: bool = False
+  costs: tuple[str, ...] = ()
+  kinds: tuple[tuple[str, str], ...] = ()
+  kind_metrics: tuple[str, ...] = ()
+  bound: str = "lower 95 %"
+  fine: str = ""
+
+
+SEARCH = Story(
+  noun="reward",
+  score="reward",
+  baseline=("one_shot_hybrid", "one-shot hybrid search"),
+  columns=(
+    ("warm_start", "Warm start"),
+    ("trained", "Trained"),
+    ("one_shot_hybrid", "One-shot hybrid"),
+  ),
+  titles={
+    "reward": "Reward",
+    "output_recall": "Output recall",
+    "trajectory_recall": "Trajectory recall",
+    "output_precision": "Output precision",
+    "f1": "F1 of the output",
+    "answer_found": "Answer found",
+    "prune_accuracy": "Pruning accuracy",
+    "turns": "Turns",
+    "precision": "Precision of the output",
+    "num_output": "Chunks listed",
+    "tool_calls": "Tool calls",
+    "completed": "Episodes that answered",
+  },
+  fine=(
+    "Gain is trained minus warm start on the same tasks; its lower bound is from a paired bootstrap "
+    "over tasks. One-shot hybrid is a single BM25 + dense search with the whole question, cut to as "
+    "many chunks as the policy returned."
+  ),
+)
+
+SWARM = Story(
+  noun="performance",
+  score="performance",
+  baseline=("single_agent", "a single agent within the same critical steps"),
+  columns=(
+    ("warm_start", "Warm start"),
+    ("trained", "Trained swarm"),
+    ("single_agent", "Single agent"),
+    ("single_agent_unhurried", "… unhurried"),
+  ),
+  titles={
+    "performance": "Performance",
+    "item_f1": "Item F1",
+    "row_f1": "Row F1",
+    "success": "Exactly right",
+    "critical_steps": "Critical steps",
+    "total_steps": "Total steps",
+    "parallelism": "Parallelism",
+    "width": "Sub-agents at once",
+    "assigned": "Assignments",
+    "finish_rate": "Sub-agents that finished",
+    "serial_rate": "Serial episodes",
+    "turns": "Turns of the orchestrator",
+    "completed": "Episodes that answered",
+    "wall_s": "Seconds an episode",
+  },
+  closed=True,
+  costs=("critical_steps", "total_steps", "turns", "wall_s", "serial_rate"),
+  kinds=(("wide", "Wide"), ("deep", "Deep"), ("narrow", "Narrow")),
+  kind_metrics=(
+    "performance",
+    "critical_steps",
+    "parallelism",
+    "width",
+    "finish_rate",
+    "serial_rate",
+  ),
+  bound="95 % bound",
+  fine=(
+    "Performance is the item F1 of a table, and 1 or 0 for the answer to a question. Gain is trained "
+    "minus warm start on the same tasks; bounds are from a paired bootstrap over tasks. Critical "
+    "steps: of each stage 1, and the steps of its longest assignment. Parallelism is the steps of "
+    "sub-agents over those of the longest of each stage, where there are any. The single agent has "
+    "the trained weights and no sub-agents: within the same budget of critical steps, and, unhurried, "
+    "with as many as looking everything up alone takes."
+  ),
+)
+
+STORIES: Mapping[str, Story] = {"search": SEARCH, "swarm": SWARM}
+
+
+def of(summary: Mapping[str, Any]) -> Story:
+  """That of the run's environment; of the search, where its config names none."""
+  return STORIES[env(summary)]
+
+
+def env(summary: Mapping[str, Any]) -> str:
+  """The run's environment, "search" where its config does not tell one of `STORIES`."""
+  named = dict(flatten(mapping(summary.get("config")))).get("env", "")
+  return named if named in STORIES else "search"
+
+
+def steps_saved(summary: Mapping[str, Any]) -> str:
+  """What a single agent with enough steps takes, as a sentence; "" where it was not evaluated."""
+  ratio = number(summary.get("critical_steps_ratio"))
+  if ratio is None:
+    return ""
+  saved = "" if ratio > 1 else ": none are saved"
+  evaluation = mapping(summary.get("eval"))
+  scores = [_long_tasks(mapping(evaluation.get(n))) for n in ("single_agent_unhurried", "trained")]
+  reached = ""
+  if None not in scores:
+    reached = f" and reaches {scores[0]:.2f}, the swarm {scores[1]:.2f}"
+  return (
+    "On wide and deep tasks a single agent that has enough steps takes "
+    f"{ratio:.1f}\u00a0times as many critical steps{saved}{reached}."
+  )
+
+
+def _long_tasks(evaluation: Mapping[str, Any]) -> float | None:
+  """Mean performance over wide and deep tasks."""
+  by_kind = mapping(evaluation.get("by_kind"))
+  entries = [mapping(by_kind.get(kind)) for kind in ("wide", "deep")]
+  known = [(number(e.get("performance")), number(e.get("tasks"))) for e in entries]
+  pairs = [(p, n) for p, n in known if p is not None and n]
+  return sum(p * n for p, n in pairs) / sum(n for _, n in pairs) if pairs else None
