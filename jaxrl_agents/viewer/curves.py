@@ -72,7 +72,9 @@ PANELS = (
 _PARALLEL, _FINISH = "parl/λ1, at once", "parl/λ2, finishing"
 
 SWARM_PANELS = (
-  Panel("Performance", "mean over tasks", ("performance", "item_f1", "row_f1", "success"), 0.0, 1.0),
+  Panel(
+    "Performance", "mean over tasks", ("performance", "item_f1", "row_f1", "success"), 0.0, 1.0
+  ),
   Panel("Parallelism", "sub-agents' steps / the longest of each stage", ("parallelism",)),
   Panel("Width", "most sub-agents at once", ("width",), low=0.0),
   Panel("Steps", "per episode", ("critical_steps", "total_steps"), low=0.0),

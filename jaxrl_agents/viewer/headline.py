@@ -135,7 +135,7 @@ def _rows(
 ) -> list[Row]:
   rows = []
   for key in keys:
-    values = tuple(number(column.get(key)) for column in columns)
+    values = tuple(_value(story, column, key) for column in columns)
     if key in _NOT_A_SCORE or all(value is None for value in values):
       continue
     told = "reward" if key == story.score else key
@@ -157,6 +157,11 @@ def _rows(
       )
     )
   return rows
+
+
+def _value(story: stories.Story, column: Mapping[str, Any], key: str) -> float | None:
+  without = key in story.of_sub_agents and column.get("width") == 0
+  return None if without else number(column.get(key))
 
 
 def counts(run: Run) -> list[str]:

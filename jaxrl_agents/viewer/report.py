@@ -162,9 +162,7 @@ def _page(run: Run, sampled: dict[str, Any]) -> str:
     counts=headline.counts(run),
     signed=formats.signed,
     phases=phases,
-    clock=[
-      (name, s, formats.duration(s), 100 * s / sum(p[1] for p in clock)) for name, s in clock
-    ],
+    clock=[(name, s, formats.duration(s), 100 * s / sum(p[1] for p in clock)) for name, s in clock],
     settings=formats.flatten(config) if isinstance(config, dict) else [],
     config_sha256=str(run.summary.get("config_sha256", "")),
     versions=formats.flatten(run.summary.get("versions") or {}),

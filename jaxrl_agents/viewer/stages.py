@@ -9,6 +9,7 @@ log, and a child's metrics tell its stage, the call that asked for it, and its s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.rewards import parl, rules, tables
@@ -89,30 +90,41 @@ def rows(trajectory: Trajectory, task: Task) -> list[Json]:
     cells = {c: row["cells"].get(c, "") for c in columns}
     if "source" in cells:
       cells["source"] = names.get(row["source"], row["source"])
-    found = answered.get(tuple(tables.normal(cells[key]) for key in keys))
-    same = lambda c: found is not None and tables.normal(found[c]) == tables.normal(cells[c])
+    found = answered.get(_key(cells, keys))
     chunks = {names.get(chunk_id, chunk_id) for chunk_id in row["chunk_ids"]}
     told.append(
       {
         "cells": cells,
         "found": found,
-        "right": [c for c in columns if same(c)],
+        "right": [c for c in columns if found and _same(found[c], cells[c])],
         "seen": chunks <= shown,
       }
     )
   return told
 
 
-def _answered(answer: str, columns: Any, keys: Any) -> dict[tuple[str, ...], dict[str, str]]:
-  """The rows of the answer's table by their keys; none where its columns are not those asked for."""
+def _answered(
+  answer: str, columns: Sequence[str], keys: Sequence[str]
+) -> dict[tuple[str, ...], dict[str, str]]:
+  """The rows of the answer's table by their keys, the first of each; none where its columns are not
+  those asked for.
+  """
   names, found = tables.parse(answer)
   if set(names) != {tables.normal(column) for column in columns}:
     return {}
   by_key: dict[tuple[str, ...], dict[str, str]] = {}
   for row in found:
     cells = {column: row[tables.normal(column)] for column in columns}
-    by_key.setdefault(tuple(tables.normal(cells[key]) for key in keys), cells)
+    by_key.setdefault(_key(cells, keys), cells)
   return by_key
+
+
+def _key(cells: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...]:
+  return tuple(tables.normal(cells[key]) for key in keys)
+
+
+def _same(found: str, gold: str) -> bool:
+  return tables.exact_match(found, gold, 0.0)
 
 
 def _lane(child: Trajectory, turn: Message, start: int) -> Json:

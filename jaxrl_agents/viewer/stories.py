@@ -19,6 +19,7 @@ class Story:
     baseline: (evaluation, words) that the trained policy is measured against in the sentence.
     columns: (evaluation, title) of the table, the warm start and the trained policy first.
     titles: {metric: title} in the order of the rows.
+    of_sub_agents: metrics that mean nothing where "width" is 0.
     closed: metrics without a title are left out of the table.
     costs: metrics of which less is better: the upper bound of their gain is told.
     kinds: (kind, title) of tasks that have rows of their own.
@@ -32,6 +33,7 @@ class Story:
   baseline: tuple[str, str]
   columns: tuple[tuple[str, str], ...]
   titles: Mapping[str, str]
+  of_sub_agents: tuple[str, ...] = ()
   closed: bool = False
   costs: tuple[str, ...] = ()
   kinds: tuple[tuple[str, str], ...] = ()
@@ -64,9 +66,9 @@ SEARCH = Story(
     "completed": "Episodes that answered",
   },
   fine=(
-    "Gain is trained minus warm start on the same tasks; its lower bound is from a paired bootstrap "
-    "over tasks. One-shot hybrid is a single BM25 + dense search with the whole question, cut to as "
-    "many chunks as the policy returned."
+    "Gain is trained minus warm start on the same tasks; its lower bound is from a paired "
+    "bootstrap over tasks. One-shot hybrid is a single BM25 + dense search with the whole "
+    "question, cut to as many chunks as the policy returned."
   ),
 )
 
@@ -78,7 +80,7 @@ SWARM = Story(
     ("warm_start", "Warm start"),
     ("trained", "Trained swarm"),
     ("single_agent", "Single agent"),
-    ("single_agent_unhurried", "… unhurried"),
+    ("single_agent_unhurried", "Single, unhurried"),
   ),
   titles={
     "performance": "Performance",
@@ -96,6 +98,7 @@ SWARM = Story(
     "completed": "Episodes that answered",
     "wall_s": "Seconds an episode",
   },
+  of_sub_agents=("parallelism", "finish_rate", "serial_rate"),
   closed=True,
   costs=("critical_steps", "total_steps", "turns", "wall_s", "serial_rate"),
   kinds=(("wide", "Wide"), ("deep", "Deep"), ("narrow", "Narrow")),
@@ -109,12 +112,12 @@ SWARM = Story(
   ),
   bound="95 % bound",
   fine=(
-    "Performance is the item F1 of a table, and 1 or 0 for the answer to a question. Gain is trained "
-    "minus warm start on the same tasks; bounds are from a paired bootstrap over tasks. Critical "
-    "steps: of each stage 1, and the steps of its longest assignment. Parallelism is the steps of "
-    "sub-agents over those of the longest of each stage, where there are any. The single agent has "
-    "the trained weights and no sub-agents: within the same budget of critical steps, and, unhurried, "
-    "with as many as looking everything up alone takes."
+    "Performance is the item F1 of a table, and 1 or 0 for the answer to a question. Gain is "
+    "trained minus warm start on the same tasks; bounds are from a paired bootstrap over tasks. "
+    "Critical steps: of each stage 1, and the steps of its longest assignment. Parallelism is the"
+    " steps of sub-agents over those of the longest of each stage, where there are any. The "
+    "single agent has the trained weights and no sub-agents: within the same budget of critical "
+    "steps, and, unhurried, with as many as looking everything up alone takes."
   ),
 )
 

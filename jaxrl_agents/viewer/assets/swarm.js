@@ -46,11 +46,11 @@ function ganttLegend(lanes) {
 function ganttBack(swarm, end) {
   return el("div", { class: "gantt-back", "aria-hidden": "true" },
     swarm.stages.map((stage, i) => el("div", { class: "band", style: "left:" + percent(stage.start / end) + ";width:" + percent(stage.steps / end) },
-      el("span", {}, swarm.stages.length <= 12 ? (i ? "" : "stage ") + (i + 1) : ""))),
+      el("span", {}, swarm.stages.length <= 20 ? i + 1 : ""))),
     swarm.budget !== null && el("div", { class: "limit", style: "left:" + percent(swarm.budget / end) }, el("span", {}, "budget")));
 }
 
-// One step of a stage is the orchestrator's; the next ones are of its longest assignment.
+// Along the lower edge of the bars: one step of a stage is the orchestrator's; the next ones are of its longest assignment.
 function criticalPath(swarm, end) {
   const points = [];
   swarm.stages.forEach((stage, i) => {
@@ -59,7 +59,7 @@ function criticalPath(swarm, end) {
     const row = swarm.lanes.findIndex((lane) => lane.stage === i && lane.critical) + 1;
     if (row) points.push([turn, row], [turn + swarm.lanes[row - 1].steps, row], [turn + swarm.lanes[row - 1].steps, 0]);
   });
-  const rows = swarm.lanes.length + 1, line = points.map(([x, y]) => x + "," + (y + 0.5)).join(" ");
+  const rows = swarm.lanes.length + 1, line = points.map(([x, y]) => x + "," + (y + 0.91)).join(" ");
   return svg("svg", { class: "gantt-path", viewBox: "0 0 " + end + " " + rows, preserveAspectRatio: "none", "aria-hidden": "true" },
     ["casing", "path"].map((name) => svg("polyline", { class: name, points: line, "vector-effect": "non-scaling-stroke" })));
 }
@@ -100,7 +100,7 @@ function ganttAxis(end) {
 function ganttChart(rollout, chosen, choose) {
   const swarm = rollout.swarm, end = Math.max(swarm.budget || 0, swarm.critical_steps, 1);
   return el("div", { class: "gantt" + (swarm.lanes.length > 24 ? " dense" : ""), role: "group", "aria-label": "Stages of the episode" },
-    ganttBack(swarm, end),
+    el("span", { class: "who stages", "aria-hidden": "true" }, "stage"), ganttBack(swarm, end),
     orchestratorLane(rollout, end, chosen === null, choose),
     swarm.lanes.map((_, i) => assignmentLane(rollout, i, end, chosen === i, choose)),
     criticalPath(swarm, end), ganttAxis(end));
