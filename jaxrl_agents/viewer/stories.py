@@ -92,10 +92,10 @@ SWARM = Story(
     "parallelism": "Parallelism",
     "width": "Sub-agents at once",
     "assigned": "Assignments",
-    "finish_rate": "Sub-agents that finished",
-    "serial_rate": "Serial episodes",
-    "turns": "Turns of the orchestrator",
-    "completed": "Episodes that answered",
+    "finish_rate": "Finish rate",
+    "serial_rate": "Serial rate",
+    "turns": "Turns",
+    "completed": "Answered",
     "wall_s": "Seconds an episode",
   },
   of_sub_agents=("parallelism", "finish_rate", "serial_rate"),
@@ -113,11 +113,13 @@ SWARM = Story(
   bound="95 % bound",
   fine=(
     "Performance is the item F1 of a table, and 1 or 0 for the answer to a question. Gain is "
-    "trained minus warm start on the same tasks; bounds are from a paired bootstrap over tasks. "
-    "Critical steps: of each stage 1, and the steps of its longest assignment. Parallelism is the"
-    " steps of sub-agents over those of the longest of each stage, where there are any. The "
-    "single agent has the trained weights and no sub-agents: within the same budget of critical "
-    "steps, and, unhurried, with as many as looking everything up alone takes."
+    "trained minus warm start on the same tasks; bounds are from a paired bootstrap over tasks."
+    " Critical steps: of each stage 1, and the steps of its longest assignment. Parallelism is "
+    "the steps of sub-agents over those of the longest of each stage, where there are any; "
+    "finish rate, the share of assignments that ended with a message; serial rate, of episodes "
+    "without two sub-agents at once. The single agent has the trained weights and no sub-"
+    "agents: within the same budget of critical steps, and, unhurried, with as many as looking "
+    "everything up alone takes."
   ),
 )
 
@@ -141,21 +143,31 @@ def steps_saved(summary: Mapping[str, Any]) -> str:
   if ratio is None:
     return ""
   saved = "" if ratio > 1 else ": none are saved"
-  evaluation = mapping(summary.get("eval"))
-  scores = [_long_tasks(mapping(evaluation.get(n))) for n in ("single_agent_unhurried", "trained")]
-  reached = ""
-  if None not in scores:
-    reached = f" and reaches {scores[0]:.2f}, the swarm {scores[1]:.2f}"
+  alone, swarm = (
+    _long_tasks(mapping(mapping(summary.get("eval")).get(name)))
+    for name in ("single_agent_unhurried", "trained")
+  )
+  kinds, reached = "wide and deep", ""
+  if alone and swarm:
+    kinds = " and ".join(swarm)
+    reached = f" and reaches {_mean(alone):.2f}, the swarm {_mean(swarm):.2f}"
   return (
-    "On wide and deep tasks a single agent that has enough steps takes "
+    f"On {kinds} tasks a single agent that has enough steps takes "
     f"{ratio:.1f}\u00a0times as many critical steps{saved}{reached}."
   )
 
 
-def _long_tasks(evaluation: Mapping[str, Any]) -> float | None:
-  """Mean performance over wide and deep tasks."""
+def _long_tasks(evaluation: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+  """(performance, tasks) of wide and deep tasks, of those that were evaluated."""
   by_kind = mapping(evaluation.get("by_kind"))
-  entries = [mapping(by_kind.get(kind)) for kind in ("wide", "deep")]
-  known = [(number(e.get("performance")), number(e.get("tasks"))) for e in entries]
-  pairs = [(p, n) for p, n in known if p is not None and n]
-  return sum(p * n for p, n in pairs) / sum(n for _, n in pairs) if pairs else None
+  found = {}
+  for kind in ("wide", "deep"):
+    entry = mapping(by_kind.get(kind))
+    performance, tasks = number(entry.get("performance")), number(entry.get("tasks"))
+    if performance is not None and tasks:
+      found[kind] = (performance, tasks)
+  return found
+
+
+def _mean(entries: Mapping[str, tuple[float, float]]) -> float:
+  return sum(p * n for p, n in entries.values()) / sum(n for _, n in entries.values())

@@ -83,9 +83,8 @@ CHILDREN = (
   child(1, 0, 2, names=("9", "33")),
   child(1, 1, 0, "error", error="RuntimeError: gone"),
 )
-EPISODE = Trajectory(
-  "t", "g", (), LOG, {"performance": 0.5, "completed": 1.0}, "answer", children=CHILDREN
-)
+PARTS = {"performance": 0.5, "completed": 1.0, "width": 2.0, "finish_rate": 0.5}
+EPISODE = Trajectory("t", "g", (), LOG, PARTS, "answer", children=CHILDREN)
 
 
 def changed(**fields):
