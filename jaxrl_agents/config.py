@@ -83,9 +83,9 @@ class CodingConfig:
 
   Attributes:
     tasks: folder of a frozen set (scripts/make_coding_tasks.py).
-    repo_kind, damage, max_level, max_file_characters: the slice of it that is played: "calls" are
-      short functions in one file, "token" is damage of one token, levels are those of
-      `data.coding_tasks`.
+    repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
+      "calls" are short functions in one file, "token" is damage of one token, levels are those of
+      `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
     tools: of CODING_TOOLS, what is offered.
     token_budget: of the whole context.
     context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
@@ -101,6 +101,7 @@ class CodingConfig:
   tasks: str = ""
   repo_kind: Literal["any", "calls", "suite"] = "any"
   damage: Literal["any", "token"] = "any"
+  min_level: int = 0
   max_level: int = 3
   max_file_characters: int = 400_000
   tools: tuple[str, ...] = CODING_TOOLS

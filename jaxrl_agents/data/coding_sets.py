@@ -245,7 +245,7 @@ def chosen(coding_set: CodingSet, split: str, limits: CodingConfig) -> list[Task
     fits = (
       limits.repo_kind in ("any", repo.kind)
       and limits.damage in ("any", task.facts["kind"].partition(" ")[0])
-      and task.facts["level"] <= limits.max_level
+      and limits.min_level <= task.facts["level"] <= limits.max_level
       and longest <= limits.max_file_characters
     )
     if fits:

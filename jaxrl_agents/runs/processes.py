@@ -78,6 +78,7 @@ def start(
     process_id,
     cluster_detection_method="deactivate" if named else None,
   )
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which jax has just taken to note it, no more
   os.environ[COORDINATOR] = coordinator  # where the others find the first, see bound
 
 

@@ -118,6 +118,7 @@ def test_a_slice_is_chosen_by_kind_level_and_length(made):
   choose = lambda **options: coding_sets.chosen(made, split, CodingConfig(**options))
   assert choose() == sorted(made.tasks[split], key=lambda task: task.id)
   assert all(t.facts["level"] == 0 for t in choose(max_level=0))
+  assert len(choose(max_level=0)) + len(choose(min_level=1)) == len(choose())
   assert all(t.facts["repo_kind"] == "calls" for t in choose(repo_kind="calls"))
   assert {t.facts["kind"].split()[0] for t in choose(damage="token")} == {"token"}
   assert choose(max_file_characters=10) == []

@@ -53,7 +53,7 @@ def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not():
 
   tasks, played = with_sandboxes(body)
   assert len(tasks) == 6
-  assert {task.facts["level"] for task in tasks} >= {0, 1}
+  assert len({task.facts["level"] for task in tasks}) >= 3
   solved = {name: [t.rewards["solved"] for t in each] for name, each in played.items()}
   assert solved == {"oracle": [1.0] * 6, "nobody": [0.0] * 6, "tamperer": [0.0] * 6}
   assert all(t.rewards["tampered"] > 0 for t in played["tamperer"])

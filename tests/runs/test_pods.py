@@ -1,11 +1,12 @@
 """The launch scripts: what --dry_run prints is whole, and bad flags end in a line."""
 
+import json
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
-import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
 TPU = ("scripts/tpu_pod.sh", "--config=configs/gpt_oss_20b_rl.py", "--workdir=/mnt/runs/a")
@@ -102,24 +103,20 @@ def test_slices_and_workers_are_components_of_one_job_with_one_config():
 def test_each_role_is_a_job_whose_pods_know_their_names_and_numbers():
   more = ("--scheduler=kubernetes", "--image=i", "--claim=runs", "--secret=key", "--nodes=2")
   text = printed(*GPU, *more, "--slices=1", "--worker_nodes=1")
-  found = list(yaml.safe_load_all(text.partition("<<END\n")[2].rpartition("END\n")[0]))
-  assert [each["metadata"]["name"] for each in found] == [
-    "jaxrl",
-    "jaxrl-learner",
-    "jaxrl-sampler0",
-    "jaxrl-worker0",
-  ]
-  containers = [job["spec"]["template"]["spec"]["containers"][0] for job in found[1:]]
-  learner, sampler, worker = (each["command"] for each in containers)
-  assert learner[1] == "scripts/train_rl.py" and learner[-3:] == [
+  names = [line.split()[1] for line in text.splitlines() if line.startswith("  name: ")]
+  assert names == ["jaxrl", "jaxrl-learner", "jaxrl-sampler0", "jaxrl-worker0"]
+  pods = text.split("---\n")[1:]
+  commands = [re.search(r"command: \[python, (.*)\]", each)[1] for each in pods]
+  learner, sampler, worker = (json.loads(f"[{words}]") for words in commands)
+  assert learner[0] == "scripts/train_rl.py" and learner[-3:] == [
     "--coordinator=jaxrl-learner-0.jaxrl:7001",
     "--num_processes=2",
     "--process_id=$(JOB_COMPLETION_INDEX)",
   ]
-  assert sampler[1:-1] == ["scripts/sampler.py", *learner[2:-3]]
-  assert sampler[-1] == worker[2] == "--connect=jaxrl-learner-0.jaxrl:7000"
-  assert [("limits" in each["resources"]) for each in containers] == [True, True, False]
-  assert all(each["env"][1]["name"] == "JAXRL_KEY" for each in containers)
+  assert sampler[:-1] == ["scripts/sampler.py", *learner[1:-3]]
+  assert sampler[-1] == worker[1] == "--connect=jaxrl-learner-0.jaxrl:7000"
+  assert ["nvidia.com/gpu" in each for each in pods] == [True, True, False]
+  assert all("name: JAXRL_KEY, valueFrom: {secretKeyRef: {name: key, key: key}}" in p for p in pods)
 
 
 def test_slices_and_worker_machines_of_a_tpu_run_find_its_first_host(tmp_path):
