@@ -154,15 +154,24 @@ def test_a_browser_draws_a_lane_for_each_assignment_and_runs_nothing_injected(tm
   hostile = changed(log=log)
   snapshots = [inputs.Snapshot("eval_trained", "trained", (Group(TASK, (hostile,)),))]
   (tmp_path / "page.html").write_text(report.render(run(**SUMMARY), snapshots, None), "utf-8")
-  command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'user'}", "--dump-dom"]
-  address = f"file://{tmp_path / 'page.html'}"
-  done = subprocess.run([*command, address], capture_output=True, timeout=60, check=True)
-  drawn = Elements(done.stdout.decode())
-  classes = [value for name, value in drawn.attributes if name == "class"]
-  assert "<title>w · run report</title>" in done.stdout.decode()
-  assert "img" not in drawn.counts
+
+  def drawn(place=""):
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'user'}", "--dump-dom"]
+    address = f"file://{tmp_path / 'page.html'}{place}"
+    done = subprocess.run([*command, address], capture_output=True, timeout=60, check=True)
+    return done.stdout.decode()
+
+  elements = Elements(drawn())
+  classes = [value for name, value in elements.attributes if name == "class"]
+  assert "img" not in elements.counts
   assert classes.count("lane") == 1 + 2 and classes.count("lane critical") == 2
   assert classes.count("cell orchestrator") == 3 + 1  # one in the legend
-  assert classes.count("cell step_limit") + classes.count("cell step_limit last") == 5 + 1
-  [path] = [v for n, v in drawn.attributes if n == "points"][1:]
+  assert classes.count("cell step_limit") == 4 + 1 and classes.count("cell step_limit last") == 1
+  path = [value for name, value in elements.attributes if name == "points"][-1]
   assert path.split()[:5] == ["0,0.91", "1,0.91", "1,2.91", "6,2.91", "6,0.91"]
+  assert classes.count("turn") == 3 and "lane-head" not in classes
+  chosen = drawn("#episode=eval_trained/1/1/3")
+  classes = [value for name, value in Elements(chosen).attributes if name == "class"]
+  assert classes.count("turn") == 2 and "lane-head" in classes  # of the third sub-agent
+  assert "asked for in turn 2 · finished after 2 steps" in chosen
+  assert "<title>w · run report</title>" in chosen

@@ -131,10 +131,11 @@ function assignmentTurns(rollout, number, choose) {
     child.turns.map((turn) => turnView(turn, child, {}, false))];
 }
 
-// Chart and turns of a swarm's episode, in the place of a plain conversation.
-function swarmView(rollout, limits) {
+// Chart and turns of a swarm's episode, in the place of a plain conversation; `remember` is told of each choice.
+function swarmView(rollout, limits, first, remember) {
   const root = el("div", { class: "swarm" });
   function choose(lane, turn) {
+    remember(lane);
     draw(lane);
     if (turn) root.querySelector("#turn-" + turn)?.scrollIntoView({ behavior: "smooth", block: "start" });
   }
@@ -142,7 +143,7 @@ function swarmView(rollout, limits) {
     root.replaceChildren(numbersOfSwarm(rollout), ganttChart(rollout, lane, choose), ganttLegend(rollout.swarm.lanes),
       el("div", { "aria-live": "polite" }, lane === null ? orchestratorTurns(rollout, limits, choose) : assignmentTurns(rollout, lane, choose)));
   }
-  draw(null);
+  draw(first);
   return root;
 }
 
