@@ -29,12 +29,17 @@ STATUS_OF_STOP = {
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-  """A task for a sub-agent. `id` is unique among all episodes of a rollout."""
+  """A task for a sub-agent. `id` is unique among all episodes of a rollout.
+
+  It was asked for by call number `call`, from 0, of the turn that is stage number `stage`.
+  """
 
   id: str
   system_prompt: str
   prompt: str
   max_turns: int
+  stage: int
+  call: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +57,10 @@ class Crew:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What came of an assignment: for the rewards, for the orchestrator, for viewing."""
+  """What came of an assignment: for the rewards, for the orchestrator, for viewing.
+
+  The trajectory's metrics tell "stage" and "call" of its assignment, and "steps", its model turns.
+  """
 
   assigned: Assigned
   text: str
@@ -90,7 +98,7 @@ async def play(
     )
   except Exception as error:
     trajectory = failed(own, "", record, error)
-  return _outcome(trajectory)
+  return _outcome(trajectory, assignment)
 
 
 def _bounded(
@@ -110,7 +118,7 @@ def _bounded(
   return dataclasses.replace(services, limits=own)
 
 
-def _outcome(trajectory: Trajectory) -> Outcome:
+def _outcome(trajectory: Trajectory, assignment: Assignment) -> Outcome:
   replies = [message.content for message in trajectory.log if message.role == "assistant"]
   answer = rules.final_answer(trajectory.log, trajectory.stop).strip()
   if trajectory.error:
@@ -121,5 +129,9 @@ def _outcome(trajectory: Trajectory) -> Outcome:
     status = STATUS_OF_STOP[trajectory.stop]
   text = answer if status == FINISHED else view.unfinished(status, replies[-1] if replies else "")
   segments = tuple(dataclasses.replace(s, routing=None) for s in trajectory.segments)
-  kept = dataclasses.replace(trajectory, segments=segments, rewards={}, stop=status)
+  place = {"stage": assignment.stage, "call": assignment.call, "steps": len(replies)}
+  metrics = {**trajectory.metrics, **{name: float(value) for name, value in place.items()}}
+  kept = dataclasses.replace(
+    trajectory, segments=segments, rewards={}, stop=status, metrics=metrics
+  )
   return Outcome(Assigned(status, len(replies), fault=bool(trajectory.error)), text, kept)

@@ -184,7 +184,10 @@ class SwarmEnv:
     assigned = [call for call in running if call.name == view.ASSIGN.name]
     asked = sum(call.name == view.ASSIGN.name for call in calls)
     direct = [call for call in running if call.name != view.ASSIGN.name]
-    played = [self._assign(**call.arguments, number=i) for i, call in enumerate(assigned)]
+    played = [
+      self._assign(**call.arguments, number=i, place=calls.index(call))
+      for i, call in enumerate(assigned)
+    ]
     outcomes, found = await asyncio.gather(
       at_once(self._crew.playing, played), self._look_up(direct, room)
     )
@@ -241,13 +244,17 @@ class SwarmEnv:
     """Turns that an assignment of the stage at hand may take: one step stays for the answer."""
     return min(self._limits.sub_max_turns, self._left - 2)
 
-  async def _assign(self, agent: str, prompt: str, number: int = 0) -> Outcome:
-    """Plays one assignment to its end; nothing that goes wrong in it is raised."""
+  async def _assign(self, agent: str, prompt: str, number: int = 0, place: int = 0) -> Outcome:
+    """Plays assignment `number` of a turn, its call `place`, to its end; nothing that goes wrong in
+    it is raised.
+    """
     assignment = Assignment(
       id=f"{self._task.id}/{len(self.stages)}.{number}",
       system_prompt=self._roles[agent],
       prompt=prompt,
       max_turns=self._sub_turns,
+      stage=len(self.stages),
+      call=place,
     )
     return await subagents.play(
       assignment, self._task, self._services, self._limits, self._crew, self._seed

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_agents import chat
-from jaxrl_agents.config import RewardConfig
+from jaxrl_agents.config import ParlConfig, RewardConfig
 from jaxrl_agents.harness import queue
-from jaxrl_agents.rewards import rules
+from jaxrl_agents.rewards import parl, rules
 from jaxrl_agents.types import Group, Trajectory
-from jaxrl_agents.viewer import headline, inputs, report
+from jaxrl_agents.viewer import formats, inputs, report, stories
 
 
 def write(
@@ -55,10 +56,27 @@ def with_rewards(group: Group, options: Any) -> Group:
   """The group with "reward" among the metrics of finished rollouts, where the options tell it.
 
   Episodes of training carry the reward they were trained on. Those of an evaluation carry parts
-  only, which are weighed as the evaluation does: by the last beta.
+  only, which are weighed as the evaluation does: by the last beta; of a swarm, performance alone.
   """
   if not isinstance(options, dict) or "reward.betas" not in options:
     return group
+  swarm = stories.env({"config": options}) == "swarm"
+  total = _swarm_total if swarm else _search_total(options)
+
+  def weighed(trajectory: Trajectory) -> Trajectory:
+    if trajectory.error or "reward" in trajectory.metrics or "completed" not in trajectory.rewards:
+      return trajectory
+    metrics = {**trajectory.metrics, "reward": total(trajectory.rewards)}
+    return dataclasses.replace(trajectory, metrics=metrics)
+
+  return dataclasses.replace(group, trajectories=tuple(map(weighed, group.trajectories)))
+
+
+def _swarm_total(parts: Mapping[str, float]) -> float:
+  return parl.parl_total(parts, u=1.0, weights=ParlConfig())
+
+
+def _search_total(options: Mapping[str, Any]) -> Callable[[Mapping[str, float]], float]:
   known = {field.name for field in dataclasses.fields(RewardConfig)}
   weights = {
     name.removeprefix("reward."): value
@@ -66,17 +84,10 @@ def with_rewards(group: Group, options: Any) -> Group:
     if name.removeprefix("reward.") in known and name.startswith("reward.")
   }
   reward = RewardConfig(**weights)
-
-  def weighed(trajectory: Trajectory) -> Trajectory:
-    if trajectory.error or "reward" in trajectory.metrics or "completed" not in trajectory.rewards:
-      return trajectory
-    total = rules.search_total(trajectory.rewards, beta=reward.betas[-1], weights=reward)
-    return dataclasses.replace(trajectory, metrics={**trajectory.metrics, "reward": total})
-
-  return dataclasses.replace(group, trajectories=tuple(map(weighed, group.trajectories)))
+  return lambda parts: rules.search_total(parts, beta=reward.betas[-1], weights=reward)
 
 
 def _own_tokenizer(run: inputs.Run) -> str:
   config = run.summary.get("config")
-  options = dict(headline.flatten(config)) if isinstance(config, dict) else {}
+  options = dict(formats.flatten(config)) if isinstance(config, dict) else {}
   return options.get("policy.tokenizer", "base")

@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.rewards import parl
+from jaxrl_agents.viewer import stories
+from jaxrl_agents.viewer.formats import flatten, mapping
 from jaxrl_agents.viewer.inputs import Run, spread
 
 PHASE_TITLES = {"sft": "Supervised warm-up", "rl": "Reinforcement learning"}
@@ -66,6 +69,26 @@ PANELS = (
   Panel("Memory", "resident, MiB", ("rss_mib",), low=0.0),
 )
 
+_PARALLEL, _FINISH = "parl/λ1, at once", "parl/λ2, finishing"
+
+SWARM_PANELS = (
+  Panel(
+    "Performance", "mean over tasks", ("performance", "item_f1", "row_f1", "success"), 0.0, 1.0
+  ),
+  Panel("Parallelism", "sub-agents' steps / the longest of each stage", ("parallelism",)),
+  Panel("Width", "most sub-agents at once", ("width",), low=0.0),
+  Panel("Steps", "per episode", ("critical_steps", "total_steps"), low=0.0),
+  Panel("Serial and finishing", "shares", ("serial_rate", "finish_rate"), low=0.0, high=1.0),
+  Panel("Spawned", "per episode", ("assigned", "finished", "refused", "agents"), low=0.0),
+  Panel(
+    "Sub-agents that did not finish",
+    "per episode",
+    ("sub_step_limit", "sub_token_limit", "sub_empty", "sub_error"),
+    low=0.0,
+  ),
+  Panel("Weights of PARL", "annealed to 0", (_PARALLEL, _FINISH), low=0.0),
+)
+
 
 def phases(run: Run) -> list[dict[str, Any]]:
   """Per phase: steps, elapsed seconds, the columns of numbers, and the panels that have any.
@@ -78,7 +101,10 @@ def phases(run: Run) -> list[dict[str, Any]]:
     rows = sorted((row for row in run.rows if row["phase"] == phase), key=lambda row: row["step"])
     rows = [rows[i] for i in spread(len(rows), MAX_POINTS)]
     columns = _columns(rows)
-    panels = [panel for panel in (_panel(p, columns) for p in PANELS) if panel]
+    own: tuple[Panel, ...] = ()
+    if phase == "rl" and stories.env(run.summary) == "swarm":
+      own, columns = SWARM_PANELS, columns | _annealed(run, rows)
+    panels = [panel for panel in (_panel(p, columns) for p in (*own, *PANELS)) if panel]
     drawn = {key for panel in panels for key in panel["keys"]}
     others = [
       _panel(Panel(_words(key), "", (key,)), columns) for key in columns if key not in drawn
@@ -95,6 +121,17 @@ def phases(run: Run) -> list[dict[str, Any]]:
       }
     )
   return sorted(found, key=lambda entry: entry["phase"] != "rl")
+
+
+def _annealed(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+  """The weights of PARL's auxiliary rewards at each step, from the config."""
+  config = dict(flatten(mapping(run.summary.get("config"))))
+  steps, end = max(int(config["learner.steps"]), 1), float(config["parl.anneal_end"])
+  weights = {_PARALLEL: float(config["parl.parallel"]), _FINISH: float(config["parl.finish"])}
+  return {
+    key: [_number(parl.annealed(weight, row["step"] / steps, end)) for row in rows]
+    for key, weight in weights.items()
+  }
 
 
 def wall_clock(run: Run) -> list[tuple[str, float]]:

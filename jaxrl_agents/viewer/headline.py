@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.viewer import stories
+from jaxrl_agents.viewer.formats import duration, mapping, number, signed
 from jaxrl_agents.viewer.inputs import Run
 
-COLUMNS = (
-  ("warm_start", "Warm start"),
-  ("trained", "Trained"),
-  ("one_shot_hybrid", "One-shot hybrid"),
-)
-_TITLES = {
-  "reward": "Reward",
-  "output_recall": "Output recall",
-  "trajectory_recall": "Trajectory recall",
-  "output_precision": "Output precision",
-  "f1": "F1 of the output",
-  "answer_found": "Answer found",
-  "prune_accuracy": "Pruning accuracy",
-  "turns": "Turns",
-  "precision": "Precision of the output",
-  "num_output": "Chunks listed",
-  "tool_calls": "Tool calls",
-  "completed": "Episodes that answered",
-}
 _NOT_A_SCORE = ("tasks", "failed", "trajectories", "failed_trajectories")
 
 
@@ -35,7 +17,9 @@ _NOT_A_SCORE = ("tasks", "failed", "trajectories", "failed_trajectories")
 class Row:
   """One metric of the evaluation: its values by column and what the training changed.
 
-  `positions` are percentages along the row's own axis, 0 to `axis_end`, for the small plot.
+  `positions` are percentages along the row's own axis, 0 to `axis_end`, for the small plot. Of a
+  cost, the upper bound of the gain is told in place of the lower. `section` heads the rows that
+  share it.
   """
 
   title: str
@@ -44,16 +28,27 @@ class Row:
   lower95: float | None
   axis_end: float
   positions: tuple[float | None, ...]
+  upper95: float | None = None
+  section: str = ""
 
 
 def sentence(run: Run) -> str:
-  """The result in one sentence; what the numbers do not show is said not to be shown."""
-  evaluation = _mapping(run.summary.get("eval"))
-  before, after = (_mapping(evaluation.get(key)) for key in ("warm_start", "trained"))
-  if number(before.get("reward")) is None or number(after.get("reward")) is None:
+  """The result in a sentence or two; what the numbers do not show is said not to be shown."""
+  story = stories.of(run.summary)
+  evaluation = mapping(run.summary.get("eval"))
+  before, after = (mapping(evaluation.get(key)) for key in ("warm_start", "trained"))
+  if number(before.get(story.score)) is None or number(after.get(story.score)) is None:
     return _progress(run)
-  bootstrap = _mapping(run.summary.get("paired_bootstrap"))
-  old, new = before["reward"], after["reward"]
+  told = [_change(run, story, before, after), stories.steps_saved(run.summary)]
+  return " ".join(filter(None, told))
+
+
+def _change(
+  run: Run, story: stories.Story, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> str:
+  """What training changed, claiming no more than the bounds allow."""
+  bootstrap = mapping(run.summary.get("paired_bootstrap"))
+  old, new = before[story.score], after[story.score]
   tasks = number(after.get("tasks"))
   where = f"on {tasks:,.0f} held-out tasks" if tasks else "on held-out tasks"
   gain, lower = number(bootstrap.get("reward_gain")), number(bootstrap.get("reward_gain_lower95"))
@@ -61,26 +56,27 @@ def sentence(run: Run) -> str:
   gain = new - old if gain is None else gain
   moved = f"from {old:.2f} to {new:.2f} {where}"
   if lower is None:
-    return f"The reward went {moved} ({signed(gain)}; no confidence bound was recorded)."
+    return f"The {story.noun} went {moved} ({signed(gain)}; no confidence bound was recorded)."
   if gain < 0 and upper is not None and upper >= 0:
     return (
-      f"The reward went {moved}, but the upper 95\u00a0% bound of the gain is {signed(upper)}: "
-      "no change is shown."
+      f"The {story.noun} went {moved}, but the upper 95\u00a0% bound of the gain is "
+      f"{signed(upper)}: no change is shown."
     )
   if gain < 0:
-    return f"Reinforcement learning lowered the reward {moved} ({signed(gain)})."
+    return f"Reinforcement learning lowered the {story.noun} {moved} ({signed(gain)})."
   if lower <= 0:
     return (
-      f"The reward went {moved}, but the lower 95\u00a0% bound of the gain is {signed(lower)}: "
-      "no improvement is shown."
+      f"The {story.noun} went {moved}, but the lower 95\u00a0% bound of the gain is "
+      f"{signed(lower)}: no improvement is shown."
     )
-  baseline = number(_mapping(evaluation.get("one_shot_hybrid")).get("reward"))
+  name, words = story.baseline
+  baseline = number(mapping(mapping(run.summary["eval"]).get(name)).get(story.score))
   against = ""
   if baseline is not None:
     side = "above" if new > baseline else "still below"
-    against = f", {side} one-shot hybrid search at {baseline:.2f}"
+    against = f", {side} {words} at {baseline:.2f}"
   return (
-    f"Reinforcement learning raised the reward {moved} "
+    f"Reinforcement learning raised the {story.noun} {moved} "
     f"({signed(gain)}, at least {signed(lower)} with 95\u00a0% confidence){against}."
   )
 
@@ -106,39 +102,74 @@ def _progress(run: Run) -> str:
 
 
 def table(run: Run) -> list[Row]:
-  """The evaluation, one row a metric; metrics that no column has are left out."""
-  evaluation = _mapping(run.summary.get("eval"))
-  columns = [_mapping(evaluation.get(key)) for key, _ in COLUMNS]
-  bootstrap = _mapping(run.summary.get("paired_bootstrap"))
-  keys = dict.fromkeys([*_TITLES, *(key for column in columns for key in column)])
+  """The evaluation, one row a metric, over all tasks and then by kind of task; metrics that no
+  column has are left out.
+  """
+  story = stories.of(run.summary)
+  evaluation = mapping(run.summary.get("eval"))
+  columns = [mapping(evaluation.get(key)) for key, _ in story.columns]
+  keys = dict.fromkeys([*story.titles, *(key for column in columns for key in column)])
+  shown = story.titles if story.closed else keys
+  bootstrap = mapping(run.summary.get("paired_bootstrap"))
+  rows = _rows(story, columns, list(shown), bootstrap, _section("All tasks", columns, story))
+  for kind, title in story.kinds:
+    of_kind = [mapping(mapping(column.get("by_kind")).get(kind)) for column in columns]
+    rows += _rows(story, of_kind, story.kind_metrics, {}, _section(title, of_kind, story))
+  return rows
+
+
+def _section(title: str, columns: Sequence[Mapping[str, Any]], story: stories.Story) -> str:
+  """What heads the rows of some tasks, where there are several sections."""
+  tasks = next((n for n in (number(column.get("tasks")) for column in columns) if n), None)
+  if not story.kinds:
+    return ""
+  return title if tasks is None else f"{title} · {tasks:,.0f}"
+
+
+def _rows(
+  story: stories.Story,
+  columns: Sequence[Mapping[str, Any]],
+  keys: Sequence[str],
+  bootstrap: Mapping[str, Any],
+  section: str,
+) -> list[Row]:
   rows = []
   for key in keys:
-    values = tuple(number(column.get(key)) for column in columns)
+    values = tuple(_value(story, column, key) for column in columns)
     if key in _NOT_A_SCORE or all(value is None for value in values):
       continue
-    gain = number(bootstrap.get(f"{key}_gain"))
+    told = "reward" if key == story.score else key
+    gain = number(bootstrap.get(f"{told}_gain"))
     if gain is None and values[0] is not None and values[1] is not None:
       gain = values[1] - values[0]
     end = _axis_end([value for value in values if value is not None])
+    bounds = {side: number(bootstrap.get(f"{told}_gain_{side}95")) for side in ("lower", "upper")}
     rows.append(
       Row(
-        title=_TITLES.get(key, key.replace("_", " ")),
+        title=story.titles.get(key, key.replace("_", " ")),
         values=values,
         gain=gain,
-        lower95=number(bootstrap.get(f"{key}_gain_lower95")),
+        lower95=None if key in story.costs else bounds["lower"],
         axis_end=end,
         positions=tuple(None if v is None else round(100 * max(v, 0) / end, 2) for v in values),
+        upper95=bounds["upper"] if key in story.costs else None,
+        section=section,
       )
     )
   return rows
 
 
+def _value(story: stories.Story, column: Mapping[str, Any], key: str) -> float | None:
+  without = key in story.of_sub_agents and column.get("width") == 0
+  return None if without else number(column.get(key))
+
+
 def counts(run: Run) -> list[str]:
   """A sentence per column about how many tasks it covers and how many rollouts failed."""
-  evaluation = _mapping(run.summary.get("eval"))
+  evaluation = mapping(run.summary.get("eval"))
   sentences = []
-  for key, title in COLUMNS:
-    column = _mapping(evaluation.get(key))
+  for key, title in stories.of(run.summary).columns:
+    column = mapping(evaluation.get(key))
     tasks = number(column.get("tasks"))
     failed = number(column.get("failed_trajectories", column.get("failed")))
     if tasks is not None:
@@ -161,46 +192,22 @@ def facts(run: Run) -> list[tuple[str, str]]:
     ("canary, max |Δ log p|", _small(summary.get("canary_max_abs_logprob_difference"))),
     ("peak memory", _with_unit(summary.get("peak_rss_mib"), "MiB")),
     ("seed", _with_unit(summary.get("seed"), "")),
+    ("over a single agent", _over_a_single_agent(summary)),
+    ("critical steps, single agent to swarm", _times(summary.get("critical_steps_ratio"))),
   ]
   return [(what, value) for what, value in told if value]
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-  """Nested settings as ("section.option", text) in their own order."""
-  flat: list[tuple[str, str]] = []
-  for key, value in values.items():
-    name = f"{prefix}{key}"
-    if isinstance(value, Mapping):
-      flat += flatten(value, name + ".")
-    else:
-      flat.append((name, str(value)))
-  return flat
+def _over_a_single_agent(summary: Mapping[str, Any]) -> str | None:
+  bootstrap = mapping(summary.get("paired_bootstrap"))
+  gain = number(bootstrap.get("single_agent_performance_gain"))
+  lower = number(bootstrap.get("single_agent_performance_gain_lower95"))
+  return None if gain is None or lower is None else f"{signed(gain)} (≥ {signed(lower)})"
 
 
-def number(value: Any) -> float | None:
-  """A finite number as float, else None."""
-  if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-    return None
-  return float(value)
-
-
-def signed(value: float) -> str:
-  """+0.66 or −0.02, with a true minus sign; a value that rounds to zero has no sign."""
-  text = f"{abs(value):.2f}"
-  return text if float(text) == 0 else ("+" if value > 0 else "−") + text
-
-
-def duration(seconds: Any) -> str | None:
-  """43 s, 13 min 32 s, or 2 h 05 min; None when `seconds` is not a number."""
-  value = number(seconds)
-  if value is None:
-    return None
-  minutes, rest = divmod(round(value), 60)
-  if not minutes:
-    return f"{rest} s"
-  if minutes < 60:
-    return f"{minutes} min {rest:02d} s"
-  return f"{minutes // 60} h {minutes % 60:02d} min"
+def _times(value: Any) -> str | None:
+  n = number(value)
+  return None if n is None else f"{n:.1f} ×"
 
 
 def _total(value: Any) -> Any:
@@ -214,10 +221,6 @@ def _axis_end(values: Sequence[float]) -> float:
   """1 for shares, 2 for the reward's range, else the largest value with some room."""
   largest = max(values)
   return 1.0 if largest <= 1 else 2.0 if largest <= 2 else 1.15 * largest
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-  return value if isinstance(value, Mapping) else {}
 
 
 def _with_unit(value: Any, unit: str) -> str | None:

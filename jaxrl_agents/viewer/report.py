@@ -19,13 +19,13 @@ import jinja2
 import markupsafe
 
 from jaxrl_agents.types import Group
-from jaxrl_agents.viewer import curves, headline, tokens, trajectory
+from jaxrl_agents.viewer import curves, formats, headline, stories, tokens, trajectory
 from jaxrl_agents.viewer.inputs import Run, Snapshot, sample_rollouts, spread, total_reward
 
 MAX_BYTES = 5_000_000
 ASSETS = Path(__file__).parent / "assets"
 
-_SCRIPTS = ("dom.js", "charts.js", "tokens.js", "episodes.js")
+_SCRIPTS = ("dom.js", "charts.js", "tokens.js", "swarm.js", "episodes.js")
 # (tasks per snapshot, rollouts per task, with tokens), richest first: the first that fits.
 _SAMPLES = (
   (12, 8, True),
@@ -127,7 +127,7 @@ def token_limits(run: Run) -> dict[str, int]:
   hard = soft + int(spillage_fraction * (budget - soft)), past which only pruning is allowed.
   """
   config = run.summary.get("config")
-  options = dict(headline.flatten(config)) if isinstance(config, dict) else {}
+  options = dict(formats.flatten(config)) if isinstance(config, dict) else {}
   try:
     soft = int(options["search.threshold_tokens"])
     budget = int(options["search.token_budget"])
@@ -150,21 +150,22 @@ def _page(run: Run, sampled: dict[str, Any]) -> str:
     lstrip_blocks=True,
   )
   config = run.summary.get("config")
+  story = stories.of(run.summary)
   return environment.get_template("report.html").render(
     run=run,
     sentence=headline.sentence(run),
     facts=headline.facts(run),
-    columns=[title for _, title in headline.COLUMNS],
+    columns=[title for _, title in story.columns],
+    bound=story.bound,
+    fine=story.fine,
     rows=headline.table(run),
     counts=headline.counts(run),
-    signed=headline.signed,
+    signed=formats.signed,
     phases=phases,
-    clock=[
-      (name, s, headline.duration(s), 100 * s / sum(p[1] for p in clock)) for name, s in clock
-    ],
-    settings=headline.flatten(config) if isinstance(config, dict) else [],
+    clock=[(name, s, formats.duration(s), 100 * s / sum(p[1] for p in clock)) for name, s in clock],
+    settings=formats.flatten(config) if isinstance(config, dict) else [],
     config_sha256=str(run.summary.get("config_sha256", "")),
-    versions=headline.flatten(run.summary.get("versions") or {}),
+    versions=formats.flatten(run.summary.get("versions") or {}),
     has_episodes=any(snapshot["groups"] for snapshot in sampled["snapshots"]),
     style=markupsafe.Markup(style),
     scripts=[markupsafe.Markup(script) for script in scripts],

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxrl_agents.rewards import rules
 from jaxrl_agents.types import Message, Task, ToolCall, Trajectory
+from jaxrl_agents.viewer import stages
 
 Json = dict[str, Any]
 
@@ -48,8 +49,14 @@ def describe(trajectory: Trajectory, task: Task) -> Json:
     "stop": trajectory.stop,
     "error": trajectory.error,
     "lists_documents": task.env == "search",
+    "swarm": stages.describe(trajectory, task) if _orchestrates(trajectory, task) else None,
     "children": [{"id": child.task_id, **describe(child, task)} for child in trajectory.children],
   }
+
+
+def _orchestrates(trajectory: Trajectory, task: Task) -> bool:
+  """Whether this is the episode of a swarm's orchestrator, of which the task is."""
+  return task.env == "swarm" and trajectory.task_id == task.id
 
 
 def gold_targets(task: Task) -> list[Json]:

@@ -73,6 +73,22 @@ def test_children_are_kept_and_none_of_their_tokens_is_trained(arena, tmp_path):
   assert [c.task_id for c in loaded.children] == ["t/0.0", "t/0.1"]
 
 
+def test_a_child_tells_its_stage_the_call_that_asked_for_it_and_its_steps(arena, tmp_path):
+  def of(assignment):
+    if assignment.prompt == "lost":
+      raise RuntimeError("the sampler is gone")
+    return [*[turn(search("number10"))] * len(assignment.prompt), Message("assistant", "found")]
+
+  first = turn(create(), assign("x"), assign("y", agent="nobody"), assign("xx"))
+  turns = [first, turn(search(), assign("lost")), answer(ROW)]
+  trajectory = play(arena(), turns, of, swarm_task(max_steps=12))
+  queue.save_groups(tmp_path / "g.npz", [Group(swarm_task(), (trajectory,))])
+  children = queue.load_groups(tmp_path / "g.npz")[0].trajectories[0].children
+  told = [tuple(c.metrics[name] for name in ("stage", "call", "steps")) for c in children]
+  assert told == [(0, 1, 2), (0, 3, 3), (1, 1, 0)]
+  assert trajectory.rewards["critical_steps"] == (1 + 3) + 1 + 1
+
+
 @pytest.mark.parametrize(
   ("turns_of", "status", "steps", "text"),
   [

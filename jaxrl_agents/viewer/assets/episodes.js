@@ -1,7 +1,7 @@
 "use strict";
 // The episode browser: one rollout of one task at one moment of the run, as a conversation.
 
-const STOPS = { answer: "answered", turn_limit: "turn limit", context_overflow: "context overflow", malformed: "malformed" };
+const STOPS = { answer: "answered", turn_limit: "turn limit", step_limit: "step limit", context_overflow: "context overflow", malformed: "malformed" };
 const LONG_LINES = 6;
 const PRUNED_LINES = 2;
 
@@ -156,9 +156,10 @@ function sideView(group, rollout, limits) {
   const task = group.task;
   return el("aside", {},
     el("div", { class: "block question" }, el("h4", {}, "Question"), el("p", {}, task.prompt),
-      el("p", { class: "quiet" }, [task.truth && ["answer ", el("b", {}, task.truth)], task.level !== null && "level " + task.level,
+      el("p", { class: "quiet" }, [task.truth && ["answer ", el("b", {}, task.truth)], rollout.swarm ? rollout.swarm.kind : task.level !== null && "level " + task.level,
         task.split, el("code", {}, task.id)].filter(Boolean).map((part, i) => [i > 0 && " · ", part]))),
-    rollout.facts.length > 0 && el("div", { class: "block" }, el("h4", {}, "To find"),
+    rollout.swarm && rowsView(rollout.swarm, task.truth),
+    !rollout.swarm && rollout.facts.length > 0 && el("div", { class: "block" }, el("h4", {}, "To find"),
       el("ul", { class: "facts-list" }, rollout.facts.map((fact, i) => factView(fact, i + 1)))),
     outcomeView(rollout),
     usageChart(rollout, limits),
@@ -167,7 +168,7 @@ function sideView(group, rollout, limits) {
       !["reward", "advantage", "turns"].includes(name) && !(name in rollout.rewards))), 4));
 }
 
-function conversationView(rollout, episodes) {
+function conversationView(rollout, episodes, lane, remember) {
   const tokens = rollout.segments && rollout.segments.length > 0 && el("details", { class: "token-toggle", ontoggle: (event) => {
     if (event.target.open && event.target.children.length === 1) event.target.append(tokenPanel(rollout, episodes));
   } }, el("summary", {}, "Tokens as trained", el("span", {}, rollout.segments.length +
@@ -177,17 +178,8 @@ function conversationView(rollout, episodes) {
     rollout.error && el("p", { class: "alert failed" }, "The episode failed and has no reward: " + rollout.error),
     tokens,
     system.length > 0 && el("details", { class: "system" }, el("summary", {}, "System prompt"), system.map((note) => el("pre", { class: "said" }, note.text))),
-    rollout.turns.map((turn, i) => turnView(turn, rollout, episodes.limits, i === rollout.turns.length - 1)),
-    rollout.children.map((child) => childView(child)));
-}
-
-// A sub-agent's own conversation, folded.
-function childView(child) {
-  const asked = child.preamble.map((note) => note.text).join(" · ");
-  return el("details", { class: "system" },
-    el("summary", {}, "Sub-agent " + child.id + " (" + (STOPS[child.stop] || child.stop || "failed").replaceAll("_", " ") + ") " + asked),
-    child.error && el("p", { class: "alert failed" }, child.error),
-    child.turns.map((turn) => turnView(turn, child, {}, false)));
+    rollout.swarm ? swarmView(rollout, episodes.limits, lane, remember) :
+      rollout.turns.map((turn, i) => turnView(turn, rollout, episodes.limits, i === rollout.turns.length - 1)));
 }
 
 function rolloutButton(rollout, pressed, choose) {
@@ -197,25 +189,42 @@ function rolloutButton(rollout, pressed, choose) {
     el("small", {}, rollout.number), text);
 }
 
+// The trained policy's evaluation, else the last moment; of a swarm, the first episode with sub-agents.
+function firstShown(snapshots) {
+  const trained = snapshots.findIndex((s) => s.key === "eval_trained" && s.groups.length);
+  const snapshot = trained >= 0 ? trained : Math.max(0, snapshots.findLastIndex((s) => s.groups.length));
+  const groups = snapshots[snapshot]?.groups || [];
+  const spawned = (group) => group.rollouts.findIndex((r) => r.children.length);
+  const task = Math.max(0, groups.findIndex((group) => spawned(group) >= 0));
+  return { snapshot, task, rollout: groups[task] ? Math.max(0, spawned(groups[task])) : 0 };
+}
+
 (function () {
   const place = document.getElementById("browser");
   if (!place) return;
   const episodes = readJson("episodes-json");
-  const state = { snapshot: Math.max(0, episodes.snapshots.findLastIndex((s) => s.groups.length)), task: 0, rollout: 0 };
+  const state = { ...firstShown(episodes.snapshots), lane: null };
 
   function fromHash() {
-    const match = /^#episode=([^/]*)\/(\d+)\/(\d+)$/.exec(location.hash);
+    const match = /^#episode=([^/]*)\/(\d+)\/(\d+)(?:\/(\d+))?$/.exec(location.hash);
     const snapshot = match ? episodes.snapshots.findIndex((s) => encodeURIComponent(s.key) === match[1]) : -1;
     const group = episodes.snapshots[snapshot]?.groups[match[2] - 1];
-    if (!group?.rollouts[match[3] - 1]) return false;
-    Object.assign(state, { snapshot, task: match[2] - 1, rollout: match[3] - 1 });
+    const rollout = group?.rollouts[match[3] - 1];
+    if (!rollout) return false;
+    const lane = rollout.children[match[4] - 1] ? match[4] - 1 : null;
+    Object.assign(state, { snapshot, task: match[2] - 1, rollout: match[3] - 1, lane });
     return true;
+  }
+
+  function remember(lane) {
+    state.lane = lane;
+    const key = encodeURIComponent(episodes.snapshots[state.snapshot].key);
+    history.replaceState(null, "", "#episode=" + key + "/" + (state.task + 1) + "/" + (state.rollout + 1) + (lane === null ? "" : "/" + (lane + 1)));
   }
 
   function go(change) {
     Object.assign(state, change);
-    const key = encodeURIComponent(episodes.snapshots[state.snapshot].key);
-    history.replaceState(null, "", "#episode=" + key + "/" + (state.task + 1) + "/" + (state.rollout + 1));
+    remember(null);
     draw();
   }
 
@@ -233,7 +242,7 @@ function rolloutButton(rollout, pressed, choose) {
         group && el("div", { class: "choices rollouts", role: "group", "aria-label": "Rollout" }, el("span", {}, "Rollout"),
           group.rollouts.map((r, i) => rolloutButton(r, i === state.rollout, () => go({ rollout: i })))),
         (part || some) && el("p", { class: "fine" }, [part, some].filter(Boolean).join("; "))),
-      rollout ? el("div", { class: "episode" }, sideView(group, rollout, episodes.limits), conversationView(rollout, episodes)) :
+      rollout ? el("div", { class: "episode" }, sideView(group, rollout, episodes.limits), conversationView(rollout, episodes, state.lane, remember)) :
         el("p", { class: "quiet" }, "No episode was recorded here."));
   }
 
