@@ -57,7 +57,7 @@ def main():
   moments = [x for x in jax.tree.leaves(trained.opt_state) if x.shape == (16, 8)]
   assert len(moments) == 2, "both moments of the embedding"
   for moment in moments:
-    assert moment.addressable_shards[0].data.shape == (16, 4), moment.sharding
+    assert moment.addressable_shards[0].data.shape == (16, 2), moment.sharding
   experts = trained.policy.params["moe_layers"]["moe"]["experts"]["down"]
   assert experts.addressable_shards[0].data.shape == (2, 2, 8, 4), experts.sharding
   alone, expected = two_updates(sharding.make_mesh(devices=jax.devices()[:1]))

@@ -109,7 +109,7 @@ def test_blocks_of_experts_with_biases_agree_with_dense_ones_forward_and_backwar
 
 def test_the_clamped_activation_is_the_formula():
   x = jnp.asarray([[9.0, -9.0, 1.0, 2.0, 9.0, -9.0]])  # gates 9, -9, 1; ups 2, 9, -9
-  out = np.asarray(dispatch._gate(x, dispatch.Clamp(7.0, 1.702)))[0]
+  out = np.asarray(dispatch.gate(x, dispatch.Clamp(7.0, 1.702)))[0]
   swish = lambda gate: gate / (1 + np.exp(-1.702 * gate))
   np.testing.assert_allclose(out, [swish(7.0) * 3, swish(-9.0) * 8, swish(1.0) * -6], rtol=1e-6)
 

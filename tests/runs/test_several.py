@@ -149,7 +149,7 @@ def test_a_sampler_of_its_own_gives_the_numbers_of_the_engine_inside(cache, tmp_
   assert found["version"] == expected["version"] == 6
   for name in expected.files:
     assert found[name].tobytes() == expected[name].tobytes(), name
-  ended(sampler)  # nobody for three seconds
+  ended(sampler)  # nobody for ten seconds
 
 
 @pytest.mark.timeout(400)
