@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.data import demonstrations, swarm_tasks
+from jaxrl_agents.data import demonstrations, swarm_steps, swarm_tasks
 from jaxrl_agents.envs import swarm_drills
 from jaxrl_agents.envs.swarm_expert import SwarmNoise
 from jaxrl_agents.evals import suites
@@ -53,7 +54,7 @@ def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
     count_tokens=setup.load_chat(config).count,
     chunk_tokens=corpus.chunk_tokens,
     cache_dir=setup.cache(config),
-    budgets=swarm_tasks.Budgets(
+    budgets=swarm_steps.Budgets(
       max_calls=search.max_calls,
       max_assignments=swarm.max_assignments_per_turn,
       token_budget=search.token_budget,
@@ -129,12 +130,18 @@ def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) ->
 
 
 def variants(config: RunConfig) -> Mapping[str, RunConfig]:
-  """The same policy without the two tools: within the same critical steps, and within enough."""
-  alone = lambda stretch: dataclasses.replace(
-    config, swarm=dataclasses.replace(config.swarm, alone=True, stretch=stretch)
+  """The same policy without the two tools: within the same critical steps, and unhurried, with the
+  steps and the context that an agent needs for a whole table.
+  """
+  swarm = functools.partial(dataclasses.replace, config.swarm, alone=True)
+  alone = dataclasses.replace(config, swarm=swarm())
+  more = 1.0 / swarm_steps.Budgets().share
+  search = dataclasses.replace(
+    config.search, token_budget=math.ceil(more * config.search.token_budget)
   )
-  share = swarm_tasks.Budgets().share
-  return {"single_agent": alone(1.0), "single_agent_unhurried": alone(1.0 / share)}
+  turns = math.ceil(more * config.swarm.max_turns)
+  unhurried = dataclasses.replace(config, swarm=swarm(stretch=more, max_turns=turns), search=search)
+  return {"single_agent": alone, "single_agent_unhurried": unhurried}
 
 
 def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, pathlib.Path | str]:
