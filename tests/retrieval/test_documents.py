@@ -72,7 +72,11 @@ def test_the_standard_library_is_the_running_one():
     ("a.txt", b"ok\n\xff\xfe", r"a\.txt, line 2: not UTF-8 \(byte 0xff\); convert it"),
     ("a.txt", b"ok\nbin\0ary", r"a\.txt, line 2: binary"),
     ("a.txt.gz", b"not gzip", r"a\.txt\.gz: not a whole gzip file"),
-    ("a.txt.gz", gzip.compress(b"whole text" * 99, mtime=0)[:-9], r"a\.txt\.gz: not a whole gzip file"),
+    (
+      "a.txt.gz",
+      gzip.compress(b"whole text" * 99, mtime=0)[:-9],
+      r"a\.txt\.gz: not a whole gzip file",
+    ),
     ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: not JSON"),
     ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: not JSON"),
     ("a.jsonl", b'{"text": "x"}\n[1]', r"a\.jsonl, line 2: a JSON list where an object"),
