@@ -27,15 +27,25 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+from jaxrl_agents.config import MeshConfig, PolicySection, RunConfig
 from jaxrl_agents.learner import packing, state, train_step
 from jaxrl_agents.learner.advantage import Rollout
+from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import setup
 from jaxrl_agents.types import Segment
 
 ROUNDS = flags.DEFINE_integer("rounds", 1, "Times that each party is measured.", lower_bound=1)
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed steps a round.", lower_bound=1)
 HUGE_PAGES = flags.DEFINE_bool(
   "huge_pages", True, "Let malloc use huge pages, for everyone (XLA frees its buffers every step)."
+)
+DEVICES = flags.DEFINE_integer(
+  "devices",
+  os.cpu_count() or 1,
+  "Devices that this machine's cores are shown as, over which ours is split (mesh.fsdp): within "
+  "one, XLA leaves cores idle.",
+  lower_bound=1,
 )
 PEERS = flags.DEFINE_string("peers", "", "Folder of the peers' virtual environments.")
 PEER_NAMES = flags.DEFINE_list("peer_names", ["transformers", "tunix"], "Which of them to run.")
@@ -74,7 +84,7 @@ def step_flops(cfg: PolicyConfig) -> float:
 
 
 def matmul_flops() -> float:
-  """FLOP/s of a 2048^3 float32 matrix product: the best of 20, measured now."""
+  """FLOP/s of a 2048^3 float32 matrix product on each device: the best of 20, measured now."""
   a = jnp.ones((2048, 2048))
   product = jax.jit(lambda x: x @ x)
   product(a).block_until_ready()
@@ -83,7 +93,7 @@ def matmul_flops() -> float:
     start = time.perf_counter()
     product(a).block_until_ready()
     seconds.append(time.perf_counter() - start)
-  return 2 * 2048**3 / min(seconds)
+  return jax.device_count() * 2 * 2048**3 / min(seconds)
 
 
 def make_batches() -> list[packing.Batch]:
@@ -104,10 +114,10 @@ def make_batches() -> list[packing.Batch]:
 class Ours:
   """One train state that steps in place, so that rounds share a compilation."""
 
-  def __init__(self):
+  def __init__(self, config: RunConfig):
     self.tx = state.make_optimizer(CFG, learning_rate=1e-5, weight_decay=0.01)
-    init = jax.jit(lambda key: state.init_state(CFG, self.tx, key))
-    self.state = init(jax.random.key(0))
+    params = params_lib.init(CFG, jax.random.key(0))
+    self.state = setup.fresh_state(config, params, self.tx)
     self.batches = make_batches()
     start = time.perf_counter()
     self.step()
@@ -160,11 +170,23 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"unknown arguments {argv[1:]}")
   if bool(PEERS.value) != bool(PEER_SCRIPTS.value):
     raise app.UsageError("--peers and --peer_scripts go together")
-  if HUGE_PAGES.value and TUNABLE not in os.environ.get("GLIBC_TUNABLES", ""):
-    os.environ["GLIBC_TUNABLES"] = TUNABLE  # read by the C library as a process starts
-    os.execv(sys.executable, [sys.executable, *sys.argv])
+  wanted = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES.value}"}
+  if HUGE_PAGES.value:
+    wanted["GLIBC_TUNABLES"] = TUNABLE
+  if any(value not in os.environ.get(name, "") for name, value in wanted.items()):
+    os.environ |= {name: f"{os.environ.get(name, '')} {v}".strip() for name, v in wanted.items()}
+    os.execv(sys.executable, [sys.executable, *sys.argv])  # both are read as a process starts
+  config = RunConfig(
+    name="bench", policy=PolicySection(model=CFG), mesh=MeshConfig(fsdp=DEVICES.value)
+  )
+  with setup.devices(config):
+    measure(Ours(config))
+
+
+def measure(ours: Ours) -> None:
+  """Times ours and the peers in turn."""
   names = PEER_NAMES.value if PEERS.value else []
-  ours, wall, cpu = Ours(), [], []
+  wall, cpu = [], []
   peers: dict[str, list[dict[str, float]]] = {name: [] for name in names}
   limit = matmul_flops()
   for number in range(ROUNDS.value):
