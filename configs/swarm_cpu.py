@@ -5,7 +5,6 @@ python scripts/train_rl.py  --config=configs/swarm_cpu.py --workdir=W
 """
 
 from jaxrl_agents import config
-from jaxrl_agents.policy.config import PolicyConfig
 
 
 def get_config() -> config.RunConfig:
@@ -35,24 +34,7 @@ def get_config() -> config.RunConfig:
       sub_max_turns=8,
     ),
     parl=config.ParlConfig(),
-    policy=config.PolicySection(
-      model=PolicyConfig(
-        vocab_size=5_096,
-        embed_dim=128,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        num_experts=8,
-        experts_per_token=2,
-        expert_ffw_dim=128,
-        num_shared_experts=1,
-        mtp_depth=1,
-        qk_norm=False,
-        rope_theta=1e6,
-        tie_embeddings=True,
-      )
-    ),
+    policy=config.PolicySection(model=config.BASE_MODEL),
     sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=0.5),
     sft=config.SftConfig(
       steps=150,

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -148,11 +147,6 @@ def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str
     return 0, fresh, {}
   state, ledger, step = checkpoint.restore(manager, fresh)
   return step, state, ledger
-
-
-def python_version() -> str:
-  """Of this interpreter, whose library is the corpus of the CPU recipes."""
-  return platform.python_version()
 
 
 def cache(config: RunConfig) -> pathlib.Path:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,7 +93,7 @@ def _made(config: RunConfig, report: Any) -> pathlib.Path:
     found.update(path.read_bytes())
   for module in (coding_sets, coding_sets.coding_tasks):
     found.update(pathlib.Path(str(module.__file__)).read_bytes())
-  found.update(setup.python_version().encode())
+  found.update(platform.python_version().encode())
   folder = setup.cache(config) / f"coding_{found.hexdigest()[:16]}"
 
   async def make() -> CodingSet:

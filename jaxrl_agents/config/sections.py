@@ -1,22 +1,9 @@
-"""Run configuration: frozen dataclasses, built by `configs/*.py:get_config()`, overridden by
-`a.b=c`.
-
-An option that does not exist, or that nothing would read, is an error that names the nearest one.
-"""
+"""The sections of a run's configuration, and the whole."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
-import hashlib
-import importlib.util
-import json
-import pathlib
-import types
-import typing
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -152,6 +139,25 @@ class CodingRewardConfig:
   length_q: float = 1.0
   length: float = 0.05
   length_of_solved_only: bool = False
+
+
+BASE_MODEL = PolicyConfig(
+  vocab_size=5_096,
+  embed_dim=128,
+  num_layers=4,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=32,
+  num_experts=8,
+  experts_per_token=2,
+  expert_ffw_dim=128,
+  num_shared_experts=1,
+  mtp_depth=1,
+  qk_norm=False,
+  rope_theta=1e6,
+  tie_embeddings=True,
+)
+"""Sizes of the shipped base policy, which the CPU recipes start from."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -433,259 +439,6 @@ class RunConfig:
   eval: EvalConfig = EvalConfig()
 
 
-BFLOAT16_GAP = 0.1
-"""Of log-probabilities of sampler and learner that both compute in bfloat16, at the least."""
-
-
 def limits(config: RunConfig) -> SearchConfig | CodingConfig:
   """The section that bounds the contexts of the policy in training."""
   return config.coding if config.env == "coding" else config.search
-
-
-def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
-  """The config of a Python file's `get_config()`, with `section.option=value` overrides applied.
-
-  Raises:
-    ValueError: no such file, no `get_config`, or a bad override.
-  """
-  file = pathlib.Path(path)
-  if not file.is_file():
-    folder = file.parent if file.parent.is_dir() else pathlib.Path("configs")
-    names = [str(p) for p in sorted(folder.glob("*.py"))]
-    raise ValueError(f"no config at {path}; {_nearest(path, names)}")
-  spec = importlib.util.spec_from_file_location(file.stem, file)
-  if spec is None or spec.loader is None:
-    raise ValueError(f"{path} is not a Python file; pass one that defines get_config()")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  if not hasattr(module, "get_config"):
-    raise ValueError(
-      f"{path} defines no get_config(); a config is a function that returns a RunConfig"
-    )
-  return validate(with_overrides(module.get_config(), overrides))
-
-
-def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-  """A copy of `config` with each "a.b=c" applied, c read as the type of the option it sets."""
-  for override in overrides:
-    path, equals, text = override.partition("=")
-    if not equals:
-      raise ValueError(f"override {override!r} has no '='; write --set section.option=value")
-    config = _replaced(config, path.strip().split("."), text.strip(), path.strip())
-  return config
-
-
-def options(config: Any, prefix: str = "") -> dict[str, Any]:
-  """Every option as {"section.option": value}, sections flattened."""
-  flat: dict[str, Any] = {}
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value):
-      flat |= options(value, f"{prefix}{field.name}.")
-    else:
-      flat[prefix + field.name] = value
-  return flat
-
-
-def sha256(config: RunConfig) -> str:
-  """Digest of every option: equal for equal configs, whatever file they came from."""
-  text = json.dumps(options(config), sort_keys=True, default=str)
-  return hashlib.sha256(text.encode()).hexdigest()
-
-
-def validate(config: RunConfig) -> RunConfig:
-  """Checks what no single section can; returns `config`.
-
-  Raises:
-    ValueError: naming the two options that disagree and which to change.
-  """
-  learner, sampler = config.learner, config.sampler
-  _check_contexts(config)
-  if len(config.sft.rates) != len(SFT_SOURCES):
-    raise ValueError(
-      f"sft.rates={config.sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
-      f"{', '.join(SFT_SOURCES)}"
-    )
-  if len(config.sft.beside) != len(config.sft.beside_rates):
-    raise ValueError(
-      f"sft.beside={config.sft.beside} and sft.beside_rates={config.sft.beside_rates} must be of "
-      "one length: a rate for each config"
-    )
-  if learner.groups_per_step % learner.substeps:
-    raise ValueError(
-      f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
-      f"{learner.substeps} equal parts; make it a multiple"
-    )
-  _check_mesh(config.mesh, learner)
-  _check_fleet(config)
-  _check_env(config)
-  _check_swarm(config)
-  if learner.group_size < 2:
-    raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
-  if sampler.draft_tokens and not config.policy.model.mtp_depth:
-    raise ValueError(
-      f"sampler.draft_tokens={sampler.draft_tokens} has no effect: policy.model.mtp_depth is 0; "
-      "set sampler.draft_tokens=0 or policy.model.mtp_depth=1"
-    )
-  for name, section in (("sft", config.sft), ("learner", learner)):
-    if config.lora.rank and (section.optimizer != "adamw" or section.qk_clip):
-      raise ValueError(
-        f"{name}.optimizer={section.optimizer} and {name}.qk_clip={section.qk_clip:g} are for full "
-        f"parameters; with lora.rank={config.lora.rank} set {name}.optimizer=adamw and "
-        f"{name}.qk_clip=0"
-      )
-  if config.policy.dtype == "bfloat16" and learner.canary_bound < BFLOAT16_GAP:
-    raise ValueError(
-      f"learner.canary_bound={learner.canary_bound:g} is below what rounding to "
-      f"policy.dtype=bfloat16 alone makes of log-probabilities; set it to {BFLOAT16_GAP:g} or more"
-    )
-  return config
-
-
-def _check_contexts(config: RunConfig) -> None:
-  learner, sampler = config.learner, config.sampler
-  section = "coding" if config.env == "coding" else "search"
-  budget, search = limits(config).token_budget, config.search
-  if learner.row_tokens < budget:
-    raise ValueError(
-      f"learner.row_tokens={learner.row_tokens} cannot hold a context of {section}.token_budget="
-      f"{budget}; raise learner.row_tokens or lower {section}.token_budget"
-    )
-  if config.env != "coding" and search.threshold_tokens >= budget:
-    raise ValueError(
-      f"search.threshold_tokens={search.threshold_tokens} must be below search.token_budget="
-      f"{budget}"
-    )
-  if sampler.num_pages * sampler.page_tokens < 2 * budget:
-    raise ValueError(
-      f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
-      f"two contexts of {budget} tokens; raise sampler.num_pages"
-    )
-
-
-SECTIONS = {
-  "search": {"search": SearchConfig(), "reward": RewardConfig()},
-  "swarm": {"swarm": SwarmConfig(), "parl": ParlConfig()},
-  "coding": {"coding": CodingConfig(), "coding_reward": CodingRewardConfig()},
-}
-"""The sections that have an effect in one environment alone, as they are by default."""
-
-
-def _check_env(config: RunConfig) -> None:
-  idle = {
-    name: default
-    for env, sections in SECTIONS.items()
-    for name, default in sections.items()
-    if env != config.env and (name, config.env) != ("search", "swarm")
-  }
-  for name, default in idle.items():
-    if getattr(config, name) != default:
-      raise ValueError(
-        f"options of {name} have no effect with env={config.env}; leave them as they are, or set "
-        f"env={next(env for env, sections in SECTIONS.items() if name in sections)}"
-      )
-
-
-def _check_swarm(config: RunConfig) -> None:
-  swarm, parl = config.swarm, config.parl
-  if config.env != "swarm":
-    return
-  if config.search.can_prune:
-    raise ValueError(
-      "search.can_prune=True has no effect with env=swarm: contexts are split there, not pruned; "
-      "set search.can_prune=False"
-    )
-  if not 0 < parl.anneal_end <= 1 or parl.target_width < 2:
-    raise ValueError(
-      f"parl.anneal_end={parl.anneal_end} must be in (0, 1] and parl.target_width="
-      f"{parl.target_width} at least 2"
-    )
-  if swarm.sub_token_budget > config.search.token_budget:
-    raise ValueError(
-      f"swarm.sub_token_budget={swarm.sub_token_budget} is more than search.token_budget="
-      f"{config.search.token_budget}, for which samplers and rows are made; lower it"
-    )
-
-
-def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
-  if min(dataclasses.astuple(mesh)) < 1:
-    raise ValueError(f"{mesh} has a factor below 1; 1 leaves an axis out")
-  rows = mesh.data * mesh.fsdp * mesh.expert
-  if learner.rows_per_microbatch % rows:
-    raise ValueError(
-      f"learner.rows_per_microbatch={learner.rows_per_microbatch} does not split over mesh.data x "
-      f"fsdp x expert = {rows} devices; make it a multiple"
-    )
-  if learner.row_tokens % mesh.context:
-    raise ValueError(
-      f"learner.row_tokens={learner.row_tokens} does not split over mesh.context={mesh.context} "
-      "devices; make it a multiple"
-    )
-
-
-def _check_fleet(config: RunConfig) -> None:
-  workers, slices = config.workers, config.sampler.slices
-  if workers.processes < 0 or slices < 0:
-    raise ValueError(f"workers.processes={workers.processes} and sampler.slices={slices} count up")
-  if not workers.listen and (slices or not workers.processes):
-    raise ValueError(
-      f"workers.processes={workers.processes} and sampler.slices={slices} wait for others to join: "
-      "set workers.listen=HOST:PORT"
-    )
-  if not slices and config.sampler_mesh != MeshConfig():
-    raise ValueError(
-      f"sampler_mesh={config.sampler_mesh} has no effect with sampler.slices=0, where the engine "
-      "uses the devices of mesh; set sampler.slices"
-    )
-
-
-def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
-  names = [f.name for f in dataclasses.fields(section)]
-  if path[0] not in names:
-    parent = full[: len(full) - len(".".join(path))]
-    raise ValueError(
-      f"no option {full!r}; {_nearest(parent + path[0], [parent + n for n in names])}"
-    )
-  current = getattr(section, path[0])
-  if len(path) > 1:
-    if not dataclasses.is_dataclass(current):
-      raise ValueError(f"option {full!r} goes deeper than {path[0]!r}, which holds a value")
-    return dataclasses.replace(section, **{path[0]: _replaced(current, path[1:], text, full)})
-  if dataclasses.is_dataclass(current):
-    inner = [f"{full}.{f.name}" for f in dataclasses.fields(current)]
-    raise ValueError(f"{full!r} is a section; set one of its options: {', '.join(inner)}")
-  hint = typing.get_type_hints(type(section))[path[0]]
-  return dataclasses.replace(section, **{path[0]: _value(hint, text, full)})
-
-
-def _value(hint: Any, text: str, full: str) -> Any:
-  """`text` read as the type `hint`: bool, int, float, str, a Literal, a tuple, or `X | None`."""
-  origin = typing.get_origin(hint)
-  if origin is Literal:
-    choices = [str(c) for c in typing.get_args(hint)]
-    if text not in choices:
-      raise ValueError(
-        f"{full}={text} is not one of {', '.join(choices)}; {_nearest(text, choices)}"
-      )
-    return text
-  if origin in (typing.Union, types.UnionType):
-    inner = [h for h in typing.get_args(hint) if h is not type(None)]
-    return None if text == "None" else _value(inner[0], text, full)
-  try:
-    if hint is bool:
-      return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
-    if origin is tuple:
-      return tuple(typing.get_args(hint)[0](v) for v in ast.literal_eval(text))
-    if hint in (int, float, str):
-      return hint(text.replace("_", "") if hint is int else text)
-  except (KeyError, ValueError, SyntaxError, TypeError) as error:
-    name = getattr(hint, "__name__", str(hint))
-    raise ValueError(f"{full}={text!r} cannot be read as {name}: {error}") from error
-  raise ValueError(
-    f"{full} cannot be set from the command line (type {hint}); edit the config file"
-  )
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-  close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-  return f"did you mean {close[0]!r}?" if close else "there are none"

@@ -1,0 +1,32 @@
+"""Run configuration: frozen dataclasses, built by `configs/*.py:get_config()`, overridden by
+`a.b=c`.
+
+An option that does not exist, or that nothing would read, is an error that names the nearest one.
+"""
+
+from jaxrl_agents.config.checks import validate as validate
+from jaxrl_agents.config.loading import load as load
+from jaxrl_agents.config.loading import options as options
+from jaxrl_agents.config.loading import sha256 as sha256
+from jaxrl_agents.config.loading import with_overrides as with_overrides
+from jaxrl_agents.config.sections import BASE_MODEL as BASE_MODEL
+from jaxrl_agents.config.sections import CODING_TOOLS as CODING_TOOLS
+from jaxrl_agents.config.sections import SFT_SOURCES as SFT_SOURCES
+from jaxrl_agents.config.sections import CodingConfig as CodingConfig
+from jaxrl_agents.config.sections import CodingRewardConfig as CodingRewardConfig
+from jaxrl_agents.config.sections import CorpusConfig as CorpusConfig
+from jaxrl_agents.config.sections import EvalConfig as EvalConfig
+from jaxrl_agents.config.sections import LearnerConfig as LearnerConfig
+from jaxrl_agents.config.sections import LoraConfig as LoraConfig
+from jaxrl_agents.config.sections import MeshConfig as MeshConfig
+from jaxrl_agents.config.sections import Optimizer as Optimizer
+from jaxrl_agents.config.sections import ParlConfig as ParlConfig
+from jaxrl_agents.config.sections import PolicySection as PolicySection
+from jaxrl_agents.config.sections import RewardConfig as RewardConfig
+from jaxrl_agents.config.sections import RunConfig as RunConfig
+from jaxrl_agents.config.sections import SamplerConfig as SamplerConfig
+from jaxrl_agents.config.sections import SearchConfig as SearchConfig
+from jaxrl_agents.config.sections import SftConfig as SftConfig
+from jaxrl_agents.config.sections import SwarmConfig as SwarmConfig
+from jaxrl_agents.config.sections import WorkersConfig as WorkersConfig
+from jaxrl_agents.config.sections import limits as limits

@@ -1,0 +1,170 @@
+"""What no single section of a configuration can check: options that disagree or have no effect."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_agents.config.sections import (
+  SFT_SOURCES,
+  CodingConfig,
+  CodingRewardConfig,
+  LearnerConfig,
+  MeshConfig,
+  ParlConfig,
+  RewardConfig,
+  RunConfig,
+  SearchConfig,
+  SwarmConfig,
+  limits,
+)
+
+BFLOAT16_GAP = 0.1
+"""Of log-probabilities of sampler and learner that both compute in bfloat16, at the least."""
+
+
+def validate(config: RunConfig) -> RunConfig:
+  """Checks what no single section can; returns `config`.
+
+  Raises:
+    ValueError: naming the two options that disagree and which to change.
+  """
+  learner, sampler = config.learner, config.sampler
+  _check_contexts(config)
+  if len(config.sft.rates) != len(SFT_SOURCES):
+    raise ValueError(
+      f"sft.rates={config.sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
+      f"{', '.join(SFT_SOURCES)}"
+    )
+  if len(config.sft.beside) != len(config.sft.beside_rates):
+    raise ValueError(
+      f"sft.beside={config.sft.beside} and sft.beside_rates={config.sft.beside_rates} must be of "
+      "one length: a rate for each config"
+    )
+  if learner.groups_per_step % learner.substeps:
+    raise ValueError(
+      f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
+      f"{learner.substeps} equal parts; make it a multiple"
+    )
+  _check_mesh(config.mesh, learner)
+  _check_fleet(config)
+  _check_env(config)
+  _check_swarm(config)
+  if learner.group_size < 2:
+    raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
+  if sampler.draft_tokens and not config.policy.model.mtp_depth:
+    raise ValueError(
+      f"sampler.draft_tokens={sampler.draft_tokens} has no effect: policy.model.mtp_depth is 0; "
+      "set sampler.draft_tokens=0 or policy.model.mtp_depth=1"
+    )
+  for name, section in (("sft", config.sft), ("learner", learner)):
+    if config.lora.rank and (section.optimizer != "adamw" or section.qk_clip):
+      raise ValueError(
+        f"{name}.optimizer={section.optimizer} and {name}.qk_clip={section.qk_clip:g} are for full "
+        f"parameters; with lora.rank={config.lora.rank} set {name}.optimizer=adamw and "
+        f"{name}.qk_clip=0"
+      )
+  if config.policy.dtype == "bfloat16" and learner.canary_bound < BFLOAT16_GAP:
+    raise ValueError(
+      f"learner.canary_bound={learner.canary_bound:g} is below what rounding to "
+      f"policy.dtype=bfloat16 alone makes of log-probabilities; set it to {BFLOAT16_GAP:g} or more"
+    )
+  return config
+
+
+def _check_contexts(config: RunConfig) -> None:
+  learner, sampler = config.learner, config.sampler
+  section = "coding" if config.env == "coding" else "search"
+  budget, search = limits(config).token_budget, config.search
+  if learner.row_tokens < budget:
+    raise ValueError(
+      f"learner.row_tokens={learner.row_tokens} cannot hold a context of {section}.token_budget="
+      f"{budget}; raise learner.row_tokens or lower {section}.token_budget"
+    )
+  if config.env != "coding" and search.threshold_tokens >= budget:
+    raise ValueError(
+      f"search.threshold_tokens={search.threshold_tokens} must be below search.token_budget="
+      f"{budget}"
+    )
+  if sampler.num_pages * sampler.page_tokens < 2 * budget:
+    raise ValueError(
+      f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
+      f"two contexts of {budget} tokens; raise sampler.num_pages"
+    )
+
+
+SECTIONS: Mapping[str, Mapping[str, Any]] = {
+  "search": {"search": SearchConfig(), "reward": RewardConfig()},
+  "swarm": {"swarm": SwarmConfig(), "parl": ParlConfig()},
+  "coding": {"coding": CodingConfig(), "coding_reward": CodingRewardConfig()},
+}
+"""The sections that have an effect in one environment alone, as they are by default."""
+
+
+def _check_env(config: RunConfig) -> None:
+  idle = {
+    name: default
+    for env, sections in SECTIONS.items()
+    for name, default in sections.items()
+    if env != config.env and (name, config.env) != ("search", "swarm")
+  }
+  for name, default in idle.items():
+    if getattr(config, name) != default:
+      raise ValueError(
+        f"options of {name} have no effect with env={config.env}; leave them as they are, or set "
+        f"env={next(env for env, sections in SECTIONS.items() if name in sections)}"
+      )
+
+
+def _check_swarm(config: RunConfig) -> None:
+  swarm, parl = config.swarm, config.parl
+  if config.env != "swarm":
+    return
+  if config.search.can_prune:
+    raise ValueError(
+      "search.can_prune=True has no effect with env=swarm: contexts are split there, not pruned; "
+      "set search.can_prune=False"
+    )
+  if not 0 < parl.anneal_end <= 1 or parl.target_width < 2:
+    raise ValueError(
+      f"parl.anneal_end={parl.anneal_end} must be in (0, 1] and parl.target_width="
+      f"{parl.target_width} at least 2"
+    )
+  if swarm.sub_token_budget > config.search.token_budget:
+    raise ValueError(
+      f"swarm.sub_token_budget={swarm.sub_token_budget} is more than search.token_budget="
+      f"{config.search.token_budget}, for which samplers and rows are made; lower it"
+    )
+
+
+def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
+  if min(dataclasses.astuple(mesh)) < 1:
+    raise ValueError(f"{mesh} has a factor below 1; 1 leaves an axis out")
+  rows = mesh.data * mesh.fsdp * mesh.expert
+  if learner.rows_per_microbatch % rows:
+    raise ValueError(
+      f"learner.rows_per_microbatch={learner.rows_per_microbatch} does not split over mesh.data x "
+      f"fsdp x expert = {rows} devices; make it a multiple"
+    )
+  if learner.row_tokens % mesh.context:
+    raise ValueError(
+      f"learner.row_tokens={learner.row_tokens} does not split over mesh.context={mesh.context} "
+      "devices; make it a multiple"
+    )
+
+
+def _check_fleet(config: RunConfig) -> None:
+  workers, slices = config.workers, config.sampler.slices
+  if workers.processes < 0 or slices < 0:
+    raise ValueError(f"workers.processes={workers.processes} and sampler.slices={slices} count up")
+  if not workers.listen and (slices or not workers.processes):
+    raise ValueError(
+      f"workers.processes={workers.processes} and sampler.slices={slices} wait for others to join: "
+      "set workers.listen=HOST:PORT"
+    )
+  if not slices and config.sampler_mesh != MeshConfig():
+    raise ValueError(
+      f"sampler_mesh={config.sampler_mesh} has no effect with sampler.slices=0, where the engine "
+      "uses the devices of mesh; set sampler.slices"
+    )

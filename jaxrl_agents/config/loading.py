@@ -1,0 +1,121 @@
+"""Configurations from files, changed by `section.option=value`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import hashlib
+import importlib.util
+import json
+import pathlib
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jaxrl_agents.config.checks import validate
+from jaxrl_agents.config.sections import RunConfig
+
+
+def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
+  """The config of a Python file's `get_config()`, with `section.option=value` overrides applied.
+
+  Raises:
+    ValueError: no such file, no `get_config`, or a bad override.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    folder = file.parent if file.parent.is_dir() else pathlib.Path("configs")
+    names = [str(p) for p in sorted(folder.glob("*.py"))]
+    raise ValueError(f"no config at {path}; {_nearest(path, names)}")
+  spec = importlib.util.spec_from_file_location(file.stem, file)
+  if spec is None or spec.loader is None:
+    raise ValueError(f"{path} is not a Python file; pass one that defines get_config()")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not hasattr(module, "get_config"):
+    raise ValueError(
+      f"{path} defines no get_config(); a config is a function that returns a RunConfig"
+    )
+  return validate(with_overrides(module.get_config(), overrides))
+
+
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+  """A copy of `config` with each "a.b=c" applied, c read as the type of the option it sets."""
+  for override in overrides:
+    path, equals, text = override.partition("=")
+    if not equals:
+      raise ValueError(f"override {override!r} has no '='; write --set section.option=value")
+    config = _replaced(config, path.strip().split("."), text.strip(), path.strip())
+  return config
+
+
+def options(config: Any, prefix: str = "") -> dict[str, Any]:
+  """Every option as {"section.option": value}, sections flattened."""
+  flat: dict[str, Any] = {}
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if dataclasses.is_dataclass(value):
+      flat |= options(value, f"{prefix}{field.name}.")
+    else:
+      flat[prefix + field.name] = value
+  return flat
+
+
+def sha256(config: RunConfig) -> str:
+  """Digest of every option: equal for equal configs, whatever file they came from."""
+  text = json.dumps(options(config), sort_keys=True, default=str)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
+  names = [f.name for f in dataclasses.fields(section)]
+  if path[0] not in names:
+    parent = full[: len(full) - len(".".join(path))]
+    raise ValueError(
+      f"no option {full!r}; {_nearest(parent + path[0], [parent + n for n in names])}"
+    )
+  current = getattr(section, path[0])
+  if len(path) > 1:
+    if not dataclasses.is_dataclass(current):
+      raise ValueError(f"option {full!r} goes deeper than {path[0]!r}, which holds a value")
+    return dataclasses.replace(section, **{path[0]: _replaced(current, path[1:], text, full)})
+  if dataclasses.is_dataclass(current):
+    inner = [f"{full}.{f.name}" for f in dataclasses.fields(current)]
+    raise ValueError(f"{full!r} is a section; set one of its options: {', '.join(inner)}")
+  hint = typing.get_type_hints(type(section))[path[0]]
+  return dataclasses.replace(section, **{path[0]: _value(hint, text, full)})
+
+
+def _value(hint: Any, text: str, full: str) -> Any:
+  """`text` read as the type `hint`: bool, int, float, str, a Literal, a tuple, or `X | None`."""
+  origin = typing.get_origin(hint)
+  if origin is Literal:
+    choices = [str(c) for c in typing.get_args(hint)]
+    if text not in choices:
+      raise ValueError(
+        f"{full}={text} is not one of {', '.join(choices)}; {_nearest(text, choices)}"
+      )
+    return text
+  if origin in (typing.Union, types.UnionType):
+    inner = [h for h in typing.get_args(hint) if h is not type(None)]
+    return None if text == "None" else _value(inner[0], text, full)
+  try:
+    if hint is bool:
+      return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+    if origin is tuple:
+      return tuple(typing.get_args(hint)[0](v) for v in ast.literal_eval(text))
+    if hint in (int, float, str):
+      return hint(text.replace("_", "") if hint is int else text)
+  except (KeyError, ValueError, SyntaxError, TypeError) as error:
+    name = getattr(hint, "__name__", str(hint))
+    raise ValueError(f"{full}={text!r} cannot be read as {name}: {error}") from error
+  raise ValueError(
+    f"{full} cannot be set from the command line (type {hint}); edit the config file"
+  )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+  close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+  return f"did you mean {close[0]!r}?" if close else "there are none"
