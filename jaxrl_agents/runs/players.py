@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness.process import Job, WorkerSpec
@@ -115,6 +117,11 @@ class Players:
     self._clock = lockstep.Clock()
     self._engine: Engine | None = None
     self._slices: Slices | None = None
+    if frozen and jax.process_count() > 1:
+      raise ValueError(
+        f"the policies {', '.join(frozen)} play beside the one in training, which only a learner of "
+        f"one process can serve, and there are {jax.process_count()}; start one"
+      )
     self._others = {name: frozen_engine(config, folder) for name, folder in (frozen or {}).items()}
     self._seen = Stats()
     self._stack = contextlib.ExitStack()
