@@ -119,8 +119,8 @@ class Players:
     self._slices: Slices | None = None
     if frozen and jax.process_count() > 1:
       raise ValueError(
-        f"the policies {', '.join(frozen)} play beside the one in training, which only a learner of "
-        f"one process can serve, and there are {jax.process_count()}; start one"
+        f"{', '.join(frozen)} play beside the policy in training, which only a learner of one "
+        f"process can serve, and there are {jax.process_count()}; start one"
       )
     self._others = {name: frozen_engine(config, folder) for name, folder in (frozen or {}).items()}
     self._seen = Stats()
