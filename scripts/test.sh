@@ -8,8 +8,6 @@ venv=${JAXRL_VENV:-$PWD/.venv-test}
 export JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax_cache}
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
-# Tests compile far more than they compute: a third of the time without LLVM's optimizations.
-export XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true ${XLA_FLAGS:-}"
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 
 failed=()

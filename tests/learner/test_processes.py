@@ -1,5 +1,4 @@
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -8,16 +7,13 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.runs import processes
-
-# Less compiling: the programs run for an instant.
-FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+from tests import forced_devices
 
 
 def start(folder, devices, *numbers):
-  flags = f"{FLAGS} --xla_force_host_platform_device_count={devices}"
   return subprocess.Popen(
     [sys.executable, "-m", "tests.learner.two_processes", str(folder), *map(str, numbers)],
-    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    env=forced_devices.environment(devices),
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,

@@ -1,7 +1,5 @@
 """The optimizer and the train state: what moves, what is decayed, where it lives."""
 
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,6 +11,7 @@ import pytest
 from jaxrl_agents.learner import state
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
+from tests import forced_devices
 
 CFG = PolicyConfig(
   vocab_size=16,
@@ -114,12 +113,10 @@ def test_modules_cannot_be_trained_where_there_are_none():
 
 def on_eight_devices(module):
   """Runs a module in a process of its own: the number of devices is fixed before jax starts."""
-  root = pathlib.Path(__file__).parents[2]
-  flags = "--xla_force_host_platform_device_count=8"
   result = subprocess.run(
     [sys.executable, "-m", module],
-    cwd=root,
-    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)},
+    cwd=forced_devices.ROOT,
+    env=forced_devices.environment(8),
     capture_output=True,
     text=True,
     timeout=280,

@@ -1,5 +1,4 @@
 import dataclasses
-import os
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding
+from tests import forced_devices
 from tests.policy import tiny
 from tests.policy.eight_devices import ALONE, TOGETHER
 
@@ -59,13 +59,10 @@ def test_eight_devices_train_and_sample_as_one_on_every_axis_alone_and_together(
   Parameters after a step within 2e-5; sampled ids and experts equal, log-probabilities within 1e-5.
   Gradients of experts when all tokens go to one device within 5e-5.
   """
-  # Less compiling: the programs run for an instant.
-  flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-  flags += " --xla_force_host_platform_device_count=8"
   halves = [
     subprocess.Popen(
       [sys.executable, "-m", "tests.policy.eight_devices", *meshes],
-      env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+      env=forced_devices.environment(8),
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,

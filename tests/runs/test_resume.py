@@ -12,6 +12,8 @@ import time
 import numpy as np
 import pytest
 
+from tests import forced_devices
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -105,8 +107,7 @@ def test_a_run_that_changes_its_mesh_halfway_ends_with_the_parameters_of_one_dev
 ):
   """Within 1e-5."""
   cache = tmp_path / "cache"
-  flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-  monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=4")
+  monkeypatch.setenv("XLA_FLAGS", forced_devices.environment(4)["XLA_FLAGS"])
   finish(tmp_path / "one", cache, learner={"steps": 2})
   finish(tmp_path / "many", cache, learner={"steps": 1}, mesh={"expert": 2, "context": 2})
   finish(tmp_path / "many", cache, learner={"steps": 2}, mesh={"fsdp": 2, "context": 2})

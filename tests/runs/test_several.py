@@ -1,7 +1,6 @@
 """A run in several processes, and one whose sampler is a process of its own: the numbers of one."""
 
 import json
-import os
 import pathlib
 import re
 import signal
@@ -13,9 +12,9 @@ import time
 import numpy as np
 import pytest
 
+from tests import forced_devices
+
 ROOT = pathlib.Path(__file__).parents[2]
-# Less compiling: the programs run for an instant.
-FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 MESH = {"expert": 2, "fsdp": 4}  # rows and experts are cut between the processes
 SMALL = {"expert": 2}  # for what does not depend on the mesh: less to compile
 LEARNER = {"steps": 2, "rows_per_microbatch": 8}
@@ -23,13 +22,10 @@ LEARNER = {"steps": 2, "rows_per_microbatch": 8}
 
 def start(script, folder, cache, devices, **options):
   environment = {
-    **os.environ,
+    **forced_devices.environment(devices),
     "JAX_COMPILATION_CACHE_DIR": str(cache),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": str(ROOT),
     "JAXRL_KEY": "a secret of the tests",
-    "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
   }
   return subprocess.Popen(
     [sys.executable, str(ROOT / "tests/runs" / script), str(folder), json.dumps(options)],

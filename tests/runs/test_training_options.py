@@ -1,6 +1,5 @@
 """What the options of precision, optimizer and adapters make of a run's parameters and state."""
 
-import os
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents.learner import state
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import rl, setup
+from tests import forced_devices
 
 PATH = "configs/search_cpu.py"
 
@@ -77,11 +77,9 @@ def test_adapters_alone_have_moments_and_merged_weights_look_like_the_policy():
 
 def test_adapters_and_bfloat16_with_eight_bit_moments_train_on_a_mesh_as_on_one_device():
   """Metrics within 1e-5 and parameters within 1e-5; in bfloat16 1e-2 and 3e-2."""
-  flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-  flags += " --xla_force_host_platform_device_count=8"
   done = subprocess.run(
     [sys.executable, "-m", "tests.runs.eight_devices_options"],
-    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    env=forced_devices.environment(8),
     capture_output=True,
     text=True,
     timeout=280,

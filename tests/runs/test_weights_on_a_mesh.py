@@ -1,8 +1,9 @@
 """Weights of a folder go onto a mesh tensor by tensor, each device its slice."""
 
-import os
 import subprocess
 import sys
+
+from tests import forced_devices
 
 
 def test_weights_are_read_to_their_shardings_and_memory_holds_them_once_and_a_tensor_twice(
@@ -12,10 +13,9 @@ def test_weights_are_read_to_their_shardings_and_memory_holds_them_once_and_a_te
 
   At the peak it may grow by the weights, twice the largest tensor and 16 MiB.
   """
-  flags = "--xla_force_host_platform_device_count=8"
   done = subprocess.run(
     [sys.executable, "-m", "tests.runs.eight_devices", str(tmp_path / "policy")],
-    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    env=forced_devices.environment(8),
     capture_output=True,
     text=True,
     timeout=280,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.weights import manifest, store
+from tests import forced_devices
 
 
 def make_tree(seed=0):
@@ -155,11 +156,9 @@ print("two shards")
 
 
 def test_a_sharded_array_is_written_shard_by_shard_without_its_replicas(tmp_path):
-  root = pathlib.Path(__file__).parents[2]
-  flags = "--xla_force_host_platform_device_count=4"
   result = subprocess.run(
     [sys.executable, "-c", SHARDED, str(tmp_path)],
-    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)},
+    env=forced_devices.environment(4),
     capture_output=True,
     text=True,
     timeout=120,
