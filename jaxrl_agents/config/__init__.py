@@ -28,5 +28,6 @@ from jaxrl_agents.config.sections import SamplerConfig as SamplerConfig
 from jaxrl_agents.config.sections import SearchConfig as SearchConfig
 from jaxrl_agents.config.sections import SftConfig as SftConfig
 from jaxrl_agents.config.sections import SwarmConfig as SwarmConfig
+from jaxrl_agents.config.sections import ToggleConfig as ToggleConfig
 from jaxrl_agents.config.sections import WorkersConfig as WorkersConfig
 from jaxrl_agents.config.sections import limits as limits

@@ -51,6 +51,16 @@ def validate(config: RunConfig) -> RunConfig:
   _check_fleet(config)
   _check_env(config)
   _check_swarm(config)
+  toggle = config.toggle
+  if toggle.phase_steps < 0 or not (0 < toggle.solved <= 1 and 0 < toggle.percentile <= 100):
+    raise ValueError(
+      f"{toggle}: phase_steps counts up from 0, solved is a share and percentile one of 100"
+    )
+  if toggle.phase_steps and config.env == "search":
+    raise ValueError(
+      f"toggle.phase_steps={toggle.phase_steps} has no effect with env=search, whose rollouts are "
+      "never just right; set toggle.phase_steps=0"
+    )
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:

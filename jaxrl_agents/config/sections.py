@@ -291,6 +291,21 @@ class ParlConfig:
   target_width: int = 4
 
 
+@dataclasses.dataclass(frozen=True)
+class ToggleConfig:
+  """Phases in which what is solved must be solved within a length (rewards.toggle).
+
+  Attributes:
+    phase_steps: steps of each phase, limited and free in turn; 0: rewards are never gated.
+    solved: mean of a group from which on its limit binds.
+    percentile: of the lengths of right rollouts, which is the limit of a task.
+  """
+
+  phase_steps: int = 0
+  solved: float = 0.875
+  percentile: float = 90.0
+
+
 Optimizer = Literal["adamw", "adamw8bit", "muon"]
 
 SFT_SOURCES = ("demonstrations", "practice", "copies", "drills")
@@ -431,6 +446,7 @@ class RunConfig:
   reward: RewardConfig = RewardConfig()
   swarm: SwarmConfig = SwarmConfig()
   parl: ParlConfig = ParlConfig()
+  toggle: ToggleConfig = ToggleConfig()
   lora: LoraConfig = LoraConfig()
   sft: SftConfig = SftConfig()
   learner: LearnerConfig = LearnerConfig()

@@ -49,6 +49,7 @@ class Plan:
     publish: (params, version) -> None: makes them the sampler's weights.
     save: (next step, state, ledger) -> None: one atomic checkpoint.
     report: (step, metrics, groups) -> None: called once a step, after saving.
+    kept: () -> what else a checkpoint's ledger keeps: state of `collect`, JSON by name.
     held: entered while a step is learnt and saved: what must not be cut (preemption.Notice.held).
   """
 
@@ -57,6 +58,7 @@ class Plan:
   publish: Callable[[Any, int], None]
   save: Callable[[int, TrainState, dict[str, Any]], None]
   report: Callable[[int, dict[str, float], list[Group]], None]
+  kept: Callable[[], dict[str, Any]] = dict
   held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
@@ -100,7 +102,7 @@ def train(
         learnt = time.monotonic()
         if metrics["optimizer_steps"]:
           plan.publish(state.policy.params, int(state.policy.version))
-        ledger = {"stream": stream.state(), "tasks": [task.id for task in tasks]}
+        ledger = plan.kept() | {"stream": stream.state(), "tasks": [task.id for task in tasks]}
         if (step + 1) % learner.save_every == 0 or step + 1 == learner.steps:
           plan.save(step + 1, state, ledger)
         else:

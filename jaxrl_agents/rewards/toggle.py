@@ -84,24 +84,30 @@ def gated(
   groups: Sequence[Group],
   budgets: LengthBudgets,
   *,
+  part: str,
   limited: bool,
   solved: float = 0.875,
   percentile: float = 90.0,
 ) -> list[Group]:
-  """The groups with their reward part "performance" gated; as measured it is "ungated".
+  """The groups with the part of their rewards that judges right gated; as measured it is "ungated".
 
   Lengths are the tokens that the policy sampled, over finished rollouts; sub-agents' count for
   nothing. To be called once a step, before auxiliaries are added (`parl.parl_total`), so that those
   are not gated.
   """
-  return [_gated(group, budgets, limited, solved, percentile) for group in groups]
+  return [_gated(group, budgets, part, limited, solved, percentile) for group in groups]
 
 
 def _gated(
-  group: Group, budgets: LengthBudgets, limited: bool, solved: float, percentile: float
+  group: Group,
+  budgets: LengthBudgets,
+  part: str,
+  limited: bool,
+  solved: float,
+  percentile: float,
 ) -> Group:
   finished = [t for t in group.trajectories if not t.error]
-  measured = [t.rewards["performance"] for t in finished]
+  measured = [t.rewards[part] for t in finished]
   lengths = [float(sum(s.loss_mask.sum() for s in t.segments)) for t in finished]
   budget = budgets.of(group.task.id, lengths, measured, percentile=percentile)
   new = iter(toggled(measured, lengths, limited=limited, budget=budget, solved=solved))
@@ -109,7 +115,7 @@ def _gated(
   for trajectory in group.trajectories:
     if not trajectory.error:
       was = trajectory.rewards
-      rewards = {**was, "performance": next(new), "ungated": was["performance"]}
+      rewards = {**was, part: next(new), "ungated": was[part]}
       trajectory = dataclasses.replace(trajectory, rewards=rewards)
     changed.append(trajectory)
   return dataclasses.replace(group, trajectories=tuple(changed))

@@ -18,6 +18,7 @@ from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import lora
+from jaxrl_agents.rewards import toggle
 from jaxrl_agents.runs import base, evaluation, processes, recipes, setup
 from jaxrl_agents.runs.corpus import Corpus
 from jaxrl_agents.runs.players import Players
@@ -55,6 +56,7 @@ def _train(
     workdir.checkpoints / "rl", keep=config.learner.keep_checkpoints
   )
   first, current, ledger = setup.restored(manager, fresh)
+  budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
   version = int(current.policy.version)
   if bond.is_first:
     workdir.merge_summary(description(config))
@@ -91,11 +93,12 @@ def _train(
           single_epoch=config.learner.single_epoch,
         ),
         loop.Plan(
-          collect=lambda tasks, step: collect(config, players, tasks, step),
+          collect=lambda tasks, step: collect(config, players, tasks, step, budgets),
           total=lambda trajectory, step: recipe.total(config, trajectory, step),
           publish=lambda params, number: players.publish(lora.merged(params), number),
           save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
           report=Reporter(config, workdir, players, progress) if bond.is_first else _no_report,
+          kept=lambda: {"length_budgets": budgets.state()},
           held=notice.held,
         ),
         cfg=cfg,
@@ -161,8 +164,14 @@ def objective(config: RunConfig) -> train_step.Objective:
   )
 
 
-def collect(config: RunConfig, players: Players, tasks: Sequence[Task], step: int) -> list[Group]:
-  """The groups of one step, in the order of their tasks."""
+def collect(
+  config: RunConfig,
+  players: Players,
+  tasks: Sequence[Task],
+  step: int,
+  budgets: toggle.LengthBudgets,
+) -> list[Group]:
+  """The groups of one step, in the order of their tasks, their rewards gated as configured."""
   label = f"step {step}"
   order = {f"{label} {i}": i for i in range(len(tasks))}
 
@@ -171,7 +180,17 @@ def collect(config: RunConfig, players: Players, tasks: Sequence[Task], step: in
     groups = players.play(tasks, config.learner.group_size, seed=seed, label=label)
     return sorted(groups, key=lambda group: order[group.trajectories[0].group_id])
 
-  return players.shared(played)
+  groups = players.shared(played)
+  if not config.toggle.phase_steps:
+    return groups
+  return toggle.gated(
+    groups,
+    budgets,
+    part=recipes.of(config).HEADLINE,
+    limited=toggle.is_limited(step, config.toggle.phase_steps),
+    solved=config.toggle.solved,
+    percentile=config.toggle.percentile,
+  )
 
 
 def evaluated(

@@ -49,10 +49,10 @@ def test_the_gate_goes_over_performance_alone_and_leaves_the_lost_out_of_the_mea
   lost = episode(5, 0.0, error="RuntimeError: gone")
   group = Group(Task("t", "swarm", "?", {}), (episode(10, 1.0), lost, episode(90, 1.0)))
   budgets = toggle.LengthBudgets({"t": 50.0})
-  (gated,) = toggle.gated([group], budgets, limited=True)
+  (gated,) = toggle.gated([group], budgets, part="performance", limited=True)
   short, still_lost, long = gated.trajectories
   assert still_lost is lost
   assert short.rewards == {"performance": 1.0, "width": 2.0, "ungated": 1.0}
   assert long.rewards == {"performance": 0.0, "width": 2.0, "ungated": 1.0}
-  (free,) = toggle.gated([group], budgets, limited=False)
+  (free,) = toggle.gated([group], budgets, part="performance", limited=False)
   assert [t.rewards.get("performance") for t in free.trajectories] == [1.0, None, 1.0]
