@@ -1,7 +1,7 @@
 """Tasks for an agent swarm: more look-ups than one agent has steps for, in python source.
 
     wide     a table with a row for each of many names; a row takes one look-up or two in a chain
-    deep     as many chains of look-ups, whose ends have to be compared: which one differs?
+    deep     as many chains of look-ups, of which one alone ends where the question says: which?
     narrow   a table of a row or two, for which sub-agents cost more steps than there are
 
 No prompt says how to go about it. A task is kept if the steps of an ideal plan of sub-agents are
@@ -46,6 +46,8 @@ COLUMNS = {
   "class chain": ("name", "base", "base of base"),
 }
 """What a row is made of -> its columns; the first is the key. "source" is the id of the chunk."""
+
+KEY = "name"
 
 KINDS = {
   "wide class": 0.2,
@@ -231,10 +233,11 @@ def _tasks(
     if not possible:
       continue
     count = draw.choice(possible)
-    picked = _differing(rows[key], count, draw) if form == "deep" else _pick(rows[key], count, draw)
-    if picked is None:
+    picked = _pick(rows[key], count, draw)
+    truth = _only_end(picked, draw) if picked and form == "deep" else None
+    if picked is None or (form == "deep" and truth is None):
       continue
-    task = _task(f"{split}-{len(seen)}", kind, picked, split, seed, budgets)
+    task = _task(f"{split}-{len(seen)}", kind, picked, truth, split, seed, budgets)
     if task.prompt not in seen:
       seen.add(task.prompt)
       yield task
@@ -256,28 +259,33 @@ def _pick(rows: Sequence[Row], count: int, draw: random.Random) -> list[Row] | N
   return None
 
 
-def _differing(rows: Sequence[Row], count: int, draw: random.Random) -> list[Row] | None:
-  """Rows all of which end alike but one."""
-  ends = collections.defaultdict(list)
-  for row in rows:
-    ends[list(row.cells.values())[-1]].append(row)
-  common = [end for end, each in ends.items() if len(each) >= count - 1]
-  if not common or len(ends) < 2:
-    return None
-  end = draw.choice(common)
-  odd = draw.choice([row for row in rows if row not in ends[end]])
-  picked = [*draw.sample(ends[end], count - 1), odd]
-  draw.shuffle(picked)
-  return picked if len({row.chunk_ids[0] for row in picked}) == count else None
+def _only_end(rows: Sequence[Row], draw: random.Random) -> Row | None:
+  """A row that ends as no other does."""
+  ends = collections.Counter(_end(row) for row in rows)
+  alone = [row for row in rows if ends[_end(row)] == 1]
+  return draw.choice(alone) if alone else None
+
+
+def _end(row: Row) -> str:
+  return list(row.cells.values())[-1]
 
 
 def _task(
-  task_id: str, kind: str, rows: Sequence[Row], split: Split, seed: int, budgets: Budgets
+  task_id: str,
+  kind: str,
+  rows: Sequence[Row],
+  truth: Row | None,
+  split: Split,
+  seed: int,
+  budgets: Budgets,
 ) -> Task:
+  """`truth`: the row that is asked for, by its end; None where the whole table is."""
   form, _, key = kind.partition(" ")
-  columns, lookups = COLUMNS[key], len(rows[0].queries)
+  lookups = len(rows[0].queries)
+  columns = COLUMNS[key] if truth is None else (COLUMNS[key][-1], KEY)
   names = " ".join(f"{i + 1}.{row.queries[0]}." for i, row in enumerate(rows))
-  header = f"| {columns[0]} |{'|'.join(columns[1:])}|"
+  # A name follows a space, as in the prompt; what is found stands as it was found.
+  header = f"|{'|'.join(f' {each} ' if each == KEY else each for each in columns)}|"
   facts: dict[str, Any] = {
     "level": LEVELS[form],
     "kind": kind,
@@ -285,7 +293,7 @@ def _task(
     "single_steps": swarm_steps.single_steps(len(rows), lookups, budgets.max_calls),
     "swarm_steps": swarm_steps.swarm_steps(len(rows), lookups, budgets.max_assignments),
     "columns": list(columns),
-    "keys": [columns[0]],
+    "keys": [KEY],
     "header": header,
     "rows": [
       {
@@ -306,11 +314,9 @@ def _task(
     ],
   }
   question = f"Table: {header}"
-  if form == "deep":
-    last = columns[-1]
-    ends = collections.Counter(row.cells[last] for row in rows)
-    facts["truth"] = next(row.name for row in rows if ends[row.cells[last]] == 1)
-    question = f"Question: whose {last} is not that of the others?"
+  if truth is not None:
+    facts |= {"truth": truth.name, "asked": _end(truth)}
+    question = f"Which {KEY} has |{_end(truth)}|? {question}"
   return Task(
     id=task_id,
     env="swarm",

@@ -51,7 +51,10 @@ def role_drills(
     draw = random.Random(f"{seed}/{task.id}")
     rows = list(task.facts["rows"])
     draw.shuffle(rows)
-    drill = _Drill(task, rows[: draw.randint(1, MAX_ROWS)], {})
+    rows.sort(key=lambda row: row["cells"]["name"] != task.facts.get("truth"))
+    rows = rows[: draw.randint(1, MAX_ROWS)]  # of a question, with the one it asks for
+    draw.shuffle(rows)
+    drill = _Drill(task, rows, {})
     if draw.random() > KEPT:
       drill = _renamed(drill, parts, draw)
     form = draw.choices(list(FORMS), list(FORMS.values()))[0]
@@ -76,8 +79,9 @@ class _Drill:
 
   def line(self, row: Mapping[str, Any], ids: ShortIds) -> str:
     """A row of the table."""
-    cells = swarm_expert.cells(row, self.task.facts["columns"], ids)
-    return self.called(swarm_expert.line(cells))
+    facts = self.task.facts
+    cells = swarm_expert.cells(row, facts["columns"], ids)
+    return self.called(swarm_expert.line(facts["header"], cells))
 
 
 def _renamed(drill: _Drill, parts: Sequence[str], draw: random.Random) -> _Drill:
@@ -92,9 +96,11 @@ def _renamed(drill: _Drill, parts: Sequence[str], draw: random.Random) -> _Drill
 
 
 def _question(drill: _Drill) -> Message:
+  facts = drill.task.facts
   asked = " ".join(f"{i + 1}.{row['lookups'][0]}." for i, row in enumerate(drill.rows))
-  line = swarm_view.steps_line(drill.task.facts["max_steps"])
-  return Message("user", f"{drill.called(asked)} Table: {drill.task.facts['header']}{line}")
+  which = f" Which name has |{facts['asked']}|?" if "truth" in facts else ""
+  left = swarm_view.steps_line(facts["max_steps"])
+  return Message("user", f"{drill.called(asked + which)} Table: {facts['header']}{left}")
 
 
 def _role(drill: _Drill) -> list[Message]:
@@ -142,8 +148,12 @@ def _table(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
   lines = [drill.line(row, ids) for row in drill.rows]
   told = [Message("tool", line) for line in lines]
   told[-1] = Message("tool", lines[-1] + swarm_view.steps_line(1))
-  reply = Message("assistant", "\n".join([drill.task.facts["header"], *lines]))
-  return [_question(drill), *told], _ALL, reply
+  facts = drill.task.facts
+  said = [facts["header"], *lines]
+  if "truth" in facts:
+    names = [row["cells"]["name"] for row in drill.rows]
+    said = [lines[names.index(facts["truth"])]]
+  return [_question(drill), *told], _ALL, Message("assistant", "\n".join(said))
 
 
 _MAKERS: Mapping[str, Callable[..., _Made]] = {

@@ -8,7 +8,6 @@ orchestrator that does everything itself, so that reinforcement learning has roo
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import random
@@ -88,7 +87,8 @@ class SubAgent:
     self._random = _random(seed, assignment.id)
     self._noise, self._scale = noise, self._random.choice(noise.scales)
     named = [row for row in task.facts["rows"] if _names(assignment.prompt, row)]
-    self._lookups, self._ids, self._columns = Lookups(named, ids), ids, task.facts["columns"]
+    self._lookups, self._ids = Lookups(named, ids), ids
+    self._columns, self._header = task.facts["columns"], task.facts["header"]
     self._gives_up = self._errs(noise.give_up)
 
   def __call__(self, context: Context) -> Message:
@@ -102,7 +102,7 @@ class SubAgent:
       said = cells(row, self._columns, self._ids)
       if self._columns[-1] == "source" and self._errs(self._noise.wrong_cell):
         said[-1] = self._ids.name(self._random.choice(seen))
-      lines.append(line(said))
+      lines.append(line(self._header, said))
     return Message("assistant", "\n".join(lines) or NOTHING)
 
   def _errs(self, rate: float) -> bool:
@@ -162,26 +162,27 @@ class Orchestrator:
     return self._that_fits(calls[:-1], context)
 
   def _answer(self, context: Context) -> Message:
-    """The table of what was found or told; for a question, the name of the row that differs."""
-    columns = self._task.facts["columns"]
+    """The table of what was found or told; for a question, the row that it asks for."""
+    facts = self._task.facts
+    columns = facts["columns"]
     if self._serial:
       rows = [cells(row, columns, self._ids) for row in self._lookups.done(context)]
     else:
       told = (m.content for m in context.messages if m.role == "tool")
-      lines = [each for text in told for each in text.splitlines() if each.startswith("| ")]
-      rows = [[cell.strip() for cell in each.strip("| ").split("|")] for each in lines]
-    if "truth" in self._task.facts:
-      return Message("assistant", f" {self._odd_one(rows)}")
+      lines = [each for text in told for each in text.splitlines() if each.startswith("|")]
+      rows = [[cell.strip() for cell in each.strip("|").split("|")] for each in lines]
+    if "truth" in facts:
+      return Message("assistant", line(facts["header"], self._asked_for(rows)))
     kept = [row for row in rows if not self._errs(self._noise.drop)]
-    return Message("assistant", "\n".join([self._task.facts["header"], *map(line, kept)]))
+    lines = [line(facts["header"], row) for row in kept if len(row) == len(columns)]
+    return Message("assistant", "\n".join([facts["header"], *lines]))
 
-  def _odd_one(self, rows: Sequence[Sequence[str]]) -> str:
-    """The name of the row with the rarest last cell; a guess where all that is known is alike."""
-    ends = collections.Counter(row[-1] for row in rows)
-    if len(ends) > 1:
-      return min(rows, key=lambda row: ends[row[-1]])[0]
-    unknown = {row["cells"]["name"] for row in self._task.facts["rows"]} - {r[0] for r in rows}
-    return self._random.choice(sorted(unknown) or [NOTHING])
+  def _asked_for(self, rows: Sequence[Sequence[str]]) -> Sequence[str]:
+    """The row that ends as asked; where none is known, a guess among the names without one."""
+    asked = self._task.facts["asked"]
+    found = next((row for row in rows if row[0] == asked), None)
+    unknown = {r["cells"]["name"] for r in self._task.facts["rows"]} - {row[-1] for row in rows}
+    return found or (asked, self._random.choice(sorted(unknown) or [NOTHING]))
 
   def _errs(self, rate: float) -> bool:
     return self._random.random() < self._scale * rate
@@ -244,6 +245,8 @@ def cells(row: Mapping[str, Any], columns: Sequence[str], ids: ShortIds) -> list
   return [row["cells"][c] if c != "source" else ids.name(row["source"]) for c in columns]
 
 
-def line(row_cells: Sequence[str]) -> str:
-  """A row of a table: the name after a space, as in the prompt; the others as they were found."""
-  return f"| {row_cells[0]} |{'|'.join(row_cells[1:])}|"
+def line(header: str, row_cells: Sequence[str]) -> str:
+  """A row of a table, each cell with the space around it that its column has in the header."""
+  columns = header.strip("|").split("|")
+  pairs = zip(columns, row_cells, strict=True)
+  return f"|{'|'.join(column.replace(column.strip(), cell) for column, cell in pairs)}|"

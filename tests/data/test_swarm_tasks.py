@@ -169,11 +169,11 @@ def test_splits_share_no_module_and_no_prompt(corpus, made):
   assert len(set(prompts)) == len(prompts)
 
 
-def test_deep_tasks_ask_for_the_only_chain_that_ends_elsewhere(tmp_path):
-  fruits, trees = "Fig Kiwi Lime Plum Pear Date", "Oak Elm Ash Fir Yew"
-  bases = dict.fromkeys(fruits.split(), "Fruit") | dict.fromkeys(trees.split(), "Tree")
-  text = "".join(f"class {name}({base}):\n  pass\n\n\n" for name, base in bases.items())
-  text += "class Fruit(Plant):\n  pass\n\n\nclass Tree(Wood):\n  pass\n"
+def test_deep_tasks_ask_for_the_only_chain_that_ends_as_asked(tmp_path):
+  tops = ["Alga", "Birch", "Cedar", "Daisy", "Elder", "Ferns", "Grass", "Hazel"]
+  text = "".join(
+    f"class {top}(Base{top}):\n  pass\n\n\nclass My{top}({top}):\n  pass\n\n\n" for top in tops
+  )
   document = Document("1", "m", text, {"source": "aaa", "kind": "python"})
   chunks = chunks_lib.cut([document], COUNT, max_tokens=10)
   index = index_lib.build(chunks, tmp_path, rank=4)
@@ -188,12 +188,14 @@ def test_deep_tasks_ask_for_the_only_chain_that_ends_elsewhere(tmp_path):
     kinds={"deep class chain": 1.0},
     budgets=Budgets(max_shown=9),
   )
+  assert len(task_set.tasks["train"]) == 12
   for task in task_set.tasks["train"]:
-    ends = collections.Counter(row["cells"]["base of base"] for row in task.facts["rows"])
-    odd = [r for r in task.facts["rows"] if ends[r["cells"]["base of base"]] == 1]
-    assert [row["cells"]["name"] for row in odd] == [task.facts["truth"]]
-    assert task.facts["rows"][0]["lookups"][1] in ("Fruit class", "Tree class")
-    assert task.facts["swarm_steps"] == 5 <= task.facts["max_steps"]
+    facts = task.facts
+    ends = {row["cells"]["name"]: row["cells"]["base of base"] for row in facts["rows"]}
+    assert [name for name, end in ends.items() if end == facts["asked"]] == [facts["truth"]]
+    assert facts["asked"] == f"Base{facts['truth'].removeprefix('My')}"
+    assert task.prompt.endswith(f"Which name has |{facts['asked']}|? Table: |base of base| name |")
+    assert facts["swarm_steps"] == 5 <= facts["max_steps"]
 
 
 def test_the_same_seed_makes_the_same_tasks_and_a_frozen_set_is_refused_once_changed(

@@ -257,7 +257,9 @@ def test_a_question_is_judged_by_its_answer(arena):
   task = swarm_task(truth="number30")
   right = play(arena(), [Message("assistant", "Number30")], task=task)
   wrong = play(arena(), [Message("assistant", "number40")], task=task)
-  assert (right.rewards["performance"], wrong.rewards["performance"]) == (1.0, 0.0)
+  row = play(arena(), [Message("assistant", "|some end| number30 |")], task=task)
+  scores = [each.rewards["performance"] for each in (right, wrong, row)]
+  assert scores == [1.0, 0.0, 1.0]
 
 
 def test_a_task_without_a_budget_or_anything_to_judge_by_is_an_error(arena):

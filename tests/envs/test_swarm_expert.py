@@ -82,14 +82,18 @@ def test_a_chain_is_looked_up_link_by_link(played):
   assert trajectory.rewards["success"] == 1.0
 
 
-def test_a_question_is_answered_with_the_row_that_differs(played):
+def test_a_question_is_answered_with_the_row_that_it_asks_for(played):
   rows = swarm_task(rows=4).facts["rows"]
   for i, row in enumerate(rows):
-    row["cells"]["end"] = "odd" if i == 2 else "even"
-  columns = ["name", "near", "end"]
-  task = swarm_task(rows=4, truth="number20", columns=columns, header="| name | near | end |")
+    row["cells"]["end"] = f"end{i}"
+  task = swarm_task(
+    rows=4, truth="number20", asked="end2", columns=["end", "name"], header="|end| name |"
+  )
   task = Task(task.id, task.env, task.prompt, {**task.facts, "rows": rows})
-  assert played(task=task).rewards["success"] == 1.0
+  trajectory = played(task=task)
+  assert [c.log[-1].content for c in trajectory.children][2] == "|end2| number20 |"
+  assert trajectory.log[-1].content == "|end2| number20 |"
+  assert trajectory.rewards["success"] == 1.0
 
 
 def test_noise_is_of_its_rate_and_of_its_seed(played):
