@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -9,23 +10,80 @@ from typing import Any
 
 from jaxrl_agents.viewer.inputs import Run
 
-EVALUATIONS = ("warm_start", "trained", "one_shot_hybrid")
 
-COLUMNS = ("reward", "output_recall", "trajectory_recall", "precision", "completed", "turns")
-"""Of an evaluation, in the table."""
+@dataclasses.dataclass(frozen=True)
+class View:
+  """What is shown of the runs of one environment.
 
-CURVES = (
-  ("reward", "reward"),
-  ("output_recall", "output recall"),
-  ("trajectory_recall", "trajectory recall"),
-  ("turns", "turns"),
-  ("tool_calls", "tool calls"),
-  ("completed", "completed"),
-)
-"""(scalar, title) of each panel."""
+  Attributes:
+    evaluations: rows of the table, "trained" among them; the last is the rival in the panels.
+    columns: of the table: names in an entry of an evaluation, with dots between levels.
+    gains: names of "paired_bootstrap".
+    held_out: columns that have a panel of their own.
+    curves: (scalar of a step, title) of each panel below.
+  """
 
-HELD_OUT = ("reward", "output_recall", "trajectory_recall")
-"""Of the evaluations, in the first row of panels."""
+  evaluations: tuple[str, ...]
+  columns: tuple[str, ...]
+  gains: tuple[str, ...]
+  held_out: tuple[str, ...]
+  curves: tuple[tuple[str, str], ...]
+
+
+VIEWS: Mapping[str, View] = {
+  "search": View(
+    evaluations=("warm_start", "trained", "one_shot_hybrid"),
+    columns=("reward", "output_recall", "trajectory_recall", "precision", "completed", "turns"),
+    gains=("reward", "output_recall"),
+    held_out=("reward", "output_recall", "trajectory_recall"),
+    curves=(
+      ("reward", "reward"),
+      ("output_recall", "output recall"),
+      ("trajectory_recall", "trajectory recall"),
+      ("turns", "turns"),
+      ("tool_calls", "tool calls"),
+      ("completed", "completed"),
+    ),
+  ),
+  "swarm": View(
+    evaluations=("warm_start", "trained", "single_agent_unhurried", "single_agent"),
+    columns=(
+      "reward",
+      "by_kind.wide.item_f1",
+      "by_kind.wide.critical_steps",
+      "by_kind.deep.success",
+      "by_kind.narrow.item_f1",
+      "by_kind.narrow.serial_rate",
+      "parallelism",
+      "finish_rate",
+    ),
+    gains=("reward", "single_agent_performance"),
+    held_out=("reward", "by_kind.wide.item_f1", "by_kind.narrow.serial_rate"),
+    curves=(
+      ("reward", "reward"),
+      ("performance", "performance"),
+      ("critical_steps", "critical steps"),
+      ("serial_rate", "serial rate"),
+      ("width", "assignments at once"),
+      ("finish_rate", "finish rate"),
+    ),
+  ),
+  "coding": View(
+    evaluations=("warm_start", "trained", "no_summary"),
+    columns=("reward", "solve_rate", "summaries", "invalid_tool_calls", "edits", "turns"),
+    gains=("reward", "solved", "no_summary_solved"),
+    held_out=("reward", "solve_rate", "turns"),
+    curves=(
+      ("reward", "reward"),
+      ("solved", "solved"),
+      ("edits", "edits"),
+      ("turns", "turns"),
+      ("summaries", "summaries"),
+      ("broken_calls", "broken calls"),
+    ),
+  ),
+}
+"""By environment."""
 
 SMOOTHED = 5
 """Steps behind a point of the thick lines; the thin ones are the steps themselves."""
@@ -38,28 +96,29 @@ _NOT_NUMBER = "–"
 
 
 def table(runs: Sequence[Run]) -> str:
-  """A row of means for each evaluation, and the gain with its lower bound behind the trained one.
+  """A row of means for each evaluation, and gains with their lower bounds behind the trained one.
 
   Raises:
-    ValueError: a run has no evaluation yet.
+    ValueError: a run has no evaluation yet, or the runs are of several environments.
   """
+  view = _view(runs)
+  names = [_words(column) for column in view.columns]
+  gains = [f"gain in {_words(name)} (from)" for name in view.gains]
   lines = [
-    f"| run | weights | {' | '.join(c.replace('_', ' ') for c in COLUMNS)} | gain in reward (from) "
-    "| gain in output recall (from) |",
-    "|---" * (len(COLUMNS) + 4) + "|",
+    f"| run | weights | {' | '.join([*names, *gains])} |",
+    "|---" * (len(names) + len(gains) + 2) + "|",
   ]
   for run in runs:
     summary = run.summary
     if "trained" not in summary.get("eval", {}):
       raise ValueError(f"{run.name} has no evaluation yet; let the run finish")
-    for weights in EVALUATIONS:
+    for weights in view.evaluations:
       entry = summary["eval"].get(weights, {})
-      cells = [_cell(entry.get(column)) for column in COLUMNS]
-      gains = ["", ""]
+      cells = [_cell(_value(entry, column)) for column in view.columns]
+      told = [""] * len(gains)
       if weights == "trained":
-        gains = [_gain(summary["paired_bootstrap"], name) for name in ("reward", "output_recall")]
-      words = weights.replace("_", " ")
-      lines.append(f"| {run.name} | {words} | {' | '.join([*cells, *gains])} |")
+        told = [_gain(summary["paired_bootstrap"], name) for name in view.gains]
+      lines.append(f"| {run.name} | {_words(weights)} | {' | '.join([*cells, *told])} |")
   return "\n".join(lines)
 
 
@@ -67,22 +126,23 @@ def svg(runs: Sequence[Run]) -> str:
   """Small charts, a colour a run, as an SVG document.
 
   First the held-out evaluations of the runs that have them, from the warm start (hollow) to the
-  trained policy (full), with a bar where one hybrid search of as many chunks stands; then the
-  scalars of the steps of reinforcement learning.
+  trained policy (full), with a bar where their rival stands; then the scalars of the steps of
+  reinforcement learning.
 
   Raises:
-    ValueError: no run has a step.
+    ValueError: no run has a step, or the runs are of several environments.
   """
+  view = _view(runs)
   curves = [[row for row in run.rows if row["phase"] == "rl"] for run in runs]
   last = max((row["step"] for rows in curves for row in rows), default=-1)
   if last < 0:
     raise ValueError("no run has a step of reinforcement learning yet")
-  panels = [_held_out(key.replace("_", " "), key, runs) for key in HELD_OUT]
-  for key, title in CURVES:
+  panels = []
+  if any(_evaluated(run, view) for run in runs):
+    panels = [_held_out(key, view, runs) for key in view.held_out]
+  for key, title in view.curves:
     lines = [[(row["step"], row[key]) for row in rows if key in row] for rows in curves]
     panels.append(_chart(title, lines, last))
-  if not any(_evaluated(run) for run in runs):
-    panels = panels[len(HELD_OUT) :]
   parts = [_legend([run.name for run in runs])]
   for i, panel in enumerate(panels):
     x = i % _PER_ROW * (_WIDTH + _LEFT) + _LEFT
@@ -96,19 +156,44 @@ def svg(runs: Sequence[Run]) -> str:
   )
 
 
-def _evaluated(run: Run) -> bool:
-  return all("reward" in run.summary.get("eval", {}).get(name, {}) for name in EVALUATIONS)
+def _view(runs: Sequence[Run]) -> View:
+  found = {run.summary.get("config", {}).get("env", "search") for run in runs}
+  if len(found) > 1:
+    raise ValueError(f"the runs are of several environments ({', '.join(sorted(found))}); name one")
+  return VIEWS[found.pop() if found else "search"]
 
 
-def _held_out(title: str, key: str, runs: Sequence[Run]) -> str:
-  """A line a run: hollow dot, full dot, and a bar for one search."""
+def _words(name: str) -> str:
+  return name.removeprefix("by_kind.").replace("_", " ").replace(".", " ")
+
+
+def _value(entry: Any, column: str) -> Any:
+  """What lies at a path of names with dots between them; None where nothing does."""
+  for name in column.split("."):
+    entry = entry.get(name) if isinstance(entry, Mapping) else None
+  return entry
+
+
+def _evaluated(run: Run, view: View) -> bool:
+  found = run.summary.get("eval", {})
+  return all("reward" in found.get(name, {}) for name in _shown(view))
+
+
+def _shown(view: View) -> tuple[str, str, str]:
+  """The evaluations in a panel: before, after, the rival."""
+  return "warm_start", "trained", view.evaluations[-1]
+
+
+def _held_out(key: str, view: View, runs: Sequence[Run]) -> str:
+  """A line a run: hollow dot, full dot, and a bar for the rival."""
   rows = []
   for i, run in enumerate(runs):
-    if _evaluated(run):
-      rows.append((i, [run.summary["eval"][name].get(key, math.nan) for name in EVALUATIONS]))
+    if _evaluated(run, view):
+      found = [_value(run.summary["eval"][name], key) for name in _shown(view)]
+      rows.append((i, [math.nan if value is None else value for value in found]))
   high = max([v for _, values in rows for v in values if math.isfinite(v)], default=0) or 1.0
   across = lambda value: value / high * (_WIDTH - 20)
-  drawn = [f'<text y="-8" font-weight="bold">held out: {escape(title)}</text>']
+  drawn = [f'<text y="-8" font-weight="bold">held out: {escape(_words(key))}</text>']
   for value in (0.0, high):
     drawn.append(
       f'<line x1="{across(value)}" x2="{across(value)}" y2="{_HEIGHT}" stroke="#ddd"/>'
@@ -118,12 +203,12 @@ def _held_out(title: str, key: str, runs: Sequence[Run]) -> str:
     if not all(map(math.isfinite, values)):
       continue
     y = (place + 0.5) * _HEIGHT / len(rows)
-    warm, trained, one = (f"{across(value):.1f}" for value in values)
+    warm, trained, rival = (f"{across(value):.1f}" for value in values)
     drawn.append(
       f'<line x1="{warm}" x2="{trained}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_colour(i)}" '
       f'stroke-width="2"/><circle cx="{warm}" cy="{y:.1f}" r="4" fill="white" '
       f'stroke="{_colour(i)}" stroke-width="1.6"/><circle cx="{trained}" cy="{y:.1f}" r="4.5" '
-      f'fill="{_colour(i)}"/><line x1="{one}" x2="{one}" y1="{y - 7:.1f}" y2="{y + 7:.1f}" '
+      f'fill="{_colour(i)}"/><line x1="{rival}" x2="{rival}" y1="{y - 7:.1f}" y2="{y + 7:.1f}" '
       'stroke="#222" stroke-width="2"/>'
     )
   return "".join(drawn)

@@ -53,6 +53,21 @@ def test_held_out_means_go_from_a_hollow_to_a_full_dot_and_unfinished_runs_have_
   assert len(dots) == 4  # no trajectory recall in these summaries
 
 
+def test_runs_of_a_swarm_are_told_by_kind_of_task_and_not_beside_those_of_a_search():
+  entry = {"reward": 0.5, "by_kind": {"wide": {"item_f1": 0.25}}}
+  evals = dict.fromkeys(["warm_start", "trained", "single_agent"], entry)
+  gains = BOOTSTRAP | {f"single_agent_performance_gain{b}": 0.5 for b in ("", "_lower95")}
+  summary = {"config": {"env": "swarm"}, "eval": evals, "paired_bootstrap": gains}
+  swarm = Run("s", ({"phase": "rl", "step": 0, "serial_rate": 1.0},), summary, ())
+  lines = comparison.table([swarm]).splitlines()
+  assert lines[0].startswith("| run | weights | reward | wide item f1 | wide critical steps |")
+  assert lines[3].startswith("| s | trained | 0.500 | 0.250 | – |")
+  assert lines[3].endswith("| +0.250 (+0.125) | +0.500 (+0.500) |")
+  assert "held out: wide item f1" in comparison.svg([swarm])
+  with pytest.raises(ValueError, match="search, swarm"):
+    comparison.table([swarm, run("a", [0])])
+
+
 def test_an_unfinished_run_and_one_without_steps_are_named_errors():
   with pytest.raises(ValueError, match="a has no evaluation yet"):
     comparison.table([run("a", [0], finished=False)])
