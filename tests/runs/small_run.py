@@ -29,6 +29,7 @@ from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.rewards.toggle import LengthBudgets
 from jaxrl_agents.runs import command, rl, setup
 from jaxrl_agents.runs import processes as processes_lib
 from jaxrl_agents.runs.players import Players
@@ -108,7 +109,7 @@ def trained(config: RunConfig, folder: pathlib.Path, bond: Bond, notice: Notice)
     notice=notice,
   ) as players:
     plan = loop.Plan(
-      collect=lambda tasks, step: rl.collect(config, players, tasks, step),
+      collect=lambda tasks, step: rl.collect(config, players, tasks, step, LengthBudgets()),
       total=lambda trajectory, step: odd_share(trajectory),
       publish=players.publish,
       save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
