@@ -172,7 +172,8 @@ class Bond:
       f"process {number} of the run is gone: {how}. All end; the same commands go on from the last "
       "checkpoint"
     )
+    # At once: jax may end this process, too, when it misses the other.
+    print(f"error: {self._lost}", file=sys.stderr, flush=True)
     time.sleep(_GRACE_S)
     if not self._closed:
-      print(f"error: {self._lost}", file=sys.stderr, flush=True)
       os._exit(GONE)
