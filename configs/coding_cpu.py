@@ -15,6 +15,7 @@ def get_config() -> config.RunConfig:
     coding=config.CodingConfig(
       repo_kind="calls",
       damage="token",
+      tasks_per_repo=30,
       max_file_characters=900,
       tools=("read_file", "edit_file", "shell"),
       token_budget=1_024,

@@ -317,7 +317,9 @@ class SftConfig:
 
   A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
   small network learns to quote from them first); they end after `copy_phase` of the steps.
-  `drills` are short exercises in quoting the right ids of a result (`envs.search_drills`).
+  `drills` are short exercises, `reading_drills` of them: in quoting the right ids of a result
+  (`envs.search_drills`), in each role of a swarm (`envs.swarm_drills`), in mending a line of a file
+  (`envs.coding_drills`).
 
   Attributes:
     schedule: of the learning rate after the warm-up.

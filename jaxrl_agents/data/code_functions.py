@@ -94,7 +94,7 @@ def cuts(
   for name, node in found.statements.items():
     if not isinstance(node, ast.FunctionDef) or not _fits(node):
       continue
-    length = len(_without_docstring(source, node).splitlines())
+    length = len(without_docstring(source, node).splitlines())
     needed = _needed(found, name) if min_lines <= length <= max_lines else None
     if needed is None:
       continue
@@ -177,11 +177,11 @@ def _text(found: Pieces, needed: Iterable[str]) -> str:
   imports = sorted({found.imports[n][1] for n in needed if n in found.imports})
   nodes = {id(found.statements[n]): found.statements[n] for n in needed if n in found.statements}
   ordered = sorted(nodes.values(), key=lambda node: node.lineno)
-  blocks = [_without_docstring(found.source, node) for node in ordered]
+  blocks = [without_docstring(found.source, node) for node in ordered]
   return "\n\n\n".join(filter(None, ["\n".join(imports), *blocks])) + "\n"
 
 
-def _without_docstring(source: Source, node: ast.stmt) -> str:
+def without_docstring(source: Source, node: ast.stmt) -> str:
   """The text of a statement; of a function without its docstring."""
   start = source.starts[node.lineno - 1]
   end = source.starts[node.end_lineno or node.lineno]

@@ -204,7 +204,7 @@ async def validated(
   return Task(f"code-{digest}", "coding", prompt, facts, split_of(repo.group), seed), ""
 
 
-_FAULTS = (
+FAULTS = (
   "`{check}` fails. Mend {path}.",
   "`{check}` fails since the last change of {path}. Find the fault and mend it.",
   "There is a fault in {path}: see `{check}`. Mend it.",
@@ -224,7 +224,7 @@ def prompt_of(repo: Repo, damage: Damage, draw: random.Random) -> str:
   listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
   if len(damage.names) > 12:
     listed = f"{len(damage.names)} functions"
-  forms = _FEATURES if damage.kind.startswith("feature") else _FAULTS
+  forms = _FEATURES if damage.kind.startswith("feature") else FAULTS
   return draw.choice(forms).format(check=check, path=" and ".join(paths), names=listed)
 
 

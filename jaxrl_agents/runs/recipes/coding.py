@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.config import CodingConfig, RunConfig
-from jaxrl_agents.data import coding_sets
+from jaxrl_agents.data import code_drills, coding_sets, coding_tasks
 from jaxrl_agents.data.coding_sets import CodingSet
+from jaxrl_agents.envs import coding_drills
 from jaxrl_agents.envs.coding_expert import ExpertNoise
 from jaxrl_agents.evals import suites
 from jaxrl_agents.harness.process import WorkerSpec
+from jaxrl_agents.retrieval import documents
 from jaxrl_agents.rewards import coding as coding_rewards
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Tasks
@@ -91,7 +93,7 @@ def _made(config: RunConfig, report: Any) -> pathlib.Path:
   rooms = [path for room in ("grading", "sandbox") for path in (_PACKAGE / room).glob("*.py")]
   for path in sorted([*rooms, *(_PACKAGE / "data").glob("code_*.py")]):
     found.update(path.read_bytes())
-  for module in (coding_sets, coding_sets.coding_tasks):
+  for module in (coding_sets, coding_tasks):
     found.update(pathlib.Path(str(module.__file__)).read_bytes())
   found.update(platform.python_version().encode())
   folder = setup.cache(config) / f"coding_{found.hexdigest()[:16]}"
@@ -154,8 +156,21 @@ def texts(config: RunConfig, corpus: CodingTasks) -> Sequence[str]:
 
 
 def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """None."""
-  raise ValueError("there are no drills for env=coding; set their rate in sft.rates to 0")
+  """Functions of the train split to mend by reading alone."""
+  damaged = code_drills.damaged(
+    documents.load(config.corpus.source),
+    split="train",
+    count=config.sft.reading_drills,
+    max_characters=config.coding.max_file_characters,
+    seed=config.seed,
+  )
+  return coding_drills.repair_drills(
+    ((each.repo, each.edit) for each in damaged),
+    coding_tasks.FAULTS,
+    config.coding.tools,
+    setup.load_chat(config),
+    seed=config.seed,
+  )
 
 
 def total(config: RunConfig, trajectory: Trajectory, step: int | None = None) -> float:

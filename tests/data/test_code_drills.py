@@ -1,0 +1,60 @@
+"""Damaged functions to practise on: one token, in files that parse, of the modules of a split."""
+
+import ast
+import difflib
+import sysconfig
+
+import pytest
+
+from jaxrl_agents.data import code_drills
+from jaxrl_agents.data.graph import split_of
+from jaxrl_agents.data.python_source import module_name
+from jaxrl_agents.grading import repo as repo_lib
+from jaxrl_agents.retrieval import documents as documents_lib
+from jaxrl_agents.retrieval.documents import Document
+
+STDLIB = sysconfig.get_paths()["stdlib"]
+OPTIONS = {"count": 60, "max_characters": 900, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def documents():
+  return documents_lib.load(f"{STDLIB}/email")
+
+
+@pytest.fixture(scope="module")
+def drills(documents):
+  return list(code_drills.damaged(documents, split="train", **OPTIONS))
+
+
+def test_files_are_short_and_parse_damaged_and_mended_to_different_trees(drills):
+  assert len(drills) == 60
+  for drill in drills:
+    (path,) = drill.repo.sources
+    mended, broken = drill.repo.files[path], repo_lib.broken(drill.repo, [drill.edit])[path]
+    assert len(mended) <= 900
+    assert ast.dump(ast.parse(mended)) != ast.dump(ast.parse(broken))
+    changed = [
+      line for line in difflib.ndiff(mended.split("\n"), broken.split("\n")) if line[0] == "-"
+    ]
+    assert len(changed) == 1
+
+
+def test_functions_are_those_of_the_modules_of_the_split(documents, drills):
+  own = [d.text for d in documents if split_of(module_name(d)) == "train"]
+  train = "\n".join(own)
+  assert 0 < len(own) < len(documents)
+  dedented = {line.strip() for line in train.split("\n")}
+  for drill in drills:
+    for line in drill.repo.files[drill.edit["path"]].split("\n"):
+      assert line.strip() in dedented
+
+
+def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
+  assert list(code_drills.damaged(documents, split="train", **OPTIONS)) == drills
+  assert list(code_drills.damaged(documents, split="train", **{**OPTIONS, "seed": 1})) != drills
+
+
+def test_where_no_function_is_short_enough_there_are_none():
+  document = Document("1", "m", "x = 1\n", {"source": "m", "kind": "python"})
+  assert not list(code_drills.damaged([document], split="train", **OPTIONS))

@@ -1,0 +1,55 @@
+"""Drills of the coding agent: the reply mends what the prompt shows."""
+
+import random
+
+import pytest
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.envs import coding_drills, coding_view
+from jaxrl_agents.grading import repo as repo_lib
+from jaxrl_agents.grading.repo import Repo
+
+CHAT = chat_lib.load("base")
+TEXT = "def add(a, b):\n    total = a + b\n    return total\n\n\ndef last(xs):\n    return xs[-1]\n"
+EDITS = [
+  {"path": "main.py", "start": TEXT.index("+"), "fixed": "+", "broken": "-"},
+  {"path": "main.py", "start": TEXT.index("-1"), "fixed": "-1", "broken": "1"},
+]
+REPO = Repo("drill", "drill", "calls", {"main.py": TEXT}, ("main.py",))
+PROMPTS = ("Mend {path}.", "`{check}` fails: see {path}.")
+TOOLS = ("read_file", "edit_file", "shell")
+
+
+@pytest.fixture(scope="module")
+def drills():
+  draw = random.Random(0)
+  pairs = [(REPO, draw.choice(EDITS)) for _ in range(30)]
+  made = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, seed=0)
+  return [(edit, *drill) for (_, edit), drill in zip(pairs, made, strict=True)]
+
+
+def test_the_reply_is_one_edit_that_turns_the_file_that_was_read_into_the_mended_one(drills):
+  for edit, prompt, reply in drills:
+    broken = repo_lib.broken(REPO, [edit])["main.py"]
+    assert broken in CHAT.decode(prompt.tolist())
+    (call,) = CHAT.parse(reply).tool_calls
+    assert call.name == "edit_file" and call.arguments["path"] == "main.py"
+    text, error = coding_view.edited(
+      "main.py", broken, call.arguments["old"], call.arguments["new"]
+    )
+    assert (text, error) == (TEXT, "")
+
+
+def test_prompts_are_all_drawn_and_name_file_and_check(drills):
+  texts = [CHAT.decode(prompt.tolist()) for _, prompt, _ in drills]
+  assert any("Mend main.py." in text for text in texts)
+  assert any("`python3 check.py` fails: see main.py." in text for text in texts)
+  assert all(text.startswith("<|tools|>read_file edit_file shell<|end|>") for text in texts)
+
+
+def test_a_reply_that_is_too_long_is_left_out():
+  line = f"    return {'+'.join(['value'] * 80)}\n"
+  text = f"def long(value):\n{line}"
+  repo = Repo("drill", "drill", "calls", {"main.py": text}, ("main.py",))
+  edit = {"path": "main.py", "start": text.index("+"), "fixed": "+", "broken": "-"}
+  assert not list(coding_drills.repair_drills([(repo, edit)], PROMPTS, TOOLS, CHAT, seed=0))
