@@ -5,7 +5,6 @@ sources on disk -> seqio mixture -> rows -> updates -> the draft module from the
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,8 +30,6 @@ def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]
   Raises:
     Preempted: SIGTERM came; what is finished is saved.
   """
-  # Importing seqio takes ten seconds; meanwhile the expert plays.
-  threading.Thread(target=_seqio_tasks, daemon=True).start()
   with processes.bound(config) as bond, processes.stoppable(bond) as notice:
     with processes.first_alone("demonstrations"):
       rates = sources.make(config, corpus, workdir)
@@ -148,7 +145,7 @@ def batches(
   config: RunConfig, workdir: Workdir, rates: dict[str, float], first: int
 ) -> Iterator[list[packing.Batch]]:
   """Microbatches of each step from `first` on: drills leave the mixture after `copy_phase`."""
-  seqio_tasks = _seqio_tasks()
+  seqio_tasks = sources.seqio_tasks()
   sft, learner = config.sft, config.learner
   switch = int(sft.copy_phase * sft.steps) if "copies" in rates else 0
   later = {name: rate for name, rate in rates.items() if name != "copies"} or rates
@@ -156,12 +153,12 @@ def batches(
   for number, (mixture, start, stop) in enumerate(phases):
     if first >= stop or start == stop:
       continue
-    sources = {
+    found = {
       name: seqio_tasks.Source(str(workdir.demonstrations / name), rate)
       for name, rate in mixture.items()
     }
     packed = seqio_tasks.packed_batches(
-      sources,
+      found,
       rows=sft.rows_per_step,
       row_tokens=learner.row_tokens,
       seed=config.seed + number,
@@ -188,9 +185,3 @@ def microbatches(rows: dict[str, np.ndarray], rows_per_microbatch: int) -> list[
   )
   cut = lambda start: jax.tree.map(lambda x: x[start : start + rows_per_microbatch], whole)
   return [cut(start) for start in range(0, len(mask), rows_per_microbatch)]
-
-
-def _seqio_tasks():
-  from jaxrl_agents.data import seqio_tasks  # ten seconds and a gigabyte: only here
-
-  return seqio_tasks

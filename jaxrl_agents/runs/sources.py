@@ -11,6 +11,8 @@ import hashlib
 import json
 import pathlib
 import shutil
+import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -157,7 +159,12 @@ def _made(
 def play(
   config: RunConfig, corpus: Tasks, tasks: list[Task], rollouts: int, *, label: str
 ) -> list[Group]:
-  """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks."""
+  """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks.
+
+  Meanwhile this process, which only waits, imports what it will read them with. (Not beside what it
+  does itself: in CPython 3.11 `ast.parse` is not safe in two threads,
+  https://github.com/python/cpython/issues/106905.)
+  """
   groups: dict[str, Group] = {}
   headline = recipes.of(config).HEADLINE
   sampling = setup.sampling(config, config.seed)
@@ -172,6 +179,8 @@ def play(
     Progress(label, len(tasks)) as progress,
   ):
     pool.wait_until_ready()
+    importing = threading.Thread(target=seqio_tasks, daemon=True)
+    importing.start()
     for i, task in enumerate(tasks):
       pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
     while len(groups) < len(tasks):
@@ -184,7 +193,15 @@ def play(
             pool.submit(job)
         elif message[0] == "error":
           raise RuntimeError(f"a worker failed: {message[1]}")
+    importing.join()
   return [groups[f"{label} {i}"] for i in range(len(tasks))]
+
+
+def seqio_tasks() -> types.ModuleType:
+  """The module of that name, imported here alone: it takes ten seconds and a gigabyte."""
+  from jaxrl_agents.data import seqio_tasks as module
+
+  return module
 
 
 def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Generator) -> Segment:
