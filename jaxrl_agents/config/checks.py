@@ -141,6 +141,8 @@ def _check_swarm(config: RunConfig) -> None:
       f"parl.anneal_end={parl.anneal_end} must be in (0, 1] and parl.target_width="
       f"{parl.target_width} at least 2"
     )
+  if not 0 < swarm.budget_share < 1:
+    raise ValueError(f"swarm.budget_share={swarm.budget_share:g} must be above 0 and below 1")
   if swarm.sub_token_budget > config.search.token_budget:
     raise ValueError(
       f"swarm.sub_token_budget={swarm.sub_token_budget} is more than search.token_budget="

@@ -248,6 +248,8 @@ class SwarmConfig:
       training itself.
     sub_init: folder of its weights, of any size; "": those that training starts from.
     alone: the orchestrator has the tools of the corpus alone, and no sub-agents.
+    budget_share: the budget of critical steps of a wide or deep task, as a share of the steps that
+      a single agent needs: the smaller, the larger the tasks.
     stretch: factor of the tasks' budgets of critical steps.
     max_turns: of the orchestrator, whatever its task's budget of critical steps.
     sub_max_turns: of a sub-agent; what is left of the critical steps may be less.
@@ -264,6 +266,7 @@ class SwarmConfig:
   sub_policy: str = "frozen"
   sub_init: str = ""
   alone: bool = False
+  budget_share: float = 0.4
   stretch: float = 1.0
   max_turns: int = 15
   sub_max_turns: int = 100
@@ -327,6 +330,8 @@ class SftConfig:
     hasty: probability that the expert, in an episode, asks for one clue alone and answers: what
       reinforcement learning is to unlearn.
     serial: of a swarm, probability that the orchestrator of an episode does everything itself.
+    alone: of a swarm, probability that an episode is that of a single agent without the two tools,
+      which has the steps and the context that it needs.
     max_children: of a swarm, sub-agents of an episode that are imitated beside their orchestrator.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
     rates: of demonstrations, practice, copies and drills in the mixture.
@@ -349,6 +354,7 @@ class SftConfig:
   rollouts_per_task: int = 2
   hasty: float = 0.3
   serial: float = 0.7
+  alone: float = 0.0
   max_children: int = 2
   practice_tasks: int = 0
   copy_segments: int = 0

@@ -40,7 +40,8 @@ class SwarmNoise:
   it.
   """
 
-  serial: float = 0.7  # an episode's orchestrator looks everything up itself
+  alone: float = 0.0  # an episode is that of one agent with all the steps and room it needs
+  serial: float = 0.7  # else, its orchestrator looks everything up itself
   lonely: float = 0.1  # among the others: assigns one task a turn
   crowded: float = 0.1  # among the others: gives two rows to a sub-agent
   hasty: float = 0.02  # a turn of the orchestrator: answers with what there is
@@ -212,15 +213,23 @@ def expert_services(
   search: SearchConfig,
   limits: SwarmConfig,
   noise: SwarmNoise,
+  roomy: tuple[SearchConfig, SwarmConfig],
 ) -> Services:
   """For `WorkerSpec.build`: scripted episodes; what samples a policy stays idle.
 
-  The demonstrations of both roles are the segments of a trajectory and of its children.
+  The demonstrations of both roles are the segments of a trajectory and of its children. `roomy` are
+  the limits of the episodes of one agent alone.
   """
   shared = SwarmServices(load_services(tokenizer, index_folder, search), limits)
+  own = dataclasses.replace(shared.search, limits=roomy[0])
+  single = SwarmServices(own, roomy[1])
 
   def make_episode(task: Task, seed: int, _: Sampler) -> tuple[Env, Sampler]:
-    made = make_player(task, shared, noise, seed)
+    alone = _random(seed, f"alone {task.id}").random() < noise.alone
+    if alone:
+      made = make_player(task, single, dataclasses.replace(noise, serial=1.0), seed)
+    else:
+      made = make_player(task, shared, noise, seed)
     return made, made
 
   return Services(shared.search.chat, make_episode)

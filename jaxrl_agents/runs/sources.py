@@ -44,6 +44,7 @@ _OPTIONS = {
     "rollouts_per_task",
     "hasty",
     "serial",
+    "alone",
     "max_children",
   ),
   "practice": ("practice_tasks", "hasty"),

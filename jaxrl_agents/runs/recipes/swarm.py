@@ -55,6 +55,7 @@ def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
     chunk_tokens=corpus.chunk_tokens,
     cache_dir=setup.cache(config),
     budgets=swarm_steps.Budgets(
+      share=swarm.budget_share,
       max_calls=search.max_calls,
       max_assignments=swarm.max_assignments_per_turn,
       token_budget=search.token_budget,
@@ -76,13 +77,15 @@ def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
 
 def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
   """Workers in which the scripted orchestrator and its sub-agents play."""
-  noise = SwarmNoise(serial=config.sft.serial)
+  noise = SwarmNoise(serial=config.sft.serial, alone=config.sft.alone)
+  roomy = _unhurried(config)
   arguments = (
     config.policy.tokenizer,
     str(corpus.index.folder),
     config.search,
     config.swarm,
     noise,
+    (roomy.search, roomy.swarm),
   )
   return WorkerSpec("jaxrl_agents.envs.swarm_expert:expert_services", arguments)
 
@@ -133,15 +136,22 @@ def variants(config: RunConfig) -> Mapping[str, RunConfig]:
   """The same policy without the two tools: within the same critical steps, and unhurried, with the
   steps and the context that an agent needs for a whole table.
   """
-  swarm = functools.partial(dataclasses.replace, config.swarm, alone=True)
-  alone = dataclasses.replace(config, swarm=swarm())
-  more = 1.0 / swarm_steps.Budgets().share
-  search = dataclasses.replace(
-    config.search, token_budget=math.ceil(more * config.search.token_budget)
-  )
+  alone = dataclasses.replace(config.swarm, alone=True)
+  return {
+    "single_agent": dataclasses.replace(config, swarm=alone),
+    "single_agent_unhurried": _unhurried(config),
+  }
+
+
+def _unhurried(config: RunConfig) -> RunConfig:
+  more = 1.0 / config.swarm.budget_share
   turns = math.ceil(more * config.swarm.max_turns)
-  unhurried = dataclasses.replace(config, swarm=swarm(stretch=more, max_turns=turns), search=search)
-  return {"single_agent": alone, "single_agent_unhurried": unhurried}
+  context = math.ceil(more * config.search.token_budget)
+  return dataclasses.replace(
+    config,
+    swarm=dataclasses.replace(config.swarm, alone=True, stretch=more, max_turns=turns),
+    search=dataclasses.replace(config.search, token_budget=context),
+  )
 
 
 def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, pathlib.Path | str]:
