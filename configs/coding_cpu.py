@@ -17,6 +17,7 @@ def get_config() -> config.RunConfig:
       damage="token",
       tasks_per_repo=30,
       max_file_characters=900,
+      plain_lines=True,
       tools=("read_file", "edit_file", "shell"),
       token_budget=1_024,
       trigger_fraction=0.6,

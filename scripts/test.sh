@@ -24,8 +24,9 @@ stage environment scripts/make_venv.sh "$venv" dev || exit 1
 stage lint "$venv/bin/ruff" check .
 stage format "$venv/bin/ruff" format --check .
 stage types "$venv/bin/mypy"
-# Compiling takes one core: two processes, each a file of tests at a time.
-stage tests "$venv/bin/pytest" -q --durations=15 -n 2 --dist=loadfile "$@"
+# Compiling takes one core: two processes, each a file of tests at a time, in order: else those of
+# few tests, which take longest, come last and one process waits for the other.
+stage tests "$venv/bin/pytest" -q --durations=15 -n 2 --dist=loadfile --no-loadscope-reorder "$@"
 echo "== everything: $SECONDS s"
 if [ ${#failed[@]} -gt 0 ]; then
   echo "failed: ${failed[*]}" >&2

@@ -74,6 +74,8 @@ class CodingConfig:
     repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
       "calls" are short functions in one file, "token" is damage of one token, levels are those of
       `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
+    plain_lines: damage alone in lines that JSON writes as they stand, without quotes and
+      backslashes: they can be copied token by token.
     tools: of CODING_TOOLS, what is offered.
     token_budget: of the whole context.
     context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
@@ -93,6 +95,7 @@ class CodingConfig:
   min_level: int = 0
   max_level: int = 3
   max_file_characters: int = 400_000
+  plain_lines: bool = False
   tools: tuple[str, ...] = CODING_TOOLS
   token_budget: int = 131_072
   context: Literal["summarize", "discard_all", "hide_results", "none"] = "summarize"

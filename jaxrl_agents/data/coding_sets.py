@@ -247,6 +247,7 @@ def chosen(coding_set: CodingSet, split: str, limits: CodingConfig) -> list[Task
       and limits.damage in ("any", task.facts["kind"].partition(" ")[0])
       and limits.min_level <= task.facts["level"] <= limits.max_level
       and longest <= limits.max_file_characters
+      and (not limits.plain_lines or coding_tasks.in_plain_lines(repo, task.facts["edits"]))
     )
     if fits:
       found.append(task)

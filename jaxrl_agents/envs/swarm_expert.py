@@ -192,11 +192,20 @@ class Orchestrator:
     return self._random.random() < rate
 
 
-def make_player(task: Task, services: SwarmServices, noise: SwarmNoise, seed: int) -> Scripted:
-  """An episode that the scripted orchestrator plays, with scripted sub-agents.
+def make_player(
+  task: Task,
+  services: SwarmServices,
+  noise: SwarmNoise,
+  seed: int,
+  roomy: SwarmServices | None = None,
+) -> Scripted:
+  """An episode that the scripted orchestrator plays, with scripted sub-agents; with the services of
+  `roomy`, those of one agent alone, if it draws so.
 
   All they do is a function of the arguments; their tokens carry version -1 and logprob 0.
   """
+  if roomy is not None and _random(seed, f"alone {task.id}").random() < noise.alone:
+    services, noise = roomy, dataclasses.replace(noise, serial=1.0)
   chat = services.search.chat
 
   def player(env: SearchEnv, assignment: Assignment, seed: int) -> tuple[Env, Sampler]:
@@ -225,11 +234,7 @@ def expert_services(
   single = SwarmServices(own, roomy[1])
 
   def make_episode(task: Task, seed: int, _: Sampler) -> tuple[Env, Sampler]:
-    alone = _random(seed, f"alone {task.id}").random() < noise.alone
-    if alone:
-      made = make_player(task, single, dataclasses.replace(noise, serial=1.0), seed)
-    else:
-      made = make_player(task, shared, noise, seed)
+    made = make_player(task, shared, noise, seed, single)
     return made, made
 
   return Services(shared.search.chat, make_episode)

@@ -45,6 +45,19 @@ def test_at_once_the_table_is_right_within_the_budget_and_alone_it_is_not(played
   assert together.rewards["parallelism"] == 8.0
 
 
+def test_an_agent_alone_with_room_finds_every_row_step_by_step(services):
+  roomy = swarm_services(services, {"token_budget": 4_096}, alone=True, stretch=4.0)
+  noise = dataclasses.replace(FAULTLESS, alone=1.0)
+  task = swarm_task()
+  player = make_player(task, swarm_services(services), noise, 0, roomy)
+  sampling = Sampling(max_new_tokens=400)
+  episode = run_episode(player, roomy.search.chat, player, task=task, sampling=sampling)
+  trajectory = asyncio.run(episode)
+  assert tools_of(trajectory) == [["search_corpus"]] * 8 + [[]]
+  assert trajectory.rewards["success"] == 1.0 and trajectory.rewards["critical_steps"] == 9.0
+  assert "create_subagent" not in roomy.search.chat.decode(trajectory.segments[0].tokens.tolist())
+
+
 def test_where_there_are_few_rows_the_agent_alone_is_right_and_the_swarm_is_not(played):
   task = swarm_task(rows=2, max_steps=3)
   assert played(SERIAL, task).rewards["success"] == 1.0

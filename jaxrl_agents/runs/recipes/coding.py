@@ -165,7 +165,11 @@ def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray,
     seed=config.seed,
   )
   return coding_drills.repair_drills(
-    ((each.repo, each.edit) for each in damaged),
+    (
+      (each.repo, each.edit)
+      for each in damaged
+      if not config.coding.plain_lines or coding_tasks.in_plain_lines(each.repo, [each.edit])
+    ),
     coding_tasks.FAULTS,
     config.coding.tools,
     setup.load_chat(config),
