@@ -62,6 +62,7 @@ def test_a_swarm_is_warmed_up_trained_and_told_beside_a_single_agent(library, tm
     f"corpus.source={library}",
     "sft.rates=(1,0,0,1)",
     "sft.reading_drills=8",
+    "swarm.budget_share=0.4",
   )
   assert {"warm_start", "trained", "swarm", "single_agent", "single_agent_unhurried"} <= set(
     summary["eval"]
