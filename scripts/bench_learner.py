@@ -14,6 +14,7 @@ with ours; they print a JSON line per figure.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import resource
@@ -35,6 +36,7 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import setup
 from jaxrl_agents.types import Segment
 
+ROWS, PROMPT_TOKENS, SAMPLED_TOKENS = 32, 128, 128
 ROUNDS = flags.DEFINE_integer("rounds", 1, "Times that each party is measured.", lower_bound=1)
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed steps a round.", lower_bound=1)
 HUGE_PAGES = flags.DEFINE_bool(
@@ -42,16 +44,15 @@ HUGE_PAGES = flags.DEFINE_bool(
 )
 DEVICES = flags.DEFINE_integer(
   "devices",
-  os.cpu_count() or 1,
-  "Devices that this machine's cores are shown as, over which ours is split (mesh.fsdp): within "
-  "one, XLA leaves cores idle.",
+  math.gcd(ROWS, os.cpu_count() or 1),
+  "Devices that this machine's cores are shown as, over which the rows of ours are split "
+  "(mesh.fsdp): within one, XLA leaves cores idle.",
   lower_bound=1,
 )
 PEERS = flags.DEFINE_string("peers", "", "Folder of the peers' virtual environments.")
 PEER_NAMES = flags.DEFINE_list("peer_names", ["transformers", "tunix"], "Which of them to run.")
 PEER_SCRIPTS = flags.DEFINE_string("peer_scripts", "", "Folder of the peers' scripts.")
 
-ROWS, PROMPT_TOKENS, SAMPLED_TOKENS = 32, 128, 128
 TUNABLE = "glibc.malloc.hugetlb=1"
 PEER_COMMANDS = {
   "transformers": ("torch", ["hf_train.py", "--experts", "grouped_mm"]),
@@ -170,11 +171,15 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"unknown arguments {argv[1:]}")
   if bool(PEERS.value) != bool(PEER_SCRIPTS.value):
     raise app.UsageError("--peers and --peer_scripts go together")
-  wanted = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES.value}"}
+  if ROWS % DEVICES.value:
+    raise app.UsageError(f"--devices={DEVICES.value} does not divide the {ROWS} rows")
+  wanted = [("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES.value}", " ")]
   if HUGE_PAGES.value:
-    wanted["GLIBC_TUNABLES"] = TUNABLE
-  if any(value not in os.environ.get(name, "") for name, value in wanted.items()):
-    os.environ |= {name: f"{os.environ.get(name, '')} {v}".strip() for name, v in wanted.items()}
+    wanted.append(("GLIBC_TUNABLES", TUNABLE, ":"))
+  missing = [one for one in wanted if one[1] not in os.environ.get(one[0], "").split(one[2])]
+  if missing:
+    for name, value, between in missing:
+      os.environ[name] = between.join(filter(None, [os.environ.get(name), value]))
     os.execv(sys.executable, [sys.executable, *sys.argv])  # both are read as a process starts
   config = RunConfig(
     name="bench", policy=PolicySection(model=CFG), mesh=MeshConfig(fsdp=DEVICES.value)

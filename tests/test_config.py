@@ -47,6 +47,8 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("env=swam", r"did you mean 'swarm'\?"),
     ("env=swarm", "set search.can_prune=False"),
     ("parl.finish=0.2", "options of parl have no effect with env=search; .*set env=swarm"),
+    ("toggle.phase_steps=2", "has no effect with env=search"),
+    ("toggle.solved=2", "solved is a share"),
     ("learner.optimizer=moun", r"did you mean 'muon'\?"),
     ("policy.dtype=bfloat16", r"learner.canary_bound=0.0001 is below .* set it to 0.1 or more"),
   ],
@@ -54,6 +56,11 @@ def test_an_override_is_read_as_the_type_of_its_option():
 def test_a_bad_override_names_the_cause_and_the_remedy(override, message):
   with pytest.raises(ValueError, match=message):
     config.load(PATH, [override])
+
+
+def test_a_budget_of_all_the_steps_of_a_single_agent_is_an_error():
+  with pytest.raises(ValueError, match="swarm.budget_share=1 must be above 0 and below 1"):
+    config.load("configs/swarm_cpu.py", ["swarm.budget_share=1"])
 
 
 def test_adapters_with_an_optimizer_of_full_parameters_are_an_error():

@@ -51,16 +51,7 @@ def validate(config: RunConfig) -> RunConfig:
   _check_fleet(config)
   _check_env(config)
   _check_swarm(config)
-  toggle = config.toggle
-  if toggle.phase_steps < 0 or not (0 < toggle.solved <= 1 and 0 < toggle.percentile <= 100):
-    raise ValueError(
-      f"{toggle}: phase_steps counts up from 0, solved is a share and percentile one of 100"
-    )
-  if toggle.phase_steps and config.env == "search":
-    raise ValueError(
-      f"toggle.phase_steps={toggle.phase_steps} has no effect with env=search, whose rollouts are "
-      "never just right; set toggle.phase_steps=0"
-    )
+  _check_toggle(config)
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:
@@ -147,6 +138,19 @@ def _check_swarm(config: RunConfig) -> None:
     raise ValueError(
       f"swarm.sub_token_budget={swarm.sub_token_budget} is more than search.token_budget="
       f"{config.search.token_budget}, for which samplers and rows are made; lower it"
+    )
+
+
+def _check_toggle(config: RunConfig) -> None:
+  toggle = config.toggle
+  if toggle.phase_steps < 0 or not (0 < toggle.solved <= 1 and 0 < toggle.percentile <= 100):
+    raise ValueError(
+      f"{toggle}: phase_steps counts up from 0, solved is a share and percentile one of 100"
+    )
+  if toggle.phase_steps and config.env == "search":
+    raise ValueError(
+      f"toggle.phase_steps={toggle.phase_steps} has no effect with env=search, whose rollouts are "
+      "never just right; set toggle.phase_steps=0"
     )
 
 

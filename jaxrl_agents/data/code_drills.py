@@ -8,13 +8,12 @@ Nothing runs. Some damage changes nothing that could be told, and is mended all 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import random
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxrl_agents.data import code_functions, code_mutations, code_repos
+from jaxrl_agents.data import code_functions, code_mutations, code_repos, coding_tasks
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.data.python_source import Source
 from jaxrl_agents.grading.repo import Repo
@@ -27,18 +26,21 @@ MAX_TRIES = 20
 """Draws for each that is wanted, after which there are fewer."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Damaged:
-  """A repository of one file, and the edit that broke it, as `grading.repo.broken` takes it."""
-
-  repo: Repo
-  edit: Mapping[str, Any]
+Damaged = tuple[Repo, Mapping[str, Any]]
+"""A repository of one file, and the edit that broke it, as `grading.repo.broken` takes it."""
 
 
 def damaged(
-  documents: Iterable[Document], *, split: Split, count: int, max_characters: int, seed: int
+  documents: Iterable[Document],
+  *,
+  split: Split,
+  count: int,
+  max_characters: int,
+  plain_lines: bool,
+  seed: int,
 ) -> Iterator[Damaged]:
-  """Yields at most `count`, of the modules of a split; files have at most `max_characters`.
+  """Yields at most `count`, of the modules of a split; files have at most `max_characters`, and
+  damage is in plain lines where that is asked for (see coding_tasks.in_plain_lines).
 
   Modules that have many functions come up as often as others.
   """
@@ -48,7 +50,7 @@ def damaged(
     if found == count:
       return
     made = _damaged(draw.choice(modules), max_characters, draw)
-    if made is not None:
+    if made and (not plain_lines or coding_tasks.in_plain_lines(made[0], [made[1]])):
       found += 1
       yield made
 
@@ -95,4 +97,4 @@ def _damaged(functions: list[str], max_characters: int, draw: random.Random) -> 
     "fixed": fixed,
     "broken": mutation.new,
   }
-  return Damaged(repo, edit)
+  return repo, edit

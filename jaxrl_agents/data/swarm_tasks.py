@@ -315,8 +315,9 @@ def _task(
   }
   question = f"Table: {header}"
   if truth is not None:
-    facts |= {"truth": truth.name, "asked": _end(truth)}
-    question = f"Which {KEY} has |{_end(truth)}|? {question}"
+    which = f"Which {KEY} has |{_end(truth)}|?"
+    facts |= {"truth": truth.name, "asked": _end(truth), "question": which}
+    question = f"{which} {question}"
   return Task(
     id=task_id,
     env="swarm",

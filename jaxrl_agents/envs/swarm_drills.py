@@ -98,9 +98,9 @@ def _renamed(drill: _Drill, parts: Sequence[str], draw: random.Random) -> _Drill
 def _question(drill: _Drill) -> Message:
   facts = drill.task.facts
   asked = " ".join(f"{i + 1}.{row['lookups'][0]}." for i, row in enumerate(drill.rows))
-  which = f" Which name has |{facts['asked']}|?" if "truth" in facts else ""
+  asked = " ".join(filter(None, [asked, facts.get("question")]))
   left = swarm_view.steps_line(facts["max_steps"])
-  return Message("user", f"{drill.called(asked + which)} Table: {facts['header']}{left}")
+  return Message("user", f"{drill.called(asked)} Table: {facts['header']}{left}")
 
 
 def _role(drill: _Drill) -> list[Message]:

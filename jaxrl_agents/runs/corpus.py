@@ -13,6 +13,8 @@ from jaxrl_agents.envs import short_ids
 from jaxrl_agents.retrieval import index as index_lib
 from jaxrl_agents.types import Task
 
+TEXTS = 4_000
+
 
 class Tasks(abc.ABC):
   """Tasks by split."""
@@ -58,10 +60,10 @@ class Corpus(Tasks):
     clues = self.task_set.clue_pool("train")
     return self._named(practice.practice_tasks(clues, count, seed, max_clues))
 
-  def sampled_texts(self, count: int, seed: int = 0) -> list[str]:
-    """The text of `count` random chunks, or of all if there are fewer."""
+  def sampled_texts(self) -> list[str]:
+    """The text of `TEXTS` random chunks, or of all if there are fewer."""
     chunks = self.task_set.chunks
-    return [c.text for c in random.Random(seed).sample(chunks, min(count, len(chunks)))]
+    return [c.text for c in random.Random(0).sample(chunks, min(TEXTS, len(chunks)))]
 
   def _named(self, tasks: Iterable[Task]) -> list[Task]:
     if not self.short_ids:

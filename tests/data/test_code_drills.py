@@ -7,6 +7,7 @@ import sysconfig
 import pytest
 
 from jaxrl_agents.data import code_drills
+from jaxrl_agents.data.coding_tasks import in_plain_lines
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.data.python_source import module_name
 from jaxrl_agents.grading import repo as repo_lib
@@ -14,7 +15,7 @@ from jaxrl_agents.retrieval import documents as documents_lib
 from jaxrl_agents.retrieval.documents import Document
 
 STDLIB = sysconfig.get_paths()["stdlib"]
-OPTIONS = {"count": 60, "max_characters": 900, "seed": 0}
+OPTIONS = {"count": 60, "max_characters": 900, "plain_lines": False, "seed": 0}
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,9 @@ def drills(documents):
 
 def test_files_are_short_and_parse_damaged_and_mended_to_different_trees(drills):
   assert len(drills) == 60
-  for drill in drills:
-    (path,) = drill.repo.sources
-    mended, broken = drill.repo.files[path], repo_lib.broken(drill.repo, [drill.edit])[path]
+  for repo, edit in drills:
+    (path,) = repo.sources
+    mended, broken = repo.files[path], repo_lib.broken(repo, [edit])[path]
     assert len(mended) <= 900
     assert ast.dump(ast.parse(mended)) != ast.dump(ast.parse(broken))
     changed = [
@@ -45,14 +46,20 @@ def test_functions_are_those_of_the_modules_of_the_split(documents, drills):
   train = "\n".join(own)
   assert 0 < len(own) < len(documents)
   dedented = {line.strip() for line in train.split("\n")}
-  for drill in drills:
-    for line in drill.repo.files[drill.edit["path"]].split("\n"):
+  for repo, edit in drills:
+    for line in repo.files[edit["path"]].split("\n"):
       assert line.strip() in dedented
 
 
 def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
   assert list(code_drills.damaged(documents, split="train", **OPTIONS)) == drills
   assert list(code_drills.damaged(documents, split="train", **{**OPTIONS, "seed": 1})) != drills
+
+
+def test_damage_in_plain_lines_is_all_there_is_where_that_is_asked_for(documents, drills):
+  quoted = lambda pairs: [repo for repo, edit in pairs if not in_plain_lines(repo, [edit])]
+  plain = list(code_drills.damaged(documents, split="train", **{**OPTIONS, "plain_lines": True}))
+  assert len(plain) == 60 and not quoted(plain) and quoted(drills)
 
 
 def test_where_no_function_is_short_enough_there_are_none():

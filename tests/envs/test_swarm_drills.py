@@ -72,3 +72,30 @@ def test_most_drills_have_names_of_their_own_and_the_same_seed_the_same(drills):
   assert len(names) > 100 and set(NAMES) < names
   again = swarm_drills.role_drills([task(i) for i in range(200)], TEXTS.get, CHAT, seed=0)
   assert [CHAT.decode(reply) for _, reply in again] == [text for _, text, _ in drills]
+
+
+def test_a_question_is_answered_with_the_row_that_ends_as_asked():
+  made = task(0)
+  rows = [
+    {**row, "cells": {"base of base": f"Top{NAMES[d]}", "name": NAMES[d]}}
+    for d, row in enumerate(made.facts["rows"])
+  ]
+  facts = {
+    "rows": rows,
+    "columns": ["base of base", "name"],
+    "header": "|base of base| name |",
+    "truth": NAMES[3],
+    "asked": f"Top{NAMES[3]}",
+    "question": f"Which name has |Top{NAMES[3]}|?",
+  }
+  questions = [
+    dataclasses.replace(made, id=f"q{i}", facts={**made.facts, **facts}) for i in range(60)
+  ]
+  answered = 0
+  for prompt, reply in swarm_drills.role_drills(questions, TEXTS.get, CHAT, seed=0):
+    text, said = CHAT.decode(prompt), CHAT.parse(reply).content
+    asked = re.search(r"Which name has \|(\w+)\|\?", text)
+    if asked and said:
+      answered += 1
+      assert said.startswith(f"|{asked[1]}| ") and said in text
+  assert answered > 5

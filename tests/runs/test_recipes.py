@@ -72,7 +72,9 @@ def test_a_swarm_is_warmed_up_trained_and_told_beside_a_single_agent(library, tm
   assert summary["eval"]["single_agent"]["width"] == 0.0
   assert "critical_steps_ratio" in summary and "ungated" in rows["rl"]
   assert "reward_gain_lower95" in summary["paired_bootstrap"]
-  assert "swarm" in html
+  assert "Table: |" in html
+  saved = [f for f in (tmp_path / "run" / "checkpoints").rglob("*") if f.is_file()]
+  assert any(b"length_budgets" in file.read_bytes() for file in saved)
 
 
 def test_a_coding_agent_is_warmed_up_trained_and_told_beside_one_without_summaries(

@@ -162,18 +162,11 @@ def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray,
     split="train",
     count=config.sft.reading_drills,
     max_characters=config.coding.max_file_characters,
+    plain_lines=config.coding.plain_lines,
     seed=config.seed,
   )
   return coding_drills.repair_drills(
-    (
-      (each.repo, each.edit)
-      for each in damaged
-      if not config.coding.plain_lines or coding_tasks.in_plain_lines(each.repo, [each.edit])
-    ),
-    coding_tasks.FAULTS,
-    config.coding.tools,
-    setup.load_chat(config),
-    seed=config.seed,
+    damaged, coding_tasks.FAULTS, config.coding.tools, setup.load_chat(config), seed=config.seed
   )
 
 

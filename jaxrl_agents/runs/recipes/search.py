@@ -41,7 +41,6 @@ METRICS = (
   "failed",
 )
 
-TEXTS = 4_000
 DRILL_HITS = 4
 
 ONE_SEARCH = "one_shot_hybrid"
@@ -90,7 +89,7 @@ def practice(config: RunConfig, corpus: Corpus) -> list[Task]:
 
 def texts(config: RunConfig, corpus: Corpus) -> Sequence[str]:
   """Chunks."""
-  return corpus.sampled_texts(TEXTS)
+  return corpus.sampled_texts()
 
 
 def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -24,7 +24,6 @@ from jaxrl_agents.runs.corpus import Corpus
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 HEADLINE = "performance"
-TEXTS = 4_000
 
 METRICS = (
   "reward",
@@ -113,7 +112,7 @@ def practice(config: RunConfig, corpus: Corpus) -> list[Task]:
 
 def texts(config: RunConfig, corpus: Corpus) -> Sequence[str]:
   """Chunks."""
-  return corpus.sampled_texts(TEXTS)
+  return corpus.sampled_texts()
 
 
 def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
