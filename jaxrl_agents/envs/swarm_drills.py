@@ -8,6 +8,7 @@ drill, in prompt, results and reply alike, so that they can be copied and not re
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +21,10 @@ from jaxrl_agents.envs import search_view, swarm_expert, swarm_view
 from jaxrl_agents.envs.short_ids import ShortIds
 from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
 
-MAX_ROWS = 8
-"""Most rows of a drill."""
-
 FORMS = {"assign": 0.3, "query": 0.1, "row": 0.3, "table": 0.3}
 """What is exercised -> how often."""
 
-KEPT = 0.3
+KEPT = 0.15
 """How often a drill keeps the names of its task."""
 
 _LOOK_UP = (search_view.SEARCH, search_view.GREP, search_view.READ)
@@ -35,24 +33,31 @@ _PART = re.compile(r"[A-Z]?[a-z]+")
 
 
 def role_drills(
-  tasks: Sequence[Task], chunk_text: Callable[[str], str], chat: Chat, *, seed: int
+  tasks: Sequence[Task],
+  chunk_text: Callable[[str], str],
+  chat: Chat,
+  *,
+  count: int,
+  seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields one drill a task: the ids of its prompt and of the reply, int32 [P] and [R].
+  """Yields `count` drills: the ids of a prompt and of the reply, int32 [P] and [R].
 
   Args:
-    tasks: of `data.swarm_tasks`.
-    chunk_text: the text of a chunk by its id.
+    tasks: of `data.swarm_tasks`; one after the other, from the first again after the last.
+    chunk_text: the text of a chunk by its id. Names are made of its words.
     chat: template and tokenizer.
+    count: of drills; none where there are no tasks.
     seed: of all that is random.
   """
-  names = (row["cells"]["name"] for task in tasks for row in task.facts["rows"])
-  parts = sorted({part.lower() for name in names for part in _PART.findall(name)})
-  for task in tasks:
-    draw = random.Random(f"{seed}/{task.id}")
+  every = {i for task in tasks for row in task.facts["rows"] for i in row["chunk_ids"]}
+  texts = map(chunk_text, sorted(every))
+  parts = sorted({part.lower() for text in texts for part in _PART.findall(text)})
+  for number, task in enumerate(itertools.islice(itertools.cycle(tasks), count)):
+    draw = random.Random(f"{seed}/{number}/{task.id}")
     rows = list(task.facts["rows"])
     draw.shuffle(rows)
     rows.sort(key=lambda row: row["cells"]["name"] != task.facts.get("truth"))
-    rows = rows[: draw.randint(1, MAX_ROWS)]  # of a question, with the one it asks for
+    rows = rows[: draw.randint(1, len(rows))]  # of a question, with the one it asks for
     draw.shuffle(rows)
     drill = _Drill(task, rows, {})
     if draw.random() > KEPT:

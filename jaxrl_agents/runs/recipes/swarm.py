@@ -121,6 +121,7 @@ def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.n
     corpus.sample("train", config.sft.reading_drills, config.seed + 1),
     lambda chunk_id: corpus.index.chunk(chunk_id).text,
     setup.load_chat(config),
+    count=config.sft.reading_drills,
     seed=config.seed,
   )
 
