@@ -14,7 +14,7 @@ def get_config() -> config.RunConfig:
     demonstration_tasks=1_000,
     rollouts_per_task=3,
     hasty=0.2,
-    reading_drills=16_000,
+    reading_drills=12_000,
     rates=(0.5, 0.0, 0.0, 0.5),
   )
   return dataclasses.replace(recipe, name="base_coding_cpu", sft=sources)
