@@ -3,7 +3,8 @@
 It runs the tests, reads the file, changes a line, runs the tests again. It knows the damage, and
 errs on purpose: often it tries something else that looks plausible first, in some episodes it ends
 without looking at the tests again, or gives up. What reinforcement learning has to find is that
-trying until the tests pass pays.
+trying until the tests pass pays. Asked for a summary, it tells what it tried in vain; then it reads
+and runs the tests again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.envs import coding_view
 from jaxrl_agents.envs.coding_players import DONE, make_player, replacements, turn
 from jaxrl_agents.envs.workshop import CodingServices, load_services
 from jaxrl_agents.grading import repo as repo_lib
@@ -23,6 +25,10 @@ from jaxrl_agents.harness.process import Services
 from jaxrl_agents.types import Context, Env, Message, Sampler, Task
 
 _PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
+_ALL_PASS = "All tests pass."
+_IN_VAIN = "Tried in vain:"
+_TO_UNDO = " (to undo)"
+_NOTHING = "Nothing was tried."
 _SWAPS: tuple[tuple[str, str], ...] = (
   (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "), (r" == ", " != "),
   (r" != ", " == "), (r" and ", " or "), (r" or ", " and "), (r" \+ ", " - "), (r" - ", " + "),
@@ -42,14 +48,14 @@ class ExpertNoise:
   it.
   """
 
-  wrong_edit: float = 0.45  # a try changes another line, or the right one in another way
+  wrong_edit: float = 0.4  # a try changes another line, or the right one in another way
   wrong_text: float = 0.04  # an edit whose old text does not stand in the file
   give_up: float = 0.1  # after tests that still fail
   unchecked: float = 0.1  # an episode reads and edits before it ran the tests
   hasty: float = 0.3  # an episode ends after its first edit, whatever the tests would say
   together: float = 0.5  # an episode asks for what is independent in one turn
-  max_tries: int = 4
-  scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
+  max_tries: int = 6
+  scales: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
 
 
 class CodingExpert:
@@ -63,19 +69,21 @@ class CodingExpert:
     self._texts = repo_lib.broken(self._repo, task.facts["edits"])
     self._path = task.facts["edits"][0]["path"]
     self._check = ("shell", {"command": self._repo.check_command})
+    self._read = ("read_file", {"path": self._path})
     self._scale = self._random.choice(noise.scales)
     self._hasty, self._together, unchecked = (
       self._random.random() < rate for rate in (noise.hasty, noise.together, noise.unchecked)
     )
-    read = ("read_file", {"path": self._path})
-    first = [turn(read)] if unchecked else [turn(self._check), turn(read)]
-    self._opening = [turn(self._check, read)] if self._together and not unchecked else first
+    first = [turn(self._read)] if unchecked else [turn(self._check), turn(self._read)]
+    self._opening = [turn(self._check, self._read)] if self._together and not unchecked else first
     self._undo: tuple[str, str, str] | None = None
-    self._tries, self._tried = 0, set[tuple[str, str]]()
+    self._tries, self._tried = 0, dict[tuple[str, str], None]()
     self._to_check = False
 
   def __call__(self, context: Context) -> Message:
     """The expert's next turn."""
+    if coding_view.asks_for_summary(context.messages[-1]):
+      return self._summary(context)
     if self._opening:
       return self._opening.pop(0)
     if self._tries and (self._hasty or self._passed(context)):
@@ -88,9 +96,29 @@ class CodingExpert:
     return self._attempt(context)
 
   def _passed(self, context: Context) -> bool:
-    """Whether the last result in sight says that all tests pass."""
+    """Whether the last result in sight, or the summary of it, says that all tests pass."""
     last = context.messages[-1]
+    if last.role == "user":
+      return _ALL_PASS in last.content
     return last.role == "tool" and bool(_PASSED.search(last.content))
+
+  def _summary(self, context: Context) -> Message:
+    """What was tried, as much of the latest as fits; the files and the tests are seen again next."""
+    results = dataclasses.replace(context, messages=context.messages[:-1])
+    if self._tries and self._passed(results):
+      return Message("assistant", _ALL_PASS)
+    seen = (self._read, self._check)
+    self._opening = [turn(*seen)] if self._together else [turn(each) for each in seen]
+    self._to_check = False
+    tried = [f"{old.strip()} -> {new.strip()}" for old, new in self._tried]
+    if self._undo is not None:
+      tried[-1] += _TO_UNDO
+    while tried:
+      said = Message("assistant", "\n".join([_IN_VAIN, *tried]))
+      if len(self._services.chat.encode_reply(said, context.messages)) <= context.max_new_tokens:
+        return said
+      tried.pop(0)
+    return Message("assistant", _NOTHING)
 
   def _errs(self, rate: float) -> bool:
     return self._random.random() < self._scale * rate
@@ -143,7 +171,7 @@ class CodingExpert:
           found.append((line, other))
     fresh = [pair for pair in found if pair not in self._tried]
     picked = self._random.choice(fresh) if fresh else None
-    self._tried.update([picked] if picked else [])
+    self._tried |= {picked: None} if picked else {}
     return picked
 
   def _lines(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.envs import coding_view
 from jaxrl_agents.envs.coding import make
 from jaxrl_agents.envs.workshop import CodingServices
 from jaxrl_agents.grading import repo as repo_lib
@@ -84,7 +85,7 @@ class Oracle:
 
   def __call__(self, context: Context) -> Message:
     """The next turn, in any context: it remembers what it did."""
-    if context.messages[-1].content.startswith("Please summarize"):
+    if coding_view.asks_for_summary(context.messages[-1]):
       return Message("assistant", "Mending what is broken, file by file.")
     return self._plan.pop(0) if self._plan else Message("assistant", DONE)
 

@@ -21,6 +21,11 @@ LOST = (
 STATES = ("open", "doing", "done")
 
 
+def asks_for_summary(message: Message) -> bool:
+  """Whether the next reply is to be a summary."""
+  return message.role == "user" and message.content.startswith(SUMMARIZE.partition(" (")[0])
+
+
 def _string(most: int, least: int = 1) -> dict[str, Any]:
   return {"type": "string", "minLength": least, "maxLength": most}
 

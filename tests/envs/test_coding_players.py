@@ -111,3 +111,34 @@ def test_the_expert_plays_the_same_episode_again_for_the_same_seed():
   first, again, *others = with_sandboxes(body)
   assert first == again
   assert any(other != first for other in others)
+
+
+def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_looks_again_after_it():
+  noise = ExpertNoise(wrong_edit=1.0, give_up=0, unchecked=0, hasty=0, scales=(1.0,))
+  tight = dataclasses.replace(
+    SMALL, token_budget=480, trigger_fraction=0.5, max_summaries=3, summary_tokens=80,
+    tool_output_tokens=200, max_new_tokens=160, context="summarize", max_turns=20,
+  )  # fmt: skip
+
+  async def body(workshop):
+    shared = dataclasses.replace(services(workshop), limits=tight)
+    plays = (
+      episode(shared, CALL_TASK, CodingExpert(CALL_TASK, shared, noise, seed)) for seed in range(12)
+    )
+    return await asyncio.gather(*plays)
+
+  told = 0
+  for trajectory in with_sandboxes(body):
+    edits = set[str]()
+    for at, message in enumerate(trajectory.log):
+      for call in message.tool_calls:
+        if call.name == "edit_file":
+          edits.add(f"{call.arguments['old'].strip()} -> {call.arguments['new'].strip()}")
+      if message.role == "assistant" and message.content.startswith("Tried in vain:"):
+        told += 1
+        tried = [line.removesuffix(" (to undo)") for line in message.content.splitlines()[1:]]
+        assert tried and set(tried) <= edits
+        after = [m for m in trajectory.log[at + 1 :] if m.role == "assistant"][:2]
+        names = [call.name for m in after for call in m.tool_calls]
+        assert names[:2] == ["read_file", "shell"]
+  assert told >= 6
