@@ -63,6 +63,15 @@ def test_a_budget_of_all_the_steps_of_a_single_agent_is_an_error():
     config.load("configs/swarm_cpu.py", ["swarm.budget_share=1"])
 
 
+@pytest.mark.parametrize(
+  ("folders", "ends"),
+  [("('a','')", "()"), ("('a','')", "(1.0,)"), ("('a','b','')", "(0.6,0.5)"), ("()", "(0.5,)")],
+)
+def test_a_curriculum_of_sub_agents_needs_a_rising_end_for_each_but_the_last(folders, ends):
+  with pytest.raises(ValueError, match="swarm.sub_until=.* must name one share of the steps"):
+    config.load("configs/swarm_cpu.py", [f"swarm.sub_init={folders}", f"swarm.sub_until={ends}"])
+
+
 def test_adapters_with_an_optimizer_of_full_parameters_are_an_error():
   for override in ("learner.optimizer=muon", "sft.optimizer=adamw8bit", "learner.qk_clip=100"):
     with pytest.raises(ValueError, match="are for full parameters; with lora.rank=4 set"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,6 +135,14 @@ def _check_swarm(config: RunConfig) -> None:
     )
   if not 0 < swarm.budget_share < 1:
     raise ValueError(f"swarm.budget_share={swarm.budget_share:g} must be above 0 and below 1")
+  ends = (0.0, *swarm.sub_until, 1.0)
+  if len(ends) != max(len(swarm.sub_init), 1) + 1 or any(
+    later <= earlier for earlier, later in itertools.pairwise(ends)
+  ):
+    raise ValueError(
+      f"swarm.sub_until={swarm.sub_until} must name one share of the steps, rising within (0, 1), "
+      f"for each of swarm.sub_init={swarm.sub_init} but the last"
+    )
   if swarm.sub_token_budget > config.search.token_budget:
     raise ValueError(
       f"swarm.sub_token_budget={swarm.sub_token_budget} is more than search.token_budget="

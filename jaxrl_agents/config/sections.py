@@ -249,7 +249,9 @@ class SwarmConfig:
   Attributes:
     sub_policy: name of the frozen policy that plays sub-agents (Limits.policy); "" is the policy in
       training itself.
-    sub_init: folder of its weights, of any size; "": those that training starts from.
+    sub_init: folders of its weights, of any sizes, small to large for a curriculum; "" for those
+      that training starts from. None: those alone.
+    sub_until: shares of the training steps at which the next of `sub_init` takes over.
     alone: the orchestrator has the tools of the corpus alone, and no sub-agents.
     budget_share: the budget of critical steps of a wide or deep task, as a share of the steps that
       a single agent needs: the smaller, the larger the tasks.
@@ -267,7 +269,8 @@ class SwarmConfig:
   """
 
   sub_policy: str = "frozen"
-  sub_init: str = ""
+  sub_init: tuple[str, ...] = ()
+  sub_until: tuple[float, ...] = ()
   alone: bool = False
   budget_share: float = 0.4
   stretch: float = 1.0

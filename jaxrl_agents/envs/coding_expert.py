@@ -103,7 +103,7 @@ class CodingExpert:
     return last.role == "tool" and bool(_PASSED.search(last.content))
 
   def _summary(self, context: Context) -> Message:
-    """What was tried, as much of the latest as fits; the files and the tests are seen again next."""
+    """What was tried, as much of the latest as fits; file and tests are seen again next."""
     results = dataclasses.replace(context, messages=context.messages[:-1])
     if self._tries and self._passed(results):
       return Message("assistant", _ALL_PASS)

@@ -58,12 +58,34 @@ def make_engine(
   )
 
 
-def frozen_engine(config: RunConfig, folder: pathlib.Path | str) -> Engine:
-  """The engine of a policy that is not trained, of the sizes that its folder says."""
-  named = pathlib.Path(folder)
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """Weights of a policy that is not trained, in play up to `until`, a share of the steps."""
+
+  folder: pathlib.Path | str
+  until: float = 1.0
+
+
+def stage_at(stages: Sequence[Stage], share: float) -> int:
+  """The number of the stage in play at a share of the steps; the last from 1 on."""
+  return next((i for i, stage in enumerate(stages) if share < stage.until), len(stages) - 1)
+
+
+def frozen_engine(config: RunConfig, folder: pathlib.Path | str, version: int) -> Engine:
+  """The engine of a policy that is not trained, of the sizes that its folder says.
+
+  Raises:
+    ValueError: its vocabulary is not that of the policy in training.
+  """
+  named, vocab = pathlib.Path(folder), config.policy.model.vocab_size
   model = base.load_sizes(named) if (named / base.SIZES).is_file() else config.policy.model
+  if model.vocab_size != vocab:
+    raise ValueError(
+      f"{folder} has a vocabulary of {model.vocab_size} tokens, the policy in training {vocab}; "
+      "they must share policy.tokenizer"
+    )
   params = base.load(str(folder), model, dtype=config.policy.dtype)
-  return make_engine(config, params, 0, model=model)
+  return make_engine(config, params, version, model=model)
 
 
 @contextlib.contextmanager
@@ -96,7 +118,8 @@ class Players:
     weights: folder of the published versions; needed to publish, and for slices.
     bond: with the other processes; none for one that is alone.
     notice: of a wish to stop, which is followed while groups are played.
-    frozen: {policy: folder of weights} of those that play beside the one in training.
+    frozen: {policy: its stages} of those that play beside the one in training, at first with the
+      weights of their last stage. The number of a stage is the version of what it samples.
   """
 
   def __init__(
@@ -109,7 +132,7 @@ class Players:
     weights: pathlib.Path | None,
     bond: Bond,
     notice: Notice,
-    frozen: Mapping[str, pathlib.Path | str] | None = None,
+    frozen: Mapping[str, Sequence[Stage]] | None = None,
   ):
     self._config, self._spec = config, spec
     self._weights = weights or pathlib.Path()
@@ -122,7 +145,12 @@ class Players:
         f"{', '.join(frozen)} play beside the policy in training, which only a learner of one "
         f"process can serve, and there are {jax.process_count()}; start one"
       )
-    self._others = {name: frozen_engine(config, folder) for name, folder in (frozen or {}).items()}
+    self._frozen = frozen or {}
+    self._others = {
+      f"{name} {i}": frozen_engine(config, stage.folder, i)
+      for name, stages in self._frozen.items()
+      for i, stage in enumerate(stages)
+    }
     self._seen = Stats()
     self._stack = contextlib.ExitStack()
     if config.sampler.slices:
@@ -134,6 +162,7 @@ class Players:
     with self._stack:
       if bond.is_first:
         self._server = self._serve(version)
+        self.turn_to(1.0)
       self._stack = self._stack.pop_all()
 
   def __enter__(self) -> Players:
@@ -165,6 +194,13 @@ class Players:
     how = setup.sampling(self._config, seed)
     jobs: Iterable[Job] = (Job(f"{label} {i}", t, rollouts, how) for i, t in enumerate(tasks))
     return self._server.collect(jobs)
+
+  def turn_to(self, share: float) -> None:
+    """Frozen policies play with the weights of the stage at this share of the steps, in [0, 1]."""
+    if not self._bond.is_first:
+      return
+    for name, stages in self._frozen.items():
+      self._server.stand_in(name, f"{name} {stage_at(stages, share)}")
 
   def shared(self, make: Callable[[], list[Group]]) -> list[Group]:
     """What `make` gives in the first process, in every process.

@@ -108,6 +108,7 @@ def _train(
         first_step=first,
       )
     trained = time.monotonic()
+    players.turn_to(1.0)
     evaluations = {
       "warm_start": before,
       "trained": evaluated(config, corpus, workdir, players, "trained"),
@@ -180,6 +181,7 @@ def collect(
     groups = players.play(tasks, config.learner.group_size, seed=seed, label=label)
     return sorted(groups, key=lambda group: order[group.trajectories[0].group_id])
 
+  players.turn_to(step / config.learner.steps)
   groups = players.shared(played)
   if not config.toggle.phase_steps:
     return groups

@@ -61,6 +61,7 @@ class RolloutServer:
     if max_rollouts < 1:
       raise ValueError(f"max_rollouts={max_rollouts}; play at least one at a time")
     self._engines: dict[str, Steps] = {"": engine, **(others or {})}
+    self._stand_ins: dict[str, str] = {}
     self._pool = pool
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
     self._stall_s, self._max_retries = stall_s, max_retries
@@ -80,6 +81,15 @@ class RolloutServer:
   def groups_in_play(self) -> int:
     """Groups submitted and not yet yielded."""
     return len(self._groups)
+
+  def stand_in(self, policy: str, engine: str) -> None:
+    """From now on `engine`, a name of `others`, answers requests for `policy`.
+
+    What another has begun to answer it answers.
+    """
+    if engine not in self._engines:
+      raise ValueError(f"no engine {engine!r} is served here, only {sorted(self._engines)}")
+    self._stand_ins[policy] = engine
 
   def collect(self, jobs: Iterable[Any]) -> Iterator[Group]:
     """Plays jobs (harness.process.Job) and yields each group as it finishes.
@@ -162,26 +172,28 @@ class RolloutServer:
     """Submits what workers asked for, in an order that depends on the requests alone."""
     for worker, request_id, prompt, limits in sorted(self._held, key=_canonical):
       try:
-        engine_id = self._engine_of(limits).submit(prompt, limits)
-        self._asked[limits.policy, engine_id] = (worker, request_id)
+        name = self._engine_of(limits)
+        engine_id = self._engines[name].submit(prompt, limits)
+        self._asked[name, engine_id] = (worker, request_id)
       except ValueError as error:
         self._pool.send(worker, ("refused", request_id, str(error)))
     self._held.clear()
 
-  def _engine_of(self, limits: Limits) -> Steps:
-    if limits.policy not in self._engines:
+  def _engine_of(self, limits: Limits) -> str:
+    name = self._stand_ins.get(limits.policy, limits.policy)
+    if name not in self._engines:
       raise ValueError(
-        f"no policy {limits.policy!r} is served here, only {sorted(self._engines)} ('' is the one "
-        "in training)"
+        f"no policy {limits.policy!r} is served here, only "
+        f"{sorted({*self._engines, *self._stand_ins})} ('' is the one in training)"
       )
-    return self._engines[limits.policy]
+    return name
 
   def _step(self) -> None:
     """One step of every engine that has something to do."""
     self._last_progress = time.monotonic()
-    for policy, engine in self._engines.items():
+    for name, engine in self._engines.items():
       for engine_id, result in engine.step() if engine.num_unfinished else ():
-        worker, request_id = self._asked.pop((policy, engine_id))
+        worker, request_id = self._asked.pop((name, engine_id))
         if isinstance(result, Failure):
           self._pool.send(worker, ("refused", request_id, result.text))
         else:
@@ -205,8 +217,8 @@ class RolloutServer:
     self._held = [held for held in self._held if held[0] != worker]
     del self._more_players[worker]
     for asked in [key for key, (asked_by, _) in self._asked.items() if asked_by == worker]:
-      policy, engine_id = asked
-      self._engines[policy].cancel(engine_id)
+      name, engine_id = asked
+      self._engines[name].cancel(engine_id)
       del self._asked[asked]
     for job in jobs:
       self._deaths[job.group_id] += 1

@@ -88,6 +88,21 @@ def services_of_workers(tmp_path_factory):
   return ("base", str(built.folder), arena.search.limits, arena.limits)
 
 
+def test_another_engine_stands_in_for_a_frozen_policy_from_one_collection_to_the_next(pool):
+  trained, small, large = Speaker(orchestrate, 3), Speaker(look_up, 0), Speaker(look_up, 1)
+  server = RolloutServer(trained, pool, max_rollouts=8, others={"f 0": small, "f 1": large})
+  heard = []
+  for name in ("f 0", "f 1"):
+    server.stand_in("frozen", name)
+    (group,) = server.collect([Job(name, swarm_task(), 1, Sampling())])
+    (trajectory,) = group.trajectories
+    assert trajectory.rewards["success"] == 1.0
+    heard.append({v for c in trajectory.children for v in c.segments[0].versions if v >= 0})
+  assert heard == [{0}, {1}] and small.submitted == large.submitted == 16
+  with pytest.raises(ValueError, match="no engine 'f 2' is served here"):
+    server.stand_in("frozen", "f 2")
+
+
 def collect(pool, trained, frozen, rollouts=2, **options):
   server = RolloutServer(trained, pool, max_rollouts=8, others={"frozen": frozen}, **options)
   jobs = [Job(f"g{i}", swarm_task(task_id=f"t{i}"), rollouts, Sampling()) for i in range(3)]

@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness.process import WorkerSpec
 from jaxrl_agents.runs.corpus import Tasks
+from jaxrl_agents.runs.players import Stage
 from jaxrl_agents.runs.recipes import coding, search, swarm
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
@@ -58,8 +59,8 @@ class Recipe(Protocol):
   def variants(self, config: RunConfig) -> Mapping[str, RunConfig]:
     """{name: config} of further evaluations of the trained weights."""
 
-  def frozen(self, config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, pathlib.Path | str]:
-    """{policy: folder of weights} of the policies that play beside the one in training."""
+  def frozen(self, config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, Sequence[Stage]]:
+    """{policy: its weights, one after the other} of those that play beside the one in training."""
 
   def scores(
     self, config: RunConfig, corpus: Any, groups: Sequence[Group]

@@ -25,6 +25,7 @@ from jaxrl_agents.retrieval import documents
 from jaxrl_agents.rewards import coding as coding_rewards
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Tasks
+from jaxrl_agents.runs.players import Stage
 from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
@@ -186,7 +187,7 @@ def variants(config: RunConfig) -> Mapping[str, RunConfig]:
   }
 
 
-def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, pathlib.Path | str]:
+def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, Sequence[Stage]]:
   """None."""
   return {}
 

@@ -21,6 +21,7 @@ from jaxrl_agents.retrieval.chunks import Chunk
 from jaxrl_agents.rewards import rules
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Corpus
+from jaxrl_agents.runs.players import Stage
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 HEADLINE = "output_recall"
@@ -120,7 +121,7 @@ def variants(config: RunConfig) -> Mapping[str, RunConfig]:
   return {}
 
 
-def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, pathlib.Path | str]:
+def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, Sequence[Stage]]:
   """None."""
   return {}
 

@@ -21,6 +21,7 @@ from jaxrl_agents.harness.process import WorkerSpec
 from jaxrl_agents.rewards import parl
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Corpus
+from jaxrl_agents.runs.players import Stage
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 HEADLINE = "performance"
@@ -154,11 +155,15 @@ def _unhurried(config: RunConfig) -> RunConfig:
   )
 
 
-def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, pathlib.Path | str]:
-  """The policy of the sub-agents: that of the warm-up, or of `swarm.sub_init`."""
-  if not config.swarm.sub_policy:
+def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, Sequence[Stage]]:
+  """The policies of the sub-agents: that of the warm-up, or those of `swarm.sub_init`."""
+  swarm = config.swarm
+  if not swarm.sub_policy:
     return {}
-  return {config.swarm.sub_policy: config.swarm.sub_init or warm_start}
+  folders = swarm.sub_init or ("",)
+  ends = (*swarm.sub_until, 1.0)
+  stages = (Stage(folder or warm_start, end) for folder, end in zip(folders, ends, strict=True))
+  return {swarm.sub_policy: tuple(stages)}
 
 
 def scores(config: RunConfig, corpus: Corpus, groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
