@@ -103,15 +103,19 @@ def string_field(path: pathlib.Path, number: int, record: dict[str, Any], *names
 
 
 def html_to_text(source: str) -> tuple[str, str]:
-  """Returns (title, text) of an HTML page: one line a block, without scripts and styles."""
+  """Returns (title, text) of an HTML page: one line a block, without scripts and styles.
+
+  Lines and indentation of <pre> are kept.
+  """
   parser = _TextParser()
   parser.feed(source)
   parser.close()
   title = re.sub(r"\s+", " ", "".join(parser.title)).strip()
   text = re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parser.parts))
-  return title, re.sub(r"\n{3,}", "\n\n", text).strip()
+  return title, re.sub(r"\n{3,}", "\n\n", text).strip().replace(_KEPT_SPACE, " ")
 
 
+_KEPT_SPACE = "\u00a0"
 _HIDDEN = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "object"})
 _PARAGRAPHS = frozenset({
   "article", "aside", "blockquote", "dl", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5",
@@ -121,17 +125,20 @@ _LINES = frozenset({"br", "dd", "div", "dt", "figcaption", "li", "option", "tr"}
 
 
 class _TextParser(html.parser.HTMLParser):
-  """Collects text. Invariant: `hidden` counts the open elements whose content is not text."""
+  """Collects text. Invariants: `hidden` counts the open elements whose content is not text, `kept`
+  those whose lines and spaces stay.
+  """
 
   def __init__(self) -> None:
     super().__init__(convert_charrefs=True)
     self.parts: list[str] = []
     self.title: list[str] = []
-    self.hidden = 0
+    self.hidden = self.kept = 0
     self.in_title = False
 
   def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
     self.hidden += tag in _HIDDEN
+    self.kept += tag == "pre"
     self.in_title = self.in_title or (tag == "title" and not self.hidden)
     self._separate(tag)
 
@@ -140,12 +147,15 @@ class _TextParser(html.parser.HTMLParser):
 
   def handle_endtag(self, tag: str) -> None:
     self.hidden = max(0, self.hidden - (tag in _HIDDEN))
+    self.kept = max(0, self.kept - (tag == "pre"))
     self.in_title = self.in_title and tag != "title"
     self._separate(tag)
 
   def handle_data(self, data: str) -> None:
     if self.in_title:
       self.title.append(data)
+    elif self.kept and not self.hidden:
+      self.parts.append(data.expandtabs(4).replace(" ", _KEPT_SPACE))
     elif not self.hidden:
       self.parts.append(re.sub(r"\s+", " ", data))
 
