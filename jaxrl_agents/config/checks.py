@@ -89,6 +89,8 @@ def _check_contexts(config: RunConfig) -> None:
       f"search.threshold_tokens={search.threshold_tokens} must be below search.token_budget="
       f"{budget}"
     )
+  if search.tool_latency_s < 0:
+    raise ValueError(f"search.tool_latency_s={search.tool_latency_s:g} must be 0 or more seconds")
   if sampler.num_pages * sampler.page_tokens < 2 * budget:
     raise ValueError(
       f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "

@@ -26,7 +26,8 @@ class SearchConfig:
   `token_budget` bounds the whole context; past `threshold_tokens` (also the denominator of the
   usage line) a hint is shown; past threshold + spillage_fraction * (budget - threshold) every tool
   but prune_chunks is rejected. `short_ids` calls chunks by numbers of the task (envs.short_ids).
-  Of the calls of one turn those beyond `max_calls` are refused.
+  Of the calls of one turn those beyond `max_calls` are refused. `tool_latency_s` is the median of
+  what each call waits beside its work, as for a service on a network: to see wall-clock with.
   """
 
   token_budget: int = 32_268
@@ -49,6 +50,7 @@ class SearchConfig:
   can_prune: bool = True
   show_hint: bool = True
   tool_deadline_s: float = 10.0
+  tool_latency_s: float = 0.0
   system_prompt: str = ""
 
 

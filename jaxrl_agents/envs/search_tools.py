@@ -12,6 +12,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import random
 import re
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import CorpusConfig, SearchConfig
 from jaxrl_agents.envs import search_view as view
 from jaxrl_agents.envs.short_ids import ShortIds
-from jaxrl_agents.harness.tools import Tool, ToolError
+from jaxrl_agents.harness.tools import Tool, ToolError, late
 from jaxrl_agents.retrieval import index, store
 from jaxrl_agents.retrieval.chunks import Chunk
 from jaxrl_agents.retrieval.grep import GrepError
@@ -59,6 +60,9 @@ class SearchTools:
     self._first_query: dict[str, str] = {}  # of each document
     runs = [(view.SEARCH, self._search), (view.GREP, self._grep), (view.READ, self._read)]
     self.tools = [Tool(spec, run, self._limits.tool_deadline_s) for spec, run in runs]
+    if self._limits.tool_latency_s:
+      draw = random.Random(f"latency {task.id}")
+      self.tools = [late(tool, self._limits.tool_latency_s, draw) for tool in self.tools]
 
   def allow(self, left: int) -> None:
     """Sets `max_tokens` for a context with `left` tokens to its end."""

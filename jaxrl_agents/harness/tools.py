@@ -11,12 +11,16 @@ import dataclasses
 import difflib
 import inspect
 import json
+import math
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_agents.types import ToolCall, ToolSpec
 
 MAX_QUOTED_CHARS = 80
+LATENCY_SIGMA = 0.5
+"""Of the logarithm of a latency."""
 
 
 class ToolError(Exception):
@@ -39,6 +43,19 @@ class Tool:
   run: Callable[..., Any]
   deadline_s: float = 10.0
   max_argument_chars: int = 8_192
+
+
+def late(tool: Tool, median_s: float, draw: random.Random) -> Tool:
+  """The tool as a service on a network would be: each call waits first, a log-normal time of median
+  `median_s`. Its deadline is later by what nearly no wait exceeds.
+  """
+
+  async def run(**arguments: Any) -> Any:
+    await asyncio.sleep(median_s * math.exp(draw.gauss(0.0, LATENCY_SIGMA)))
+    return await _run(tool, arguments)
+
+  longest_s = median_s * math.exp(5 * LATENCY_SIGMA)
+  return dataclasses.replace(tool, run=run, deadline_s=tool.deadline_s + longest_s)
 
 
 def problem_with(tools: Mapping[str, Tool], call: ToolCall) -> str:

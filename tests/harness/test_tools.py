@@ -1,13 +1,16 @@
 """Every bad call becomes text that names the cause and the remedy."""
 
 import asyncio
+import math
+import random
+import statistics
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_agents.harness.tools import Tool, ToolError, run_call
+from jaxrl_agents.harness.tools import Tool, ToolError, late, run_call
 from jaxrl_agents.types import ToolCall, ToolSpec
 
 SCHEMA = {
@@ -109,6 +112,25 @@ JSON_VALUES = st.recursive(
   ),
   max_leaves=8,
 )
+
+
+def test_a_late_tool_waits_a_time_of_its_own_before_each_call(monkeypatch):
+  waits = []
+
+  async def sleep(seconds):
+    waits.append(seconds)
+
+  monkeypatch.setattr(asyncio, "sleep", sleep)
+  tool = late(Tool(ToolSpec("echo", "", SCHEMA), echo, deadline_s=3.0), 0.2, random.Random(0))
+  call = ToolCall("", "echo", {"query": "q"})
+
+  async def calls():
+    return [await run_call({"echo": tool}, call) for _ in range(400)]
+
+  assert set(asyncio.run(calls())) == {"q {}"}
+  assert 0.18 < statistics.median(waits) < 0.22
+  assert 0.4 < statistics.stdev(map(math.log, waits)) < 0.6
+  assert tool.deadline_s - 3.0 > max(waits)
 
 
 @settings(max_examples=80, deadline=None)
