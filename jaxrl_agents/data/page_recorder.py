@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import pathlib
 import time
@@ -42,7 +43,7 @@ def fetched(url: str, *, deadline_s: float = 30.0, max_bytes: int = MAX_BYTES) -
         content += part
         if time.monotonic() > ends:
           raise TimeoutError(f"not whole after {deadline_s:g} s")
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, http.client.HTTPException) as error:
     raise PageError(f"{url}: {error}") from error
   if len(content) > max_bytes:
     raise PageError(f"{url}: more than {max_bytes} bytes")
@@ -59,10 +60,16 @@ def fetched(url: str, *, deadline_s: float = 30.0, max_bytes: int = MAX_BYTES) -
 
 
 def recorded(file: pathlib.Path) -> set[str]:
-  """The urls of a file of JSON lines; none where there is no file."""
+  """The urls of a file of JSON lines; none where there is no file.
+
+  A last line that a stop cut short is taken out of the file.
+  """
   if not file.exists():
     return set()
-  return {json.loads(line)["url"] for line in file.read_text("utf-8").splitlines()}
+  whole, newline, cut = file.read_text("utf-8").rpartition("\n")
+  if cut:
+    file.write_text(whole + newline, "utf-8")
+  return {json.loads(line)["url"] for line in whole.split("\n") if line}
 
 
 def record(

@@ -117,7 +117,9 @@ def load_pages(path: str | os.PathLike[str]) -> Pages:
   if not place.is_file():
     raise ValueError(f"{place}: no such file; write JSON lines with url, title and text")
   pages = {}
-  for number, line in enumerate(place.read_text("utf-8").splitlines(), 1):
+  for number, line in enumerate(place.read_text("utf-8").split("\n"), 1):
+    if not line.strip():
+      continue
     try:
       record = json.loads(line)
       pages[record["url"]] = f"{record.get('title', '')}\n\n{record['text']}".strip()

@@ -12,6 +12,7 @@ from jaxrl_agents.envs import workshop
 PAGES = {
   "/guide": ("text/html; charset=latin-1", b"<title>Caf\xe9</title><p>Use <b>walk</b>."),
   "/code": ("text/html", b"<p>So:</p><pre>def f(x):\n    return  x\n</pre>"),
+  "/odd": ("text/plain", "one\u2028two".encode()),
   "/plain": ("text/plain", b"  two\n  lines\n"),
   "/image": ("image/png", b"\x89PNG"),
   "/broken": ("text/plain", b"\xff\xfe\xfa"),
@@ -59,20 +60,21 @@ def site():
 
 def test_what_is_recorded_is_what_the_tool_reads_lines_of_code_kept(site, tmp_path):
   out = tmp_path / "pages.jsonl"
-  told = list(page_recorder.record([f"{site}/{p}" for p in ("guide", "code", "plain")], out))
-  assert [problem for _, problem in told] == ["", "", ""]
+  told = list(page_recorder.record([f"{site}/{p}" for p in ("guide", "code", "odd", "plain")], out))
+  assert [problem for _, problem in told] == ["", "", "", ""]
   pages = workshop.load_pages(out)
   assert pages.text(f"{site}/guide") == "Café\n\nUse walk."
   assert pages.text(f"{site}/code").endswith("So:\n\ndef f(x):\n    return  x")
   assert pages.text(f"{site}/plain#part") == "two\n  lines"
+  assert pages.text(f"{site}/odd") == "one\u2028two"
 
 
 def test_what_cannot_be_recorded_is_named_and_asked_for_again(site, tmp_path):
   out = tmp_path / "pages.jsonl"
   urls = [f"{site}/{p}" for p in ("nowhere", "image", "plain", "broken", "long", "plain")]
-  urls += ["file:///etc/passwd", "http://127.0.0.1:9/"]
+  urls += ["file:///etc/passwd", "http://127.0.0.1:9/", f"{site}/a space"]
   problems = dict(page_recorder.record(urls, out, deadline_s=5))
-  assert len(problems) == 7 and page_recorder.recorded(out) == {f"{site}/plain"}
+  assert len(problems) == 8 and page_recorder.recorded(out) == {f"{site}/plain"}
   for name, said in (
     ("nowhere", "404"), ("image", "image/png is not text"), ("broken", "can't decode"),
     ("long", "more than 4000000 bytes"),
@@ -82,6 +84,17 @@ def test_what_cannot_be_recorded_is_named_and_asked_for_again(site, tmp_path):
   Handler.asked.clear()
   list(page_recorder.record(urls[:3], out))
   assert Handler.asked == ["/nowhere", "/image"]
+
+
+def test_a_line_that_a_stop_cut_short_is_recorded_anew(site, tmp_path):
+  out = tmp_path / "pages.jsonl"
+  list(page_recorder.record([f"{site}/plain", f"{site}/code"], out))
+  whole = out.read_text()
+  out.write_text(whole[:-20])
+  assert [url for url, _ in page_recorder.record([f"{site}/plain", f"{site}/code"], out)] == [
+    f"{site}/code"
+  ]
+  assert out.read_text() == whole
 
 
 def test_a_page_that_comes_drop_by_drop_is_given_up_at_its_deadline(site):
