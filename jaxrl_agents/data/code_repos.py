@@ -18,7 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrl_agents.data import code_leaks
 from jaxrl_agents.data.python_source import FUNCTIONS, Source
-from jaxrl_agents.grading.repo import CHECK, HELD_BACK, Repo, is_test, is_test_module, module_of
+from jaxrl_agents.grading.repo import (
+  CHECK,
+  HELD_BACK,
+  Repo,
+  is_setting,
+  is_test,
+  is_test_module,
+  module_of,
+)
 from jaxrl_agents.retrieval.documents import Document
 
 MAIN = "main.py"
@@ -99,7 +107,6 @@ for name in sys.argv[1:] or MODULES:
         report(f"{{name}}.{{key}}", traceback.format_exc())
 print(failed, "of", ran, "fail")
 '''
-_BUILDING = ("setup.py", "versioneer.py", "conftest.py")
 _MAX_FILE_BYTES = 400_000
 _MAX_REPO_BYTES = 4_000_000
 
@@ -180,7 +187,9 @@ def folder(place: str | pathlib.Path) -> Repo:
       f"package, of at most {_MAX_REPO_BYTES} characters"
     )
   files = _without_src(files)
-  sources = tuple(path for path in files if not is_test(path) and path not in _BUILDING)
+  sources = tuple(
+    path for path in files if not (is_test(path) or is_setting(path) or path == "versioneer.py")
+  )
   tests = [module_of(path) for path in files if is_test_module(path)]
   files.setdefault(CHECK, _CHECK_SUITE.format(modules=tests))
   repo = Repo(place.name, place.name.partition("-")[0], "suite", files, sources)

@@ -16,6 +16,7 @@ class Budgets:
   Attributes:
     share: the budget of critical steps, as a share of the steps of a single agent.
     max_calls: look-ups of one agent in one turn.
+    grep_limit: chunks that one call of grep_corpus shows: so many rows it may look up at once.
     max_assignments: sub-agents at once.
     token_budget: of the context of a single agent.
     lookup_tokens: of what one look-up adds to it.
@@ -26,12 +27,13 @@ class Budgets:
 
   share: float = 0.4
   max_calls: int = 1
+  grep_limit: int = 1
   max_assignments: int = 16
   token_budget: int = 1_024
   lookup_tokens: int = 120
   max_shown: int = 2
   dense_weight: float = 0.1
-  name_tokens: int = 6
+  name_tokens: int = 8
 
 
 def single_steps(rows: int, lookups: int, max_calls: int) -> int:
@@ -48,7 +50,7 @@ def swarm_steps(rows: int, lookups: int, width: int) -> int:
 
 def single_rows(rows: int, lookups: int, max_steps: int, budgets: Budgets) -> int:
   """Rows that one agent can finish within `max_steps` and its context."""
-  by_steps = (max_steps - 1) // lookups * budgets.max_calls
+  by_steps = (max_steps - 1) // lookups * budgets.max_calls * budgets.grep_limit
   by_tokens = budgets.token_budget // (lookups * budgets.lookup_tokens)
   return min(rows, by_steps, by_tokens)
 

@@ -50,10 +50,10 @@ COLUMNS = {
 KEY = "name"
 
 KINDS = {
-  "wide class": 0.2,
-  "wide def": 0.15,
-  "wide constant": 0.1,
-  "wide class chain": 0.25,
+  "wide class": 0.25,
+  "wide def": 0.25,
+  "wide constant": 0.05,
+  "wide class chain": 0.15,
   "deep class chain": 0.15,
   "narrow class": 0.05,
   "narrow def": 0.05,
@@ -222,7 +222,7 @@ def _tasks(
   limit: int,
   budgets: Budgets,
 ) -> Iterator[Task]:
-  seen: set[str] = set()
+  seen: set[tuple[str, frozenset[str], str]] = set()
   for number in range(limit * MAX_TRIES):
     if len(seen) == limit:
       return
@@ -237,10 +237,11 @@ def _tasks(
     truth = _only_end(picked, draw) if picked and form == "deep" else None
     if picked is None or (form == "deep" and truth is None):
       continue
-    task = _task(f"{split}-{len(seen)}", kind, picked, truth, split, seed, budgets)
-    if task.prompt not in seen:
-      seen.add(task.prompt)
-      yield task
+    # In another order they would be the same task.
+    same = (kind, frozenset(row.name for row in picked), truth.name if truth else "")
+    if same not in seen:
+      yield _task(f"{split}-{len(seen)}", kind, picked, truth, split, seed, budgets)
+      seen.add(same)
 
 
 def _pick(rows: Sequence[Row], count: int, draw: random.Random) -> list[Row] | None:

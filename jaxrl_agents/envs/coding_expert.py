@@ -26,9 +26,11 @@ from jaxrl_agents.types import Context, Env, Message, Sampler, Task
 
 _PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
 _ALL_PASS = "All tests pass."
-_IN_VAIN = "Tried in vain:"
+_TRIED = "Tried:"
 _TO_UNDO = " (to undo)"
+_UNTESTED = " (untested)"
 _NOTHING = "Nothing was tried."
+_SOMETHING = "Something was tried."
 _SWAPS: tuple[tuple[str, str], ...] = (
   (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "), (r" == ", " != "),
   (r" != ", " == "), (r" and ", " or "), (r" or ", " and "), (r" \+ ", " - "), (r" - ", " + "),
@@ -77,7 +79,9 @@ class CodingExpert:
     first = [turn(self._read)] if unchecked else [turn(self._check), turn(self._read)]
     self._opening = [turn(self._check, self._read)] if self._together and not unchecked else first
     self._undo: tuple[str, str, str] | None = None
-    self._tries, self._tried = 0, dict[tuple[str, str], None]()
+    self._tries, self._tried = 0, set[tuple[str, str]]()
+    self._made: list[tuple[str, str]] = []
+    self._stands = False
     self._to_check = False
 
   def __call__(self, context: Context) -> Message:
@@ -105,20 +109,21 @@ class CodingExpert:
   def _summary(self, context: Context) -> Message:
     """What was tried, as much of the latest as fits; file and tests are seen again next."""
     results = dataclasses.replace(context, messages=context.messages[:-1])
-    if self._tries and self._passed(results):
+    if self._made and self._passed(results):
       return Message("assistant", _ALL_PASS)
     seen = (self._read, self._check)
     self._opening = [turn(*seen)] if self._together else [turn(each) for each in seen]
+    said = [f"{old.strip()} -> {new.strip()}" for old, new in self._made]
+    if said and self._stands:  # what has no mark was tested and taken back
+      said[-1] += _UNTESTED if self._to_check else _TO_UNDO
     self._to_check = False
-    tried = [f"{old.strip()} -> {new.strip()}" for old, new in self._tried]
-    if self._undo is not None:
-      tried[-1] += _TO_UNDO
-    while tried:
-      said = Message("assistant", "\n".join([_IN_VAIN, *tried]))
-      if len(self._services.chat.encode_reply(said, context.messages)) <= context.max_new_tokens:
-        return said
-      tried.pop(0)
-    return Message("assistant", _NOTHING)
+    while said:
+      summary = Message("assistant", "\n".join([_TRIED, *said]))
+      size = len(self._services.chat.encode_reply(summary, context.messages))
+      if size <= context.max_new_tokens:
+        return summary
+      said.pop(0)
+    return Message("assistant", _SOMETHING if self._made else _NOTHING)
 
   def _errs(self, rate: float) -> bool:
     return self._random.random() < self._scale * rate
@@ -134,7 +139,7 @@ class CodingExpert:
       path, old, new = self._undo
       calls.append(_edit(path, new, old))
       self._texts[path] = self._texts[path].replace(new, old)
-      self._undo = None
+      self._undo, self._stands = None, False
     if self._errs(self._noise.wrong_text):
       line = self._random.choice(self._lines() or ["pass"])
       calls.append(_edit(self._path, f"{line} #", line))
@@ -150,12 +155,15 @@ class CodingExpert:
 
   def _edits(self) -> list[tuple[str, Mapping[str, Any]]]:
     """A wrong edit, or all the right ones."""
+    self._stands = True
     wrong = self._wrong() if self._errs(self._noise.wrong_edit) else None
     if wrong:
       self._undo = (self._path, *wrong)
       self._texts[self._path] = self._texts[self._path].replace(*wrong)
+      self._made.append(wrong)
       return [_edit(self._path, *wrong)]
     right = replacements(self._repo, self._task.facts["edits"])
+    self._made += [(old, new) for _, old, new in right]
     self._texts = {path: self._repo.files[path] for path in self._texts}
     self._tries = max(self._tries, self._noise.max_tries)  # nothing better is left to try
     return [_edit(*one) for one in right]
@@ -171,7 +179,7 @@ class CodingExpert:
           found.append((line, other))
     fresh = [pair for pair in found if pair not in self._tried]
     picked = self._random.choice(fresh) if fresh else None
-    self._tried |= {picked: None} if picked else {}
+    self._tried.update([picked] if picked else [])
     return picked
 
   def _lines(self) -> list[str]:

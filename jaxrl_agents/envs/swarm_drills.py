@@ -38,6 +38,7 @@ def role_drills(
   chat: Chat,
   *,
   count: int,
+  max_rows: int,
   seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields `count` drills: the ids of a prompt and of the reply, int32 [P] and [R].
@@ -47,6 +48,7 @@ def role_drills(
     chunk_text: the text of a chunk by its id. Names are made of its words.
     chat: template and tokenizer.
     count: of drills; none where there are no tasks.
+    max_rows: of a drill: assignments that run at once.
     seed: of all that is random.
   """
   every = {i for task in tasks for row in task.facts["rows"] for i in row["chunk_ids"]}
@@ -57,7 +59,9 @@ def role_drills(
     rows = list(task.facts["rows"])
     draw.shuffle(rows)
     rows.sort(key=lambda row: row["cells"]["name"] != task.facts.get("truth"))
-    rows = rows[: draw.randint(1, len(rows))]  # of a question, with the one it asks for
+    rows = rows[
+      : draw.randint(1, min(len(rows), max_rows))
+    ]  # of a question, with the one it asks for
     draw.shuffle(rows)
     drill = _Drill(task, rows, {})
     if draw.random() > KEPT:

@@ -43,7 +43,7 @@ class SwarmNoise:
   alone: float = 0.0  # an episode is that of one agent with all the steps and room it needs
   serial: float = 0.7  # else, its orchestrator looks everything up itself
   lonely: float = 0.1  # among the others: assigns one task a turn
-  crowded: float = 0.1  # among the others: gives two rows to a sub-agent
+  crowded: float = 0.1  # among the others: gives two rows to a sub-agent, needed or not
   hasty: float = 0.02  # a turn of the orchestrator: answers with what there is
   drop: float = 0.02  # a row, in an assignment or an answer
   give_up: float = 0.03  # a sub-agent: answers before its first search
@@ -69,6 +69,10 @@ class Lookups:
         queries.append(query)
     self._tried.update(queries[:count])
     return queries[:count]
+
+  def forget(self, query: str) -> None:
+    """Counts a query as not tried."""
+    self._tried.discard(query)
 
   def done(self, context: Context) -> list[dict[str, Any]]:
     """The rows all of whose look-ups are in sight."""
@@ -121,7 +125,9 @@ class Orchestrator:
     self._scale = self._random.choice(noise.scales)
     self._serial = self._draws(noise.serial)
     self._lonely = not self._serial and self._draws(noise.lonely)
-    self._rows_each = 2 if not self._serial and self._draws(noise.crowded) else 1
+    crowded = not self._serial and self._draws(noise.crowded)
+    least = -(-len(task.facts["rows"]) // services.limits.max_assignments_per_turn)
+    self._rows_each = max(least, 2 if crowded else 1)
     self._lookups = Lookups(task.facts["rows"], ids)
     self._open = [row for row in task.facts["rows"] if not self._errs(noise.drop)]
     self._created = False
@@ -155,11 +161,17 @@ class Orchestrator:
     return calls
 
   def _that_fits(self, calls: list[ToolCall], context: Context) -> Message:
-    """The turn with as many of its calls as the reply may have tokens for."""
+    """The turn with as many of its calls as the reply may have tokens for; the others wait."""
     reply = Message("assistant", "", tuple(calls))
     size = len(self._services.search.chat.encode_reply(reply, context.messages))
     if size <= context.max_new_tokens or len(calls) == 1:
       return reply
+    last = calls[-1].arguments
+    if "query" in last:
+      self._lookups.forget(last["query"])
+    else:
+      named = [row for row in self._task.facts["rows"] if _names(last["prompt"], row)]
+      self._open = [*named, *self._open]
     return self._that_fits(calls[:-1], context)
 
   def _answer(self, context: Context) -> Message:

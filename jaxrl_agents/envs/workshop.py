@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from jaxrl_agents import chat
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import CODING_TOOLS, CodingConfig
+from jaxrl_agents.grading import judge as judge_lib
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.judge import Judge
 from jaxrl_agents.grading.repo import Repo
@@ -151,6 +152,13 @@ def check(task: Task, services: CodingServices) -> None:
   unknown = [name for name in limits.tools if name not in CODING_TOOLS]
   if unknown or not limits.tools:
     raise ValueError(f"coding.tools={limits.tools}: known are {', '.join(CODING_TOOLS)}")
+  calls = services.repos[task.facts["repo"]].kind == "calls"
+  longest_s = 2 * (judge_lib.CALLS_S if calls else judge_lib.SUITE_S)
+  if limits.grade_s <= longest_s:
+    raise ValueError(
+      f"coding.grade_s={limits.grade_s:g} is not above the {longest_s:g} s that judging may take; "
+      "what an agent wrote would pass for a fault of the machine; raise it"
+    )
   if limits.tool_output_tokens + limits.max_new_tokens > limits.token_budget:
     raise ValueError(
       f"coding.tool_output_tokens={limits.tool_output_tokens} and max_new_tokens="

@@ -19,7 +19,8 @@ def changes_between(
 ) -> dict[str, bytes | None]:
   """{path below /work: content after, None for gone} of the files that differ.
 
-  Links, folders and pipes count for nothing, nor do files of more than four million bytes.
+  Links, folders and pipes count for nothing; what was a file and is one no more, or has more than
+  four million bytes, is gone.
   """
   old, new = _files(store, before), _files(store, after)
   changed: dict[str, bytes | None] = {path: None for path in old if path not in new}
@@ -27,7 +28,9 @@ def changes_between(
     if path in old and old[path] == place:
       continue  # the same file of the same layer
     content = _content(place)
-    if content is not None and (path not in old or _content(old[path]) != content):
+    if path not in old:
+      changed |= {} if content is None else {path: content}
+    elif content is None or content != _content(old[path]):
       changed[path] = content
   return changed
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -91,6 +92,17 @@ def is_test_module(path: str) -> bool:
   return name.endswith(".py") and (
     stem.startswith("test_") or stem.endswith("_test") or stem == "tests"
   )
+
+
+_SETTINGS = re.compile(
+  r"(^|/)(conftest|sitecustomize|usercustomize|setup|check)\.py$|\.(pth|so|pyc|ini|cfg|toml)$|"
+  r"(^|/)(__pycache__|\.[^/]+)(/|$)"
+)
+
+
+def is_setting(path: str) -> bool:
+  """Whether a path can change how tests run by its name alone, or is hidden."""
+  return _SETTINGS.search(path) is not None
 
 
 def module_of(path: str) -> str:

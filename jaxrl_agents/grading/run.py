@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_agents.sandbox.box import Sandbox
-from jaxrl_agents.sandbox.errors import Refused
+from jaxrl_agents.sandbox.errors import Refused, SandboxError
 
 RUNNER = pathlib.Path(__file__).with_name("runner.py").read_bytes()
 WORK = "/work"
 MAX_RESULT_BYTES = 4 << 20
 NOTHING, CONFLICT = "?nothing", "?conflict"
+
+
+class NotBegun(SandboxError):
+  """The runner did not come to run anything: nothing is known of what it was to run."""
 
 
 async def values_of(
@@ -44,12 +48,19 @@ def _told(rows: Sequence[tuple[Any, Any]], kind: type) -> dict[Any, str]:
 
 
 async def _rows(box: Sandbox, job: dict[str, Any], timeout_s: float) -> list[tuple[Any, Any]]:
-  """The pairs that the runner wrote. They come from a sandbox: nothing about them is certain."""
-  place = f"/tmp/{secrets.token_hex(8)}"
+  """The pairs that the runner wrote. They come from a sandbox: nothing about them is certain.
+
+  Raises:
+    NotBegun: it did not say that it begins, which it does before anything of an agent is loaded.
+  """
+  place, begun = f"/tmp/{secrets.token_hex(8)}", secrets.token_hex(8)
+  job = {**job, "begun": begun}
   await box.write(f"{place}/runner.py", RUNNER)
   await box.write(f"{place}/job.json", json.dumps(job))
   command = f"/usr/bin/python3 -I -S -B {place}/runner.py {place}/job.json {place}/rows"
-  await box.exec(command, timeout_s=timeout_s, output_bytes=2_000)
+  result = await box.exec(command, timeout_s=timeout_s, output_bytes=2_000)
+  if begun not in result.output:
+    raise NotBegun(f"no test could be run: {result.why or result.code}, {result.output[-200:]!r}")
   try:
     text = (await box.read(f"{place}/rows", limit=MAX_RESULT_BYTES)).decode("utf-8", "replace")
   except Refused:

@@ -5,8 +5,10 @@
 JOB is a JSON file, RESULTS gets one JSON array a line as soon as it is known: what ends the process
 leaves the rest without a result. The host believes nothing of it (see `grading.grade`).
 
-  {"folder": F, "module": M, "calls": [SOURCE], "limit_s": S}  -> [i, VALUE]
-  {"folder": F, "modules": [M], "limit_s": S}                  -> [TEST_ID, STATUS]
+  {"folder": F, "module": M, "calls": [SOURCE], "limit_s": S, "begun": B}  -> [i, VALUE]
+  {"folder": F, "modules": [M], "limit_s": S, "begun": B}                  -> [TEST_ID, STATUS]
+
+B is printed before anything is loaded: where it is not, the machine failed, not what was to run.
 
 A VALUE is the repr of plain data, "!Name" of an exception, or "?" and why there is none to compare.
 Imports nothing of the package.
@@ -21,6 +23,8 @@ import sys
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MAX_VALUE_CHARACTERS = 200
 MAX_LATE = 2
+WALL_FACTOR, WALL_MORE_S = 3.0, 2.0
+"""Of a limit in seconds of work: seconds on the clock, which may pass where others work, too."""
 
 
 class Late(BaseException):
@@ -29,6 +33,12 @@ class Late(BaseException):
 
 def _alarm(number, frame):
   raise Late
+
+
+def limit(seconds):
+  """Raises Late after so many seconds of work, or rather more on the clock; 0: never."""
+  signal.setitimer(signal.ITIMER_PROF, seconds)
+  signal.setitimer(signal.ITIMER_REAL, seconds and WALL_FACTOR * seconds + WALL_MORE_S)
 
 
 def shown(value, depth=0):
@@ -54,11 +64,11 @@ def shown(value, depth=0):
 def value_of(source, names, limit_s):
   """What a call gives, as text."""
   try:
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    limit(limit_s)
     try:
       return shown(eval(source, names))
     finally:
-      signal.setitimer(signal.ITIMER_REAL, 0)
+      limit(0)
   except Late:
     return "?late"
   except BaseException as error:
@@ -70,9 +80,9 @@ def run_calls(job, write):
   same function's count as late too.
   """
   try:
-    signal.setitimer(signal.ITIMER_REAL, 10 * job["limit_s"])
+    limit(10 * job["limit_s"])
     names = vars(importlib.import_module(job["module"]))
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    limit(0)
   except BaseException as error:
     fault = f"!{type(error).__name__}"
     for i in range(len(job["calls"])):
@@ -142,11 +152,11 @@ def status_of(unittest, test, limit_s):
   """How one test ends: passed, failed, error, skipped, late."""
   result = unittest.TestResult()
   try:
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    limit(limit_s)
     try:
       unittest.TestSuite([test]).run(result)
     finally:
-      signal.setitimer(signal.ITIMER_REAL, 0)
+      limit(0)
   except Late:
     return "late"
   except BaseException:
@@ -168,8 +178,10 @@ def main():
   out = os.open(result_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
   dumps, put = json.dumps, os.write
   signal.signal(signal.SIGALRM, _alarm)
+  signal.signal(signal.SIGPROF, _alarm)
   sys.path.insert(0, job["folder"])
   os.chdir(job["folder"])
+  os.write(1, job["begun"].encode())
   null = os.open(os.devnull, os.O_RDWR)
   for fd in (0, 1, 2):
     os.dup2(null, fd)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 
 from jaxrl_agents import chat
 from jaxrl_agents.config import CodingConfig
@@ -134,10 +135,13 @@ def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_looks_again_aft
       for call in message.tool_calls:
         if call.name == "edit_file":
           edits.add(f"{call.arguments['old'].strip()} -> {call.arguments['new'].strip()}")
-      if message.role == "assistant" and message.content.startswith("Tried in vain:"):
+      if message.role == "assistant" and message.content.startswith("Tried:"):
         told += 1
-        tried = [line.removesuffix(" (to undo)") for line in message.content.splitlines()[1:]]
-        assert tried and set(tried) <= edits
+        *undone, last = message.content.splitlines()[1:]
+        last, _, mark = last.partition(" (")
+        assert {*undone, last} <= edits and mark in ("", "to undo)", "untested)")
+        results = [m.content for m in trajectory.log[:at] if m.role == "tool"]
+        assert (mark == "to undo)") <= bool(re.search(r"\d of \d+ fail", results[-1]))
         after = [m for m in trajectory.log[at + 1 :] if m.role == "assistant"][:2]
         names = [call.name for m in after for call in m.tool_calls]
         assert names[:2] == ["read_file", "shell"]

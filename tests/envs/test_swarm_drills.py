@@ -35,7 +35,9 @@ def task(i):
 
 @pytest.fixture(scope="module")
 def drills():
-  pairs = swarm_drills.role_drills([task(i) for i in range(50)], TEXTS.get, CHAT, count=200, seed=0)
+  pairs = swarm_drills.role_drills(
+    [task(i) for i in range(50)], TEXTS.get, CHAT, count=200, max_rows=6, seed=0
+  )
   return [(CHAT.decode(prompt), CHAT.decode(reply), CHAT.parse(reply)) for prompt, reply in pairs]
 
 
@@ -70,7 +72,9 @@ def test_a_row_is_what_the_result_under_its_id_states(drills):
 def test_most_drills_have_names_of_their_own_and_the_same_seed_the_same(drills):
   names = {name for prompt, _, _ in drills for name in re.findall(r"class (\w+)", prompt)}
   assert len(names) > 100 and set(NAMES) < names
-  again = swarm_drills.role_drills([task(i) for i in range(50)], TEXTS.get, CHAT, count=200, seed=0)
+  again = swarm_drills.role_drills(
+    [task(i) for i in range(50)], TEXTS.get, CHAT, count=200, max_rows=6, seed=0
+  )
   assert [CHAT.decode(reply) for _, reply in again] == [text for _, text, _ in drills]
 
 
@@ -92,7 +96,9 @@ def test_a_question_is_answered_with_the_row_that_ends_as_asked():
     dataclasses.replace(made, id=f"q{i}", facts={**made.facts, **facts}) for i in range(60)
   ]
   answered = 0
-  for prompt, reply in swarm_drills.role_drills(questions, TEXTS.get, CHAT, count=200, seed=0):
+  for prompt, reply in swarm_drills.role_drills(
+    questions, TEXTS.get, CHAT, count=200, max_rows=6, seed=0
+  ):
     text, said = CHAT.decode(prompt), CHAT.parse(reply).content
     asked = re.search(r"Which name has \|(\w+)\|\?", text)
     if asked and said:

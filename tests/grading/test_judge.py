@@ -2,11 +2,13 @@
 
 import ast
 import asyncio
+import dataclasses
 import random
 
 import pytest
 
-from jaxrl_agents.grading import canaries, run
+from jaxrl_agents.grading import canaries, changes, run
+from jaxrl_agents.grading import judge as judge_lib
 from jaxrl_agents.grading import repo as repo_lib
 from tests.grading.benches import (
   CALL_FACTS,
@@ -99,6 +101,84 @@ CHEATS = {
     "def total(prices): return 350\n"
   },
 }
+
+
+async def empty(workshop):
+  """A start without files."""
+  return await (await workshop.judge()).boxes.base({})
+
+
+LARGE = {
+  "fills the disk before it": "head -c 2000001 /dev/zero > aaa",
+  "makes it too large to read": "head -c 4000001 /dev/zero | tr '\\0' '#' >> {path}",
+  "makes a link of it": "mv {path} other && ln -s other {path}",
+  "makes a folder of it": "rm {path} && mkdir {path}",
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("command", LARGE.values(), ids=LARGE)
+def test_what_is_left_out_of_the_changes_is_never_as_it_was_before_the_damage(kind, command):
+  repo, facts, path = CASES[kind]
+
+  async def body(workshop):
+    judge = await workshop.judge()
+    base = await judge.base(repo, hidden=False)
+    async with await judge.boxes.create(base) as box:
+      for file, text in repo_lib.broken(repo, facts["edits"]).items():
+        await box.write(file, text)
+      done = await box.exec(command.format(path=path))
+      assert done.code == 0
+      after = await box.snapshot()
+      found = changes.changes_between(judge.boxes.store, base.layers, after.layers)
+    assert path in found
+    return await judge.grade(repo, facts, found)
+
+  assert not with_sandboxes(body).solved
+
+
+def test_a_damaged_file_counts_whatever_its_name():
+  facts = {"edits": [{"path": "commands/check.py", "start": 0, "fixed": "1", "broken": "2"}]}
+  repo = dataclasses.replace(SUITE, files={**SUITE.files, "commands/check.py": "1"})
+  counted, tampered, _ = judge_lib.sorted_changes(
+    repo, facts, {"commands/check.py": b"2", "setup.py": b"x"}
+  )
+  assert counted == {"commands/check.py": b"2"} and tampered == ()
+
+
+def test_a_runner_that_never_began_is_a_fault_of_the_machine_and_one_that_was_ended_is_not():
+  class Dead:
+    def __init__(self, box, output):
+      self.box, self.output = box, output
+
+    async def write(self, path, content):
+      await self.box.write(path, content)
+
+    async def exec(self, command, **how):
+      result = await self.box.exec("true")
+      return dataclasses.replace(result, output=self.output)
+
+  async def body(workshop):
+    async with await (await workshop.judge()).boxes.create(await empty(workshop)) as box:
+      with pytest.raises(run.NotBegun, match="no test could be run"):
+        await run.values_of(Dead(box, "cannot fork"), "main", ["f()"])
+      await box.write("main.py", "import os\nos.unlink(__import__('sys').argv[2])\nos._exit(0)\n")
+      return await run.values_of(box, "main", ["f()"])
+
+  assert with_sandboxes(body) == [run.NOTHING]
+
+
+def test_a_call_that_waits_is_given_more_time_than_one_that_works():
+  async def body(workshop):
+    async with await (await workshop.judge()).boxes.create(await empty(workshop)) as box:
+      await box.write(
+        "main.py",
+        "import time\ndef wait(s): time.sleep(s); return s\ndef work():\n  while True: pass\n",
+      )
+      calls = ["wait(0.4)", "work()", "wait(9)"]
+      return await run.values_of(box, "main", calls, limit_s=0.2)
+
+  assert with_sandboxes(body) == ["0.4", "?late", "?late"]
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -26,6 +26,9 @@ from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 HEADLINE = "performance"
 
+UNHURRIED = 1.25
+"""Steps and context of a single agent that has enough, in those that a whole table takes."""
+
 METRICS = (
   "reward",
   "performance",
@@ -57,6 +60,7 @@ def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
     budgets=swarm_steps.Budgets(
       share=swarm.budget_share,
       max_calls=search.max_calls,
+      grep_limit=search.grep_limit,
       max_assignments=swarm.max_assignments_per_turn,
       token_budget=search.token_budget,
       lookup_tokens=search.tool_output_tokens,
@@ -123,6 +127,7 @@ def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.n
     lambda chunk_id: corpus.index.chunk(chunk_id).text,
     setup.load_chat(config),
     count=config.sft.reading_drills,
+    max_rows=config.swarm.max_assignments_per_turn,
     seed=config.seed,
   )
 
@@ -145,7 +150,7 @@ def variants(config: RunConfig) -> Mapping[str, RunConfig]:
 
 
 def _unhurried(config: RunConfig) -> RunConfig:
-  more = 1.0 / config.swarm.budget_share
+  more = UNHURRIED / config.swarm.budget_share
   turns = math.ceil(more * config.swarm.max_turns)
   context = math.ceil(more * config.search.token_budget)
   return dataclasses.replace(
