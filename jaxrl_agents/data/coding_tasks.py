@@ -25,6 +25,7 @@ from jaxrl_agents.data.python_source import Function, Source
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.judge import TESTS, Judge
 from jaxrl_agents.grading.repo import Repo
+from jaxrl_agents.grading.run import NotBegun
 from jaxrl_agents.types import Task
 
 LEVELS = (1, 10, 60)
@@ -57,7 +58,10 @@ async def stable(judge: Judge, repo: Repo) -> Repo | None:
   For a suite; one of calls has its values already. One that takes long is left out.
   """
   started = time.monotonic()
-  first, held = await judge.outcomes(repo, {})
+  try:
+    first, held = await judge.outcomes(repo, {})
+  except NotBegun:  # Python itself needs what is masked
+    return None
   if time.monotonic() - started > MAX_SUITE_S:
     return None
   second, held_again = await judge.outcomes(repo, {})
