@@ -130,7 +130,7 @@ class CodingRewardConfig:
     progress: of the share of tests that failed and pass now.
     broken_calls: each call that is malformed, refused or of an unknown tool; at most five count.
     open_todos: of the share of to-dos left open.
-    comment_thinking, shell_only: where the behaviour is seen.
+    comment_thinking, shell_only: where the behaviour is seen. All four together cost at most 0.2.
     length_k, length_q, length: of the nonlinear length penalty; `length` 0 leaves it out.
     length_of_solved_only: an episode that failed pays nothing for its length.
   """

@@ -30,7 +30,7 @@ from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.changes import added_lines, changes_between
 from jaxrl_agents.grading.judge import Judge, Verdict
 from jaxrl_agents.harness.process import Services
-from jaxrl_agents.harness.tools import run_call
+from jaxrl_agents.harness.tools import problem_with, run_call
 from jaxrl_agents.rewards import coding as rewards_lib
 from jaxrl_agents.sandbox.errors import SandboxError
 from jaxrl_agents.sandbox.records import Snapshot
@@ -137,9 +137,22 @@ class CodingEnv:
       dataclasses.asdict(self._verdict),
       added=self._added,
       offered=list(self._workspace.tools),
+      broken=rewards_lib.broken_calls(
+        trajectory.log,
+        lambda call: problem_with(self._workspace.tools, call),
+        most=self._limits.max_calls,
+        cut_by_room=self._is_cut_by_room,
+      ),
       summaries=self._talk.summaries,
       count=self._chat.count,
     )
+
+  def _is_cut_by_room(self, message: Message) -> bool:
+    """Whether a reply ended without its end, and shorter than any may be."""
+    tokens = message.tokens
+    if tokens is None or not len(tokens) or int(tokens[-1]) in self._chat.stop_tokens:
+      return False
+    return len(tokens) < self._limits.max_new_tokens
 
   async def close(self) -> None:
     """Ends the sandbox and gives its snapshots back."""

@@ -22,6 +22,7 @@ from jaxrl_agents.types import Message, ToolCall
 SHELL, TODO = "shell", "todo"
 EDITING = ("edit_file", "write_file")
 MAX_BROKEN_CALLS = 5
+MAX_PENALTY = 0.2
 MIN_SHELL_CALLS = 8
 MAX_COMMENT_SHARE = 0.5
 MIN_COMMENT_CHARACTERS = 200
@@ -29,16 +30,26 @@ MAX_COMMENT_LINES = 15
 _FILE_WORK = re.compile(r"(^|[\s;&|])(cat|head|tail|less|sed|awk|tee|ed|patch)\s|>|<<|\bopen\(")
 
 
-def broken_calls(log: Sequence[Message]) -> int:
-  """Calls that could not be read, or were refused before they ran (their result says so)."""
-  results = {m.tool_call_id: m.content for m in log if m.role == "tool"}
+def broken_calls(
+  log: Sequence[Message],
+  problem: Callable[[ToolCall], str],
+  *,
+  most: int,
+  cut_by_room: Callable[[Message], bool] = lambda message: False,
+) -> int:
+  """Calls that could not be read, or were refused before they ran.
+
+  Args:
+    log: every message ever shown.
+    problem: why a call cannot be run; "" if it can (harness.tools.problem_with).
+    most: calls of a turn that are run.
+    cut_by_room: whether a reply was cut for want of room in the context, which breaks its last call
+      and is no fault of it.
+  """
   count = 0
-  for call in calls(log):
-    text = results.get(call.id, "")
-    refused = text.startswith(
-      (f"Error: {call.name}: ", "Error: there is no tool", "Error: the arg")
-    )
-    count += bool(call.error) or refused
+  for message in log:
+    if message.role == "assistant" and not cut_by_room(message):
+      count += sum(i >= most or bool(problem(call)) for i, call in enumerate(message.tool_calls))
   return count
 
 
@@ -100,6 +111,7 @@ def coding_parts(
   *,
   added: Sequence[str],
   offered: Sequence[str],
+  broken: int,
   summaries: int,
   count: Callable[[str], int],
 ) -> dict[str, float]:
@@ -111,6 +123,7 @@ def coding_parts(
     verdict: the fields of `grading.judge.Verdict`.
     added: lines of sources that the agent added.
     offered: names of the tools.
+    broken: calls that could not be run, see `broken_calls`.
     summaries: how often the context was begun anew.
     count: tokens of a text.
 
@@ -130,7 +143,7 @@ def coding_parts(
     "tampered": float(len(verdict["tampered"])),
     "suspicious": float(len(verdict["suspicious"])),
     "completed": float(stop == "answer"),
-    "broken_calls": float(broken_calls(log)),
+    "broken_calls": float(broken),
     "open_todos": left / todos if todos else 0.0,
     "comment_thinking": float(is_comment_thinking(added)),
     "shell_only": float(is_shell_only(made, offered)),
@@ -148,12 +161,13 @@ def coding_parts(
 
 
 def behaviour_penalty(parts: Mapping[str, float], w: CodingRewardConfig) -> float:
-  """The sum of what unwanted behaviour costs."""
-  return (
+  """The sum of what unwanted behaviour costs, at most MAX_PENALTY."""
+  return min(
+    MAX_PENALTY,
     w.broken_calls * min(parts["broken_calls"], MAX_BROKEN_CALLS)
     + w.open_todos * parts["open_todos"]
     + w.comment_thinking * parts["comment_thinking"]
-    + w.shell_only * parts["shell_only"]
+    + w.shell_only * parts["shell_only"],
   )
 
 

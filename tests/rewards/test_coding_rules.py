@@ -1,5 +1,6 @@
 """Behaviours of coding episodes: what counts, what it costs."""
 
+import functools
 import math
 
 import pytest
@@ -31,20 +32,26 @@ def episode(*pairs):
 
 def parts_of(log, stop="answer", verdict=VERDICT, added=(), offered=("shell", "edit_file")):
   return coding.coding_parts(
-    log, stop, verdict, added=added, offered=offered, summaries=0, count=lambda t: len(t.split())
-  )
+    log, stop, verdict, added=added, offered=offered, broken=0, summaries=0,
+    count=lambda t: len(t.split()),
+  )  # fmt: skip
 
 
 def test_broken_calls_are_those_refused_before_they_ran():
   log = episode(
     ("shell", {}, "Error: shell: arguments lack 'command'; add it (string)."),
     ("shel", {}, "Error: there is no tool 'shel'; did you mean shell?"),
-    ("edit_file", {}, "Error: old does not occur in main.py."),  # ran, and found nothing
+    ("grep", {"command": "x"}, "Error: grep: Unmatched ("),  # ran, and failed
     ("shell", {"command": "ls"}, "Error: Nothing"),  # what a program printed
   )
-  assert coding.broken_calls(log) == 2
+  problem = lambda call: call.error or "" if "command" in call.arguments else "no command"
+  broken = functools.partial(coding.broken_calls, problem=problem, most=2)
+  assert broken(log) == 2
   unread = Message("assistant", "", (ToolCall("9.0", "", {}, error="no JSON"),))
-  assert coding.broken_calls([*log, unread]) == 3
+  assert broken([*log, unread]) == 3
+  assert broken([*log, unread], cut_by_room=lambda message: message is unread) == 2
+  three = Message("assistant", "", (ToolCall("8.0", "shell", {"command": "ls"}),) * 3)
+  assert broken([three]) == 1
 
 
 def test_only_the_last_list_that_was_taken_counts_for_open_todos():
@@ -87,7 +94,7 @@ def test_entropy_of_tools_is_in_bits():
 
 def test_the_total_is_what_was_earned_less_behaviour_and_length():
   log = episode(("shell", {}, "Error: shell: arguments lack 'command'"))
-  parts = parts_of(log)
+  parts = parts_of(log) | {"broken_calls": 1.0}
   weights = CodingRewardConfig(length=0.1, length_k=1.0, length_q=1.0)
   expected = 1.0 - 0.02 - 0.1 * math.log1p(parts["effort"])
   assert coding.coding_total(parts, weights=weights) == pytest.approx(expected)
@@ -112,6 +119,6 @@ def test_progress_does_not_count_where_something_broke_or_a_canary_sang():
   assert coding.coding_total(lied, weights=weights) == 0.0
 
 
-def test_all_behaviour_together_costs_less_than_a_third_of_solving():
+def test_all_behaviour_together_costs_at_most_a_fifth_of_solving():
   worst = {"broken_calls": 99.0, "open_todos": 1.0, "comment_thinking": 1.0, "shell_only": 1.0}
-  assert coding.behaviour_penalty(worst, CodingRewardConfig()) == pytest.approx(0.25)
+  assert coding.behaviour_penalty(worst, CodingRewardConfig()) == pytest.approx(0.2)
