@@ -80,7 +80,7 @@ class CodingEnv:
     self._turns = self._malformed_turns = 0
     self._state = state
     self._judge: Judge | None = None
-    self._saved: tuple[CodingState, list[Message]] | None = None  # and the replies since
+    self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran since
     self._verdict: Verdict | None = None
     self._added: list[str] = []
 
@@ -100,8 +100,6 @@ class CodingEnv:
     """Records the turn and runs its calls one after another, or takes the summary."""
     if self._limits.snapshot_turns and self._turns % self._limits.snapshot_turns == 0:
       await self._save()
-    if self._saved is not None:
-      self._saved[1].append(reply)
     return await self._advance(reply)
 
   async def _advance(self, reply: Message) -> Context:
@@ -223,20 +221,22 @@ class CodingEnv:
         texts.append(view.TOO_MANY.format(most=self._limits.max_calls))
         continue
       if self._workspace.lost:
-        await self._bring_back(calls[:i], losses)
+        await self._bring_back()
       text = await run_call(self._workspace.tools, calls[i])
       if self._workspace.lost:
         losses[i] += 1
         if losses[i] < MAX_LOSSES:
           continue
+      elif self._saved is not None:
+        self._saved[1].append(calls[i])
       texts.append(text)
     if self._workspace.lost:
-      await self._bring_back(calls, losses)
+      await self._bring_back()
     return [
       Message("tool", text, tool_call_id=call.id) for call, text in zip(calls, texts, strict=True)
     ]
 
-  async def _bring_back(self, done: Sequence[ToolCall], losses: collections.Counter[int]) -> None:
+  async def _bring_back(self) -> None:
     """A sandbox as before the loss: the last snapshot, and all calls since but the fatal ones.
 
     Raises:
@@ -246,15 +246,11 @@ class CodingEnv:
       raise SandboxError(
         f"task {self._task.id}: the sandbox is lost and there is no snapshot of it"
       )
-    state, replies = self._saved
+    state, ran = self._saved
     talk, turns = copy.copy(self._talk), (self._turns, self._malformed_turns)
     await self._restore(state)
-    for reply in replies[:-1]:
-      for call in reply.tool_calls[: self._limits.max_calls]:
-        await run_call(self._workspace.tools, call)
-    for i, call in enumerate(done):
-      if losses[i] < MAX_LOSSES and i < self._limits.max_calls:
-        await run_call(self._workspace.tools, call)
+    for call in ran:
+      await run_call(self._workspace.tools, call)
     self._talk, (self._turns, self._malformed_turns) = talk, turns
     if self._workspace.lost:
       raise SandboxError(
@@ -299,7 +295,7 @@ class CodingEnv:
   async def _last_state(self) -> Snapshot:
     for last_try in (False, True):
       if self._workspace.lost:
-        await self._bring_back((), collections.Counter())
+        await self._bring_back()
       assert self._workspace.box is not None
       try:
         return await self._workspace.box.snapshot()

@@ -412,6 +412,24 @@ def test_a_sandbox_that_is_lost_comes_back_as_it_was():
   assert (stop, solved) == ("answer", True)
 
 
+def test_a_sandbox_that_is_lost_before_it_is_judged_comes_back_with_its_last_turn():
+  async def body(workshop):
+    env = coding.make(CALL_TASK, services(workshop, snapshot_turns=1, max_turns=1))
+    await env.start()
+    last_state = env._last_state
+
+    async def killed_first():
+      await workshop.boxes.kill(env._workspace.box.number)
+      return await last_state()
+
+    env._last_state = killed_first
+    ended = await env.step(with_ids(turn(MEND), 0))
+    await env.close()
+    return ended.stop, env._verdict.solved
+
+  assert run(body) == ("turn_limit", True)
+
+
 def test_a_group_branches_from_shared_turns_which_one_rollout_trains():
   async def body(workshop):
     shared = services(workshop)
