@@ -8,6 +8,8 @@ Source: Context-1's difficulty curriculum (few hops first, many hops later).
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +21,8 @@ class TaskStream:
   """A resumable stream of tasks: endless, or of a single epoch.
 
   Invariant: within one epoch of a level, a task is handed out at most once; equal (tasks, seed,
-    state) give equal streams. In a single epoch that is for good, across restarts from `state`.
+    state) give equal streams. In a single epoch that is for good, across restarts from `state`,
+    even with other tasks beside those that were trained, or another seed.
   """
 
   def __init__(
@@ -38,6 +41,7 @@ class TaskStream:
     self._levels = levels
     self._seed, self._single_epoch = seed, single_epoch
     self._drawn = {int(k): v for k, v in (state or {}).get("drawn", {}).items()}
+    self._trained = set((state or {}).get("trained", ()))
 
   def next(self, count: int, step: int, level_weights: Sequence[float]) -> list[Task]:
     """The `count` tasks of `step`; `level_weights[i]` is the share of level i (the last: and
@@ -56,8 +60,7 @@ class TaskStream:
     if not self._single_epoch:
       weights = [share(level) for level in present]
       return [self._draw(level) for level in rng.choices(present, weights, k=count)]
-    left = {level: len(self._levels[level]) - self._drawn.get(level, 0) for level in present}
-    left = {level: n for level, n in left.items() if share(level)}
+    left = {level: len(self._fresh(level)) for level in present if share(level)}
     if sum(left.values()) < count:
       raise ValueError(
         f"a single epoch has {sum(left.values())} tasks left, and step {step} needs {count}; make "
@@ -68,12 +71,25 @@ class TaskStream:
       open_levels = [level for level, n in left.items() if n]
       level = rng.choices(open_levels, [share(each) for each in open_levels])[0]
       left[level] -= 1
-      drawn.append(self._draw(level))
+      drawn.append(self._draw_once(level))
     return drawn
 
   def state(self) -> dict[str, Any]:
-    """JSON: how many tasks of each level were handed out."""
-    return {"drawn": {str(level): count for level, count in self._drawn.items()}}
+    """JSON: how many tasks of each level were handed out; in a single epoch, which."""
+    drawn = {str(level): count for level, count in self._drawn.items()}
+    return {"drawn": drawn} | ({"trained": sorted(self._trained)} if self._single_epoch else {})
+
+  def _fresh(self, level: int) -> list[Task]:
+    """The tasks of a level that were never handed out, in the order of the epoch."""
+    tasks = self._levels[level]
+    order = random.Random(f"{self._seed} level {level} epoch 0").sample(tasks, len(tasks))
+    return [task for task in order if _mark(task) not in self._trained]
+
+  def _draw_once(self, level: int) -> Task:
+    task = self._fresh(level)[0]
+    self._trained.add(_mark(task))
+    self._drawn[level] = self._drawn.get(level, 0) + 1
+    return task
 
   def _draw(self, level: int) -> Task:
     tasks = self._levels[level]
@@ -82,6 +98,12 @@ class TaskStream:
     self._drawn[level] = count + 1
     order = random.Random(f"{self._seed} level {level} epoch {epoch}").sample(tasks, len(tasks))
     return order[position]
+
+
+def _mark(task: Task) -> str:
+  """Names a task by what it is, as its id may be given anew."""
+  what = json.dumps([task.prompt, task.facts], sort_keys=True, default=str)
+  return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
 
 
 def phase_value(values: Sequence[float], step: int, steps: int) -> float:

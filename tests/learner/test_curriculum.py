@@ -58,3 +58,15 @@ def test_a_level_without_weight_is_not_used_up_in_a_single_epoch():
   assert {task.facts["level"] for task in stream.next(3, 0, (1.0, 0.0))} == {0}
   with pytest.raises(ValueError, match="0 tasks left"):
     stream.next(1, 1, (1.0, 0.0))
+
+
+def test_a_single_epoch_knows_what_it_trained_under_another_seed_and_among_new_tasks():
+  tasks = [Task(f"t{i}", "counting", f"count {i}", {"level": 0}) for i in range(6)]
+  first = curriculum.TaskStream(tasks, 1, single_epoch=True)
+  seen = {task.prompt for task in first.next(4, 0, (1.0,))}
+  more = [Task(f"t{i}", "counting", f"count {9 - i}", {"level": 0}) for i in range(10)]
+  again = curriculum.TaskStream(more, 2, first.state(), single_epoch=True)
+  then = {task.prompt for task in again.next(6, 1, (1.0,))}
+  assert len(then) == 6 and not seen & then
+  with pytest.raises(ValueError, match="0 tasks left"):
+    again.next(1, 2, (1.0,))
