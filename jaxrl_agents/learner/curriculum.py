@@ -83,7 +83,8 @@ class TaskStream:
     """The tasks of a level that were never handed out, in the order of the epoch."""
     tasks = self._levels[level]
     order = random.Random(f"{self._seed} level {level} epoch 0").sample(tasks, len(tasks))
-    return [task for task in order if _mark(task) not in self._trained]
+    by_mark = {_mark(task): task for task in order}
+    return [task for mark, task in by_mark.items() if mark not in self._trained]
 
   def _draw_once(self, level: int) -> Task:
     task = self._fresh(level)[0]

@@ -41,7 +41,11 @@ def test_beta_falls_in_five_equal_phases_as_published():
 
 
 def test_a_single_epoch_hands_no_task_out_twice_across_restarts_and_then_ends():
-  tasks = [Task(f"{level}-{i}", "toy", "", {"level": level}) for level in (0, 1) for i in range(6)]
+  tasks = [
+    Task(f"{level}-{i}", "toy", f"{level}-{i}", {"level": level})
+    for level in (0, 1)
+    for i in range(6)
+  ]
   handed, state = [], None
   for step in range(3):
     stream = curriculum.TaskStream(tasks, 5, state, single_epoch=True)  # each step is a new process
@@ -53,7 +57,11 @@ def test_a_single_epoch_hands_no_task_out_twice_across_restarts_and_then_ends():
 
 
 def test_a_level_without_weight_is_not_used_up_in_a_single_epoch():
-  tasks = [Task(f"{level}-{i}", "toy", "", {"level": level}) for level in (0, 1) for i in range(3)]
+  tasks = [
+    Task(f"{level}-{i}", "toy", f"{level}-{i}", {"level": level})
+    for level in (0, 1)
+    for i in range(3)
+  ]
   stream = curriculum.TaskStream(tasks, 0, single_epoch=True)
   assert {task.facts["level"] for task in stream.next(3, 0, (1.0, 0.0))} == {0}
   with pytest.raises(ValueError, match="0 tasks left"):
