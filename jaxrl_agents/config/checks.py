@@ -53,6 +53,11 @@ def validate(config: RunConfig) -> RunConfig:
   _check_env(config)
   _check_swarm(config)
   _check_toggle(config)
+  if learner.kl < 0 or learner.constant_tokens < 0:
+    raise ValueError(
+      f"learner.kl={learner.kl:g} and learner.constant_tokens={learner.constant_tokens} must be 0 "
+      "or more"
+    )
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:

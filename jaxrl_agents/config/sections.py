@@ -387,6 +387,10 @@ class LearnerConfig:
   `single_epoch`: no task is trained twice, across restarts (Composer 2).
   `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
   policy.transformer.REMAT) hold for the warm-up too.
+  `constant_tokens`: of a rollout, by which a loss with the constant normaliser (dr_grpo) divides
+  beside the rollouts of a substep, those that drop out included; 0 for `row_tokens`.
+  `kl`: how much each token's advantage loses for log(pi / pi_0), pi_0 being the policy that
+  training starts from (k1; Composer 2); 0 for nothing.
   A checkpoint is written every `save_every` steps: so many are lost at most where a machine dies
   without a warning (learner.preemption).
   """
@@ -409,6 +413,8 @@ class LearnerConfig:
   rows_per_microbatch: int = 8
   remat: Literal["none", "layer", "attention", "projections"] = "none"
   router_replay: bool = True
+  constant_tokens: int = 0
+  kl: float = 0.0
   mtp_weight: float = 0.1
   canary_bound: float = 1e-4
   level_weights_early: tuple[float, ...] = (0.5, 0.3, 0.15, 0.05)

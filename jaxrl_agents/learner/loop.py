@@ -72,11 +72,13 @@ def train(
   tx: optax.GradientTransformation,
   objective: train_step.Objective,
   first_step: int = 0,
+  reference: dict[str, Any] | None = None,
 ) -> TrainState:
   """Runs steps `first_step` to `learner.steps` and returns the last state. `state` is donated.
 
   A checkpoint is written every `learner.save_every` steps, after the last one, and when the run is
   stopped (KeyboardInterrupt, preemption.Preempted) between two of them while rollouts are played.
+  `reference` are the parameters of pi_0, which an objective with `kl` needs.
 
   Raises:
     CanaryError: fresh rollouts disagree with the learner, see `canary`.
@@ -98,6 +100,7 @@ def train(
           learner=learner,
           tx=tx,
           objective=objective,
+          reference=reference,
         )
         learnt = time.monotonic()
         if metrics["optimizer_steps"]:
@@ -137,23 +140,30 @@ def learn(
   learner: LearnerConfig,
   tx: optax.GradientTransformation,
   objective: train_step.Objective,
+  reference: dict[str, Any] | None = None,
 ) -> tuple[TrainState, dict[str, float], list[Group]]:
   """All substeps on one batch of groups. `state` is donated.
+
+  `reference` are the parameters of pi_0, for an objective with `kl`.
 
   Returns:
     (state, metrics, the groups with "reward" and "advantage" in each trajectory's metrics).
   """
   rollouts, metrics = score(groups, total, normalise_std=learner.advantage_std)
+  constant = losses.NORMALISERS[objective.loss] == "constant"
   pack = lambda part: packing.pack(
     part if learner.router_replay else without_routing(part),
     row_tokens=learner.row_tokens,
     rows_per_microbatch=learner.rows_per_microbatch,
     normaliser=losses.NORMALISERS[objective.loss],
-    constant_tokens=learner.row_tokens if losses.NORMALISERS[objective.loss] == "constant" else 0,
+    constant_tokens=(learner.constant_tokens or learner.row_tokens) if constant else 0,
+    constant_rollouts=learner.groups_per_step * learner.group_size / learner.substeps,
     keep_rollouts_together=objective.loss in losses.WHOLE_ROLLOUTS,
   )
   parts = [pack(part) for part in split_substeps(rollouts, learner.substeps)] if rollouts else []
   metrics |= canary(state, parts, cfg, objective, learner.canary_bound)
+  if reference is not None:
+    parts = [[_with_reference(b, reference, cfg, objective) for b in part] for part in parts]
   substeps = []
   for batches in parts:
     state, found = train_step.update(state, batches, cfg, objective, tx)
@@ -163,6 +173,13 @@ def learn(
   metrics["microbatches"] = float(sum(map(len, parts)))
   metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
   return state, metrics, annotated(groups, total, learner.advantage_std)
+
+
+def _with_reference(
+  batch: packing.Batch, reference: Any, cfg: PolicyConfig, objective: train_step.Objective
+) -> packing.Batch:
+  found = train_step.recompute_logprobs(reference, train_step.placed(batch), cfg, objective)
+  return batch._replace(reference_logprobs=np.asarray(found))
 
 
 def canary(

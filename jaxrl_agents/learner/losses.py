@@ -215,6 +215,18 @@ def rollout_log_ratio(logprobs: jax.Array, batch: Batch) -> jax.Array:
   return jnp.where(batch.loss_mask, mean[batch.rollout_ids], 0.0)
 
 
+def drift(logprobs: jax.Array, batch: Batch) -> jax.Array:
+  """`sg(log(pi / pi_0))` of each loss token, k1 of KL(pi || pi_0); 0 elsewhere. float32 [B, T].
+
+  Raises:
+    ValueError: the batch carries no `reference_logprobs`, those of pi_0.
+  """
+  if batch.reference_logprobs is None:
+    raise ValueError("kl needs batch.reference_logprobs; give loop.train a reference, or set kl=0")
+  log_r = jnp.where(batch.loss_mask, batch.reference_logprobs - logprobs, 0.0)
+  return jax.lax.stop_gradient(k1(log_r))
+
+
 def k1(log_r: jax.Array) -> jax.Array:
   """`-log r`, r = p / q on samples of q: unbiased for KL(q || p). http://joschu.net/blog/kl-approx.html"""
   return -log_r

@@ -52,14 +52,15 @@ def ratio_metrics(
 def summary(sums: dict[str, jax.Array], maxima: dict[str, jax.Array]) -> dict[str, float]:
   """Metrics of a step as floats: sums over loss tokens become means.
 
-  "kl_k3" estimates KL(mu || pi); "gap_p50" and "gap_p99" are upper edges of bins 9 % wide;
+  "kl_k3" estimates KL(mu || pi), "kl_k1_to_start" KL(pi || pi_0); "gap_p50" and "gap_p99" are
+  upper edges of bins 9 % wide;
   "expert_load_max" is the load of the busiest expert of a layer over the even share, worst layer.
   """
   sums, maxima = jax.device_get((sums, maxima))
   tokens = max(float(sums["loss_tokens"]), 1.0)
   metrics = {"loss": float(sums["loss"]), "loss_tokens": float(sums["loss_tokens"])}
   means = {"entropy": "entropy", "ratio": "ratio_mean", "clipped": "clipped_fraction"}
-  means |= {"k3": "kl_k3", "gap": "gap_mean"}
+  means |= {"k3": "kl_k3", "gap": "gap_mean", "drift": "kl_k1_to_start"}
   metrics |= {new: float(sums[old]) / tokens for old, new in means.items() if old in sums}
   metrics |= {name: float(np.max(value)) for name, value in maxima.items()}
   if "gap_histogram" in sums:

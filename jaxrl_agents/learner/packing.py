@@ -67,7 +67,11 @@ class Placement:
 
 
 def token_weights(
-  loss_tokens: Sequence[int], normaliser: Normaliser, *, constant_tokens: int = 0
+  loss_tokens: Sequence[int],
+  normaliser: Normaliser,
+  *,
+  constant_tokens: int = 0,
+  constant_rollouts: float = 0.0,
 ) -> np.ndarray:
   """The weight of one token of each rollout in the loss of the optimizer step.
 
@@ -80,6 +84,8 @@ def token_weights(
     loss_tokens: |y_j| of the G rollouts of the step.
     normaliser: one of the above.
     constant_tokens: the divisor of "constant", e.g. the longest reply; 0 otherwise.
+    constant_rollouts: G of "constant" where it is not to depend on how many rollouts are left; 0
+      otherwise.
 
   Returns:
     float64 [G].
@@ -99,7 +105,7 @@ def token_weights(
   if normaliser == "rollout_mean":
     return 1.0 / (rollouts * np.maximum(lengths, 1.0))
   if normaliser == "constant":
-    return np.full_like(lengths, 1.0 / (rollouts * constant_tokens))
+    return np.full_like(lengths, 1.0 / ((constant_rollouts or rollouts) * constant_tokens))
   if normaliser == "sum":
     return np.ones_like(lengths)
   raise ValueError(
@@ -114,6 +120,7 @@ def pack(
   rows_per_microbatch: int,
   normaliser: Normaliser = "token_mean",
   constant_tokens: int = 0,
+  constant_rollouts: float = 0.0,
   keep_rollouts_together: bool = False,
 ) -> list[Batch]:
   """All rollouts of one optimizer step as microbatches of equal shape.
@@ -123,7 +130,7 @@ def pack(
     row_tokens: T.
     rows_per_microbatch: B.
     normaliser: see `token_weights`.
-    constant_tokens: see `token_weights`.
+    constant_tokens, constant_rollouts: see `token_weights`.
     keep_rollouts_together: all segments of a rollout in one microbatch (`losses.WHOLE_ROLLOUTS`).
 
   Returns:
@@ -134,7 +141,10 @@ def pack(
       `keep_rollouts_together`, a rollout larger than a microbatch.
   """
   weights = token_weights(
-    [r.loss_tokens for r in rollouts], normaliser, constant_tokens=constant_tokens
+    [r.loss_tokens for r in rollouts],
+    normaliser,
+    constant_tokens=constant_tokens,
+    constant_rollouts=constant_rollouts,
   )
   placements = place(
     rollouts,

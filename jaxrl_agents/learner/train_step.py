@@ -45,6 +45,8 @@ class Objective:
       (distillation of the prediction modules alone, the trunk frozen).
     loss: name in `losses.LOSSES`, for "rl".
     numbers: its numbers, as sorted pairs, for "rl".
+    kl: beta of `A - beta sg(log pi - log pi_0)` on every token, for "rl": the k1 estimator as part
+      of the advantage (as a loss its expected gradient is 0); pi_0 as `Batch.reference_logprobs`.
     temperature: of sampling, divides the logits; 1 for "sft".
     mtp_weight: of the distillation term beside "rl" or "sft"; 0.1 in DeepSeek-V3's last phase.
     replay_threshold: plausibility filter of the routing replay (policy.moe.replayed_experts).
@@ -59,6 +61,7 @@ class Objective:
   kind: Literal["rl", "sft", "mtp"]
   loss: str = "cispo"
   numbers: tuple[tuple[str, float], ...] = ()
+  kl: float = 0.0
   temperature: float = 1.0
   mtp_weight: float = 0.0
   replay_threshold: float = 0.0
@@ -227,6 +230,10 @@ def loss_and_metrics(
     if objective.kind == "sft":
       loss = -jnp.sum(batch.weights * logprobs)
     else:
+      if objective.kl:
+        drift = losses.drift(logprobs, batch)
+        batch = batch._replace(advantages=batch.advantages - objective.kl * drift)
+        sums["drift"] = jnp.sum(drift)
       token_loss = losses.bind(objective.loss, dict(objective.numbers))
       loss = jnp.sum(batch.weights * token_loss(logprobs, batch))
       more, most = ratio_metrics(logprobs, batch, objective.loss, dict(objective.numbers))

@@ -106,6 +106,7 @@ def _train(
         tx=tx,
         objective=objective(config),
         first_step=first,
+        reference=setup.warm_params(config, workdir) if config.learner.kl else None,
       )
     trained = time.monotonic()
     players.turn_to(1.0)
@@ -158,6 +159,7 @@ def objective(config: RunConfig) -> train_step.Objective:
     "rl",
     loss=learner.loss,
     numbers=numbers if learner.loss == "cispo" else (),
+    kl=learner.kl,
     temperature=config.sampler.temperature,
     mtp_weight=learner.mtp_weight if config.policy.model.mtp_depth else 0.0,
     remat=learner.remat,

@@ -107,6 +107,18 @@ def test_grpo_adds_the_k3_divergence_from_the_reference():
     losses.grpo(logprobs, batch._replace(reference_logprobs=None), beta=0.5)
 
 
+def test_drift_is_k1_from_the_reference_without_a_gradient():
+  # pi = 0.3, reference = 0.6: log(pi / pi_0) = -log 2.
+  logprobs, batch = at_ratio(1.0, 1.0)
+  batch = batch._replace(reference_logprobs=np.full((1, 1), math.log(0.6), np.float32))
+  value, slope = jax.value_and_grad(lambda lp: losses.drift(lp, batch).sum())(logprobs)
+  assert float(value) == pytest.approx(-math.log(2), rel=1e-6) and float(slope[0, 0]) == 0.0
+  off = batch._replace(loss_mask=np.zeros((1, 1), bool))
+  assert float(losses.drift(logprobs, off).sum()) == 0.0
+  with pytest.raises(ValueError, match="kl needs batch.reference_logprobs"):
+    losses.drift(logprobs, batch._replace(reference_logprobs=None))
+
+
 def test_gspo_ratio_is_the_geometric_mean_over_all_segments_of_a_rollout():
   # Rollout 0: log-ratios 0.3 (row 0) and -0.1 (row 1), mean 0.1. Rollout 1: one token, 0.2.
   batch = make_batch(np.zeros((2, 2)), [[1.0, 2.0], [1.0, 0.0]], [[1, 1], [1, 0]], [[0, 1], [0, 0]])

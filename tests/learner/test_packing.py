@@ -130,6 +130,7 @@ def test_token_weights_of_the_four_normalisers_by_hand():
   assert weights("token_mean") == [1 / 8] * 3
   assert weights("rollout_mean")[:2] == [1 / 4, 1 / 12]
   assert weights("constant", constant_tokens=10) == [1 / 20] * 3
+  assert weights("constant", constant_tokens=10, constant_rollouts=4.0) == [1 / 40] * 3
   assert weights("sum") == [1.0] * 3
   with pytest.raises(ValueError, match="constant_tokens=0"):
     weights("constant")

@@ -259,3 +259,22 @@ def test_balancing_steps_the_selection_biases_against_the_load_and_only_in_super
   np.testing.assert_array_equal(current.policy.params["moe_layers"]["moe"]["router_bias"][0], bias)
   with pytest.raises(ValueError, match="balance_rate=0.25 is for 'sft'"):
     train_step.Objective("rl", balance_rate=0.25)
+
+
+def test_kl_takes_the_distance_from_the_reference_off_the_advantage_of_each_token(params):
+  batches = pack(make_rollouts())
+  reference = jax.tree.map(lambda p: 1.1 * p, params)
+  far = lambda b: np.asarray(train_step.recompute_logprobs(reference, b, CFG, RL))
+  near = lambda b: np.asarray(train_step.recompute_logprobs(params, b, CFG, RL))
+  with_reference = [b._replace(reference_logprobs=far(b)) for b in batches]
+  drift = [np.where(b.loss_mask, near(b) - far(b), 0.0) for b in batches]
+  moved = [
+    b._replace(advantages=b.advantages - 0.5 * d) for b, d in zip(batches, drift, strict=True)
+  ]
+  found = total_gradients(params, with_reference, dataclasses.replace(RL, kl=0.5))
+  expected = total_gradients(params, moved, RL)
+  assert_trees_close(found.grads, expected.grads, 1e-6)
+  tokens = sum(b.loss_mask.sum() for b in batches)
+  told = metrics.summary(found.sums, found.maxima)["kl_k1_to_start"]
+  assert told == pytest.approx(sum(d.sum() for d in drift) / tokens, rel=1e-4)
+  assert abs(told) > 1e-3
