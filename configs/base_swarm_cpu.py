@@ -7,14 +7,11 @@ from jaxrl_agents import config
 
 
 def get_config() -> config.RunConfig:
-  """Serial and parallel episodes in halves; drills with names of their own."""
+  """More episodes than its own warm-up has, and more drills."""
   recipe = config.load(str(pathlib.Path(__file__).parent / "swarm_cpu.py"))
   sources = dataclasses.replace(
     recipe.sft,
     demonstration_tasks=2_400,
-    serial=0.5,
-    alone=0.12,
     reading_drills=24_000,
-    rates=(0.35, 0.0, 0.0, 0.65),
   )
   return dataclasses.replace(recipe, name="base_swarm_cpu", sft=sources)

@@ -48,6 +48,8 @@ def get_config() -> config.RunConfig:
       group_size=8,
       substeps=4,
       loss="dr_grpo",
+      constant_tokens=896,
+      kl=1e-3,
       single_epoch=True,
       lr=1e-4,
       row_tokens=1_024,

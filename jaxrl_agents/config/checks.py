@@ -135,6 +135,21 @@ def _check_swarm(config: RunConfig) -> None:
       "search.can_prune=True has no effect with env=swarm: contexts are split there, not pruned; "
       "set search.can_prune=False"
     )
+  if swarm.sub_init and not swarm.sub_policy:
+    raise ValueError(
+      "swarm.sub_init has no effect with swarm.sub_policy='': sub-agents are then the policy in "
+      "training; name a policy, or leave sub_init empty"
+    )
+  if swarm.sub_deadline_s >= config.workers.stall_s:
+    raise ValueError(
+      f"swarm.sub_deadline_s={swarm.sub_deadline_s:g} must be below workers.stall_s="
+      f"{config.workers.stall_s:g}, when the run is given up"
+    )
+  if parl.anneal_end * config.learner.steps > config.learner.steps - 1 and config.learner.steps > 1:
+    raise ValueError(
+      f"parl.anneal_end={parl.anneal_end:g} leaves none of the {config.learner.steps} steps to the "
+      "reward of the task alone; lower it"
+    )
   if not 0 < parl.anneal_end <= 1 or parl.target_width < 2:
     raise ValueError(
       f"parl.anneal_end={parl.anneal_end} must be in (0, 1] and parl.target_width="

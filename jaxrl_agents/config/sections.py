@@ -263,7 +263,7 @@ class SwarmConfig:
     sub_token_budget: of the context of a sub-agent.
     sub_max_new_tokens: of one turn of a sub-agent.
     sub_temperature: at which sub-agents are sampled.
-    sub_deadline_s: after which a sub-agent is given up.
+    sub_deadline_s: after which a sub-agent is given up; below workers.stall_s, when the run is.
     message_tokens: of what a sub-agent returns; the rest is cut.
     max_agents: that an episode may create.
     max_assignments_per_turn: that run at once; more are refused.
@@ -281,7 +281,7 @@ class SwarmConfig:
   sub_token_budget: int = 32_268
   sub_max_new_tokens: int = 2_048
   sub_temperature: float = 1.0
-  sub_deadline_s: float = 600.0
+  sub_deadline_s: float = 100.0
   message_tokens: int = 512
   max_agents: int = 16
   max_assignments_per_turn: int = 16
@@ -443,11 +443,15 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-  """Held-out evaluation: `tasks` of the split, `rollouts` each, paired bootstrap over tasks."""
+  """Held-out evaluation: `tasks` of the split, `rollouts` each, paired bootstrap over tasks.
+
+  `temperature`: at which the policy is sampled; negative for that of training.
+  """
 
   split: Literal["train", "dev", "test"] = "test"
   tasks: int = 200
   rollouts: int = 1
+  temperature: float = -1.0
   bootstrap_resamples: int = 10_000
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_agents.envs import search_view
 from jaxrl_agents.retrieval.index import Fusion, Index
 from jaxrl_agents.rewards import rules
-from jaxrl_agents.types import Group, Message, ToolCall, Trajectory
+from jaxrl_agents.types import Group, Message, Task, ToolCall, Trajectory
 
 Total = Callable[[Trajectory], float]
 TaskScores = Mapping[str, float]  # task id -> score
@@ -89,13 +89,19 @@ def entry(groups: Sequence[Group], total: Total, metrics: Sequence[str]) -> dict
 
 
 def paired_bootstrap(
-  candidate: TaskScores, baseline: TaskScores, *, resamples: int = 10_000, seed: int = 0
+  candidate: TaskScores,
+  baseline: TaskScores,
+  *,
+  clusters: Mapping[str, str] | None = None,
+  resamples: int = 10_000,
+  seed: int = 0,
 ) -> Gain:
   """The gain of `candidate` over `baseline` on the tasks that both have.
 
   Tasks are drawn with replacement, as many as there are, `resamples` times; the bounds are the
   2.5 % and 97.5 % quantiles of the mean difference (percentile bootstrap; Efron and Tibshirani
-  1993, ch. 13).
+  1993, ch. 13). Tasks that are alike are no independent draws: with `clusters`, {task id: what it
+  belongs to}, whole clusters are drawn.
 
   Raises:
     ValueError: no task is in both, a score is not finite, or `resamples` is less than 1.
@@ -113,12 +119,15 @@ def paired_bootstrap(
     raise ValueError(
       f"the scores of task {bad!r} are {candidate[bad]} and {baseline[bad]}, not finite"
     )
+  names = [clusters[task] for task in tasks] if clusters else tasks
+  _, place = np.unique(names, return_inverse=True)
+  sums, sizes = np.bincount(place, differences), np.bincount(place)
   rng = np.random.default_rng(seed)
   means = np.empty(resamples)
   for start in range(0, resamples, _RESAMPLES_AT_ONCE):
     count = min(_RESAMPLES_AT_ONCE, resamples - start)
-    drawn = rng.integers(len(tasks), size=(count, len(tasks)), dtype=np.int32)
-    means[start : start + count] = differences[drawn].mean(axis=1)
+    drawn = rng.integers(len(sums), size=(count, len(sums)), dtype=np.int32)
+    means[start : start + count] = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
   lower, upper = np.quantile(means, (0.025, 0.975))
   return Gain(float(differences.mean()), float(lower), float(upper), len(tasks))
 
@@ -129,22 +138,28 @@ def gains(
   total: Total,
   *,
   metrics: Sequence[str] = ("reward", "output_recall"),
+  cluster: Callable[[Task], str] | None = None,
   resamples: int = 10_000,
   seed: int = 0,
 ) -> dict[str, float]:
   """Paired gains as {"reward_gain", "reward_gain_lower95", "reward_gain_upper95", ...}.
 
+  `cluster` names what a task is one of several of, see `paired_bootstrap`.
+
   Raises:
     ValueError: as `paired_bootstrap`, or neither set has one of the metrics.
   """
   new, old = scores(candidate, total), scores(baseline, total)
+  clusters = {group.task.id: cluster(group.task) for group in candidate} if cluster else None
   found: dict[str, float] = {}
   for metric in metrics:
     if metric not in new or metric not in old:
       raise ValueError(
         f"no metric {metric!r} in both sets; there are {sorted(set(new) & set(old))}"
       )
-    gain = paired_bootstrap(new[metric], old[metric], resamples=resamples, seed=seed)
+    gain = paired_bootstrap(
+      new[metric], old[metric], clusters=clusters, resamples=resamples, seed=seed
+    )
     found[f"{metric}_gain"] = gain.mean
     found[f"{metric}_gain_lower95"] = gain.lower95
     found[f"{metric}_gain_upper95"] = gain.upper95

@@ -67,9 +67,10 @@ def swarm_parts(stages: Sequence[Stage]) -> dict[str, float]:
 
   Returns:
     width: most assignments at once; assigned (calls of assign_task, refused ones too), finished,
-    finish_rate (finished / assigned, of those that no fault hit; 0 for none), faults;
-    critical_steps, total_steps; serial_rate (1 if width < 2); "parallelism", sum of the sub-agents'
-    steps / sum of the longest of each stage, only where there are any; a count of each status.
+    faults; critical_steps, total_steps; serial_rate (1 if width < 2), used_agents (1 if any task
+    was assigned); "finish_rate", finished / assigned, of those that no fault hit, and
+    "parallelism", sum of the sub-agents' steps / sum of the longest of each stage, only where there
+    are any; a count of each status.
   """
   ran = [each for stage in stages for each in stage.assigned]
   asked = sum(len(stage.assigned) + stage.refused for stage in stages)
@@ -80,13 +81,15 @@ def swarm_parts(stages: Sequence[Stage]) -> dict[str, float]:
     "width": float(width),
     "assigned": float(asked),
     "finished": float(finished),
-    "finish_rate": finished / (asked - faults) if asked > faults else 0.0,
     "faults": float(faults),
     "refused": float(sum(stage.refused for stage in stages)),
     "critical_steps": float(critical_steps(stages)),
     "total_steps": float(total_steps(stages)),
     "serial_rate": float(width < 2),
+    "used_agents": float(asked > 0),
   }
+  if asked > faults:
+    parts["finish_rate"] = finished / (asked - faults)
   parts |= {
     f"sub_{status}": float(sum(each.status == status for each in ran))
     for status in STATUSES
@@ -109,10 +112,15 @@ def annealed(weight: float, u: float, end: float) -> float:
 
 
 def parl_total(parts: Mapping[str, float], *, u: float, weights: ParlConfig) -> float:
-  """The scalar reward: r_perf ("performance") and the annealed parts; r_perf alone for u >= end."""
+  """The scalar reward: r_perf ("performance") and the annealed parts; r_perf alone for u >= end.
+
+  r_finish is 0 where nothing was assigned. Where all that was assigned was lost to faults, it is
+  what it can be at most: nobody is judged by it.
+  """
+  finish = parts.get("finish_rate", 1.0 if parts.get("faults") else 0.0)
   return (
     parts["performance"]
     + annealed(weights.parallel, u, weights.anneal_end)
     * parallel_reward(parts["width"], weights.target_width)
-    + annealed(weights.finish, u, weights.anneal_end) * parts["finish_rate"]
+    + annealed(weights.finish, u, weights.anneal_end) * finish
   )

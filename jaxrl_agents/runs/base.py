@@ -54,6 +54,11 @@ def save_sizes(cfg: PolicyConfig, folder: str | pathlib.Path) -> None:
   (pathlib.Path(folder) / SIZES).write_text(json.dumps(dataclasses.asdict(cfg), indent=2) + "\n")
 
 
+def place(name: str | pathlib.Path) -> pathlib.Path:
+  """The folder of weights that a name stands for: "base", or a path."""
+  return chat.ASSETS / "base" if str(name) == "base" else pathlib.Path(name).expanduser()
+
+
 def load_sizes(folder: str | pathlib.Path) -> PolicyConfig:
   """The sizes of the weights of `folder`."""
   return PolicyConfig(**json.loads((pathlib.Path(folder) / SIZES).read_text("utf-8")))
@@ -74,7 +79,7 @@ def load(
   Raises:
     ValueError: there are no weights, or they have other shapes than `cfg` asks for.
   """
-  folder = chat.ASSETS / "base" if name == "base" else pathlib.Path(name).expanduser()
+  folder = place(name)
   file = folder / WEIGHTS
   if not file.is_file():
     raise ValueError(

@@ -21,7 +21,8 @@ def play(config: RunConfig, players: Players, tasks: Sequence[Task], *, label: s
   """Rollouts of held-out tasks by the weights that the engine holds."""
   recipe, groups = recipes.of(config), []
   with Progress(label, len(tasks)) as progress:
-    for group in players.play(tasks, config.eval.rollouts, seed=config.seed, label=label):
+    how = {"seed": config.seed, "label": label, "temperature": config.eval.temperature}
+    for group in players.play(tasks, config.eval.rollouts, **how):
       groups.append(group)
       found = suites.scores(groups, functools.partial(recipe.total, config))
       values = found.get(recipe.HEADLINE, {}).values()
@@ -44,7 +45,8 @@ def evaluate(config: RunConfig, corpus: Corpus, checkpoint: str) -> dict[str, An
   )
   recipe = recipes.of(config)
   spec = recipe.policy_spec(config, corpus)
-  frozen = recipe.frozen(config, _warm_start(folder))
+  run = folder if checkpoint == "base" else folder.parent  # the shipped policy is of no run
+  frozen = recipe.frozen(config, started_from(config, run))
   with (
     processes.bound(here) as bond,
     processes.stoppable(bond) as notice,
@@ -61,10 +63,10 @@ def evaluate(config: RunConfig, corpus: Corpus, checkpoint: str) -> dict[str, An
   }
 
 
-def _warm_start(folder: pathlib.Path) -> pathlib.Path:
-  """The weights that those of `folder` were trained from, if they lie in a run's folder."""
-  beside = folder.parent / "warm_start"
-  return beside if (beside / base.WEIGHTS).is_file() else folder
+def started_from(config: RunConfig, run: pathlib.Path) -> pathlib.Path:
+  """The folder of the weights that training in the folder of a run starts from."""
+  warm_start = run / "warm_start"
+  return warm_start if (warm_start / base.WEIGHTS).is_file() else pathlib.Path(config.policy.init)
 
 
 def newest_policy(checkpoint: str) -> pathlib.Path | str:

@@ -19,6 +19,7 @@ from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import base, processes, setup
 from jaxrl_agents.sampler import lockstep
+from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Leader
 from jaxrl_agents.sampler.server import RolloutServer
@@ -77,7 +78,7 @@ def frozen_engine(config: RunConfig, folder: pathlib.Path | str, version: int) -
   Raises:
     ValueError: its vocabulary is not that of the policy in training.
   """
-  named, vocab = pathlib.Path(folder), config.policy.model.vocab_size
+  named, vocab = base.place(folder), config.policy.model.vocab_size
   model = base.load_sizes(named) if (named / base.SIZES).is_file() else config.policy.model
   if model.vocab_size != vocab:
     raise ValueError(
@@ -173,9 +174,10 @@ class Players:
 
   @property
   def stats(self) -> Stats:
-    """The counters of the engine, or of all slices."""
+    """The counters of the engine, or of all slices; and of the engines of frozen policies."""
     found = self._slices or self._engine
-    return found.stats if found else Stats()
+    counters = [found.stats] if found else [Stats()]
+    return stats_lib.total([*counters, *(other.stats for other in self._others.values())])
 
   def warm_up(self) -> None:
     """Compiles every program of the engine, or waits for the slices to have done so; waits for a
@@ -189,9 +191,22 @@ class Players:
     if self._bond.is_first:
       self._pool.wait_until_ready()
 
-  def play(self, tasks: Sequence[Task], rollouts: int, *, seed: int, label: str) -> Iterator[Group]:
-    """The groups of `tasks` as they finish; group ids are "label i". In the first process alone."""
+  def play(
+    self,
+    tasks: Sequence[Task],
+    rollouts: int,
+    *,
+    seed: int,
+    label: str,
+    temperature: float = -1.0,
+  ) -> Iterator[Group]:
+    """The groups of `tasks` as they finish; group ids are "label i". In the first process alone.
+
+    A negative `temperature` stands for that of the config.
+    """
     how = setup.sampling(self._config, seed)
+    if temperature >= 0:
+      how = dataclasses.replace(how, temperature=temperature)
     jobs: Iterable[Job] = (Job(f"{label} {i}", t, rollouts, how) for i, t in enumerate(tasks))
     return self._server.collect(jobs)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import pathlib
 import platform
 import time
 from collections.abc import Sequence
@@ -73,7 +72,7 @@ def _train(
       weights=workdir.weights,
       bond=bond,
       notice=notice,
-      frozen=recipe.frozen(config, frozen_policy(config, workdir)),
+      frozen=recipe.frozen(config, evaluation.started_from(config, workdir.path)),
     )
 
   with players_of(config) as players:
@@ -136,13 +135,6 @@ def _train(
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
-
-
-def frozen_policy(config: RunConfig, workdir: Workdir) -> pathlib.Path:
-  """The folder of the weights that training starts from."""
-  if (workdir.warm_start / base.WEIGHTS).exists():
-    return workdir.warm_start
-  return pathlib.Path(config.policy.init)
 
 
 def optimizer(config: RunConfig):

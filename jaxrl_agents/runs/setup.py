@@ -43,14 +43,17 @@ def load_chat(config: RunConfig) -> Chat:
 
 def sampling(config: RunConfig, seed: int) -> Sampling:
   """How episodes are sampled."""
-  limits = config_lib.limits(config)
+  limits, workers = config_lib.limits(config), config.workers
+  turns, turn_s = limits.max_turns, workers.stall_s
+  if config.env == "swarm":
+    turns, turn_s = config.swarm.max_turns, workers.stall_s + config.swarm.sub_deadline_s
   return Sampling(
     temperature=config.sampler.temperature,
     top_p=config.sampler.top_p,
     seed=seed,
     max_new_tokens=limits.max_new_tokens,
-    generate_deadline_s=config.workers.stall_s,
-    episode_deadline_s=config.workers.stall_s * limits.max_turns,
+    generate_deadline_s=workers.stall_s,
+    episode_deadline_s=turn_s * turns,
   )
 
 

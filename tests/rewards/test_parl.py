@@ -46,8 +46,12 @@ def test_refused_assignments_lower_the_finish_rate_and_faults_leave_it_alone():
   lost = Assigned("error", 1, fault=True)
   parts = parl.swarm_parts([Stage((Assigned("finished", 2), lost), refused=2)])
   assert parts["finish_rate"] == pytest.approx(1 / 3) and parts["faults"] == 1
-  assert parl.swarm_parts([Stage((lost,))])["finish_rate"] == 0.0
-  assert "parallelism" not in parl.swarm_parts([Stage()])
+  all_lost = {"performance": 0.0, **parl.swarm_parts([Stage((lost,))])}
+  assert "finish_rate" not in all_lost and all_lost["used_agents"] == 1.0
+  assert parl.parl_total(all_lost, u=0.0, weights=ParlConfig(finish=0.1)) == pytest.approx(0.1)
+  nothing = {"performance": 0.0, **parl.swarm_parts([Stage()])}
+  assert not {"parallelism", "finish_rate"} & set(nothing) and nothing["used_agents"] == 0.0
+  assert parl.parl_total(nothing, u=0.0, weights=ParlConfig(finish=0.1)) == 0.0
 
 
 def test_auxiliaries_follow_a_cosine_and_are_exactly_zero_from_the_end_on():

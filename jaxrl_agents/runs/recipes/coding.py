@@ -207,12 +207,17 @@ def scores(
 def compare(
   config: RunConfig, corpus: CodingTasks, evaluations: Mapping[str, Sequence[Group]]
 ) -> dict[str, Any]:
-  """Gains over the warm start, and over the same policy without summaries."""
+  """Gains over the warm start, and over the same policy without summaries.
+
+  Tasks of one repository are damage of the same few functions: their bounds are drawn by
+  repository, "repositories" of them.
+  """
   gains = functools.partial(
     suites.gains,
     evaluations["trained"],
     total=functools.partial(total, config),
     metrics=("reward", "solved"),
+    cluster=lambda task: task.facts["repo"],
     resamples=config.eval.bootstrap_resamples,
     seed=config.seed,
   )
@@ -222,6 +227,7 @@ def compare(
   return {
     "eval": {name: entry(config, groups) for name, groups in evaluations.items()},
     "paired_bootstrap": bootstrap,
+    "repositories": len({group.task.facts["repo"] for group in evaluations["trained"]}),
   }
 
 

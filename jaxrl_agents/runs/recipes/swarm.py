@@ -39,12 +39,14 @@ METRICS = (
   "total_steps",
   "parallelism",
   "serial_rate",
+  "used_agents",
   "finish_rate",
   "width",
   "assigned",
   "completed",
   "turns",
   "tasks",
+  "faults",
   "failed",
 )
 
@@ -163,7 +165,7 @@ def _unhurried(config: RunConfig) -> RunConfig:
 def frozen(config: RunConfig, warm_start: pathlib.Path) -> Mapping[str, Sequence[Stage]]:
   """The policies of the sub-agents: that of the warm-up, or those of `swarm.sub_init`."""
   swarm = config.swarm
-  if not swarm.sub_policy:
+  if not swarm.sub_policy or swarm.alone:
     return {}
   folders = swarm.sub_init or ("",)
   ends = (*swarm.sub_until, 1.0)
@@ -179,18 +181,22 @@ def scores(config: RunConfig, corpus: Corpus, groups: Sequence[Group]) -> dict[s
 def compare(
   config: RunConfig, corpus: Corpus, evaluations: Mapping[str, Sequence[Group]]
 ) -> dict[str, Any]:
-  """Gains over the warm start; the swarm beside a single agent.
+  """Gains over the warm start; the swarm beside a single agent, where there is one.
 
-  "critical_steps_ratio" is of the means over wide and deep tasks: of the single agent that has
-  enough steps to those of the swarm.
+  "critical_steps_ratio": of the single agent that has enough steps to those of the swarm, each the
+  mean over the wide and deep tasks that both have; by kind too, and over the tasks on which
+  the swarm did no worse, "no_worse" of them.
   """
-  score = functools.partial(total, config)
   after = evaluations["trained"]
   gains = functools.partial(
-    suites.gains, after, total=score, resamples=config.eval.bootstrap_resamples, seed=config.seed
+    suites.gains,
+    total=functools.partial(total, config),
+    resamples=config.eval.bootstrap_resamples,
+    seed=config.seed,
   )
   named = {**evaluations, "swarm": after}
-  bootstrap = gains(evaluations["warm_start"], metrics=("reward", "critical_steps"))
+  before = evaluations["warm_start"]
+  bootstrap = gains(after, before, metrics=("reward", "critical_steps"))
   found: dict[str, Any] = {
     "eval": {
       name: entry(config, groups) | {"by_kind": _by_kind(config, groups)}
@@ -198,11 +204,41 @@ def compare(
     },
   }
   if "single_agent" in evaluations:
-    over = gains(evaluations["single_agent"], metrics=("performance",))
-    bootstrap |= {f"single_agent_{name}": value for name, value in over.items()}
-    steps = lambda name: _steps(evaluations[name])
-    found["critical_steps_ratio"] = steps("single_agent_unhurried") / max(steps("trained"), 1e-9)
+    for name in ("single_agent", "single_agent_unhurried"):
+      over = gains(after, evaluations[name], metrics=("performance", "critical_steps"))
+      wide = [_of(groups, ("wide",)) for groups in (after, evaluations[name])]
+      if all(wide):
+        over |= {f"wide_{k}": v for k, v in gains(*wide, metrics=("item_f1",)).items()}
+      bootstrap |= {f"{name}_{key}": value for key, value in over.items()}
+    found |= _ratios(after, evaluations["single_agent_unhurried"])
   return found | {"paired_bootstrap": bootstrap}
+
+
+def _of(groups: Sequence[Group], forms: Sequence[str]) -> list[Group]:
+  return [group for group in groups if form(group) in forms]
+
+
+def _ratios(swarm: Sequence[Group], single: Sequence[Group]) -> dict[str, Any]:
+  """The ratios of critical steps, as `compare` has them."""
+  found: dict[str, Any] = {}
+  by_kind = {}
+  for forms in (("wide",), ("deep",), ("wide", "deep")):
+    ours, theirs = (
+      suites.scores(_of(groups, forms), lambda trajectory: 0.0) for groups in (swarm, single)
+    )
+    steps, others = ours.get("critical_steps", {}), theirs.get("critical_steps", {})
+    tasks = sorted(set(steps) & set(others))
+    if not tasks:
+      continue
+    ratio = lambda of, a=others, b=steps: sum(a[t] for t in of) / sum(b[t] for t in of)
+    if len(forms) == 1:
+      by_kind[forms[0]] = ratio(tasks)
+      continue
+    well = [t for t in tasks if ours["performance"][t] >= theirs["performance"][t]]
+    found |= {"critical_steps_ratio": ratio(tasks), "no_worse": len(well) / len(tasks)}
+    if well:
+      found["critical_steps_ratio_where_no_worse"] = ratio(well)
+  return found | {"critical_steps_ratio_by_kind": by_kind}
 
 
 def entry(config: RunConfig, groups: Sequence[Group]) -> dict[str, float]:
@@ -222,9 +258,3 @@ def _by_kind(config: RunConfig, groups: Sequence[Group]) -> dict[str, dict[str, 
 def form(group: Group) -> str:
   """ "wide", "deep" or "narrow"."""
   return group.task.facts["kind"].partition(" ")[0]
-
-
-def _steps(groups: Sequence[Group]) -> float:
-  helped = [group for group in groups if form(group) != "narrow"]
-  by_task = suites.scores(helped, lambda trajectory: 0.0).get("critical_steps", {})
-  return sum(by_task.values()) / max(len(by_task), 1)
