@@ -85,6 +85,16 @@ def test_equal_differences_have_an_interval_of_no_width():
   assert (gain.lower95, gain.mean, gain.upper95, gain.tasks) == (0.5, 0.5, 0.5, 2)
 
 
+def test_tasks_of_a_cluster_are_drawn_together():
+  new = {f"{name}{i}": gain for name, gain in (("a", 1.0), ("b", -0.5)) for i in range(50)}
+  old = dict.fromkeys(new, 0.0)
+  alone = suites.paired_bootstrap(new, old)
+  together = suites.paired_bootstrap(new, old, clusters={task: task[0] for task in new})
+  assert together.mean == alone.mean == 0.25 and alone.lower95 > 0
+  # Both clusters are drawn twice in a quarter of the resamples each.
+  assert (together.lower95, together.upper95) == (-0.5, 1.0)
+
+
 @pytest.mark.parametrize(
   ("new", "old", "message"),
   [

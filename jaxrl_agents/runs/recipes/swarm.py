@@ -208,7 +208,7 @@ def compare(
       over = gains(after, evaluations[name], metrics=("performance", "critical_steps"))
       wide = [_of(groups, ("wide",)) for groups in (after, evaluations[name])]
       if all(wide):
-        over |= {f"wide_{k}": v for k, v in gains(*wide, metrics=("item_f1",)).items()}
+        over |= {f"wide_{key}": v for key, v in gains(*wide, metrics=("item_f1",)).items()}
       bootstrap |= {f"{name}_{key}": value for key, value in over.items()}
     found |= _ratios(after, evaluations["single_agent_unhurried"])
   return found | {"paired_bootstrap": bootstrap}
