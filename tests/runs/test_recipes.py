@@ -70,7 +70,7 @@ def test_a_swarm_is_warmed_up_trained_and_told_beside_a_single_agent(library, tm
   for name in ("item_f1", "row_f1", "success", "critical_steps", "total_steps", "serial_rate"):
     assert math.isfinite(summary["eval"]["swarm"][name])
   assert summary["eval"]["single_agent"]["width"] == 0.0
-  assert "critical_steps_ratio" in summary and "ungated" in rows["rl"]
+  assert "critical_steps_ratio_by_kind" in summary and "ungated" in rows["rl"]
   assert "reward_gain_lower95" in summary["paired_bootstrap"]
   assert "Table: |" in html
   saved = [f for f in (tmp_path / "run" / "checkpoints").rglob("*") if f.is_file()]
