@@ -72,6 +72,16 @@ def test_a_curriculum_of_sub_agents_needs_a_rising_end_for_each_but_the_last(fol
     config.load("configs/swarm_cpu.py", [f"swarm.sub_init={folders}", f"swarm.sub_until={ends}"])
 
 
+def test_a_divisor_of_a_loss_that_has_none_is_an_error():
+  with pytest.raises(ValueError, match="constant_tokens=9 has no effect with learner.loss=cispo"):
+    config.load("configs/search_cpu.py", ["learner.constant_tokens=9"])
+
+
+def test_annealing_that_leaves_no_step_to_the_task_alone_is_an_error():
+  with pytest.raises(ValueError, match="anneal_end=1 leaves none of the 16 steps"):
+    config.load("configs/swarm_cpu.py", ["parl.anneal_end=1.0"])
+
+
 def test_adapters_with_an_optimizer_of_full_parameters_are_an_error():
   for override in ("learner.optimizer=muon", "sft.optimizer=adamw8bit", "learner.qk_clip=100"):
     with pytest.raises(ValueError, match="are for full parameters; with lora.rank=4 set"):

@@ -58,6 +58,11 @@ def validate(config: RunConfig) -> RunConfig:
       f"learner.kl={learner.kl:g} and learner.constant_tokens={learner.constant_tokens} must be 0 "
       "or more"
     )
+  if learner.constant_tokens and learner.loss != "dr_grpo":
+    raise ValueError(
+      f"learner.constant_tokens={learner.constant_tokens} has no effect with learner.loss="
+      f"{learner.loss}, whose normaliser is not constant; set it 0 or learner.loss=dr_grpo"
+    )
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:
@@ -145,9 +150,10 @@ def _check_swarm(config: RunConfig) -> None:
       f"swarm.sub_deadline_s={swarm.sub_deadline_s:g} must be below workers.stall_s="
       f"{config.workers.stall_s:g}, when the run is given up"
     )
-  if parl.anneal_end * config.learner.steps > config.learner.steps - 1 and config.learner.steps > 1:
+  steps = config.learner.steps
+  if steps > 1 and parl.anneal_end * steps > steps - 1:
     raise ValueError(
-      f"parl.anneal_end={parl.anneal_end:g} leaves none of the {config.learner.steps} steps to the "
+      f"parl.anneal_end={parl.anneal_end:g} leaves none of the {steps} steps to the "
       "reward of the task alone; lower it"
     )
   if not 0 < parl.anneal_end <= 1 or parl.target_width < 2:

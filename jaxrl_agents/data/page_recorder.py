@@ -6,7 +6,6 @@ import http.client
 import json
 import pathlib
 import time
-import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -30,11 +29,11 @@ def fetched(url: str, *, deadline_s: float = 30.0, max_bytes: int = MAX_BYTES) -
     PageError: no http or https, not whole within `deadline_s`, an error status, more
       than `max_bytes`, or something that is not text in the encoding that it claims.
   """
-  if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+  if not url.startswith(("http://", "https://")):
     raise PageError(f"{url}: begin with http:// or https://")
   ends = time.monotonic() + deadline_s
-  request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
   try:
+    request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
     with urllib.request.urlopen(request, timeout=deadline_s) as answer:
       kind = answer.headers.get_content_type()
       charset = answer.headers.get_content_charset() or "utf-8"
@@ -62,14 +61,29 @@ def fetched(url: str, *, deadline_s: float = 30.0, max_bytes: int = MAX_BYTES) -
 def recorded(file: pathlib.Path) -> set[str]:
   """The urls of a file of JSON lines; none where there is no file.
 
-  A last line that a stop cut short is taken out of the file.
+  Raises:
+    ValueError: a line is something else.
   """
   if not file.exists():
     return set()
-  whole, newline, cut = file.read_text("utf-8").rpartition("\n")
-  if cut:
+  lines = file.read_text("utf-8").split("\n")
+  try:
+    return {json.loads(line)["url"] for line in lines if line.strip()}
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{file}: not JSON lines with a url ({error!r}); name another file") from error
+
+
+def _ended(file: pathlib.Path) -> None:
+  """Takes a last line that a stop cut short out of the file, and ends one that is whole."""
+  whole, newline, last = file.read_text("utf-8").rpartition("\n")
+  if not last:
+    return
+  try:
+    json.loads(last)
+  except ValueError:
     file.write_text(whole + newline, "utf-8")
-  return {json.loads(line)["url"] for line in whole.split("\n") if line}
+  else:
+    file.write_text(f"{whole}{newline}{last}\n", "utf-8")
 
 
 def record(
@@ -80,6 +94,8 @@ def record(
   A page is written as soon as it is read, so that a stop loses none; those that failed are asked
   for again the next time.
   """
+  if file.exists():
+    _ended(file)
   known = recorded(file)
   for url in dict.fromkeys(urls):
     if url in known:

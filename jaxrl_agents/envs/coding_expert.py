@@ -61,7 +61,10 @@ class ExpertNoise:
 
 
 class CodingExpert:
-  """Plays one episode; called with each context. Invariant: `_texts` is what the files now hold."""
+  """Plays one episode; called with each context.
+
+  Invariant: `_texts` is what the files now hold, with the last `_standing` of the edits `_made`.
+  """
 
   def __init__(self, task: Task, services: CodingServices, noise: ExpertNoise, seed: int):
     digest = hashlib.blake2b(f"{seed}\0{task.id}".encode(), digest_size=8).digest()
@@ -81,7 +84,7 @@ class CodingExpert:
     self._undo: tuple[str, str, str] | None = None
     self._tries, self._tried = 0, set[tuple[str, str]]()
     self._made: list[tuple[str, str]] = []
-    self._stands = False
+    self._standing = 0
     self._to_check = False
 
   def __call__(self, context: Context) -> Message:
@@ -114,8 +117,9 @@ class CodingExpert:
     seen = (self._read, self._check)
     self._opening = [turn(*seen)] if self._together else [turn(each) for each in seen]
     said = [f"{old.strip()} -> {new.strip()}" for old, new in self._made]
-    if said and self._stands:  # what has no mark was tested and taken back
-      said[-1] += _UNTESTED if self._to_check else _TO_UNDO
+    mark = _UNTESTED if self._to_check else _TO_UNDO
+    for i in range(len(said) - self._standing, len(said)):  # others were tested and taken back
+      said[i] += mark
     self._to_check = False
     while said:
       summary = Message("assistant", "\n".join([_TRIED, *said]))
@@ -139,7 +143,7 @@ class CodingExpert:
       path, old, new = self._undo
       calls.append(_edit(path, new, old))
       self._texts[path] = self._texts[path].replace(new, old)
-      self._undo, self._stands = None, False
+      self._undo, self._standing = None, 0
     if self._errs(self._noise.wrong_text):
       line = self._random.choice(self._lines() or ["pass"])
       calls.append(_edit(self._path, f"{line} #", line))
@@ -155,15 +159,16 @@ class CodingExpert:
 
   def _edits(self) -> list[tuple[str, Mapping[str, Any]]]:
     """A wrong edit, or all the right ones."""
-    self._stands = True
     wrong = self._wrong() if self._errs(self._noise.wrong_edit) else None
     if wrong:
       self._undo = (self._path, *wrong)
       self._texts[self._path] = self._texts[self._path].replace(*wrong)
       self._made.append(wrong)
+      self._standing = 1
       return [_edit(self._path, *wrong)]
     right = replacements(self._repo, self._task.facts["edits"])
     self._made += [(old, new) for _, old, new in right]
+    self._standing = len(right)
     self._texts = {path: self._repo.files[path] for path in self._texts}
     self._tries = max(self._tries, self._noise.max_tries)  # nothing better is left to try
     return [_edit(*one) for one in right]

@@ -42,6 +42,10 @@ class TaskStream:
     self._seed, self._single_epoch = seed, single_epoch
     self._drawn = {int(k): v for k, v in (state or {}).get("drawn", {}).items()}
     self._trained = set((state or {}).get("trained", ()))
+    self._epoch: dict[int, dict[str, Task]] = {}
+    if single_epoch:
+      orders = {level: self._order(level, 0) for level in levels}
+      self._epoch = {level: {_mark(t): t for t in order} for level, order in orders.items()}
 
   def next(self, count: int, step: int, level_weights: Sequence[float]) -> list[Task]:
     """The `count` tasks of `step`; `level_weights[i]` is the share of level i (the last: and
@@ -79,26 +83,25 @@ class TaskStream:
     drawn = {str(level): count for level, count in self._drawn.items()}
     return {"drawn": drawn} | ({"trained": sorted(self._trained)} if self._single_epoch else {})
 
-  def _fresh(self, level: int) -> list[Task]:
-    """The tasks of a level that were never handed out, in the order of the epoch."""
-    tasks = self._levels[level]
-    order = random.Random(f"{self._seed} level {level} epoch 0").sample(tasks, len(tasks))
-    by_mark = {_mark(task): task for task in order}
-    return [task for mark, task in by_mark.items() if mark not in self._trained]
+  def _fresh(self, level: int) -> list[str]:
+    """The marks of a level's tasks that were never handed out, in the order of the epoch."""
+    return [mark for mark in self._epoch[level] if mark not in self._trained]
 
   def _draw_once(self, level: int) -> Task:
-    task = self._fresh(level)[0]
-    self._trained.add(_mark(task))
+    mark = self._fresh(level)[0]
+    self._trained.add(mark)
     self._drawn[level] = self._drawn.get(level, 0) + 1
-    return task
+    return self._epoch[level][mark]
+
+  def _order(self, level: int, epoch: int) -> list[Task]:
+    tasks = self._levels[level]
+    return random.Random(f"{self._seed} level {level} epoch {epoch}").sample(tasks, len(tasks))
 
   def _draw(self, level: int) -> Task:
-    tasks = self._levels[level]
     count = self._drawn.get(level, 0)
-    epoch, position = divmod(count, len(tasks))
+    epoch, position = divmod(count, len(self._levels[level]))
     self._drawn[level] = count + 1
-    order = random.Random(f"{self._seed} level {level} epoch {epoch}").sample(tasks, len(tasks))
-    return order[position]
+    return self._order(level, epoch)[position]
 
 
 def _mark(task: Task) -> str:

@@ -72,9 +72,9 @@ def test_what_is_recorded_is_what_the_tool_reads_lines_of_code_kept(site, tmp_pa
 def test_what_cannot_be_recorded_is_named_and_asked_for_again(site, tmp_path):
   out = tmp_path / "pages.jsonl"
   urls = [f"{site}/{p}" for p in ("nowhere", "image", "plain", "broken", "long", "plain")]
-  urls += ["file:///etc/passwd", "http://127.0.0.1:9/", f"{site}/a space"]
+  urls += ["file:///etc/passwd", "http://127.0.0.1:9/", f"{site}/a space", "http://[bad"]
   problems = dict(page_recorder.record(urls, out, deadline_s=5))
-  assert len(problems) == 8 and page_recorder.recorded(out) == {f"{site}/plain"}
+  assert len(problems) == 9 and page_recorder.recorded(out) == {f"{site}/plain"}
   for name, said in (
     ("nowhere", "404"), ("image", "image/png is not text"), ("broken", "can't decode"),
     ("long", "more than 4000000 bytes"),
@@ -95,6 +95,11 @@ def test_a_line_that_a_stop_cut_short_is_recorded_anew(site, tmp_path):
     f"{site}/code"
   ]
   assert out.read_text() == whole
+  out.write_text(whole[:-1])  # a whole line without its end is kept
+  assert list(page_recorder.record([f"{site}/code"], out)) == [] and out.read_text() == whole
+  out.write_text("no json\n" + whole)
+  with pytest.raises(ValueError, match="not JSON lines with a url"):
+    list(page_recorder.record([f"{site}/code"], out))
 
 
 def test_a_page_that_comes_drop_by_drop_is_given_up_at_its_deadline(site):
