@@ -74,7 +74,8 @@ class CodingConfig:
     tasks: folder of a frozen set (scripts/make_coding_tasks.py); "": short functions of
       `corpus.source`, damaged when a run first needs them, at most `tasks_per_repo` times each.
     repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
-      "calls" are short functions in one file, "token" is damage of one token, levels are those of
+      "calls" are short functions in one file, "token" is damage of one token, "flip" of one that
+      has a counterpart or two ("<" and "<=", "and" and "or"), levels are those of
       `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
     plain_lines: damage alone in lines that JSON writes as they stand, without quotes and
       backslashes: they can be copied token by token.
@@ -93,7 +94,7 @@ class CodingConfig:
   tasks: str = ""
   tasks_per_repo: int = 6
   repo_kind: Literal["any", "calls", "suite"] = "any"
-  damage: Literal["any", "token"] = "any"
+  damage: Literal["any", "token", "flip"] = "any"
   min_level: int = 0
   max_level: int = 3
   max_file_characters: int = 400_000

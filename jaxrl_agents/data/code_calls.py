@@ -12,17 +12,16 @@ from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.sandbox.boxes import Sandboxes
 
 MIN_CALLS, MAX_CALLS = 6, 12
-MIN_VALUES = 3
-MAX_FUNCTIONS = 3
+MIN_VALUES = 2
+MAX_FUNCTIONS = 2
 LEAK_CHARACTERS = 30
 
 
 async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIterator[Repo]:
-  """Yields repositories of two or three functions each (fewer where no more are fit), all cut from
-  one module.
+  """Yields repositories of one or two functions each, all cut from one module.
 
   A function is kept that gives the same plain values in two fresh sandboxes for at least six calls,
-  three of them distinct.
+  two of them distinct: most are, but of one that tells yes from no.
   """
   fit: list[tuple[Cut, list[tuple[str, str]]]] = []
   for cut in cuts:
@@ -33,7 +32,7 @@ async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIte
   draw = random.Random(f"{seed} repos {cuts[0].module if cuts else ''}")
   draw.shuffle(fit)
   while fit:
-    size = draw.randint(2, MAX_FUNCTIONS)
+    size = draw.randint(1, MAX_FUNCTIONS)
     taken, fit = fit[:size], fit[size:]
     text = code_functions.merged(cut for cut, _ in taken)
     kept = [pair for _, pairs in taken for pair in pairs]
@@ -56,7 +55,9 @@ async def behaviour(boxes: Sandboxes, cut: Cut, *, seed: int) -> list[tuple[str,
   finally:
     await first.close()
   found = list(zip(calls, values, strict=True))
-  kept = code_inputs.informative(found, MAX_CALLS)
+  kept = code_inputs.informative(found, MAX_CALLS, shared=2)
+  if len(kept) < MIN_CALLS:
+    kept = code_inputs.informative(found, MAX_CALLS, shared=4)
   kept = kept[: len(kept) // 2 * 2]
   if len(kept) < MIN_CALLS or len({value for _, value in kept}) < MIN_VALUES:
     return []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import random
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxrl_agents.data import code_functions, code_mutations, code_repos, coding_tasks
@@ -20,8 +20,8 @@ from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.retrieval.documents import Document
 from jaxrl_agents.types import Split
 
-MIN_LINES, MAX_LINES = 3, 14
-MAX_FUNCTIONS = 3
+MIN_LINES, MAX_LINES = 2, 14
+MAX_FUNCTIONS = 2
 MAX_TRIES = 20
 """Draws for each that is wanted, after which there are fewer."""
 
@@ -34,13 +34,15 @@ def damaged(
   documents: Iterable[Document],
   *,
   split: Split,
+  kinds: Collection[str],
   count: int,
   max_characters: int,
   plain_lines: bool,
   seed: int,
 ) -> Iterator[Damaged]:
-  """Yields at most `count`, of the modules of a split; files have at most `max_characters`, and
-  damage is in plain lines where that is asked for (see coding_tasks.in_plain_lines).
+  """Yields at most `count`, of the modules of a split; damage is of `kinds` (of
+  code_mutations.ONE_TOKEN), files have at most `max_characters`, and damage is in plain lines where
+  that is asked for (see coding_tasks.in_plain_lines).
 
   Modules that have many functions come up as often as others.
   """
@@ -49,7 +51,7 @@ def damaged(
   for _ in range(count * MAX_TRIES if modules else 0):
     if found == count:
       return
-    made = _damaged(draw.choice(modules), max_characters, draw)
+    made = _damaged(draw.choice(modules), kinds, max_characters, draw)
     if made and (not plain_lines or coding_tasks.in_plain_lines(made[0], [made[1]])):
       found += 1
       yield made
@@ -73,7 +75,9 @@ def _functions(source: Source) -> list[str]:
   return texts
 
 
-def _damaged(functions: list[str], max_characters: int, draw: random.Random) -> Damaged | None:
+def _damaged(
+  functions: list[str], kinds: Collection[str], max_characters: int, draw: random.Random
+) -> Damaged | None:
   picked = draw.sample(functions, min(draw.randint(1, MAX_FUNCTIONS), len(functions)))
   text = "\n\n\n".join(picked) + "\n"
   source = code_repos.parsed(code_repos.MAIN, text) if len(text) <= max_characters else None
@@ -82,7 +86,7 @@ def _damaged(functions: list[str], max_characters: int, draw: random.Random) -> 
   by_kind = collections.defaultdict(list)
   for _, function in code_mutations.functions(source):
     for mutation in code_mutations.candidates(source, function):
-      if mutation.kind in code_mutations.ONE_TOKEN:
+      if mutation.kind in kinds:
         by_kind[mutation.kind].append((function, mutation))
   if not by_kind:
     return None

@@ -81,7 +81,7 @@ def pieces(source: Source) -> Pieces:
 
 
 def cuts(
-  source: Source, *, min_lines: int = 3, max_lines: int = 14, max_text_lines: int = 40
+  source: Source, *, min_lines: int = 2, max_lines: int = 14, max_text_lines: int = 40
 ) -> Iterator[Cut]:
   """Yields the module's functions that can be cut out.
 
@@ -118,14 +118,14 @@ def merged(cuts: Iterable[Cut]) -> str:
 
 def _fits(node: ast.FunctionDef) -> bool:
   arguments = node.args
-  required = len(arguments.args) - len(arguments.defaults)
-  plain = not (arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.posonlyargs)
+  by_position = [*arguments.posonlyargs, *arguments.args]
+  required = len(by_position) - len(arguments.defaults)
   inner = [n for statement in node.body for n in ast.walk(statement)]
   returns = any(isinstance(n, ast.Return) and n.value is not None for n in inner)
   return (
-    plain
-    and len(arguments.args) >= 1
+    bool(by_position)
     and required <= 4
+    and None not in arguments.kw_defaults
     and not node.decorator_list
     and returns
     and not any(isinstance(n, _UNFIT) for n in inner)
@@ -197,11 +197,11 @@ def without_docstring(source: Source, node: ast.stmt) -> str:
 
 
 def _parameters(node: ast.FunctionDef) -> tuple[tuple[str, str], ...]:
-  arguments = node.args
-  first = len(arguments.args) - len(arguments.defaults)
-  defaults = ["", *map(ast.unparse, arguments.defaults)]
+  by_position = [*node.args.posonlyargs, *node.args.args]
+  first = len(by_position) - len(node.args.defaults)
+  defaults = ["", *map(ast.unparse, node.args.defaults)]
   return tuple(
-    (argument.arg, defaults[max(0, i - first + 1)]) for i, argument in enumerate(arguments.args)
+    (argument.arg, defaults[max(0, i - first + 1)]) for i, argument in enumerate(by_position)
   )
 
 

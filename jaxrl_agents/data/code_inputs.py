@@ -121,8 +121,8 @@ def accepted(
   return order[:limit]
 
 
-def informative(found: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
-  """At most `count` (call, value) of which few share a value, short ones first; order of finding.
+def informative(found: Sequence[tuple[str, str]], count: int, shared: int) -> list[tuple[str, str]]:
+  """At most `count` (call, value), `shared` of a value, short ones first; in the order of finding.
 
   A quarter of them at most are faults.
   """
@@ -133,7 +133,7 @@ def informative(found: Sequence[tuple[str, str]], count: int) -> list[tuple[str,
       continue
     if value.startswith("!") and faults >= count // 4:
       continue
-    if seen.get(value, 0) >= 2:
+    if seen.get(value, 0) >= shared:
       continue
     faults += value.startswith("!")
     seen[value] = seen.get(value, 0) + 1

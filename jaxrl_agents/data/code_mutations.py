@@ -54,7 +54,9 @@ _ALIKE = (
   ("floor", "ceil"),
 )
 _TWIN = {a: b for pair in _ALIKE for a, b in (pair, pair[::-1])}
-ONE_TOKEN = ("boundary", "comparison", "negation", "operator", "logic", "constant", "name", "call")
+FLIPS = ("boundary", "comparison", "negation", "operator", "logic", "constant")
+"""Kinds of one token that has a counterpart or two: where it is has to be found, hardly what."""
+ONE_TOKEN = (*FLIPS, "name", "call")
 STATEMENT = ("arguments", "statement", "return")
 
 

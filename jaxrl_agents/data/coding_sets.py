@@ -35,6 +35,10 @@ from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.types import Task
 
 PYTHON = "python"
+DAMAGE = {"any": "", "token": ("token ", "flip "), "flip": "flip "}
+"""What the kinds of damage of a slice begin with, by `CodingConfig.damage`."""
+CALLS_PLANS = ("flip", "flip", "token", "statement")
+"""How a repository of calls is damaged, in turn."""
 AT_ONCE = 4
 """Repositories at work at once: sandboxes wait for one another's programs."""
 
@@ -53,6 +57,7 @@ async def make(
   sources: Sequence[str],
   *,
   kinds: Sequence[str] = ("calls", "suite"),
+  damage: str = "any",
   per_repo: int = 12,
   max_repos: int = 10_000,
   seed: int = 0,
@@ -65,6 +70,7 @@ async def make(
     sources: "python" (this interpreter's library), folders of a package, sdists.
     kinds: of repositories: "calls" (small: one-token and one-statement damage of short functions)
       and "suite" (whole modules and packages with their own tests: every plan).
+    damage: of "calls", what a slice asks for (a key of DAMAGE).
     per_repo: most tasks of one repository.
     max_repos: most modules of each source and kind that are tried, drawn at random.
     seed: of every draw.
@@ -74,13 +80,15 @@ async def make(
     ValueError: a source cannot be read, or no task could be made.
   """
   judge, tally = Judge(boxes), coding_tasks.Yield()
+  plans = [plan for plan in CALLS_PLANS if f"{plan} ".startswith(DAMAGE[damage])]
   jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
   for source in sources:
     if "calls" in kinds:
       groups = cuts_by_module(source)
       picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
       jobs += [
-        functools.partial(_of_calls, boxes, judge, cuts, per_repo, seed, tally) for cuts in picked
+        functools.partial(_of_calls, boxes, judge, cuts, plans, per_repo, seed, tally)
+        for cuts in picked
       ]
     if "suite" in kinds:
       found = list(code_repos.library()) if source == PYTHON else [code_repos.folder(source)]
@@ -98,6 +106,7 @@ async def make(
   manifest = {
     "sources": list(map(str, sources)),
     "kinds": list(kinds),
+    "damage": damage,
     "per_repo": per_repo,
     "max_repos": max_repos,
     "seed": seed,
@@ -133,11 +142,11 @@ async def _of_calls(
   boxes: Sandboxes,
   judge: Judge,
   cuts: Sequence[Cut],
+  plans: Sequence[str],
   per_repo: int,
   seed: int,
   tally: coding_tasks.Yield,
 ) -> AsyncIterator[tuple[Repo, Task]]:
-  plans = ("token", "token", "token", "statement")
   async for repo in code_calls.repos(boxes, cuts, seed=seed):
     tally.repos += 1
     async for task in coding_tasks.tasks_of(
@@ -244,7 +253,7 @@ def chosen(coding_set: CodingSet, split: str, limits: CodingConfig) -> list[Task
     longest = max(len(repo.files[edit["path"]]) for edit in task.facts["edits"])
     fits = (
       limits.repo_kind in ("any", repo.kind)
-      and limits.damage in ("any", task.facts["kind"].partition(" ")[0])
+      and task.facts["kind"].startswith(DAMAGE[limits.damage])
       and limits.min_level <= task.facts["level"] <= limits.max_level
       and longest <= limits.max_file_characters
       and (not limits.plain_lines or coding_tasks.in_plain_lines(repo, task.facts["edits"]))

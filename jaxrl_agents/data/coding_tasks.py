@@ -33,8 +33,14 @@ LEVELS = (1, 10, 60)
 MAX_CHANGED_LINES = 300
 MAX_SUITE_S = 1.2
 """Of all tests of a repository, with what else the machine does meanwhile."""
-PLANS = ("token", "statement", "feature", "features")
-"""Kinds of damage: of one token, of one statement, of one function, of several."""
+PLANS = ("flip", "token", "statement", "feature", "features")
+"""Kinds of damage: of one token that has a counterpart, of one token, of one statement, of one
+function, of several."""
+_KINDS = {
+  "flip": code_mutations.FLIPS,
+  "token": code_mutations.ONE_TOKEN,
+  "statement": code_mutations.STATEMENT,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +120,9 @@ class Damager:
   def _mutation(self, plan: str, path: str, source: Source) -> Damage | None:
     name, function = self._draw.choice(self._functions[path])
     found = code_mutations.candidates(source, function)
-    kinds = code_mutations.ONE_TOKEN if plan == "token" else code_mutations.STATEMENT
     by_kind = collections.defaultdict(list)
     for mutation in found:
-      if mutation.kind in kinds:
+      if mutation.kind in _KINDS[plan]:
         by_kind[mutation.kind].append(mutation)
     if not by_kind:
       return None
@@ -126,6 +131,7 @@ class Damager:
       return None
     fixed = source.text[mutation.start : mutation.end]
     edit = {"path": path, "start": mutation.start, "fixed": fixed, "broken": mutation.new}
+    plan = "flip" if mutation.kind in code_mutations.FLIPS else plan
     return Damage(f"{plan} {mutation.kind}", (edit,), (name,), max(1, fixed.count("\n") + 1))
 
   def _features(self, plan: str) -> Damage | None:
@@ -264,10 +270,12 @@ async def tasks_of(
 ) -> AsyncIterator[Task]:
   """Yields at most `count` valid tasks of a repository, of the kinds of `plans` in turn."""
   damager = Damager(repo, seed)
-  made, misses = 0, 0
-  while made < count and misses < 2 * count + 4:
-    damage = damager.next(plans[(made + misses) % len(plans)])
+  made, misses, drawn_out = 0, 0, set[str]()
+  while made < count and misses < 2 * count + 4 and not drawn_out.issuperset(plans):
+    plan = plans[(made + misses) % len(plans)]
+    damage = damager.next(plan) if plan not in drawn_out else None
     if damage is None:
+      drawn_out.add(plan)
       misses += 1
       continue
     tally.tried += 1

@@ -21,7 +21,7 @@ from jaxrl_agents.envs import search_view, swarm_expert, swarm_view
 from jaxrl_agents.envs.short_ids import ShortIds
 from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
 
-FORMS = {"assign": 0.3, "query": 0.1, "row": 0.3, "table": 0.3}
+FORMS = {"assign": 0.25, "query": 0.1, "row": 0.4, "table": 0.25}
 """What is exercised -> how often."""
 
 KEPT = 0.15
@@ -139,24 +139,28 @@ def _query(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
 def _row(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
   """Its results: for each look-up the chunk that answers it, often beside one that does not."""
   ids, row = ShortIds(drill.task), drill.rows[0]
-  results = []
-  for chunk_id in row["chunk_ids"]:
+  messages = _role(drill)
+  for query, chunk_id in zip(row["lookups"], row["chunk_ids"], strict=True):
     shown = [chunk_id, *(other["chunk_ids"][0] for other in drill.rows[1:2])]
     draw.shuffle(shown)
     hits = []
     for each in dict.fromkeys(shown):
       text = drill.called(chunk_text(each))
       hits.append(search_view.hit(ids.name(each), text, chat.count(text)))
-    results.append(Message("tool", "\n".join(hits)))
-  reply = Message("assistant", drill.line(row, ids))
-  return [*_role(drill), *results], _LOOK_UP, reply
+    call = ToolCall("", search_view.SEARCH.name, {"query": drill.called(query)})
+    messages += [Message("assistant", "", (call,)), Message("tool", "\n".join(hits))]
+  return messages, _LOOK_UP, Message("assistant", drill.line(row, ids))
 
 
 def _table(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  """The turn that asked for the rows stands before them half of the time."""
   ids = ShortIds(drill.task)
   lines = [drill.line(row, ids) for row in drill.rows]
   told = [Message("tool", line) for line in lines]
   told[-1] = Message("tool", lines[-1] + swarm_view.steps_line(1))
+  if draw.random() < 0.5:
+    _, _, asked = _assign(drill, chunk_text, chat, draw)
+    told = [asked, Message("tool", swarm_view.CREATED), *told]
   facts = drill.task.facts
   said = [facts["header"], *lines]
   if "truth" in facts:

@@ -2,11 +2,13 @@
 
 import ast
 import difflib
+import re
 import sysconfig
 
 import pytest
 
 from jaxrl_agents.data import code_drills
+from jaxrl_agents.data.code_mutations import FLIPS, ONE_TOKEN
 from jaxrl_agents.data.coding_tasks import in_plain_lines
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.data.python_source import module_name
@@ -15,7 +17,7 @@ from jaxrl_agents.retrieval import documents as documents_lib
 from jaxrl_agents.retrieval.documents import Document
 
 STDLIB = sysconfig.get_paths()["stdlib"]
-OPTIONS = {"count": 60, "max_characters": 900, "plain_lines": False, "seed": 0}
+OPTIONS = {"kinds": ONE_TOKEN, "count": 60, "max_characters": 900, "plain_lines": False, "seed": 0}
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,13 @@ def test_damage_in_plain_lines_is_all_there_is_where_that_is_asked_for(documents
   quoted = lambda pairs: [repo for repo, edit in pairs if not in_plain_lines(repo, [edit])]
   plain = list(code_drills.damaged(documents, split="train", **{**OPTIONS, "plain_lines": True}))
   assert len(plain) == 60 and not quoted(plain) and quoted(drills)
+
+
+def test_of_flips_what_is_put_in_has_little_but_signs_numbers_and_words_of_logic(documents):
+  flips = list(code_drills.damaged(documents, split="train", **{**OPTIONS, "kinds": FLIPS}))
+  words = {"not", "in", "is", "and", "or", "True", "False"}
+  told = [word for _, edit in flips for word in re.findall(r"[A-Za-z_]\w*", edit["broken"])]
+  assert len(flips) == 60 and set(told) <= words
 
 
 def test_where_no_function_is_short_enough_there_are_none():

@@ -54,16 +54,27 @@ def yields(x):
   x = x + 1
   yield x
   return x
+
+
+def joined(first, /, second=2, *rest, base=0):
+  return base + first + second + sum(rest)
+
+
+def strict(x, *, wide):
+  return x if wide else -x
+
+
+def loose(*values):
+  return len(values)
 '''
 
 
 def cuts():
-  return list(code_functions.cuts(code_repos.parsed("m.py", MODULE)))
+  return {cut.name: cut for cut in code_functions.cuts(code_repos.parsed("m.py", MODULE))}
 
 
 def test_a_cut_brings_imports_constants_and_helpers_and_leaves_docstrings():
-  cut = cuts()[0]
-  assert cut.name == "bounded"
+  cut = cuts()["bounded"]
   assert cut.text == (
     "import math\n\n\nLIMIT = 7\n\n\ndef helper(x):\n  return math.floor(x)\n\n\n"
     "def bounded(x, most=LIMIT):\n  if x > most:\n    return most\n  return helper(x)\n"
@@ -72,11 +83,16 @@ def test_a_cut_brings_imports_constants_and_helpers_and_leaves_docstrings():
 
 
 def test_what_reads_files_changes_the_module_or_yields_is_not_cut():
-  assert [cut.name for cut in cuts()] == ["bounded"]
+  assert list(cuts()) == ["helper", "bounded", "joined"]
+
+
+def test_a_call_gives_by_position_what_can_be_given_so_and_nothing_else_may_be_needed():
+  assert cuts()["joined"].parameters == (("first", ""), ("second", "2"))
+  assert not {"strict", "loose"} & set(cuts())
 
 
 def test_examples_with_literal_arguments_become_calls():
-  assert cuts()[0].examples == ("bounded(9)", "bounded(3, most=2)")
+  assert cuts()["bounded"].examples == ("bounded(9)", "bounded(3, most=2)")
 
 
 def test_cuts_of_one_module_share_what_both_need():
@@ -88,7 +104,7 @@ def test_cuts_of_one_module_share_what_both_need():
 
 
 def test_made_up_calls_parse_and_are_the_same_for_the_same_seed():
-  cut = cuts()[0]
+  cut = cuts()["bounded"]
   probes = code_inputs.probes(cut, seed=3)
   assert probes == code_inputs.probes(cut, seed=3)
   assert probes[0][0] == ("int",)
@@ -110,5 +126,7 @@ def test_kinds_are_accepted_by_the_distinct_values_that_they_gave():
 def test_few_calls_of_one_value_and_few_faults_are_kept():
   found = [(f"f({i})", "1") for i in range(5)] + [("f(9)", "2"), ("f(8)", "?late")]
   found += [(f"f({i}, 0)", "!ValueError") for i in range(6)]
-  kept = code_inputs.informative(found, 8)
+  kept = code_inputs.informative(found, 8, shared=2)
   assert [value for _, value in kept] == ["1", "1", "2", "!ValueError", "!ValueError"]
+  more = code_inputs.informative(found, 8, shared=4)
+  assert [value for _, value in more] == ["1"] * 4 + ["2", "!ValueError", "!ValueError"]

@@ -121,7 +121,8 @@ def test_a_slice_is_chosen_by_kind_level_and_length(made):
   assert all(t.facts["level"] == 0 for t in choose(max_level=0))
   assert len(choose(max_level=0)) + len(choose(min_level=1)) == len(choose())
   assert all(t.facts["repo_kind"] == "calls" for t in choose(repo_kind="calls"))
-  assert {t.facts["kind"].split()[0] for t in choose(damage="token")} == {"token"}
+  assert {t.facts["kind"].split()[0] for t in choose(damage="token")} == {"flip", "token"}
+  assert {t.facts["kind"].split()[0] for t in choose(damage="flip")} == {"flip"}
   assert choose(max_file_characters=10) == []
   plain = choose(plain_lines=True)
   assert 0 < len(plain) < len(choose()) and {t.id for t in plain} < {t.id for t in choose()}

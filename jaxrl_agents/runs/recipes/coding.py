@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.config import CodingConfig, RunConfig
-from jaxrl_agents.data import code_drills, coding_sets, coding_tasks
+from jaxrl_agents.data import code_drills, code_mutations, coding_sets, coding_tasks
 from jaxrl_agents.data.coding_sets import CodingSet
 from jaxrl_agents.envs import coding_drills
 from jaxrl_agents.envs.coding_expert import ExpertNoise
@@ -90,7 +90,8 @@ def open_corpus(config: RunConfig, report: Any = print) -> CodingTasks:
 def _made(config: RunConfig, report: Any) -> pathlib.Path:
   """The folder of the set that is made where none is named."""
   corpus, coding = config.corpus, config.coding
-  found = hashlib.sha256(json.dumps([corpus.source, corpus.seed, coding.tasks_per_repo]).encode())
+  asked = [corpus.source, corpus.seed, coding.damage, coding.tasks_per_repo]
+  found = hashlib.sha256(json.dumps(asked).encode())
   rooms = [path for room in ("grading", "sandbox") for path in (_PACKAGE / room).glob("*.py")]
   for path in sorted([*rooms, *(_PACKAGE / "data").glob("code_*.py")]):
     found.update(path.read_bytes())
@@ -105,6 +106,7 @@ def _made(config: RunConfig, report: Any) -> pathlib.Path:
         boxes,
         [corpus.source],
         kinds=("calls",),
+        damage=coding.damage,
         per_repo=coding.tasks_per_repo,
         seed=corpus.seed,
         report=report,
@@ -161,6 +163,7 @@ def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray,
   damaged = code_drills.damaged(
     documents.load(config.corpus.source),
     split="train",
+    kinds=code_mutations.FLIPS if config.coding.damage == "flip" else code_mutations.ONE_TOKEN,
     count=config.sft.reading_drills,
     max_characters=config.coding.max_file_characters,
     plain_lines=config.coding.plain_lines,
