@@ -11,7 +11,7 @@ import json
 import pathlib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jaxrl_agents.config.checks import validate
@@ -61,6 +61,16 @@ def options(config: Any, prefix: str = "") -> dict[str, Any]:
     else:
       flat[prefix + field.name] = value
   return flat
+
+
+def changed(before: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+  """{option: (value before, value now)} of what differs from earlier `options`, read from JSON.
+
+  Options that either did not have are no difference.
+  """
+  now = json.loads(json.dumps(options(config), default=str))
+  names = sorted(set(before) & set(now))
+  return {name: (before[name], now[name]) for name in names if before[name] != now[name]}
 
 
 def sha256(config: RunConfig) -> str:

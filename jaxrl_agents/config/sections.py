@@ -344,8 +344,9 @@ class SftConfig:
     max_children: of a swarm, sub-agents of an episode that are imitated beside their orchestrator.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
     rates: of demonstrations, practice, copies and drills in the mixture.
-    beside: files of other configs, whose sources join the mixture, at a rate of `beside_rates`
-      for those of each: for a policy that is to be the base of all of them.
+    beside: files of other configs, each with overrides after it ("configs/swarm_cpu.py
+      sft.alone=0.1"), whose sources join the mixture, at a rate of `beside_rates` for those of
+      each: for a policy that is to be the base of all of them.
     balance_rate: step of the routers' selection biases towards equal load of the experts.
     mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
     mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.

@@ -29,6 +29,12 @@ from jaxrl_agents.wire.bond import Bond
 
 PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
+JUDGED = (
+  *("env", "seed", "corpus", "search", "swarm", "coding", "policy", "reward", "coding_reward"),
+  "eval",
+)
+"""Options and sections that decide what an evaluation is."""
+
 
 def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]:
   """Trains from the warm start in `workdir` (or `policy.init`); returns the summary.
@@ -58,6 +64,7 @@ def _train(
   budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
   version = int(current.policy.version)
   if bond.is_first:
+    check_goes_on(config, workdir)
     workdir.merge_summary(description(config))
     workdir.drop_metrics_from("rl", first)
     weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
@@ -135,6 +142,26 @@ def _train(
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
+
+
+def check_goes_on(config: RunConfig, workdir: Workdir) -> None:
+  """Tells what a run that goes on does otherwise than it began.
+
+  Raises:
+    ValueError: options of JUDGED differ: its evaluations would not be of one thing.
+  """
+  if not any(workdir.trajectories.glob("eval_*.npz")):
+    return
+  differ = config_lib.changed(workdir.read_summary().get("config", {}), config)
+  told = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
+  refused = [text for name, text in told.items() if name.partition(".")[0] in JUDGED]
+  if refused:
+    raise ValueError(
+      f"{workdir.path} holds a run with other options: {', '.join(refused)}; give these back their "
+      "values, or name another --workdir (with a copy of warm_start/ to start from it)"
+    )
+  if told:
+    print(f"goes on with other options than it began: {', '.join(told.values())}")
 
 
 def optimizer(config: RunConfig):

@@ -62,8 +62,9 @@ def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]
   rates = _rates(config)
   for name in rates:
     _bring(config, lambda: corpus, name, workdir, as_name=name)
-  for file, rate in zip(config.sft.beside, config.sft.beside_rates, strict=True):
-    other = config_lib.load(file)
+  for entry, rate in zip(config.sft.beside, config.sft.beside_rates, strict=True):
+    file, *overrides = entry.split()
+    other = config_lib.load(file, overrides)
     opened = functools.cache(functools.partial(recipes.of(other).open_corpus, other))
     shares = _rates(other)
     for name, share in shares.items():

@@ -65,9 +65,13 @@ class Workdir:
         continue
     return found
 
+  def read_summary(self) -> dict[str, Any]:
+    """summary.json so far."""
+    return json.loads(self.summary.read_text()) if self.summary.exists() else {}
+
   def merge_summary(self, part: Mapping[str, Any]) -> dict[str, Any]:
     """Adds `part` to summary.json, section by section, by an atomic rename; returns the whole."""
-    whole = json.loads(self.summary.read_text()) if self.summary.exists() else {}
+    whole = self.read_summary()
     for key, value in part.items():
       old = whole.get(key)
       whole[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value

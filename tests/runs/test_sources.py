@@ -96,3 +96,25 @@ def test_a_source_is_named_by_its_options_alone(opened):
   assert name_of("copies", config) == name_of("copies", with_sft(hasty=1.0))
   for options in ({"hasty": 1.0}, {"demonstration_tasks": 7}, {"rollouts_per_task": 3}):
     assert name_of("demonstrations", config) != name_of("demonstrations", with_sft(**options))
+
+
+def test_sources_of_other_configs_join_with_overrides_of_their_own(opened, tmp_path):
+  config, corpus = opened
+  (tmp_path / "other.py").write_text(
+    "from jaxrl_agents.config import *\n\n\n"
+    "def get_config():\n"
+    "  sft = SftConfig(rates=(0.0, 0.0, 1.0, 0.0), copy_segments=7)\n"
+    "  policy = PolicySection(model=BASE_MODEL)\n"
+    "  search = SearchConfig(token_budget=640, threshold_tokens=320, tool_output_tokens=64)\n"
+    f"  corpus = {config.corpus!r}\n"
+    "  return RunConfig(name='other', corpus=corpus, search=search, policy=policy, sft=sft)\n"
+  )
+  sft = dataclasses.replace(
+    config.sft,
+    beside=(f"{tmp_path / 'other.py'} sft.copy_segments=3 sft.hasty=0.5",),
+    beside_rates=(2.0,),
+  )
+  workdir = Workdir(tmp_path / "run")
+  rates = sources.make(dataclasses.replace(config, sft=sft), corpus, workdir)
+  assert rates == {"demonstrations": 0.5, "copies": 0.5, "other_copies": 2.0}
+  assert len(demonstrations.read_segments(workdir.demonstrations / "other_copies")) == 3

@@ -1,0 +1,51 @@
+"""What a run may change when it goes on, and what would mix two runs."""
+
+import json
+
+import pytest
+
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.runs import rl
+from jaxrl_agents.runs.workdir import Workdir
+from tests.runs.small_run import CONFIG
+
+
+def changed(*overrides):
+  return config_lib.with_overrides(CONFIG, overrides)
+
+
+@pytest.fixture
+def begun(tmp_path):
+  """A run of CONFIG that has evaluated its warm start."""
+  workdir = Workdir(tmp_path / "run")
+  workdir.merge_summary(rl.description(CONFIG))
+  (workdir.trajectories / "eval_warm_start.npz").touch()
+  return workdir
+
+
+def test_the_same_config_goes_on_in_silence(begun, capsys):
+  rl.check_goes_on(CONFIG, begun)
+  assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("override", ["eval.temperature=0.5", "seed=7", "search.max_turns=3"])
+def test_other_options_of_what_is_evaluated_are_refused_by_name(begun, override):
+  with pytest.raises(ValueError, match=rf"{override.partition('=')[0]}=.* -> .*another --workdir"):
+    rl.check_goes_on(changed(override), begun)
+
+
+def test_other_options_of_training_are_told(begun, capsys):
+  rl.check_goes_on(changed("learner.steps=9", "mesh.fsdp=2"), begun)
+  assert "learner.steps=4 -> 9, mesh.fsdp=1 -> 2" in capsys.readouterr().out
+
+
+def test_before_the_first_evaluation_all_options_may_change(tmp_path):
+  workdir = Workdir(tmp_path)
+  workdir.merge_summary(rl.description(CONFIG))
+  rl.check_goes_on(changed("seed=7"), workdir)
+
+
+def test_options_that_an_older_version_did_not_have_are_no_difference():
+  before = json.loads(json.dumps(config_lib.options(CONFIG)))
+  del before["eval.temperature"]
+  assert config_lib.changed(before | {"eval.gone": 1}, changed("eval.temperature=0.5")) == {}
