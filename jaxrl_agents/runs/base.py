@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ from jaxrl_agents import chat
 from jaxrl_agents.hf import files
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import processes
+from jaxrl_agents.weights import store
 
 WEIGHTS = "policy.safetensors"
 SIZES = "policy.json"
@@ -32,21 +35,44 @@ def save(
 ) -> pathlib.Path:
   """Writes weights, sizes and a tokenizer, as `chat.load` takes it, into `folder`; returns it.
 
-  Arrays keep their dtypes. Adapters must be merged before (policy.lora.merged).
+  Arrays keep their dtypes. Adapters must be merged before (policy.lora.merged). Of several
+  processes all call it, on one disk: each leaves its shards there, and the first joins them.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   flat = _flat(params)
+  pieces: Iterable[tuple[str, Any, np.ndarray]]
+  pieces = ((path, ..., np.asarray(x)) for path, x in flat.items())
+  parts = folder / "parts"
+  if jax.process_count() > 1:
+    _leave_parts(params, parts)
+    if not processes.is_first():
+      processes.wait_for_all("saved")
+      return folder
+    pieces = store.shards(parts, 0)
   partial = folder / f"{WEIGHTS}.partial"
   views = files.create(partial, {path: (x.shape, x.dtype) for path, x in flat.items()})
-  for path, x in flat.items():
-    views[path][...] = np.asarray(x)
+  for path, place, values in pieces:
+    views[path][place] = values
   os.replace(partial, folder / WEIGHTS)
+  shutil.rmtree(parts, ignore_errors=True)
   save_sizes(cfg, folder)
   for file in chat.tokenizer_files(tokenizer):
     if not (folder / file.name).exists():
       shutil.copy(file, folder / file.name)
+  processes.wait_for_all("saved")
   return folder
+
+
+def _leave_parts(params: dict[str, Any], parts: pathlib.Path) -> None:
+  """Writes what every process holds of an array to a disk that they share."""
+  if processes.is_first():
+    store.begin(0, parts)
+  processes.wait_for_all("parts begun")
+  store.write_part(params, 0, parts, part=jax.process_index())
+  processes.wait_for_all("parts written")
+  if processes.is_first():
+    store.complete(0, parts, parts=jax.process_count())
 
 
 def save_sizes(cfg: PolicyConfig, folder: str | pathlib.Path) -> None:

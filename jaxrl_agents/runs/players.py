@@ -16,6 +16,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness.process import Job, WorkerSpec
 from jaxrl_agents.harness.workers import WorkerPool
 from jaxrl_agents.learner.preemption import Notice, Preempted
+from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import base, processes, setup
 from jaxrl_agents.sampler import lockstep
@@ -57,6 +58,15 @@ def make_engine(
     dtype=config.policy.dtype,
     clock=clock,
   )
+
+
+def fetched(config: RunConfig, weights: pathlib.Path, version: int) -> dict[str, Any]:
+  """A published version for an engine: on the ambient mesh, each device its slice."""
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return store.fetch(weights, version)
+  places = sharding.shardings(config.policy.model, mesh, sharding.SERVE_RULES)
+  return store.fetch(weights, version, places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +252,7 @@ class Players:
     else:
       self._follow("load")
     if self._engine:
-      self._engine.set_params(store.fetch(self._weights, version), version)
+      self._engine.set_params(fetched(self._config, self._weights, version), version)
     if self._slices:
       self._slices.load(version)
 
@@ -292,9 +302,13 @@ class Players:
     )
 
   def _publish(self, params: dict[str, Any], version: int) -> None:
-    whole = processes.gathered(params)
     if self._bond.is_first:
-      store.publish(whole, version, self._weights, keep=PUBLISHED_KEPT)
+      store.begin(version, self._weights)
+    processes.wait_for_all("version begun")
+    store.write_part(params, version, self._weights, part=jax.process_index())
+    processes.wait_for_all("version written")
+    if self._bond.is_first:
+      store.complete(version, self._weights, parts=jax.process_count(), keep=PUBLISHED_KEPT)
 
   def _follow(self, wanted: str) -> Any:
     """Repeats the engine's calls of the first process until it says what is wanted."""

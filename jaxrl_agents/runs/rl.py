@@ -126,10 +126,10 @@ def _train(
       players.warm_up()
       evaluations[name] = evaluated(variant, corpus, workdir, players, name)
   manager.close()
-  merged = processes.gathered(lora.merged(current.policy.params))
+  merged = lora.merged(current.policy.params)
+  base.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
   if not bond.is_first:
     return {}
-  base.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
   rows = [row for row in workdir.lines() if row["phase"] == "rl"]
   walls = {
     "start": ready - began,

@@ -10,11 +10,10 @@ import time
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.runs import processes
-from jaxrl_agents.runs.players import make_engine
+from jaxrl_agents.runs.players import fetched, make_engine
 from jaxrl_agents.sampler import lockstep, slice
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Clock, Leader
-from jaxrl_agents.weights import store
 from jaxrl_agents.wire import door as door_lib
 from jaxrl_agents.wire.bond import Bond
 
@@ -75,7 +74,7 @@ class _Slice:
 
   def make(self, version: int) -> Leader:
     """A fresh engine with a published version, warmed up."""
-    params = store.fetch(self._weights, version)
+    params = fetched(self._config, self._weights, version)
     self._bond.tell(("make", version))
     self._engine = make_engine(self._config, params, version, self._clock)
     self._engine.warm_up()
@@ -84,7 +83,7 @@ class _Slice:
   def load(self, version: int) -> None:
     """Another published version, for the engine between two steps."""
     assert self._engine is not None
-    params = store.fetch(self._weights, version)
+    params = fetched(self._config, self._weights, version)
     self._bond.tell(("load", version))
     self._engine.set_params(params, version)
 

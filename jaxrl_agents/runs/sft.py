@@ -23,7 +23,7 @@ from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 
 
-def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]:
+def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> None:
   """Trains on the mixture, leaves the policy in `warm_start`; resumes where an earlier run
   stopped, whatever its mesh was. To be called within `setup.devices`, by every process.
 
@@ -43,11 +43,7 @@ def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]
     current = imitate(config, current, rows, first, save=save, log=log, notice=notice)
     manager.close()
     params = distilled(config, workdir, lora.merged(current.policy.params), rows, notice)
-    params = processes.gathered(params)
-    if processes.is_first():
-      base.save(params, config.policy.model, workdir.warm_start, tokenizer=config.policy.tokenizer)
-    processes.wait_for_all("warm start")
-  return params
+    base.save(params, config.policy.model, workdir.warm_start, tokenizer=config.policy.tokenizer)
 
 
 def optimizer(config: RunConfig) -> optax.GradientTransformation:

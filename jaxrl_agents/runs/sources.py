@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import shlex
 import shutil
 import threading
 import types
@@ -63,7 +64,7 @@ def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]
   for name in rates:
     _bring(config, lambda: corpus, name, workdir, as_name=name)
   for entry, rate in zip(config.sft.beside, config.sft.beside_rates, strict=True):
-    file, *overrides = entry.split()
+    file, *overrides = shlex.split(entry)
     other = config_lib.load(file, overrides)
     opened = functools.cache(functools.partial(recipes.of(other).open_corpus, other))
     shares = _rates(other)

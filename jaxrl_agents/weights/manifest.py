@@ -88,11 +88,16 @@ def write(folder: Folder, manifest: Manifest) -> None:
 def read(folder: Folder, version: int) -> Manifest:
   """The manifest of a version. Raises FileNotFoundError that names the versions there are."""
   try:
-    raw = json.loads(path(folder, version).read_text(encoding="utf-8"))
+    return parse(path(folder, version).read_text(encoding="utf-8"))
   except FileNotFoundError:
     raise FileNotFoundError(
       f"no weights of version {version} in {folder}; it holds versions {versions(folder)}"
     ) from None
+
+
+def parse(text: str) -> Manifest:
+  """A manifest from its JSON."""
+  raw = json.loads(text)
   tensors = tuple(
     Tensor(
       t["name"],

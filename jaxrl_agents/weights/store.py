@@ -3,11 +3,15 @@
 A tree of nested dicts of arrays becomes one zarr array per leaf, one file per shard, in its own
 dtype. Each shard's digest is taken from memory before it is written and compared with what was
 read, so that a fault anywhere between the learner's memory and the sampler's is found and named.
+No process ever holds more of an array than the shards that it writes or reads.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
+import math
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -31,8 +35,10 @@ class CorruptWeights(Exception):
 def publish(params: dict[str, Any], version: int, folder: Folder, *, keep: int = 2) -> Manifest:
   """Writes a version and makes it visible; older ones beyond the newest `keep` are deleted.
 
+  For a process that is alone; several call `begin`, `write_part` and `complete`.
+
   Args:
-    params: nested dicts of arrays, all shards addressable from this process; dtypes are kept.
+    params: nested dicts of arrays; dtypes are kept.
     version: not published before.
     folder: of all versions; made if missing.
     keep: versions to keep, this one included. Readers hold none open for longer than a fetch.
@@ -43,38 +49,86 @@ def publish(params: dict[str, Any], version: int, folder: Folder, *, keep: int =
   Raises:
     ValueError: the version exists, or the tree has something else than dicts and arrays.
   """
+  begin(version, folder)
+  write_part(params, version, folder)
+  return complete(version, folder, keep=keep)
+
+
+def begin(version: int, folder: Folder) -> None:
+  """Makes room for a version. Raises ValueError where it exists."""
   if version in manifest_lib.versions(folder):
     raise ValueError(f"version {version} is published in {folder} and never changes; count up")
-  if keep < 1:
-    raise ValueError(f"keep={keep} would delete the version that is published; keep at least 1")
   target = manifest_lib.files(folder, version)
   shutil.rmtree(target, ignore_errors=True)  # of a process that died before its manifest
   target.mkdir(parents=True)
+
+
+def write_part(params: dict[str, Any], version: int, folder: Folder, *, part: int = 0) -> None:
+  """Writes what this process has of a version that was begun: every shard is written by one.
+
+  Args:
+    params: nested dicts of arrays, the same tree in every process; those that are not spread over
+      devices are written by part 0.
+    version: likewise.
+    folder: of all versions, on a disk that all processes share.
+    part: number of this process.
+  """
+  target = manifest_lib.files(folder, version)
   tensors, writes = [], []
   for name, leaf in flatten(params):
-    boxes = list(_shards(name, leaf))
-    shape = tuple(boxes[0][1].shape)
-    array = ts.open(_spec(target, name, leaf.shape, leaf.dtype, shape), create=True).result()
+    spread = isinstance(leaf, jax.Array)
+    shape = leaf.sharding.shard_shape(leaf.shape) if spread else np.shape(leaf)
+    spec = _spec(target, name, leaf.shape, leaf.dtype, shape)
+    array = ts.open(spec, create=True, open=True).result()
+    boxes = list(_shards(leaf)) if spread or not part else []
     writes += [array[_slices(offset, box.shape)].write(box) for offset, box in boxes]
     shards = tuple(Shard(offset, tuple(box.shape), digest(box)) for offset, box in boxes)
     tensors.append(Tensor(name, tuple(leaf.shape), np.dtype(leaf.dtype).name, shards))
   for write in writes:
     write.result()
+  found = Manifest(version, None, tuple(tensors))
+  (target / _part(part)).write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+
+
+def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> Manifest:
+  """Makes a version visible whose `parts` are all written; see `publish`.
+
+  Raises:
+    ValueError: a part is missing, or the parts together are not the whole of a tensor.
+  """
+  if keep < 1:
+    raise ValueError(f"keep={keep} would delete the version that is published; keep at least 1")
+  target = manifest_lib.files(folder, version)
+  try:
+    texts = [(target / _part(i)).read_text(encoding="utf-8") for i in range(parts)]
+  except FileNotFoundError as error:
+    raise ValueError(f"version {version}: {error.filename} was not written") from None
+  written = [manifest_lib.parse(text).tensors for text in texts]
+  tensors = []
+  for same in zip(*written, strict=True):
+    whole = dataclasses.replace(same[0], shards=tuple(s for tensor in same for s in tensor.shards))
+    if sum(math.prod(s.shape) for s in whole.shards) != math.prod(whole.shape):
+      raise ValueError(f"version {version}: the parts do not make up {whole.name}")
+    tensors.append(whole)
   manifest = Manifest(version, None, tuple(tensors))
   manifest_lib.write(folder, manifest)
+  for i in range(parts):
+    (target / _part(i)).unlink()
   collect_garbage(folder, keep=keep)
   return manifest
 
 
-def fetch(folder: Folder, version: int) -> dict[str, Any]:
-  """Reads a version and verifies every shard.
+def fetch(folder: Folder, version: int, shardings: dict[str, Any] | None = None) -> dict[str, Any]:
+  """Reads a version and verifies every shard that it reads.
 
   Args:
     folder: of all versions.
     version: one of `manifest.versions(folder)`, e.g. `manifest.latest(folder)`.
+    shardings: a tree like that of the parameters: each device is given its slice, and this process
+      reads the shards that its devices have a part of. None: all of it, on the host.
 
   Returns:
-    Nested dicts of numpy arrays, bitwise as published.
+    Nested dicts of arrays, bitwise as published: of numpy, or of jax where there are shardings.
 
   Raises:
     FileNotFoundError: no such version (it may have been deleted since).
@@ -82,22 +136,31 @@ def fetch(folder: Folder, version: int) -> dict[str, Any]:
   """
   manifest = manifest_lib.read(folder, version)
   target = manifest_lib.files(folder, version)
-  reads = [(tensor, _start_read(target, tensor, version)) for tensor in manifest.tensors]
+  stored = [_Stored(target, tensor, version) for tensor in manifest.tensors]
+  if shardings is None:
+    boxes = [tuple(slice(0, n) for n in each.tensor.shape) for each in stored]
+    started = [each.start(box) for each, box in zip(stored, boxes, strict=True)]
+    arrays = [each.finish(*read) for each, *read in zip(stored, boxes, started, strict=True)]
+  else:
+    places = dict(flatten(shardings))
+    arrays = [each.placed(places[each.tensor.name]) for each in stored]
   tree: dict[str, Any] = {}
-  for tensor, read in reads:
-    values = _finish_read(read, tensor, version)
-    for shard in tensor.shards:
-      if digest(values[_slices(shard.offset, shard.shape)]) != shard.sha256:
-        raise CorruptWeights(
-          f"version {version}: {tensor.name}, shard at {list(shard.offset)} of shape "
-          f"{list(shard.shape)}, does not have its published digest; publish the version again"
-        )
-    *path, last = tensor.name.split(".")
+  for each, array in zip(stored, arrays, strict=True):
+    *path, last = each.tensor.name.split(".")
     node = tree
     for key in path:
       node = node.setdefault(key, {})
-    node[last] = values
+    node[last] = array
   return tree
+
+
+def shards(folder: Folder, version: int) -> Iterator[tuple[str, tuple[slice, ...], np.ndarray]]:
+  """(name, place in the array, values) of every shard of a version, verified, one at a time."""
+  for tensor in manifest_lib.read(folder, version).tensors:
+    stored = _Stored(manifest_lib.files(folder, version), tensor, version)
+    for shard in tensor.shards:
+      box = _slices(shard.offset, shard.shape)
+      yield tensor.name, box, stored.finish(box, stored.start(box))
 
 
 def collect_garbage(folder: Folder, *, keep: int) -> None:
@@ -134,13 +197,13 @@ def withdraw_after(version: int, folder: Folder) -> list[int]:
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """(dotted name, array) of every leaf of nested dicts, sorted by key."""
+  """(dotted name, array or sharding) of every leaf of nested dicts, sorted by key."""
   for key in sorted(tree):
     if not isinstance(key, str) or "." in key or "/" in key:
       raise ValueError(f"{key!r} under {prefix!r} cannot name a tensor; use strings without . or /")
     if isinstance(tree[key], dict):
       yield from flatten(tree[key], f"{prefix}{key}.")
-    elif hasattr(tree[key], "shape") and hasattr(tree[key], "dtype"):
+    elif isinstance(tree[key], jax.sharding.Sharding) or hasattr(tree[key], "dtype"):
       yield prefix + key, tree[key]
     else:
       raise ValueError(
@@ -153,18 +216,85 @@ def digest(values: np.ndarray) -> str:
   return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8)).hexdigest()
 
 
-def _shards(name, leaf):
-  """(offset, values) of each distinct shard of an array."""
+class _Stored:
+  """One array of a version, read by boxes and verified shard by shard."""
+
+  def __init__(self, target, tensor: Tensor, version: int):
+    self.tensor, self._version = tensor, version
+    try:
+      self._array = ts.open(_location(target, tensor.name), read=True).result()
+    except ValueError as error:
+      raise self._unreadable(error) from error
+    found = (tuple(self._array.shape), self._array.dtype.name)
+    if found != (tensor.shape, tensor.dtype):
+      raise self._unreadable(f"it is {found}, published as {(tensor.shape, tensor.dtype)}")
+
+  def placed(self, sharding: jax.sharding.Sharding) -> jax.Array:
+    """The array on its devices; each box that several of them have is read once."""
+    shape, read = self.tensor.shape, dict[str, np.ndarray]()
+
+    def box_of(index):
+      box = tuple(slice(*s.indices(n)) for s, n in zip(index, shape, strict=True))
+      if str(box) not in read:
+        read[str(box)] = self.finish(box, self.start(box))
+      return read[str(box)]
+
+    return jax.make_array_from_callback(shape, sharding, box_of).block_until_ready()
+
+  def start(self, box):
+    """Begins to read the shards that have a part of the box."""
+    overlaps = (s for s in self.tensor.shards if _overlap(s, box) is not None)
+    return [(shard, self._array[_slices(shard.offset, shard.shape)].read()) for shard in overlaps]
+
+  def finish(self, box, reads) -> np.ndarray:
+    """The values of the box."""
+    found = np.empty([s.stop - s.start for s in box], np.dtype(self._array.dtype.numpy_dtype))
+    for shard, read in reads:
+      try:
+        values = read.result()
+      except ValueError as error:
+        raise self._unreadable(error) from error
+      if digest(values) != shard.sha256:
+        raise CorruptWeights(
+          f"version {self._version}: {self.tensor.name}, shard at {list(shard.offset)} of shape "
+          f"{list(shard.shape)}, does not have its published digest; publish the version again"
+        )
+      both = _overlap(shard, box)
+      inner = tuple(slice(b.start - o, b.stop - o) for b, o in zip(both, shard.offset, strict=True))
+      outer = tuple(
+        slice(b.start - s.start, b.stop - s.start) for b, s in zip(both, box, strict=True)
+      )
+      found[outer] = values[inner]
+    return found
+
+  def _unreadable(self, why):
+    return CorruptWeights(
+      f"version {self._version}: {self.tensor.name} cannot be read; publish the version again: "
+      f"{why}"
+    )
+
+
+def _overlap(shard: Shard, box):
+  """What a shard has of a box, as slices of the whole array; None if nothing."""
+  both = tuple(
+    slice(max(offset, s.start), min(offset + extent, s.stop))
+    for offset, extent, s in zip(shard.offset, shard.shape, box, strict=True)
+  )
+  return None if any(s.start >= s.stop for s in both) else both
+
+
+def _shards(leaf):
+  """(offset, values) of each shard of an array that this process is the one to write."""
   if not isinstance(leaf, jax.Array):
     yield (0,) * np.ndim(leaf), np.asarray(leaf)
     return
-  if not leaf.is_fully_addressable:
-    raise ValueError(
-      f"{name} is spread over several processes; gather it to this one before publishing"
-    )
   for shard in leaf.addressable_shards:
     if shard.replica_id == 0:
       yield tuple(s.start or 0 for s in shard.index), np.asarray(shard.data)
+
+
+def _part(number):
+  return f"part_{number}.json"
 
 
 def _slices(offset, shape):
@@ -190,27 +320,3 @@ def _spec(target, name, shape, dtype, shard_shape):
     "codecs": codecs,
   }
   return {**_location(target, name), "metadata": metadata}
-
-
-def _start_read(target, tensor, version):
-  try:
-    array = ts.open(_location(target, tensor.name), read=True).result()
-    found = (tuple(array.shape), array.dtype.name)
-    if found != (tensor.shape, tensor.dtype):
-      raise ValueError(f"it is {found}, published as {(tensor.shape, tensor.dtype)}")
-    return array.read()
-  except ValueError as error:
-    raise _unreadable(version, tensor, error) from error
-
-
-def _finish_read(read, tensor, version):
-  try:
-    return read.result()
-  except ValueError as error:
-    raise _unreadable(version, tensor, error) from error
-
-
-def _unreadable(version, tensor, error):
-  return CorruptWeights(
-    f"version {version}: {tensor.name} cannot be read; publish the version again: {error}"
-  )

@@ -30,7 +30,7 @@ from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.rewards.toggle import LengthBudgets
-from jaxrl_agents.runs import command, rl, setup
+from jaxrl_agents.runs import base, command, rl, setup
 from jaxrl_agents.runs import processes as processes_lib
 from jaxrl_agents.runs.players import Players
 from jaxrl_agents.types import Task
@@ -127,6 +127,7 @@ def trained(config: RunConfig, folder: pathlib.Path, bond: Bond, notice: Notice)
       first_step=first,
     )
   manager.close()
+  base.save(current.policy.params, CFG, folder / "trained")
   params = processes_lib.gathered(current.policy.params)
   leaves = {f"p{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
   if bond.is_first:

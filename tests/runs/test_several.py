@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
+from jaxrl_agents.runs import base
 from tests import forced_devices
+from tests.runs.small_run import CFG
 
 ROOT = pathlib.Path(__file__).parents[2]
 MESH = {"expert": 2, "fsdp": 4}  # rows and experts are cut between the processes
@@ -86,11 +89,17 @@ def wait_for(process, line):
 
 @pytest.mark.timeout(400)
 def test_two_processes_of_four_devices_play_and_train_as_one_of_eight(one, cache, tmp_path):
-  """Parameters after two steps of two substeps each: within 1e-5."""
+  """Parameters after two steps of two substeps each: within 1e-5. What they save is what they have,
+  and of what each of them published and saved in parts nothing else is left.
+  """
   both = start_both(tmp_path, cache, 4, MESH, learner=LEARNER)
   for process in both:
     assert "step 1" in ended(process)
   assert_same(one, tmp_path, atol=1e-5)
+  held = np.load(tmp_path / "params.npz")
+  for i, saved in enumerate(jax.tree.leaves(base.load(str(tmp_path / "trained"), CFG))):
+    np.testing.assert_array_equal(saved, held[f"p{i}"])
+  assert not list(tmp_path.rglob("part*"))
 
 
 @pytest.mark.timeout(400)

@@ -166,6 +166,60 @@ def test_a_sharded_array_is_written_shard_by_shard_without_its_replicas(tmp_path
   assert "two shards" in result.stdout, result.stderr[-2000:]
 
 
+PARTS = """
+import jax, jax.numpy as jnp, numpy as np, pathlib, sys
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jaxrl_agents.weights import manifest, store
+folder = sys.argv[1]
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+values = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+spread = jax.device_put(values, NamedSharding(mesh, P("x", "y")))
+other = lambda *axes: {"a": {"w": NamedSharding(mesh, P(*axes))}}
+store.publish({"a": {"w": spread}}, 1, folder)
+for axes in (("x", "y"), ("y", "x"), ("y",), (None, ("x", "y")), ()):
+  got = store.fetch(folder, 1, other(*axes))["a"]["w"]
+  assert got.sharding == other(*axes)["a"]["w"]
+  np.testing.assert_array_equal(got, values)
+whole = np.zeros((8, 8), np.float32)
+for name, place, piece in store.shards(folder, 1):
+  assert name == "a.w" and piece.shape == (4, 4)
+  whole[place] += piece
+np.testing.assert_array_equal(whole, values)
+chunk = next(p for p in manifest.files(folder, 1).rglob("c/1/1"))
+chunk.write_bytes(chunk.read_bytes()[:-1] + b"~")
+try:
+  store.fetch(folder, 1, other("x"))
+except store.CorruptWeights as error:
+  print(error)
+"""
+
+
+def test_devices_are_given_their_slices_however_they_were_split_and_every_shard_is_verified(
+  tmp_path,
+):
+  result = subprocess.run(
+    [sys.executable, "-c", PARTS, str(tmp_path)],
+    env=forced_devices.environment(4),
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert result.stdout.startswith("version 1: a.w"), result.stdout + result.stderr[-2000:]
+
+
+def test_a_version_whose_parts_are_not_all_there_does_not_appear(tmp_path):
+  store.begin(4, tmp_path)
+  store.write_part({"w": np.ones(3)}, 4, tmp_path, part=1)  # it is part 0 that writes such arrays
+  with pytest.raises(ValueError, match="part_0.json was not written"):
+    store.complete(4, tmp_path, parts=2)
+  with pytest.raises(ValueError, match="part_0.json was not written"):
+    store.complete(4, tmp_path)
+  (manifest.files(tmp_path, 4) / "part_1.json").rename(manifest.files(tmp_path, 4) / "part_0.json")
+  with pytest.raises(ValueError, match="the parts do not make up w"):
+    store.complete(4, tmp_path)
+  assert manifest.versions(tmp_path) == []
+
+
 def test_versions_after_a_checkpoint_are_withdrawn_and_can_be_published_again(tmp_path):
   for version in (0, 4, 8):
     store.publish(make_tree(version), version, tmp_path, keep=3)
