@@ -8,9 +8,11 @@ Nothing runs. Some damage changes nothing that could be told, and is mended all 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
+import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.data import code_functions, code_mutations, code_repos, coding_tasks
@@ -21,7 +23,10 @@ from jaxrl_agents.retrieval.documents import Document
 from jaxrl_agents.types import Split
 
 MIN_LINES, MAX_LINES = 2, 14
-MAX_FUNCTIONS = 2
+BESIDE = 0.5
+"""How often another function of the module stands in the file."""
+RENAMED = 0.5
+"""How often the local names of a file are replaced."""
 MAX_TRIES = 20
 """Draws for each that is wanted, after which there are fewer."""
 
@@ -44,17 +49,43 @@ def damaged(
   code_mutations.ONE_TOKEN), files have at most `max_characters`, and damage is in plain lines where
   that is asked for (see coding_tasks.in_plain_lines).
 
-  Modules that have many functions come up as often as others.
+  Kinds come up equally often, and so do, of each, the modules that have it. Half of the files have
+  other local names, of other functions: there are more drills then than the modules have code.
   """
-  modules = [functions for functions in map(_functions, _of_split(documents, split)) if functions]
   draw, found = random.Random(f"{seed} drills {split}"), 0
-  for _ in range(count * MAX_TRIES if modules else 0):
+  modules = [functions for functions in map(_functions, _of_split(documents, split)) if functions]
+  places: dict[str, list[tuple[list[_Function], list[_Function]]]] = collections.defaultdict(list)
+  for functions in modules:
+    for kind in kinds:
+      having = [f for f in functions if kind in f.kinds and len(f.text) < max_characters]
+      if having:
+        places[kind].append((functions, having))
+  names = sorted({name for functions in modules for f in functions for name in f.names})
+  for _ in range(count * MAX_TRIES if places else 0):
     if found == count:
       return
-    made = _damaged(draw.choice(modules), kinds, max_characters, draw)
+    kind = draw.choice(sorted(places))
+    functions, having = draw.choice(places[kind])
+    picked = [draw.choice(having)]
+    if draw.random() < BESIDE:
+      picked += draw.sample(functions, 1)
+      draw.shuffle(picked)
+    text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
+    if draw.random() < RENAMED:
+      text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
+    made = _damaged(text, kind, draw) if len(text) <= max_characters else None
     if made and (not plain_lines or coding_tasks.in_plain_lines(made[0], [made[1]])):
       found += 1
       yield made
+
+
+@dataclasses.dataclass(frozen=True)
+class _Function:
+  """A function as it would stand alone, the kinds of damage that it can take, its local names."""
+
+  text: str
+  kinds: frozenset[str]
+  names: tuple[str, ...]
 
 
 def _of_split(documents: Iterable[Document], split: Split) -> Iterator[Source]:
@@ -65,32 +96,39 @@ def _of_split(documents: Iterable[Document], split: Split) -> Iterator[Source]:
         yield source
 
 
-def _functions(source: Source) -> list[str]:
-  """The short functions of a module, and methods of its classes, as they would stand alone."""
-  texts = []
+def _functions(source: Source) -> list[_Function]:
+  """The short functions of a module, and methods of its classes."""
+  found = []
   for _, function in code_mutations.functions(source):
     text = textwrap.dedent(code_functions.without_docstring(source, function))
     if MIN_LINES <= len(text.splitlines()) <= MAX_LINES:
-      texts.append(text)
-  return texts
+      kinds = {mutation.kind for mutation in code_mutations.candidates(source, function)}
+      found.append(_Function(text, frozenset(kinds), tuple(code_mutations.local_names(function))))
+  return found
 
 
-def _damaged(
-  functions: list[str], kinds: Collection[str], max_characters: int, draw: random.Random
-) -> Damaged | None:
-  picked = draw.sample(functions, min(draw.randint(1, MAX_FUNCTIONS), len(functions)))
-  text = "\n\n\n".join(picked) + "\n"
-  source = code_repos.parsed(code_repos.MAIN, text) if len(text) <= max_characters else None
+def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random.Random) -> str:
+  """A text with its local names replaced by others that do not occur in it."""
+  others = [n for n in draw.sample(names, min(4 * len(own), len(names))) if n not in text]
+  new = dict(zip(sorted(own), others, strict=False))
+  if not new:
+    return text
+  return re.sub(rf"\b(?:{'|'.join(map(re.escape, new))})\b", lambda found: new[found[0]], text)
+
+
+def _damaged(text: str, kind: str, draw: random.Random) -> Damaged | None:
+  source = code_repos.parsed(code_repos.MAIN, text)
   if source is None:
     return None
-  by_kind = collections.defaultdict(list)
-  for _, function in code_mutations.functions(source):
-    for mutation in code_mutations.candidates(source, function):
-      if mutation.kind in kinds:
-        by_kind[mutation.kind].append((function, mutation))
-  if not by_kind:
+  found = [
+    (function, mutation)
+    for _, function in code_mutations.functions(source)
+    for mutation in code_mutations.candidates(source, function)
+    if mutation.kind == kind
+  ]
+  if not found:
     return None
-  function, mutation = draw.choice(by_kind[draw.choice(sorted(by_kind))])
+  function, mutation = draw.choice(found)
   if not code_mutations.changing(source, function)(mutation):
     return None
   fixed = text[mutation.start : mutation.end]

@@ -194,7 +194,7 @@ def _names(source: Source, node: ast.AST, function: Function) -> Iterator[Mutati
     span = _span(source, node)
     if node.id in _TWIN:
       yield Mutation("call", *span, _TWIN[node.id])
-    known = _local_names(function)
+    known = local_names(function)
     if node.id in known:
       yield from (Mutation("name", *span, other) for other in known if other != node.id)
   elif isinstance(node, ast.Attribute) and node.attr in _TWIN:
@@ -202,7 +202,8 @@ def _names(source: Source, node: ast.AST, function: Function) -> Iterator[Mutati
     yield Mutation("call", end - len(node.attr), end, _TWIN[node.attr])
 
 
-def _local_names(function: Function) -> list[str]:
+def local_names(function: Function) -> list[str]:
+  """The parameters of a function and what it assigns to, in the order of the text."""
   arguments = function.args
   names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
   for node in ast.walk(function):

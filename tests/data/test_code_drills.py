@@ -43,14 +43,24 @@ def test_files_are_short_and_parse_damaged_and_mended_to_different_trees(drills)
     assert len(changed) == 1
 
 
-def test_functions_are_those_of_the_modules_of_the_split(documents, drills):
+def test_functions_are_those_of_the_modules_of_the_split_half_of_them_with_other_names(
+  documents, drills
+):
   own = [d.text for d in documents if split_of(module_name(d)) == "train"]
-  train = "\n".join(own)
   assert 0 < len(own) < len(documents)
-  dedented = {line.strip() for line in train.split("\n")}
-  for repo, edit in drills:
-    for line in repo.files[edit["path"]].split("\n"):
-      assert line.strip() in dedented
+  known = set(re.findall(r"def \w+", "\n".join(own)))
+  lines = {line.strip() for text in own for line in text.split("\n")}
+  texts = [repo.files[edit["path"]] for repo, edit in drills]
+  assert all(known.issuperset(re.findall(r"def \w+", text)) for text in texts)
+  as_they_stand = [all(line.strip() in lines for line in text.split("\n")) for text in texts]
+  assert 0.3 < sum(as_they_stand) / len(texts) < 0.8
+
+
+def test_kinds_of_damage_come_up_equally_often(documents):
+  options = {**OPTIONS, "kinds": ("logic", "constant"), "count": 200}
+  found = [edit for _, edit in code_drills.damaged(documents, split="train", **options)]
+  logic = sum(edit["fixed"] in ("and", "or") for edit in found)
+  assert 70 < logic < 130
 
 
 def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
