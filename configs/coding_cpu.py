@@ -40,6 +40,8 @@ def get_config() -> config.RunConfig:
       rows_per_step=8,
       demonstration_tasks=1_000,
       rollouts_per_task=2,
+      reading_drills=5_000,
+      rates=(0.5, 0.0, 0.0, 0.5),
       mtp_steps=10,
     ),
     learner=config.LearnerConfig(
