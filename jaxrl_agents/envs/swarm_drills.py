@@ -58,10 +58,10 @@ def role_drills(
     draw = random.Random(f"{seed}/{number}/{task.id}")
     rows = list(task.facts["rows"])
     draw.shuffle(rows)
+    # Of a question, with the row that it asks for.
     rows.sort(key=lambda row: row["cells"]["name"] != task.facts.get("truth"))
-    rows = rows[
-      : draw.randint(1, min(len(rows), max_rows))
-    ]  # of a question, with the one it asks for
+    most = min(len(rows), max_rows)
+    rows = rows[: max(draw.randint(1, most), draw.randint(1, most))]  # many more often than few
     draw.shuffle(rows)
     drill = _Drill(task, rows, {})
     if draw.random() > KEPT:
