@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.envs import coding_view
-from jaxrl_agents.envs.coding_players import DONE, make_player, replacements, turn
+from jaxrl_agents.envs.coding_players import DONE, make_player, replacements, snippet, turn
 from jaxrl_agents.envs.workshop import CodingServices, load_services
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.harness.process import Services
@@ -146,7 +146,8 @@ class CodingExpert:
       self._undo, self._standing = None, 0
     if self._errs(self._noise.wrong_text):
       line = self._random.choice(self._lines() or ["pass"])
-      calls.append(_edit(self._path, f"{line} #", line))
+      said = " ".join(line.split(" ")[:3])
+      calls.append(_edit(self._path, f"{said} #", said))
     else:
       calls += self._edits()
     if self._together and not self._hasty:
@@ -174,14 +175,19 @@ class CodingExpert:
     return [_edit(*one) for one in right]
 
   def _wrong(self) -> tuple[str, str] | None:
-    """(line, another line) that is plausible and not the mending; both occur at most once."""
+    """(old, new) words of a line: plausible, not the mending, and each found once in its turn."""
     text, mended = self._texts[self._path], self._repo.files[self._path]
     found = []
     for line in self._lines():
+      at = text.index(line)
       for pattern, new in _SWAPS:
-        other = re.sub(pattern, new, line, count=1)
-        if other != line and text.replace(line, other) != mended and other not in text:
-          found.append((line, other))
+        for swapped in re.finditer(pattern, line):
+          start, end = at + swapped.start(), at + swapped.end()
+          low, high = snippet(text, start, end)
+          pair = text[low:high], text[low:start] + new + text[end:high]
+          changed = text[:low] + pair[1] + text[high:]
+          if changed != mended and changed.count(pair[1]) == 1:
+            found.append(pair)
     fresh = [pair for pair in found if pair not in self._tried]
     picked = self._random.choice(fresh) if fresh else None
     self._tried.update([picked] if picked else [])

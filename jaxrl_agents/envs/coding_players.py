@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxrl_agents.harness.scripted import Scripted
 from jaxrl_agents.types import Context, Message, Task, ToolCall
 
 DONE = "Done."
+_WORD = re.compile(r" ?[^ ]+")
 
 
 def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
@@ -27,9 +29,9 @@ def replacements(
 ) -> list[tuple[str, str, str]]:
   """(path, old, new) of calls of edit_file that, one after another, mend what `edits` broke.
 
-  `old` is the lines that hold the damage, and as many before and after as make it occur once;
-  without the white space before and after but for one space, so that it begins with a token that
-  stands in the text.
+  `old` is what holds the damage and occurs once: within a line some words of it (`snippet`), else
+  lines, without the white space before and after but for one space, so that it begins with a token
+  that stands in the text.
   """
   texts = repo_lib.broken(repo, edits)
   found = []
@@ -38,7 +40,8 @@ def replacements(
     for edit in sorted((e for e in edits if e["path"] == path), key=lambda e: e["start"]):
       at = edit["start"] + shift
       end = at + len(edit["broken"])
-      low, high = _unique(text, at, end, margin)
+      inside = not margin and "\n" not in edit["broken"] + edit["fixed"]
+      low, high = snippet(text, at, end) if inside else _unique(text, at, end, margin)
       old = text[low:high]
       new = text[low:at] + edit["fixed"] + text[end:high]
       found.append((path, old, new))
@@ -46,6 +49,28 @@ def replacements(
       text = text[:low] + new + text[high:]
     assert text == repo.files[path]
   return found
+
+
+def snippet(text: str, start: int, end: int) -> tuple[int, int]:
+  """The words that hold [start, end) of one line, one before and one after, and as many more of the
+  line as make them occur once; whole lines where it does not.
+
+  Words are parted by spaces. The space before the first is part of it, as of its first token.
+  """
+  line = text.rfind("\n", 0, start) + 1
+  stop = text.find("\n", end)
+  stop = len(text) if stop < 0 else stop
+  words = [(line + found.start(), line + found.end()) for found in _WORD.finditer(text[line:stop])]
+  first = max((i for i, word in enumerate(words) if word[0] <= start), default=0)
+  last = min((i for i, word in enumerate(words) if word[1] >= end), default=len(words) - 1)
+  while words:
+    first, last = max(first - 1, 0), min(last + 1, len(words) - 1)
+    low, high = min(words[first][0], start), max(words[last][1], end)
+    if text.count(text[low:high]) == 1:
+      return low, high
+    if (first, last) == (0, len(words) - 1):
+      break
+  return _unique(text, start, end, 0)
 
 
 def _unique(text: str, start: int, end: int, margin: int) -> tuple[int, int]:
