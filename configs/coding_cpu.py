@@ -39,6 +39,7 @@ def get_config() -> config.RunConfig:
       warmup_steps=5,
       rows_per_step=8,
       demonstration_tasks=1_000,
+      demonstration_share=0.5,
       rollouts_per_task=2,
       reading_drills=5_000,
       rates=(0.5, 0.0, 0.0, 0.5),

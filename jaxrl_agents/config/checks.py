@@ -38,6 +38,10 @@ def validate(config: RunConfig) -> RunConfig:
       f"sft.rates={config.sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
       f"{', '.join(SFT_SOURCES)}"
     )
+  if not 0 < config.sft.demonstration_share <= 1:
+    raise ValueError(
+      f"sft.demonstration_share={config.sft.demonstration_share:g} must be above 0 and at most 1"
+    )
   if len(config.sft.beside) != len(config.sft.beside_rates):
     raise ValueError(
       f"sft.beside={config.sft.beside} and sft.beside_rates={config.sft.beside_rates} must be of "

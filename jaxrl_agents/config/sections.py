@@ -341,6 +341,8 @@ class SftConfig:
     serial: of a swarm, probability that the orchestrator of an episode does everything itself.
     alone: of a swarm, probability that an episode is that of a single agent without the two tools,
       which has the steps and the context that it needs.
+    demonstration_share: of the train split, what may be demonstrated, whole repositories of it where
+      there are any: the rest is new to reinforcement learning.
     max_children: of a swarm, sub-agents of an episode that are imitated beside their orchestrator.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
     rates: of demonstrations, practice, copies and drills in the mixture.
@@ -361,6 +363,7 @@ class SftConfig:
   rows_per_step: int = 16
   weight_decay: float = 0.0
   demonstration_tasks: int = 400
+  demonstration_share: float = 1.0
   rollouts_per_task: int = 2
   hasty: float = 0.3
   serial: float = 0.7

@@ -42,6 +42,7 @@ _MAKERS = ("types.py", "chat", "data", "envs", "harness", "retrieval", "rewards"
 _OPTIONS = {
   "demonstrations": (
     "demonstration_tasks",
+    "demonstration_share",
     "rollouts_per_task",
     "hasty",
     "serial",
@@ -116,6 +117,14 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
   return found.hexdigest()[:16]
 
 
+def is_demonstrated(task: Task, share: float) -> bool:
+  """Whether a task is among the `share` that is demonstrated: with all of its repository, if it is
+  of one, and whatever the seed.
+  """
+  name = str(task.facts.get("repo", task.id)).encode()
+  return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") < share * 2**64
+
+
 def _copy_whole(kept: pathlib.Path, folder: pathlib.Path) -> None:
   """Copies a folder so that it appears whole or not at all."""
   fresh = folder.with_name(f".{folder.name}")
@@ -135,8 +144,11 @@ def _made(
   sft, chat = config.sft, setup.load_chat(config)
   recipe, counts = recipes.of(config), dict[str, int]()
   if name == "demonstrations":
-    tasks = corpus.sample("train", sft.demonstration_tasks, config.seed)
-    groups = play(config, corpus, tasks, sft.rollouts_per_task, label=name)
+    every = corpus.sample("train", len(corpus.tasks["train"]), config.seed)
+    tasks = [task for task in every if is_demonstrated(task, sft.demonstration_share)]
+    groups = play(
+      config, corpus, tasks[: sft.demonstration_tasks], sft.rollouts_per_task, label=name
+    )
     segments, found = recipe.imitated(config, groups)
     counts.update(found)
   elif name == "practice":

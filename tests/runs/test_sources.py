@@ -13,6 +13,7 @@ from jaxrl_agents.data import demonstrations
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import recipes, sources
 from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.types import Task
 
 MODEL = PolicyConfig(
   vocab_size=chat.load("base").vocab_size,
@@ -82,6 +83,16 @@ def test_a_run_keeps_its_sources_whatever_the_cache_holds(opened, tmp_path):
   before = read(workdir)
   sources.make(dataclasses.replace(config, seed=5), corpus, workdir)
   assert {n: d.digest for n, d in read(workdir).items()} == {n: d.digest for n, d in before.items()}
+
+
+def test_tasks_are_demonstrated_with_all_of_their_repository_and_less_of_them_with_a_smaller_share():
+  tasks = [Task(f"t{i}", "coding", "", {"repo": f"r{i // 4}"}) for i in range(400)]
+  chosen = lambda share: {t.id for t in tasks if sources.is_demonstrated(t, share)}
+  half = chosen(0.5)
+  assert chosen(0.2) < half < chosen(0.9) < chosen(1.0) == {t.id for t in tasks}
+  assert 120 < len(half) < 280
+  whole = [{t.id in half for t in tasks if t.facts["repo"] == f"r{i}"} for i in range(100)]
+  assert all(len(each) == 1 for each in whole)
 
 
 def test_a_source_is_named_by_its_options_alone(opened):
