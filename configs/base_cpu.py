@@ -5,48 +5,75 @@
     python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W \\
         --out=jaxrl_agents/assets/base
 
-The shipped weights were trained in six parts on two cores, 110 minutes together, while short ids,
-drills and the scripted expert took shape: each part with policy.init=(the part before)/warm_start
-and the code of its day; jaxrl_agents/assets/base/curve.csv has the losses. From part 2 on
-sft.copy_segments=0 sft.rows_per_step=5 and
+The shipped weights were trained in twelve parts on two cores, about seven hours together, while
+environments, drills and scripted experts took shape: each part with policy.init=(the part
+before)/warm_start and the code of its day; jaxrl_agents/assets/base/curve.csv has the losses.
 
-1. as above, with search.max_shown=3, contexts of 1,280 tokens, ids below 1,000, drills of at most
-   three clues and twelve words a hit;
-2. seed=1 sft.steps=1000 sft.lr=1e-3 sft.rates=4,1,0,6 sft.reading_drills=15000
-   sft.practice_tasks=2000, with the contexts and drills of today;
+Parts 1 to 6, the search agent alone (sft.beside=() sft.beside_rates=() learner.row_tokens=1024
+learner.rows_per_microbatch=4):
+
+1. sft.steps=3000 sft.rows_per_step=4, with search.max_shown=3, contexts of 1,280 tokens, ids below
+   1,000, drills of at most three clues and twelve words a hit;
+2. and on, sft.copy_segments=0 sft.rows_per_step=5; seed=1 sft.steps=1000 sft.lr=1e-3
+   sft.rates=4,1,0,6 sft.reading_drills=15000 sft.practice_tasks=2000, with the contexts and drills
+   of today;
 3. seed=2 sft.steps=900 and ids below 100;
 4. seed=3 sft.steps=900 sft.lr=1.2e-3 sft.rates=3,0,0,6, with answers in the order of sight;
 5. seed=4 sft.steps=1500 sft.lr=1.2e-3 sft.rates=4,1,0,5, with hasty and generous episodes;
 6. seed=5 sft.steps=2400 sft.lr=1.2e-3 sft.rates=5,1,0,4 sft.reading_drills=20000
-   sft.practice_tasks=3000 sft.mtp_steps=120, the code of today.
+   sft.practice_tasks=3000 sft.mtp_steps=120.
+
+Parts 7 to 12, with swarm and coding agent, sft.rates=4,0.5,0,2 sft.copy_segments=0 and, for two
+devices, XLA_FLAGS=--xla_force_host_platform_device_count=2 mesh.fsdp=2:
+
+7. seed=7 sft.steps=1100 sft.lr=1e-3, six rows of 1,024 tokens, the swarm alone beside (6.5);
+8. seed=8 sft.steps=1500 sft.lr=1.2e-3, likewise, beside_rates=7,6;
+9. seed=9 sft.steps=5000 (stopped at 4,073) sft.lr=1.2e-3, two rows of 3,072 tokens, beside_rates=7,7;
+10. seed=10 sft.steps=1800 sft.lr=8e-4 sft.mtp_steps=100, two rows of 3,328 tokens;
+11. seed=11 sft.steps=3300 sft.lr=1.2e-3 sft.mtp_steps=150, beside_rates=8,9;
+12. seed=12 sft.steps=3000 sft.lr=1.2e-3 sft.mtp_steps=150, beside_rates=8,9, the code of today.
 """
 
 import dataclasses
 import pathlib
+import shlex
 
 from jaxrl_agents import config
 
+SWARM = "sft.demonstration_tasks=2400 sft.reading_drills=30000 sft.rates=(0.4,0,0,0.6)"
+CODING = (
+  "sft.demonstration_tasks=3000 sft.rollouts_per_task=12 sft.hasty=0.2 sft.reading_drills=60000 "
+  "sft.rates=(0.4,0,0,0.6)"
+)
+
 
 def get_config() -> config.RunConfig:
-  """Copying drills at first; reading drills, scripted episodes of simple and of real tasks."""
-  recipe = config.load(str(pathlib.Path(__file__).parent / "search_cpu.py"))
+  """Copying drills at first; scripted episodes and drills of all three agents."""
+  here = pathlib.Path(__file__).parent
+  recipe = config.load(str(here / "search_cpu.py"))
   return dataclasses.replace(
     recipe,
     name="base_cpu",
     policy=dataclasses.replace(recipe.policy, init="copying"),
+    learner=dataclasses.replace(recipe.learner, row_tokens=3_328, rows_per_microbatch=2),
     sft=config.SftConfig(
-      steps=3_000,
-      lr=2e-3,
+      steps=12_000,
+      lr=1.2e-3,
       schedule="cosine",
       warmup_steps=30,
-      rows_per_step=4,
+      rows_per_step=2,
       weight_decay=0.01,
       demonstration_tasks=4_000,
       rollouts_per_task=1,
-      practice_tasks=6_000,
+      practice_tasks=3_000,
       copy_segments=6_000,
-      reading_drills=30_000,
-      rates=(2.0, 2.0, 1.0, 6.0),
+      reading_drills=20_000,
+      rates=(4.0, 0.5, 0.5, 2.0),
+      beside=tuple(
+        f"{shlex.quote(str(here / file))} {options}"
+        for file, options in (("swarm_cpu.py", SWARM), ("coding_cpu.py", CODING))
+      ),
+      beside_rates=(8.0, 9.0),
       copy_phase=0.15,
       balance_rate=5e-3,
       mtp_steps=400,

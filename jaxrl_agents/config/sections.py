@@ -341,7 +341,7 @@ class SftConfig:
     serial: of a swarm, probability that the orchestrator of an episode does everything itself.
     alone: of a swarm, probability that an episode is that of a single agent without the two tools,
       which has the steps and the context that it needs.
-    demonstration_share: of the train split, what may be demonstrated, whole repositories of it where
+    demonstration_share: of the train split, what may be demonstrated, by whole repositories where
       there are any: the rest is new to reinforcement learning.
     max_children: of a swarm, sub-agents of an episode that are imitated beside their orchestrator.
     practice_tasks: simpler tasks of single clues, played once and not filtered.

@@ -85,7 +85,7 @@ def test_a_run_keeps_its_sources_whatever_the_cache_holds(opened, tmp_path):
   assert {n: d.digest for n, d in read(workdir).items()} == {n: d.digest for n, d in before.items()}
 
 
-def test_tasks_are_demonstrated_with_all_of_their_repository_and_less_of_them_with_a_smaller_share():
+def test_tasks_are_demonstrated_with_all_of_their_repository_and_fewer_with_a_smaller_share():
   tasks = [Task(f"t{i}", "coding", "", {"repo": f"r{i // 4}"}) for i in range(400)]
   chosen = lambda share: {t.id for t in tasks if sources.is_demonstrated(t, share)}
   half = chosen(0.5)
