@@ -28,7 +28,8 @@ devices, XLA_FLAGS=--xla_force_host_platform_device_count=2 mesh.fsdp=2:
 
 7. seed=7 sft.steps=1100 sft.lr=1e-3, six rows of 1,024 tokens, the swarm alone beside (6.5);
 8. seed=8 sft.steps=1500 sft.lr=1.2e-3, likewise, beside_rates=7,6;
-9. seed=9 sft.steps=5000 (stopped at 4,073) sft.lr=1.2e-3, two rows of 3,072 tokens, beside_rates=7,7;
+9. seed=9 sft.steps=5000 (stopped at 4,073) sft.lr=1.2e-3, two rows of 3,072 tokens,
+   beside_rates=7,7;
 10. seed=10 sft.steps=1800 sft.lr=8e-4 sft.mtp_steps=100, two rows of 3,328 tokens;
 11. seed=11 sft.steps=3300 sft.lr=1.2e-3 sft.mtp_steps=150, beside_rates=8,9;
 12. seed=12 sft.steps=3000 sft.lr=1.2e-3 sft.mtp_steps=150, beside_rates=8,9, the code of today.
