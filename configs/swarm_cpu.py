@@ -63,5 +63,5 @@ def get_config() -> config.RunConfig:
       level_weights_early=(0.2, 0.5, 0.3, 0.0),
       level_weights_late=(0.2, 0.5, 0.3, 0.0),
     ),
-    eval=config.EvalConfig(temperature=0.3),
+    eval=config.EvalConfig(tasks=96, temperature=0.3),
   )
