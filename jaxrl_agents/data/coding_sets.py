@@ -35,7 +35,7 @@ from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.types import Task
 
 PYTHON = "python"
-DAMAGE = {"any": "", "token": ("token ", "flip "), "flip": "flip "}
+DAMAGE = {"any": ("",), "token": ("token ", "flip "), "flip": ("flip ",)}
 """What the kinds of damage of a slice begin with, by `CodingConfig.damage`."""
 CALLS_PLANS = ("flip", "flip", "token", "statement")
 """How a repository of calls is damaged, in turn."""
