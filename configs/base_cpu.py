@@ -5,12 +5,11 @@
     python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W \\
         --out=jaxrl_agents/assets/base
 
-The shipped weights were trained in twelve parts on two cores, about seven hours together, while
-environments, drills and scripted experts took shape: each part with policy.init=(the part
-before)/warm_start and the code of its day; jaxrl_agents/assets/base/curve.csv has the losses.
-
-Parts 1 to 6, the search agent alone (sft.beside=() sft.beside_rates=() learner.row_tokens=1024
-learner.rows_per_microbatch=4):
+The shipped weights were trained in six parts on two cores, 110 minutes together, on the search
+agent alone (sft.beside=() sft.beside_rates=() learner.row_tokens=1024
+learner.rows_per_microbatch=4), while short ids, drills and the scripted expert took shape: each
+part with policy.init=(the part before)/warm_start and the code of its day;
+jaxrl_agents/assets/base/curve.csv has the losses.
 
 1. sft.steps=3000 sft.rows_per_step=4, with search.max_shown=3, contexts of 1,280 tokens, ids below
    1,000, drills of at most three clues and twelve words a hit;
@@ -22,17 +21,6 @@ learner.rows_per_microbatch=4):
 5. seed=4 sft.steps=1500 sft.lr=1.2e-3 sft.rates=4,1,0,5, with hasty and generous episodes;
 6. seed=5 sft.steps=2400 sft.lr=1.2e-3 sft.rates=5,1,0,4 sft.reading_drills=20000
    sft.practice_tasks=3000 sft.mtp_steps=120.
-
-Parts 7 to 12, with swarm and coding agent, sft.rates=4,0.5,0,2 sft.copy_segments=0 and, for two
-devices, XLA_FLAGS=--xla_force_host_platform_device_count=2 mesh.fsdp=2:
-
-7. seed=7 sft.steps=1100 sft.lr=1e-3, six rows of 1,024 tokens, the swarm alone beside (6.5);
-8. seed=8 sft.steps=1500 sft.lr=1.2e-3, likewise, beside_rates=7,6;
-9. seed=9 sft.steps=5000 (stopped at 4,073) sft.lr=1.2e-3, two rows of 3,072 tokens,
-   beside_rates=7,7;
-10. seed=10 sft.steps=1800 sft.lr=8e-4 sft.mtp_steps=100, two rows of 3,328 tokens;
-11. seed=11 sft.steps=3300 sft.lr=1.2e-3 sft.mtp_steps=150, beside_rates=8,9;
-12. seed=12 sft.steps=3000 sft.lr=1.2e-3 sft.mtp_steps=150, beside_rates=8,9, the code of today.
 """
 
 import dataclasses
