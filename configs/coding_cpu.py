@@ -17,8 +17,8 @@ def get_config() -> config.RunConfig:
       damage="flip",
       tasks_per_repo=30,
       max_file_characters=400,
-      plain_lines=True,
       tools=("read_file", "edit_file", "shell"),
+      line_numbers=True,
       token_budget=768,
       trigger_fraction=0.72,
       max_summaries=4,
@@ -32,7 +32,7 @@ def get_config() -> config.RunConfig:
       snapshot_turns=0,
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=0.5),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=1.0),
     sft=config.SftConfig(
       steps=150,
       lr=3e-4,
@@ -41,6 +41,7 @@ def get_config() -> config.RunConfig:
       demonstration_tasks=1_000,
       demonstration_share=0.5,
       rollouts_per_task=2,
+      hasty=0.6,
       reading_drills=5_000,
       rates=(0.5, 0.0, 0.0, 0.5),
       mtp_steps=10,
@@ -61,4 +62,5 @@ def get_config() -> config.RunConfig:
       level_weights_early=(1.0, 0.0, 0.0, 0.0),
       level_weights_late=(1.0, 0.0, 0.0, 0.0),
     ),
+    eval=config.EvalConfig(rollouts=2, temperature=0.5),
   )

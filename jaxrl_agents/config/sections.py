@@ -77,9 +77,8 @@ class CodingConfig:
       "calls" are short functions in one file, "token" is damage of one token, "flip" of one that
       has a counterpart or two ("<" and "<=", "and" and "or"), levels are those of
       `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
-    plain_lines: damage alone in lines that JSON writes as they stand, without quotes and
-      backslashes: they can be copied token by token.
     tools: of CODING_TOOLS, what is offered.
+    line_numbers: read_file tells them.
     token_budget: of the whole context.
     context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
       "summarize" (the policy writes what goes on, `max_summaries` times), "discard_all" (the tool
@@ -98,8 +97,8 @@ class CodingConfig:
   min_level: int = 0
   max_level: int = 3
   max_file_characters: int = 400_000
-  plain_lines: bool = False
   tools: tuple[str, ...] = CODING_TOOLS
+  line_numbers: bool = False
   token_budget: int = 131_072
   context: Literal["summarize", "discard_all", "hide_results", "none"] = "summarize"
   trigger_fraction: float = 0.7

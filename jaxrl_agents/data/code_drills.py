@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.data import code_functions, code_mutations, code_repos, coding_tasks
+from jaxrl_agents.data import code_functions, code_mutations, code_repos
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.data.python_source import Source
 from jaxrl_agents.grading.repo import Repo
@@ -42,12 +42,10 @@ def damaged(
   kinds: Collection[str],
   count: int,
   max_characters: int,
-  plain_lines: bool,
   seed: int,
 ) -> Iterator[Damaged]:
   """Yields at most `count`, of the modules of a split; damage is of `kinds` (of
-  code_mutations.ONE_TOKEN), files have at most `max_characters`, and damage is in plain lines where
-  that is asked for (see coding_tasks.in_plain_lines).
+  code_mutations.ONE_TOKEN), files have at most `max_characters`.
 
   Kinds come up equally often, and so do, of each, the modules that have it. Half of the files have
   other local names, of other functions: there are more drills then than the modules have code.
@@ -74,7 +72,7 @@ def damaged(
     if draw.random() < RENAMED:
       text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
     made = _damaged(text, kind, draw) if len(text) <= max_characters else None
-    if made and (not plain_lines or coding_tasks.in_plain_lines(made[0], [made[1]])):
+    if made:
       found += 1
       yield made
 

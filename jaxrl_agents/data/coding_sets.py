@@ -256,7 +256,6 @@ def chosen(coding_set: CodingSet, split: str, limits: CodingConfig) -> list[Task
       and task.facts["kind"].startswith(DAMAGE[limits.damage])
       and limits.min_level <= task.facts["level"] <= limits.max_level
       and longest <= limits.max_file_characters
-      and (not limits.plain_lines or coding_tasks.in_plain_lines(repo, task.facts["edits"]))
     )
     if fits:
       found.append(task)

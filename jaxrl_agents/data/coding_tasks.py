@@ -171,17 +171,6 @@ class Damager:
     return self._removals[path]
 
 
-def in_plain_lines(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> bool:
-  """Whether JSON writes the lines of all edits as they stand, damaged and mended."""
-  for edit in edits:
-    text, end = repo.files[edit["path"]], edit["start"] + len(edit["fixed"])
-    low, high = text.rfind("\n", 0, edit["start"]) + 1, text.find("\n", end)
-    lines = text[low : high if high >= 0 else len(text)] + edit["broken"]
-    if any(json.dumps(line) != f'"{line}"' for line in lines.split("\n")):
-      return False
-  return True
-
-
 async def validated(
   judge: Judge, repo: Repo, damage: Damage, *, seed: int
 ) -> tuple[Task | None, str]:

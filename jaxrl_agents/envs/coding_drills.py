@@ -24,6 +24,7 @@ def repair_drills(
   tools: Sequence[str],
   chat: Chat,
   *,
+  numbered: bool,
   seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields the ids of a prompt and of the reply that mends, int32 [P] and [R].
@@ -33,6 +34,7 @@ def repair_drills(
     prompts: requests, with places for {path} and {check}; one is drawn for each drill.
     tools: names of those that are offered, "read_file" and "edit_file" among them.
     chat: template and tokenizer.
+    numbered: whether lines were read with their numbers.
     seed: of the draws.
 
   Drills whose reply takes more than MAX_REPLY_TOKENS are left out.
@@ -40,13 +42,15 @@ def repair_drills(
   draw = random.Random(f"{seed} repairs")
   specs = tuple(coding_view.SPECS[name] for name in tools)
   for repo, edit in damaged:
-    ((path, old, new),) = replacements(repo, [edit])
+    (mended,) = replacements(repo, [edit])
+    path = mended.path
     request = draw.choice(prompts).format(path=path, check=f"python3 {repo_lib.CHECK}")
+    text = repo_lib.broken(repo, [edit])[path]
     messages = [
       Message("user", request),
       turn(("read_file", {"path": path})),
-      Message("tool", repo_lib.broken(repo, [edit])[path]),
+      Message("tool", coding_view.lines_of(path, text, 1, len(text), numbered=numbered)),
     ]
-    reply = chat.encode_reply(turn(("edit_file", {"path": path, "old": old, "new": new})), messages)
+    reply = chat.encode_reply(turn(mended.call), messages)
     if len(reply) <= MAX_REPLY_TOKENS:
       yield chat.render(messages, specs), reply

@@ -18,7 +18,14 @@ from typing import Any
 
 from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.envs import coding_view
-from jaxrl_agents.envs.coding_players import DONE, make_player, replacements, snippet, turn
+from jaxrl_agents.envs.coding_players import (
+  DONE,
+  Replacement,
+  make_player,
+  replacement,
+  replacements,
+  turn,
+)
 from jaxrl_agents.envs.workshop import CodingServices, load_services
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.harness.process import Services
@@ -32,14 +39,16 @@ _UNTESTED = " (untested)"
 _NOTHING = "Nothing was tried."
 _SOMETHING = "Something was tried."
 _SWAPS: tuple[tuple[str, str], ...] = (
-  (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "), (r" == ", " != "),
-  (r" != ", " == "), (r" and ", " or "), (r" or ", " and "), (r" \+ ", " - "), (r" - ", " + "),
-  (r" \* ", " // "), (r" // ", " * "), (r"\+= ", "-= "), (r"-= ", "+= "), (r"\bif not ", "if "),
-  (r"\bif (?!not )", "if not "), (r" not in ", " in "), (r" (?<!not )in (?!range)", " not in "),
-  (r"\bTrue\b", "False"), (r"\bFalse\b", "True"), (r"\b0\b", "1"), (r"\b1\b", "0"),
-  (r"\b1\b", "2"), (r"\b2\b", "1"), (r"\[1:\]", "[:1]"), (r"\bmin\b", "max"), (r"\bmax\b", "min"),
-  (r"\blstrip\b", "rstrip"), (r"\brstrip\b", "lstrip"),
+  (" <", " <="), (" <", " >"), (" <=", " <"), (" <=", " >="), (" >", " >="), (" >", " <"),
+  (" >=", " >"), (" >=", " <="), (" ==", " !="), (" !=", " =="), (" in", " not in"),
+  (" not in", " in"), (" is", " is not"), (" is not", " is"), (" and", " or"), (" or", " and"),
+  (" not", ""), (" if", " if not"), (" while", " while not"), (" True", " False"),
+  (" False", " True"), (" +", " -"), (" -", " +"), (" *", " +"), (" +", " *"), (" //", " *"),
+  (" *", " //"), (" %", " //"), (" //", " %"), (" <<", " >>"), (" >>", " <<"), (" &", " |"),
+  (" |", " &"), (" +=", " -="), (" -=", " +="),
 )  # fmt: skip
+"""Tokens, and what may stand for them: about what `data.code_mutations` calls flips."""
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +65,7 @@ class ExpertNoise:
   unchecked: float = 0.1  # an episode reads and edits before it ran the tests
   hasty: float = 0.3  # an episode ends after its first edit, whatever the tests would say
   together: float = 0.5  # an episode asks for what is independent in one turn
-  max_tries: int = 6
+  max_tries: int = 10
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
 
 
@@ -81,9 +90,9 @@ class CodingExpert:
     )
     first = [turn(self._read)] if unchecked else [turn(self._check), turn(self._read)]
     self._opening = [turn(self._check, self._read)] if self._together and not unchecked else first
-    self._undo: tuple[str, str, str] | None = None
-    self._tries, self._tried = 0, set[tuple[str, str]]()
-    self._made: list[tuple[str, str]] = []
+    self._undo: Replacement | None = None
+    self._tries, self._tried = 0, set[Replacement]()
+    self._made: list[Replacement] = []
     self._standing = 0
     self._to_check = False
 
@@ -116,7 +125,7 @@ class CodingExpert:
       return Message("assistant", _ALL_PASS)
     seen = (self._read, self._check)
     self._opening = [turn(*seen)] if self._together else [turn(each) for each in seen]
-    said = [f"{old.strip()} -> {new.strip()}" for old, new in self._made]
+    said = [f"{made.line}:{made.old} ->{made.new}" for made in self._made]
     mark = _UNTESTED if self._to_check else _TO_UNDO
     for i in range(len(said) - self._standing, len(said)):  # others were tested and taken back
       said[i] += mark
@@ -140,16 +149,13 @@ class CodingExpert:
     self._tries += 1
     calls: list[tuple[str, Mapping[str, Any]]] = []
     if self._undo is not None:
-      path, old, new = self._undo
-      calls.append(_edit(path, new, old))
-      self._texts[path] = self._texts[path].replace(new, old)
+      calls.append(self._undo.undone.call)
+      self._texts = repo_lib.broken(self._repo, self._task.facts["edits"])
       self._undo, self._standing = None, 0
     if self._errs(self._noise.wrong_text):
-      line = self._random.choice(self._lines() or ["pass"])
-      said = " ".join(line.split(" ")[:3])
-      calls.append(_edit(self._path, f"{said} #", said))
+      calls.append(self._mistaken().call)
     else:
-      calls += self._edits()
+      calls += [each.call for each in self._edits()]
     if self._together and not self._hasty:
       calls.append(self._check)
     else:
@@ -158,55 +164,58 @@ class CodingExpert:
     size = len(self._services.chat.encode_reply(message, context.messages))
     return message if size <= context.max_new_tokens else self._ended()
 
-  def _edits(self) -> list[tuple[str, Mapping[str, Any]]]:
+  def _edits(self) -> list[Replacement]:
     """A wrong edit, or all the right ones."""
     wrong = self._wrong() if self._errs(self._noise.wrong_edit) else None
     if wrong:
-      self._undo = (self._path, *wrong)
-      self._texts[self._path] = self._texts[self._path].replace(*wrong)
-      self._made.append(wrong)
+      self._undo, self._texts[self._path] = wrong
+      self._made.append(self._undo)
       self._standing = 1
-      return [_edit(self._path, *wrong)]
+      return [self._undo]
     right = replacements(self._repo, self._task.facts["edits"])
-    self._made += [(old, new) for _, old, new in right]
+    self._made += right
     self._standing = len(right)
     self._texts = {path: self._repo.files[path] for path in self._texts}
     self._tries = max(self._tries, self._noise.max_tries)  # nothing better is left to try
-    return [_edit(*one) for one in right]
+    return right
 
-  def _wrong(self) -> tuple[str, str] | None:
-    """(old, new) words of a line: plausible, not the mending, and each found once in its turn."""
+  def _mistaken(self) -> Replacement:
+    """An edit whose `old` does not stand where it says: a true one, off by a line."""
+    right = replacements(self._repo, self._task.facts["edits"])[0]
+    return dataclasses.replace(right, line=right.line + 1, old=f"{right.old} #")
+
+  def _wrong(self) -> tuple[Replacement, str] | None:
+    """A plausible edit of the damaged function that was not tried and does not mend, and the text
+    with it.
+    """
     text, mended = self._texts[self._path], self._repo.files[self._path]
-    found = []
-    for line in self._lines():
-      at = text.index(line)
-      for pattern, new in _SWAPS:
-        for swapped in re.finditer(pattern, line):
-          start, end = at + swapped.start(), at + swapped.end()
-          low, high = snippet(text, start, end)
-          pair = text[low:high], text[low:start] + new + text[end:high]
-          changed = text[:low] + pair[1] + text[high:]
-          if changed != mended and changed.count(pair[1]) == 1:
-            found.append(pair)
-    fresh = [pair for pair in found if pair not in self._tried]
+    made = [replacement(self._path, text, *change) for change in self._changes(text)]
+    fresh = [
+      (call, changed)
+      for call, changed in made
+      if changed != mended
+      and call not in self._tried
+      and not coding_view.parse_problem(self._path, changed)
+    ]
     picked = self._random.choice(fresh) if fresh else None
-    self._tried.update([picked] if picked else [])
+    self._tried.update([picked[0]] if picked else [])
     return picked
 
-  def _lines(self) -> list[str]:
-    """Lines of the damaged function that occur once, from the space before their first word."""
-    text = self._texts[self._path]
+  def _changes(self, text: str) -> list[tuple[int, int, str]]:
+    """(start, end, new) of what may be changed in the damaged function, below its head."""
     at = min(edit["start"] for edit in self._task.facts["edits"] if edit["path"] == self._path)
-    low = max(text.rfind("\ndef ", 0, at), 0)
-    high = text.find("\ndef ", at)
-    part = text[low : high if high > 0 else len(text)]
-    lines = [line for line in part.split("\n") if line.startswith(" ") and line.strip()]
-    trimmed = [line[len(line) - len(line.lstrip()) - 1 :] for line in lines]
-    return [line for line in trimmed if text.count(line) == 1]
-
-
-def _edit(path: str, old: str, new: str) -> tuple[str, Mapping[str, Any]]:
-  return "edit_file", {"path": path, "old": old, "new": new}
+    first = text.find("\n", max(text.rfind("\ndef ", 0, at + 1), 0) + 1)
+    last = text.find("\ndef ", at)
+    last = last if last > 0 else len(text)
+    found = []
+    for old, new in _SWAPS:
+      places = re.finditer(rf"{re.escape(old)}(?=[ :(\n])", text[:last])
+      found += [(each.start(), each.end(), new) for each in places if each.start() > first]
+    for each in _NUMBER.finditer(text[:last]):
+      if each.start() > first:
+        others = (int(each[0]) - 1, int(each[0]) + 1)
+        found += [(*each.span(), str(number)) for number in others if number >= 0]
+    return found
 
 
 def expert_services(tokenizer: str, limits: CodingConfig, noise: ExpertNoise) -> Services:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,80 +25,84 @@ def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
   return Message("assistant", content, made)
 
 
-def replacements(
-  repo: Repo, edits: Sequence[Mapping[str, Any]], margin: int = 0
-) -> list[tuple[str, str, str]]:
-  """(path, old, new) of calls of edit_file that, one after another, mend what `edits` broke.
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+  """A call of edit_file: `old`, once among what begins in `line` of `path`, becomes `new`."""
 
-  `old` is what holds the damage and occurs once: within a line some words of it (`snippet`), else
-  lines, without the white space before and after but for one space, so that it begins with a token
-  that stands in the text.
-  """
+  path: str
+  line: int
+  old: str
+  new: str
+
+  @property
+  def call(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments."""
+    return "edit_file", dataclasses.asdict(self)
+
+  @property
+  def undone(self) -> Replacement:
+    """What takes it back; for those within a line."""
+    return dataclasses.replace(self, old=self.new, new=self.old)
+
+
+def replacements(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> list[Replacement]:
+  """Calls that, one after another, mend what `edits` broke."""
   texts = repo_lib.broken(repo, edits)
   found = []
   for path in texts:
     shift, text = 0, texts[path]
     for edit in sorted((e for e in edits if e["path"] == path), key=lambda e: e["start"]):
       at = edit["start"] + shift
-      end = at + len(edit["broken"])
-      inside = not margin and "\n" not in edit["broken"] + edit["fixed"]
-      low, high = snippet(text, at, end) if inside else _unique(text, at, end, margin)
-      old = text[low:high]
-      new = text[low:at] + edit["fixed"] + text[end:high]
-      found.append((path, old, new))
+      made, text = replacement(path, text, at, at + len(edit["broken"]), edit["fixed"])
+      found.append(made)
       # Later edits are placed in the undamaged text: what is mended has its length again.
-      text = text[:low] + new + text[high:]
     assert text == repo.files[path]
   return found
 
 
-def snippet(text: str, start: int, end: int) -> tuple[int, int]:
-  """The words that hold [start, end) of one line, one before and one after, and as many more of the
-  line as make them occur once; whole lines where it does not.
+def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[Replacement, str]:
+  """The call that puts `new` for [start, end) of a text, and the text that it makes.
 
-  Words are parted by spaces. The space before the first is part of it, as of its first token.
+  Within a line, `old` is what is replaced, with the space before it, or as many words more, parted
+  by spaces, as make it occur once in the line, before and after; else it is whole lines.
   """
-  line = text.rfind("\n", 0, start) + 1
-  stop = text.find("\n", end)
-  stop = len(text) if stop < 0 else stop
-  words = [(line + found.start(), line + found.end()) for found in _WORD.finditer(text[line:stop])]
-  first = max((i for i, word in enumerate(words) if word[0] <= start), default=0)
-  last = min((i for i, word in enumerate(words) if word[1] >= end), default=len(words) - 1)
-  while words:
-    first, last = max(first - 1, 0), min(last + 1, len(words) - 1)
-    low, high = min(words[first][0], start), max(words[last][1], end)
-    if text.count(text[low:high]) == 1:
-      return low, high
-    if (first, last) == (0, len(words) - 1):
-      break
-  return _unique(text, start, end, 0)
+  low, high = _span(text, start, end, new)
+  new = text[low:start] + new + text[end:high]
+  made = Replacement(path, text.count("\n", 0, low) + 1, text[low:high], new)
+  return made, text[:low] + new + text[high:]
 
 
-def _unique(text: str, start: int, end: int, margin: int) -> tuple[int, int]:
-  """A span of whole lines around [start, end) whose text occurs once."""
-  low = text.rfind("\n", 0, start) + 1
-  high = text.find("\n", end)
-  high = len(text) if high < 0 else high
-  for _ in range(margin):
-    low, high = _wider(text, low, high)
+def _span(text: str, start: int, end: int, new: str) -> tuple[int, int]:
+  first, last = _lines(text, start, end)
+  if "\n" in text[first:last] + new:
+    return first, last
+  line = text[first:last]
+  words = [(first + found.start(), first + found.end()) for found in _WORD.finditer(line)]
+  low, high = start - text[first:start].endswith(" "), end
   while True:
-    trimmed = low + max(0, _indent(text[low:high]) - 1)
-    trimmed = min(trimmed, start)
-    if text.count(text[trimmed:high]) == 1:
-      return trimmed, high
-    if text.count(text[low:high]) == 1 or (low == 0 and high == len(text)):
+    old, put = text[low:high], text[low:start] + new + text[end:high]
+    changed = text[first:low] + put + text[high:last]
+    if old.strip() and put.strip() and line.count(old) == 1 and changed.count(put) == 1:
       return low, high
-    low, high = _wider(text, low, high)
+    for margin in (0, 1):  # all of the words that it is in; then one before and one after
+      near = [each for each in words if each[1] + margin > low and each[0] < high + margin]
+      wider = min([low, *(each[0] for each in near)]), max([high, *(each[1] for each in near)])
+      if wider != (low, high):
+        break
+    else:
+      return first, last
+    low, high = wider
 
 
-def _wider(text: str, low: int, high: int) -> tuple[int, int]:
-  low = text.rfind("\n", 0, max(0, low - 1)) + 1
-  at = text.find("\n", high + 1)
-  return low, len(text) if at < 0 else at
-
-
-def _indent(text: str) -> int:
-  return len(text) - len(text.lstrip(" "))
+def _lines(text: str, start: int, end: int) -> tuple[int, int]:
+  """The whole lines around [start, end), and as many after them as it takes to hold some text."""
+  first, last = text.rfind("\n", 0, start) + 1, end
+  while True:
+    last = text.find("\n", last)
+    last = len(text) if last < 0 else last
+    if text[first:last].strip() or last == len(text):
+      return first, last
+    last += 1
 
 
 class Oracle:
@@ -119,15 +124,14 @@ class Oracle:
     path = self._task.facts["edits"][0]["path"]
     turns = [check, turn(("read_file", {"path": path, "first": 1, "lines": 20}))]
     room = self._services.limits.max_new_tokens
-    calls: list[tuple[str, dict[str, Any]]] = []
-    for path, old, new in replacements(self._repo, self._task.facts["edits"]):
-      call = ("edit_file", {"path": path, "old": old, "new": new})
-      grown = turn(*calls, call)
+    calls: list[tuple[str, Mapping[str, Any]]] = []
+    for each in replacements(self._repo, self._task.facts["edits"]):
+      grown = turn(*calls, each.call)
       size = len(self._services.chat.encode_reply(grown))
       if calls and (size > room or len(calls) >= self._services.limits.max_calls):
         turns.append(turn(*calls))
         calls = []
-      calls.append(call)
+      calls.append(each.call)
     return [*turns, turn(*calls), check]
 
 

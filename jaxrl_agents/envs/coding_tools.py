@@ -109,16 +109,17 @@ class Workspace:
 
   async def _read_file(self, path: str, first: int = 1, lines: int = 1_000_000) -> str:
     text = await self._text(path)
-    return view.lines_of(self._shown(path), text, first, lines) or "[empty file]"
+    numbered = self._limits.line_numbers
+    shown = view.lines_of(self._shown(path), text, first, lines, numbered=numbered)
+    return shown or "[empty file]"
 
-  async def _edit_file(self, path: str, old: str, new: str) -> str:
+  async def _edit_file(self, path: str, old: str, new: str, line: int | None = None) -> str:
     text = await self._text(path)
-    changed, problem = view.edited(path, text, old, new)
+    changed, at, problem = view.edited(path, text, old, new, line)
     if problem:
       raise ToolError(problem)
     await self._write(path, changed)
-    line = text[: text.index(old)].count("\n") + 1
-    return f"Edited {self._shown(path)}, line {line}.{view.parse_problem(path, changed)}"
+    return f"Edited {self._shown(path)}, line {at}.{view.parse_problem(path, changed)}"
 
   async def _write_file(self, path: str, content: str) -> str:
     await self._write(path, content)

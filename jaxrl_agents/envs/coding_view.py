@@ -55,8 +55,9 @@ SPECS: Mapping[str, ToolSpec] = {
     ),
     _spec(
       "edit_file",
-      "Replaces `old`, which must occur once in the file exactly as given, by `new`.",
-      {"path": _PATH, "old": _string(60_000), "new": _string(60_000, 0)},
+      "Replaces `old`, which must occur once in the file exactly as given, by `new`; with `line`, "
+      "once among what begins in that line.",
+      {"path": _PATH, "line": _NUMBER, "old": _string(60_000), "new": _string(60_000, 0)},
       ["path", "old", "new"],
     ),
     _spec(
@@ -108,29 +109,43 @@ def clipped(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
     keep = keep * 4 // 5
 
 
-def edited(path: str, text: str, old: str, new: str) -> tuple[str, str]:
-  """(the text with `old` replaced, "") or ("", why not, with what would help)."""
+def edited(
+  path: str, text: str, old: str, new: str, line: int | None = None
+) -> tuple[str, int, str]:
+  """(the text with `old` replaced, its line, "") or ("", 0, why not, with what would help).
+
+  Without `line`, `old` must occur once in the text; with it, once among what begins in that line.
+  """
   if old == new:
-    return "", "old and new are the same; nothing was changed."
-  found = text.count(old)
-  if found == 1:
-    return text.replace(old, new), ""
-  if found > 1:
-    lines = [str(text.count("\n", 0, at) + 1) for at in _places(text, old)[:6]]
+    return "", 0, "old and new are the same; nothing was changed."
+  places = _places(text, old)
+  lines = [text.count("\n", 0, at) + 1 for at in places]
+  meant = [at for at, of in zip(places, lines, strict=True) if line in (None, of)]
+  if len(meant) == 1:
+    at = meant[0]
+    return text[:at] + new + text[at + len(old) :], text.count("\n", 0, at) + 1, ""
+  listed = ", ".join(map(str, dict.fromkeys(lines[:6])))
+  if len(meant) > 1 and line is not None:
+    return "", 0, f"old occurs {len(meant)} times in line {line}; add what stands around it."
+  if meant:
     return (
       "",
-      f"old occurs {found} times in {path}, in lines {', '.join(lines)}; add lines around it.",
+      0,
+      f"old occurs {len(meant)} times in {path}, in lines {listed}; say in which `line`, or add "
+      "lines around it.",
     )
+  if places:
+    return "", 0, f"old does not occur in line {line} of {path}, but in {listed}."
   near = nearest(text, old)
   hint = f" Nearest, from line {near[0]}:\n{near[1]}" if near else ""
-  return "", f"old does not occur in {path}.{hint}"
+  return "", 0, f"old does not occur in {path}.{hint}"
 
 
 def _places(text: str, part: str) -> list[int]:
   places, at = [], text.find(part)
   while at >= 0:
     places.append(at)
-    at = text.find(part, at + len(part))
+    at = text.find(part, at + 1)
   return places
 
 
@@ -160,16 +175,23 @@ def parse_problem(path: str, text: str) -> str:
   return ""
 
 
-def lines_of(path: str, text: str, first: int, lines: int) -> str:
-  """A part of a file, under a line that says which, where it is not all of it."""
+def lines_of(path: str, text: str, first: int, lines: int, *, numbered: bool = False) -> str:
+  """A part of a file, under a line that says which, where it is not all of it.
+
+  `numbered`: each line after its number and a colon, as grep -n does.
+  """
   every = text.split("\n")
   if every[-1] == "":
     every.pop()
   part = every[first - 1 : first - 1 + lines]
-  if len(part) == len(every):
+  whole = len(part) == len(every)
+  if whole and not numbered:
     return text
   last = first + len(part) - 1
-  return f"[{path}, lines {first}-{last} of {len(every)}]\n" + "\n".join(part)
+  if numbered:
+    part = [f"{number}:{line}" for number, line in enumerate(part, first)]
+  head = "" if whole else f"[{path}, lines {first}-{last} of {len(every)}]\n"
+  return head + "\n".join(part)
 
 
 def summary_message(number: int, text: str, state: Mapping[str, Any]) -> Message:

@@ -88,6 +88,7 @@ def _tpu_devices(topology: Topology) -> list[Any]:
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
   os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # several plans at once
   from jax.experimental import topologies
 
   try:

@@ -9,7 +9,6 @@ import pytest
 
 from jaxrl_agents.data import code_drills
 from jaxrl_agents.data.code_mutations import FLIPS, ONE_TOKEN
-from jaxrl_agents.data.coding_tasks import in_plain_lines
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.data.python_source import module_name
 from jaxrl_agents.grading import repo as repo_lib
@@ -17,7 +16,7 @@ from jaxrl_agents.retrieval import documents as documents_lib
 from jaxrl_agents.retrieval.documents import Document
 
 STDLIB = sysconfig.get_paths()["stdlib"]
-OPTIONS = {"kinds": ONE_TOKEN, "count": 60, "max_characters": 900, "plain_lines": False, "seed": 0}
+OPTIONS = {"kinds": ONE_TOKEN, "count": 60, "max_characters": 900, "seed": 0}
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +65,6 @@ def test_kinds_of_damage_come_up_equally_often(documents):
 def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
   assert list(code_drills.damaged(documents, split="train", **OPTIONS)) == drills
   assert list(code_drills.damaged(documents, split="train", **{**OPTIONS, "seed": 1})) != drills
-
-
-def test_damage_in_plain_lines_is_all_there_is_where_that_is_asked_for(documents, drills):
-  quoted = lambda pairs: [repo for repo, edit in pairs if not in_plain_lines(repo, [edit])]
-  plain = list(code_drills.damaged(documents, split="train", **{**OPTIONS, "plain_lines": True}))
-  assert len(plain) == 60 and not quoted(plain) and quoted(drills)
 
 
 def test_of_flips_what_is_put_in_has_little_but_signs_numbers_and_words_of_logic(documents):

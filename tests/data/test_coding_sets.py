@@ -11,7 +11,6 @@ from jaxrl_agents.data import code_repos, coding_sets, coding_tasks
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.judge import TESTS
-from jaxrl_agents.grading.repo import Repo
 from tests.grading.benches import CALLS, HELD_BACK, MAIN, SHOP, SUITE, with_sandboxes  # fmt: skip
 from tests.grading.benches import TESTS as SHOP_TESTS
 
@@ -124,21 +123,6 @@ def test_a_slice_is_chosen_by_kind_level_and_length(made):
   assert {t.facts["kind"].split()[0] for t in choose(damage="token")} == {"flip", "token"}
   assert {t.facts["kind"].split()[0] for t in choose(damage="flip")} == {"flip"}
   assert choose(max_file_characters=10) == []
-  plain = choose(plain_lines=True)
-  assert 0 < len(plain) < len(choose()) and {t.id for t in plain} < {t.id for t in choose()}
-
-
-def test_lines_are_plain_if_json_writes_them_as_they_stand():
-  text = 'a = 1 + 2\nb = "two"\nc = 3\n'
-  repo = Repo("r", "r", "calls", {"main.py": text}, ("main.py",))
-  edit = lambda old, new: [
-    {"path": "main.py", "start": text.index(old), "fixed": old, "broken": new}
-  ]
-  plain = coding_tasks.in_plain_lines
-  assert plain(repo, edit("+", "-")) and plain(repo, edit("3", "4"))
-  assert not plain(repo, edit("two", "one")) and not plain(repo, edit("b =", "c ="))
-  assert not plain(repo, edit("3", '"3"')) and not plain(repo, edit("3", "\\"))
-  assert not plain(repo, edit("+", "-") + edit("two", "one"))
 
 
 def test_an_sdist_is_unpacked_in_memory_without_its_first_folder(tmp_path):

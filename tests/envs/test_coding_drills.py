@@ -24,7 +24,7 @@ TOOLS = ("read_file", "edit_file", "shell")
 def drills():
   draw = random.Random(0)
   pairs = [(REPO, draw.choice(EDITS)) for _ in range(30)]
-  made = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, seed=0)
+  made = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, numbered=False, seed=0)
   return [(edit, *drill) for (_, edit), drill in zip(pairs, made, strict=True)]
 
 
@@ -34,10 +34,8 @@ def test_the_reply_is_one_edit_that_turns_the_file_that_was_read_into_the_mended
     assert broken in CHAT.decode(prompt.tolist())
     (call,) = CHAT.parse(reply).tool_calls
     assert call.name == "edit_file" and call.arguments["path"] == "main.py"
-    text, error = coding_view.edited(
-      "main.py", broken, call.arguments["old"], call.arguments["new"]
-    )
-    assert (text, error) == (TEXT, "")
+    text, line, error = coding_view.edited(text=broken, **call.arguments)
+    assert (text, line, error) == (TEXT, call.arguments["line"], "")
 
 
 def test_prompts_are_all_drawn_and_name_file_and_check(drills):
@@ -47,9 +45,16 @@ def test_prompts_are_all_drawn_and_name_file_and_check(drills):
   assert all(text.startswith("<|tools|>read_file edit_file shell<|end|>") for text in texts)
 
 
+def test_lines_are_shown_with_their_numbers_where_they_are_asked_for():
+  pairs = [(REPO, EDITS[0])]
+  ((prompt, _),) = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, numbered=True, seed=0)
+  assert "1:def add(a, b):\n2:    total = a - b\n3:    return total\n4:\n" in CHAT.decode(prompt)
+
+
 def test_a_reply_that_is_too_long_is_left_out():
   line = f"    return {'+'.join(['value'] * 80)}\n"
   text = f"def long(value):\n{line}"
   repo = Repo("drill", "drill", "calls", {"main.py": text}, ("main.py",))
   edit = {"path": "main.py", "start": text.index("+"), "fixed": "+", "broken": "-"}
-  assert not list(coding_drills.repair_drills([(repo, edit)], PROMPTS, TOOLS, CHAT, seed=0))
+  made = coding_drills.repair_drills([(repo, edit)], PROMPTS, TOOLS, CHAT, numbered=False, seed=0)
+  assert not list(made)

@@ -66,16 +66,23 @@ def test_an_edit_that_does_not_fit_says_what_would():
     edit("if valeu < low:"),
     edit("return"),
     edit("low", "low"),
+    ("edit_file", {"path": "main.py", "line": 4, "old": "return", "new": "return 1 +"}),
+    ("edit_file", {"path": "main.py", "line": 5, "old": "return", "new": "x"}),
+    ("edit_file", {"path": "main.py", "line": 3, "old": "r", "new": "x"}),
     edit("def double(text):", "def d(:"),
   )
   assert answers[0] == (
     "Error: old does not occur in main.py. Nearest, from line 2:\n    if value > low:"
   )
   assert answers[1] == (
-    "Error: old occurs 3 times in main.py, in lines 3, 4, 8; add lines around it."
+    "Error: old occurs 3 times in main.py, in lines 3, 4, 8; say in which `line`, or add lines "
+    "around it."
   )
   assert answers[2] == "Error: old and new are the same; nothing was changed."
-  assert answers[3] == "Edited main.py, line 7. It does not parse now: line 7: invalid syntax."
+  assert answers[3] == "Edited main.py, line 4."
+  assert answers[4] == "Error: old does not occur in line 5 of main.py, but in 3, 4, 8."
+  assert answers[5] == "Error: old occurs 2 times in line 3; add what stands around it."
+  assert answers[6] == "Edited main.py, line 7. It does not parse now: line 7: invalid syntax."
 
 
 def test_files_are_read_in_parts_and_written_whole():

@@ -19,6 +19,7 @@ TOOLS = [
   *("shel", ""),
 ]
 KEYS = {
+  "line": [1, 2, 7, 0, 10**9, "2"],
   "path": ["main.py", "shop.py", "", "/", "..", "../../etc/passwd", "/proc/self/mem", "/dev/zero",
            "a" * 300, "x\0y", "main.py/x", "\udcff", "d/e/f.py", "check.py"],
   "old": ["if", "return low", "    ", "\n", "x" * 3_000, "def double(text):", "\ud800"],
@@ -46,7 +47,7 @@ def random_calls(draw, chat):
   for _ in range(draw.randrange(1, 4)):
     name = draw.choice(TOOLS)
     wanted = {
-      "read_file": ["path", "first", "lines"], "edit_file": ["path", "old", "new"],
+      "read_file": ["path", "first", "lines"], "edit_file": ["path", "line", "old", "new"],
       "write_file": ["path", "content"], "shell": ["command"], "grep": ["pattern", "path"],
       "search_code": ["query"], "fetch_page": ["url"], "todo": ["items"],
     }.get(name, ["path"])  # fmt: skip

@@ -2,18 +2,30 @@
 
 import asyncio
 import dataclasses
+import random
 import re
 
 from jaxrl_agents import chat
 from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.data import code_repos, coding_tasks
+from jaxrl_agents.envs import coding_view
 from jaxrl_agents.envs.coding_expert import CodingExpert, ExpertNoise
-from jaxrl_agents.envs.coding_players import Oracle, Tamperer, do_nothing, make_player, replacements
+from jaxrl_agents.envs.coding_players import (
+  Oracle,
+  Tamperer,
+  do_nothing,
+  make_player,
+  replacement,
+  replacements,
+)
 from jaxrl_agents.envs.workshop import CodeIndexes, CodingServices
 from jaxrl_agents.grading import repo as repo_lib
+from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from tests.envs.coding_bench import CALL_TASK, LIMITS, services
 from tests.grading.benches import CALLS, MAIN, with_sandboxes
+
+BROKEN = ("+", "a", "a = b", "a\nb", " ")
 
 SMALL = CodingConfig(
   token_budget=1_024, tool_output_tokens=400, max_new_tokens=200, max_turns=12, summary_tokens=128,
@@ -60,7 +72,7 @@ def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not():
   assert all(t.rewards["tampered"] > 0 for t in played["tamperer"])
 
 
-def test_replacements_mend_what_is_broken_and_each_occurs_once():
+def test_replacements_mend_what_is_broken_one_after_another():
   broken = [
     {"path": "main.py", "start": MAIN.index("<"), "fixed": "<", "broken": ">="},
     {"path": "main.py", "start": MAIN.index("return low"), "fixed": "low", "broken": "low"},
@@ -69,11 +81,48 @@ def test_replacements_mend_what_is_broken_and_each_occurs_once():
   broken[1] |= {"start": MAIN.index("return low"), "fixed": "return low", "broken": "pass"}
   text = repo_lib.broken(CALLS, broken)["main.py"]
   assert "if value >= low:\n        pass\n" in text
-  for path, old, new in replacements(CALLS, broken):
-    assert path == "main.py"
-    assert text.count(old) == 1
-    text = text.replace(old, new)
+  for each in replacements(CALLS, broken):
+    text, line, problem = coding_view.edited(text=text, **dataclasses.asdict(each))
+    assert (line, problem) == (each.line, "")
   assert text == MAIN
+
+
+def test_a_replacement_is_as_short_as_makes_it_one_of_its_line_before_and_after():
+  text = "a = 1\nif a < b and c < d:\n    return (a + 1) - a[+1]\n\n\nx = not y\n"
+
+  def made(old, new, number=0):
+    at = [found.start() for found in re.finditer(re.escape(old), text)][number]
+    call, changed = replacement("f.py", text, at, at + len(old), new)
+    assert changed == text[:at] + new + text[at + len(old) :]
+    for each, before, after in ((call, text, changed), (call.undone, changed, text)):
+      arguments = dataclasses.asdict(each)
+      assert coding_view.edited(text=before, **arguments) == (after, call.line, "")
+    return call.line, call.old, call.new
+
+  assert made("and", "or") == (2, " and", " or")
+  assert made("<", "<=") == (2, " a < b", " a <= b")
+  assert made("<", "<=", 1) == (2, " c < d:", " c <= d:")
+  assert made("+", "-") == (3, " (a + 1)", " (a - 1)")
+  assert made("1", "2") == (1, " 1", " 2")
+  assert made("not ", "") == (6, " not y", " y")
+  assert made("x = not y", "x = 1\ny = 2") == (6, "x = not y", "x = 1\ny = 2")
+
+
+def test_replacements_undo_whatever_was_damaged():
+  draw = random.Random(0)
+  for _ in range(300):
+    text = "".join(draw.choice("ab =+\n ") for _ in range(60))
+    places = sorted(draw.sample(range(61), 4))
+    edits = [
+      {"path": "main.py", "start": low, "fixed": text[low:high], "broken": draw.choice(BROKEN)}
+      for low, high in zip(places[::2], places[1::2], strict=True)
+    ]
+    repo = Repo("r", "r", "calls", {"main.py": text}, ("main.py",))
+    now = repo_lib.broken(repo, edits)["main.py"]
+    for each in replacements(repo, [e for e in edits if e["fixed"] != e["broken"]]):
+      now, _, problem = coding_view.edited(text=now, **dataclasses.asdict(each))
+      assert not problem
+    assert now == text
 
 
 def test_the_expert_without_noise_mends_and_with_it_often_does_not():
@@ -134,7 +183,7 @@ def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_looks_again_aft
     for at, message in enumerate(trajectory.log):
       for call in message.tool_calls:
         if call.name == "edit_file":
-          edits.add(f"{call.arguments['old'].strip()} -> {call.arguments['new'].strip()}")
+          edits.add("{line}:{old} ->{new}".format(**call.arguments))
       if message.role == "assistant" and message.content.startswith("Tried:"):
         told += 1
         *undone, last = message.content.splitlines()[1:]

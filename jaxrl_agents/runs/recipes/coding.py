@@ -166,11 +166,15 @@ def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray,
     kinds=code_mutations.FLIPS if config.coding.damage == "flip" else code_mutations.ONE_TOKEN,
     count=config.sft.reading_drills,
     max_characters=config.coding.max_file_characters,
-    plain_lines=config.coding.plain_lines,
     seed=config.seed,
   )
   return coding_drills.repair_drills(
-    damaged, coding_tasks.FAULTS, config.coding.tools, setup.load_chat(config), seed=config.seed
+    damaged,
+    coding_tasks.FAULTS,
+    config.coding.tools,
+    setup.load_chat(config),
+    numbered=config.coding.line_numbers,
+    seed=config.seed,
   )
 
 
