@@ -1,7 +1,8 @@
 """The paged cache of keys and values: one array for all layers, addressed by page and slot.
 
-An entry is that of one token in one layer: key and value of each head in turn, [2 G, H]; or MLA's
-latent and rotated key, [C].
+An entry is that of one token in one layer: key and value of each head in turn, [2 G, H], or [2 G H]
+of heads narrower than a TPU's lanes, which it would fill up and turn around for each layer; or
+MLA's latent and rotated key, [C].
 
 On a mesh every device has every page: of all rows, and of its own heads; of MLA's latents, whole.
 
@@ -22,6 +23,7 @@ from flax import struct
 
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.policy.kernels import LANES
 
 SCRATCH_PAGE = 0
 
@@ -59,15 +61,18 @@ def init(
 
 
 def entry_shape(cfg: PolicyConfig) -> tuple[int, ...]:
-  """[2 G, H] or [C]."""
+  """[2 G, H], [2 G H] or [C]."""
   if cfg.attention == "mla":
     return (cfg.cache_width,)
+  if cfg.head_dim % LANES:
+    return (2 * cfg.num_kv_heads * cfg.head_dim,)
   return 2 * cfg.num_kv_heads, cfg.head_dim
 
 
 def axes(cfg: PolicyConfig) -> tuple[str | None, ...]:
   """Logical axes of the pages."""
-  return (None,) * 3 + ((None,) if cfg.attention == "mla" else ("kv_heads", None))
+  entry = (None,) if cfg.attention == "mla" else ("kv_heads", None)
+  return (None,) * 3 + entry[: len(entry_shape(cfg))]
 
 
 def constrain(cache: PagedCache, cfg: PolicyConfig) -> PagedCache:

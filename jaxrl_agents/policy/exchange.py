@@ -139,10 +139,8 @@ def _exchanged(experts, x, weight, choice, clamp, *, run):
   most = x.shape[0] * min(choice.shape[1], held)
   capacity = min(most, math.ceil(SLACK * choice.size / shards))
   queue = _queue(choice, held, shards, capacity)
-  y = _round(0, experts, x, weight, queue, capacity, clamp, run)
-  if capacity < most:
-    y = y + _later_rounds(experts, x, weight, queue, capacity, clamp, run)
-  return y
+  rounds = _rounds if capacity < most else functools.partial(_round, 0)
+  return rounds(experts, x, weight, queue, capacity, clamp, run)
 
 
 class _Queue(NamedTuple):
@@ -210,26 +208,33 @@ def _round(r, experts, x, weight, queue, capacity, clamp, run):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _later_rounds(experts, x, weight, queue, capacity, clamp, run):
-  """The sum of all rounds but the first."""
+def _rounds(experts, x, weight, queue, capacity, clamp, run):
+  """The sum of all rounds.
+
+  Its gradient is that of the first with those of the others added in place: zeros of the size of
+  all experts, and their sum, would cost more than the experts themselves where XLA compiles for
+  TPU.
+  """
+  y = _round(0, experts, x, weight, queue, capacity, clamp, run)
   more = lambda r, y: y + _round(r, experts, x, weight, queue, capacity, clamp, run)
-  return jax.lax.fori_loop(1, queue.rounds, more, jnp.zeros_like(x))
+  return jax.lax.fori_loop(1, queue.rounds, more, y)
 
 
-def _later_forward(experts, x, weight, queue, capacity, clamp, run):
-  saved = experts, x, weight, queue
-  return _later_rounds(*saved, capacity, clamp, run), saved
+def _rounds_forward(experts, x, weight, queue, capacity, clamp, run):
+  of_round = lambda r, *args: _round(r, *args, queue, capacity, clamp, run)
+  y, vjp = jax.vjp(functools.partial(of_round, 0), experts, x, weight)
+  more = lambda r, y: y + of_round(r, experts, x, weight)
+  return jax.lax.fori_loop(1, queue.rounds, more, y), (vjp, experts, x, weight, queue)
 
 
-def _later_backward(capacity, clamp, run, saved, d_y):
-  *inputs, queue = saved
+def _rounds_backward(capacity, clamp, run, saved, d_y):
+  first, *inputs, queue = saved
 
   def more(r, gradients):
     _, vjp = jax.vjp(lambda *args: _round(r, *args, queue, capacity, clamp, run), *inputs)
     return jax.tree.map(jnp.add, gradients, vjp(d_y))
 
-  zeros = jax.tree.map(jnp.zeros_like, tuple(inputs))
-  return (*jax.lax.fori_loop(1, queue.rounds, more, zeros), None)
+  return (*jax.lax.fori_loop(1, queue.rounds, more, first(d_y)), None)
 
 
-_later_rounds.defvjp(_later_forward, _later_backward)
+_rounds.defvjp(_rounds_forward, _rounds_backward)

@@ -84,10 +84,12 @@ def logprobs(
   """
   rows, length, width = hidden.shape
   chunk = min(length, max(1, CHUNK_ROWS * sharding.ambient_ways("row_parts") // rows))
+  inverse = 1.0 / jnp.asarray(temperature, jnp.float32)
+  if length <= chunk:
+    return chunk_logprobs(head, hidden, targets, inverse)
   pad = -length % chunk
   hidden = jnp.pad(hidden, ((0, 0), (0, pad), (0, 0))).reshape(rows, -1, chunk, width)
   targets = jnp.pad(targets, ((0, 0), (0, pad))).reshape(rows, -1, chunk)
-  inverse = 1.0 / jnp.asarray(temperature, jnp.float32)
 
   def one(chunk):
     return chunk_logprobs(head, *chunk, inverse)

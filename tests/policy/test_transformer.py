@@ -92,7 +92,7 @@ def test_padding_of_a_step_is_written_to_the_scratch_page_only():
   _, _, padded = decoded(params, ids, cfg, [(5, 8)])
   np.testing.assert_allclose(padded.pages[:, 1:], exact.pages[:, 1:], atol=1e-6)
   layers = cfg.num_layers
-  written = np.abs(np.asarray(exact.pages[:layers])).sum(axis=(0, 2, 3, 4)) > 0
+  written = np.abs(np.asarray(exact.pages[:layers])).sum(axis=(0, 2, 3)) > 0
   assert np.flatnonzero(written).tolist() == [1, 3, 4, 6]
   assert np.abs(np.asarray(padded.pages[:layers, 0])).sum() > 0
 
