@@ -56,7 +56,7 @@ SPECS: Mapping[str, ToolSpec] = {
     _spec(
       "edit_file",
       "Replaces `old`, which must occur once in the file exactly as given, by `new`; with `line`, "
-      "once among what begins in that line.",
+      "what begins in the line nearest to it, once there.",
       {"path": _PATH, "line": _NUMBER, "old": _string(60_000), "new": _string(60_000, 0)},
       ["path", "old", "new"],
     ),
@@ -114,28 +114,25 @@ def edited(
 ) -> tuple[str, int, str]:
   """(the text with `old` replaced, its line, "") or ("", 0, why not, with what would help).
 
-  Without `line`, `old` must occur once in the text; with it, once among what begins in that line.
+  Without `line`, `old` must occur once in the text; with it, once among what begins in the nearest
+  line where it occurs at all: policies miscount, and lines move.
   """
   if old == new:
     return "", 0, "old and new are the same; nothing was changed."
   places = _places(text, old)
   lines = [text.count("\n", 0, at) + 1 for at in places]
-  meant = [at for at, of in zip(places, lines, strict=True) if line in (None, of)]
+  far = [0 if line is None else abs(of - line) for of in lines]
+  meant = [i for i in range(len(places)) if far[i] == min(far)]
   if len(meant) == 1:
-    at = meant[0]
-    return text[:at] + new + text[at + len(old) :], text.count("\n", 0, at) + 1, ""
-  listed = ", ".join(map(str, dict.fromkeys(lines[:6])))
-  if len(meant) > 1 and line is not None:
-    return "", 0, f"old occurs {len(meant)} times in line {line}; add what stands around it."
+    at = places[meant[0]]
+    return text[:at] + new + text[at + len(old) :], lines[meant[0]], ""
   if meant:
-    return (
-      "",
-      0,
-      f"old occurs {len(meant)} times in {path}, in lines {listed}; say in which `line`, or add "
-      "lines around it.",
+    listed = list(dict.fromkeys(lines[i] for i in meant))
+    where = ", ".join(map(str, listed[:6]))
+    help_ = (
+      "say in which `line`, or add lines around it" if len(listed) > 1 else "add more around it"
     )
-  if places:
-    return "", 0, f"old does not occur in line {line} of {path}, but in {listed}."
+    return "", 0, f"old occurs {len(meant)} times in {path}, in line {where}; {help_}."
   near = nearest(text, old)
   hint = f" Nearest, from line {near[0]}:\n{near[1]}" if near else ""
   return "", 0, f"old does not occur in {path}.{hint}"

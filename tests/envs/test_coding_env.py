@@ -67,7 +67,7 @@ def test_an_edit_that_does_not_fit_says_what_would():
     edit("return"),
     edit("low", "low"),
     ("edit_file", {"path": "main.py", "line": 4, "old": "return", "new": "return 1 +"}),
-    ("edit_file", {"path": "main.py", "line": 5, "old": "return", "new": "x"}),
+    ("edit_file", {"path": "main.py", "line": 99, "old": "return", "new": "return 2 +"}),
     ("edit_file", {"path": "main.py", "line": 3, "old": "r", "new": "x"}),
     edit("def double(text):", "def d(:"),
   )
@@ -75,13 +75,13 @@ def test_an_edit_that_does_not_fit_says_what_would():
     "Error: old does not occur in main.py. Nearest, from line 2:\n    if value > low:"
   )
   assert answers[1] == (
-    "Error: old occurs 3 times in main.py, in lines 3, 4, 8; say in which `line`, or add lines "
+    "Error: old occurs 3 times in main.py, in line 3, 4, 8; say in which `line`, or add lines "
     "around it."
   )
   assert answers[2] == "Error: old and new are the same; nothing was changed."
   assert answers[3] == "Edited main.py, line 4."
-  assert answers[4] == "Error: old does not occur in line 5 of main.py, but in 3, 4, 8."
-  assert answers[5] == "Error: old occurs 2 times in line 3; add what stands around it."
+  assert answers[4] == "Edited main.py, line 8."
+  assert answers[5] == "Error: old occurs 2 times in main.py, in line 3; add more around it."
   assert answers[6] == "Edited main.py, line 7. It does not parse now: line 7: invalid syntax."
 
 
