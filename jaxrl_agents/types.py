@@ -133,6 +133,7 @@ class Generation:
       token never went through a forward pass (the last one) or was not recorded. None for dense
       models.
     stop: "stop" (a stop token), "length" (max_new_tokens).
+    trained: whether the tokens are; not the mistakes that a scripted player makes on purpose.
   """
 
   tokens: np.ndarray
@@ -140,6 +141,7 @@ class Generation:
   versions: np.ndarray
   routing: np.ndarray | None
   stop: str
+  trained: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,9 @@ errs on purpose: often it tries something else that looks plausible first, in so
 without looking at the tests again, or gives up. What reinforcement learning has to find is that
 trying until the tests pass pays. Asked for a summary, it tells what it tried in vain; then it reads
 and runs the tests again.
+
+Edits that do not mend are context alone: what is imitated is the right one, whatever was tried in
+vain before. So a policy that cannot tell which it is learns not to try the same again.
 """
 
 from __future__ import annotations
@@ -59,20 +62,21 @@ class ExpertNoise:
   it.
   """
 
-  wrong_edit: float = 0.4  # a try changes another line, or the right one in another way
+  wrong_edit: float = 0.5  # a try changes another token, or the right one in another way
   wrong_text: float = 0.04  # an edit whose old text does not stand in the file
   give_up: float = 0.1  # after tests that still fail
   unchecked: float = 0.1  # an episode reads and edits before it ran the tests
   hasty: float = 0.3  # an episode ends after its first edit, whatever the tests would say
   together: float = 0.5  # an episode asks for what is independent in one turn
   max_tries: int = 10
-  scales: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+  scales: tuple[float, ...] = (0.0, 1.0, 1.5, 1.8)
 
 
 class CodingExpert:
   """Plays one episode; called with each context.
 
-  Invariant: `_texts` is what the files now hold, with the last `_standing` of the edits `_made`.
+  Invariant: `_texts` is what the files now hold, with the last `_standing` of the edits `_made`;
+  `erred`, whether the last turn was a mistake, which is not to be imitated.
   """
 
   def __init__(self, task: Task, services: CodingServices, noise: ExpertNoise, seed: int):
@@ -92,12 +96,14 @@ class CodingExpert:
     self._opening = [turn(self._check, self._read)] if self._together and not unchecked else first
     self._undo: Replacement | None = None
     self._tries, self._tried = 0, set[Replacement]()
+    self.erred = False
     self._made: list[Replacement] = []
     self._standing = 0
     self._to_check = False
 
   def __call__(self, context: Context) -> Message:
     """The expert's next turn."""
+    self.erred = False
     if coding_view.asks_for_summary(context.messages[-1]):
       return self._summary(context)
     if self._opening:
@@ -154,6 +160,7 @@ class CodingExpert:
       self._undo, self._standing = None, 0
     if self._errs(self._noise.wrong_text):
       calls.append(self._mistaken().call)
+      self.erred = True
     else:
       calls += [each.call for each in self._edits()]
     if self._together and not self._hasty:
@@ -162,7 +169,10 @@ class CodingExpert:
       self._to_check = True
     message = turn(*calls)
     size = len(self._services.chat.encode_reply(message, context.messages))
-    return message if size <= context.max_new_tokens else self._ended()
+    if size > context.max_new_tokens:
+      self.erred = False
+      return self._ended()
+    return message
 
   def _edits(self) -> list[Replacement]:
     """A wrong edit, or all the right ones."""
@@ -170,7 +180,7 @@ class CodingExpert:
     if wrong:
       self._undo, self._texts[self._path] = wrong
       self._made.append(self._undo)
-      self._standing = 1
+      self._standing, self.erred = 1, True
       return [self._undo]
     right = replacements(self._repo, self._task.facts["edits"])
     self._made += right

@@ -27,12 +27,15 @@ def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-  """A call of edit_file: `old`, once among what begins in `line` of `path`, becomes `new`."""
+  """A call of edit_file: `old`, once among what begins in `line` of `path`, becomes `new`.
+
+  The line comes last: a policy that writes from left to right looks it up of what it chose.
+  """
 
   path: str
-  line: int
   old: str
   new: str
+  line: int
 
   @property
   def call(self) -> tuple[str, Mapping[str, Any]]:
@@ -68,7 +71,7 @@ def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[R
   """
   low, high = _span(text, start, end, new)
   new = text[low:start] + new + text[end:high]
-  made = Replacement(path, text.count("\n", 0, low) + 1, text[low:high], new)
+  made = Replacement(path, text[low:high], new, text.count("\n", 0, low) + 1)
   return made, text[:low] + new + text[high:]
 
 

@@ -57,7 +57,7 @@ SPECS: Mapping[str, ToolSpec] = {
       "edit_file",
       "Replaces `old`, which must occur once in the file exactly as given, by `new`; with `line`, "
       "what begins in the line nearest to it, once there.",
-      {"path": _PATH, "line": _NUMBER, "old": _string(60_000), "new": _string(60_000, 0)},
+      {"path": _PATH, "old": _string(60_000), "new": _string(60_000, 0), "line": _NUMBER},
       ["path", "old", "new"],
     ),
     _spec(

@@ -14,7 +14,8 @@ class Scripted:
   """A scripted player in the place of a policy: passes `env` on and answers for the sampler.
 
   Invariant: `generate` speaks to the context that `start` or `step` returned last. Its tokens have
-  logprob 0 and version -1: no weights sampled them.
+  logprob 0 and version -1: no weights sampled them. They are not trained where `play` says of its
+  last turn, by an attribute `erred`, that it was a mistake.
   """
 
   def __init__(self, env: Env, chat: Chat, play: Callable[[Context], Message]):
@@ -44,6 +45,7 @@ class Scripted:
       versions=np.full(len(tokens), -1, np.int32),
       routing=None,
       stop=stop,
+      trained=not getattr(self._play, "erred", False),
     )
 
   def playing(self, more: int) -> None:

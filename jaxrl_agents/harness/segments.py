@@ -26,8 +26,8 @@ class Turn:
 def to_segments(turns: Sequence[Turn], shared_turns: int = 0) -> tuple[Segment, ...]:
   """The segments of an episode, in order.
 
-  The first `shared_turns` turns are trained elsewhere: they are context here, and a segment that
-  holds no other is left out.
+  The first `shared_turns` turns are trained elsewhere, and some nowhere (Generation.trained): they
+  are context here, and a segment that holds no other is left out.
 
   Where prompt and earlier reply were routed again by a later call of the same segment, the later
   call's experts stand; rows that it did not record keep the earlier ones.
@@ -37,7 +37,7 @@ def to_segments(turns: Sequence[Turn], shared_turns: int = 0) -> tuple[Segment, 
   for i, turn in enumerate(turns):
     if not runs or not _extends(turn.prompt, seen):
       runs.append([])
-    runs[-1].append((turn, i >= shared_turns))
+    runs[-1].append((turn, i >= shared_turns and turn.generation.trained))
     seen = np.concatenate([turn.prompt, turn.generation.tokens])
   return tuple(_segment(run) for run in runs if any(trained for _, trained in run))
 

@@ -66,7 +66,7 @@ def test_an_edit_that_does_not_fit_says_what_would():
     edit("if valeu < low:"),
     edit("return"),
     edit("low", "low"),
-    ("edit_file", {"path": "main.py", "line": 4, "old": "return", "new": "return 1 +"}),
+    ("edit_file", {"path": "main.py", "old": "return", "new": "return 1 +", "line": 4}),
     ("edit_file", {"path": "main.py", "line": 99, "old": "return", "new": "return 2 +"}),
     ("edit_file", {"path": "main.py", "line": 3, "old": "r", "new": "x"}),
     edit("def double(text):", "def d(:"),

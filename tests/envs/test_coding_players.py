@@ -150,6 +150,28 @@ def test_the_expert_without_noise_mends_and_with_it_often_does_not():
   assert LIMITS.token_budget > SMALL.token_budget
 
 
+def test_edits_that_do_not_mend_are_not_imitated_and_all_else_is():
+  async def body(workshop):
+    shared = dataclasses.replace(services(workshop), limits=SMALL)
+    played = {}
+    for rate in (0.0, 1.0):
+      noise = ExpertNoise(wrong_edit=rate, wrong_text=0, give_up=0, hasty=0, scales=(1.0,))
+      experts = (CodingExpert(CALL_TASK, shared, noise, seed) for seed in range(6))
+      played[rate] = await asyncio.gather(*(episode(shared, CALL_TASK, e) for e in experts))
+    return shared.chat, played
+
+  served, played = with_sandboxes(body)
+  for rate, trajectories in played.items():
+    for trajectory in trajectories:
+      calls = [call.name for m in trajectory.log for call in m.tool_calls]
+      assert "edit_file" in calls
+      trained = "".join(
+        served.decode(segment.tokens[segment.loss_mask].tolist()) for segment in trajectory.segments
+      )
+      assert ("edit_file{" in trained) == (rate == 0.0)
+      assert "read_file{" in trained and "shell{" in trained and "Done." in trained
+
+
 def test_the_expert_plays_the_same_episode_again_for_the_same_seed():
   async def body(workshop):
     shared = dataclasses.replace(services(workshop), limits=SMALL)

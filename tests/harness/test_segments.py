@@ -12,14 +12,10 @@ def ids(*values):
   return np.asarray(values, np.int32)
 
 
-def turn(prompt, reply, *, logprob=-1.0, version=0, routing=None):
+def turn(prompt, reply, *, logprob=-1.0, version=0, routing=None, trained=True):
   n = len(reply)
-  return Turn(
-    prompt,
-    Generation(
-      reply, np.full(n, logprob, np.float32), np.full(n, version, np.int32), routing, "stop"
-    ),
-  )
+  logprobs, versions = np.full(n, logprob, np.float32), np.full(n, version, np.int32)
+  return Turn(prompt, Generation(reply, logprobs, versions, routing, "stop", trained))
 
 
 def test_a_prompt_that_extends_what_was_seen_continues_the_segment():
@@ -46,6 +42,15 @@ def test_pruning_starts_a_new_segment_and_trains_each_sampled_token_once():
 
 def test_a_prompt_shorter_than_what_was_seen_starts_a_new_segment():
   assert len(to_segments([turn(ids(1), ids(2, 3)), turn(ids(1, 2), ids(4))])) == 2
+
+
+def test_a_reply_that_is_not_to_be_trained_is_context():
+  turns = [turn(ids(1, 2), ids(3), trained=False), turn(ids(1, 2, 3, 4), ids(5))]
+  (segment,) = to_segments(turns)
+  assert segment.tokens.tolist() == [1, 2, 3, 4, 5]
+  assert segment.loss_mask.tolist() == [False, False, False, False, True]
+  assert segment.logprobs.tolist() == [0, 0, 0, 0, -1] and segment.versions.tolist()[2] == -1
+  assert to_segments(turns[:1]) == ()
 
 
 def test_the_latest_recorded_routing_of_a_token_wins():
