@@ -158,8 +158,9 @@ class CodingExpert:
       calls.append(self._undo.undone.call)
       self._texts = repo_lib.broken(self._repo, self._task.facts["edits"])
       self._undo, self._standing = None, 0
-    if self._errs(self._noise.wrong_text):
-      calls.append(self._mistaken().call)
+    wrong = self._wrong() if self._errs(self._noise.wrong_text) else None
+    if wrong:  # what is to be replaced stands nowhere
+      calls.append(dataclasses.replace(wrong[0], old=f"{wrong[0].old} #").call)
       self.erred = True
     else:
       calls += [each.call for each in self._edits()]
@@ -188,11 +189,6 @@ class CodingExpert:
     self._texts = {path: self._repo.files[path] for path in self._texts}
     self._tries = max(self._tries, self._noise.max_tries)  # nothing better is left to try
     return right
-
-  def _mistaken(self) -> Replacement:
-    """An edit whose `old` does not stand where it says: a true one, off by a line."""
-    right = replacements(self._repo, self._task.facts["edits"])[0]
-    return dataclasses.replace(right, line=right.line + 1, old=f"{right.old} #")
 
   def _wrong(self) -> tuple[Replacement, str] | None:
     """A plausible edit of the damaged function that was not tried and does not mend, and the text

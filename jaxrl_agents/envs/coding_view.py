@@ -19,6 +19,8 @@ LOST = (
   "Do not do the same again."
 )
 STATES = ("open", "doing", "done")
+MAX_PLACES = 1_000
+"""Occurrences of what is to be replaced among which one is chosen."""
 
 
 def asks_for_summary(message: Message) -> bool:
@@ -120,28 +122,33 @@ def edited(
   if old == new:
     return "", 0, "old and new are the same; nothing was changed."
   places = _places(text, old)
-  lines = [text.count("\n", 0, at) + 1 for at in places]
-  far = [0 if line is None else abs(of - line) for of in lines]
-  meant = [i for i in range(len(places)) if far[i] == min(far)]
-  if len(meant) == 1:
-    at = places[meant[0]]
-    return text[:at] + new + text[at + len(old) :], lines[meant[0]], ""
-  if meant:
-    listed = list(dict.fromkeys(lines[i] for i in meant))
+  if len(places) > MAX_PLACES:
+    return "", 0, f"old occurs more than {MAX_PLACES} times in {path}; add more around it."
+  if places and line is not None:
+    least = min(abs(of - line) for _, of in places)
+    places = [(at, of) for at, of in places if abs(of - line) == least]
+  if len(places) == 1:
+    ((at, of),) = places
+    return text[:at] + new + text[at + len(old) :], of, ""
+  if places:
+    listed = list(dict.fromkeys(of for _, of in places))
     where = ", ".join(map(str, listed[:6]))
     help_ = (
       "say in which `line`, or add lines around it" if len(listed) > 1 else "add more around it"
     )
-    return "", 0, f"old occurs {len(meant)} times in {path}, in line {where}; {help_}."
+    return "", 0, f"old occurs {len(places)} times in {path}, in line {where}; {help_}."
   near = nearest(text, old)
   hint = f" Nearest, from line {near[0]}:\n{near[1]}" if near else ""
   return "", 0, f"old does not occur in {path}.{hint}"
 
 
-def _places(text: str, part: str) -> list[int]:
-  places, at = [], text.find(part)
-  while at >= 0:
-    places.append(at)
+def _places(text: str, part: str) -> list[tuple[int, int]]:
+  """(offset, line) of the occurrences, overlapping ones too; one more than MAX_PLACES at most."""
+  places: list[tuple[int, int]] = []
+  at, line, counted = text.find(part), 1, 0
+  while at >= 0 and len(places) <= MAX_PLACES:
+    line, counted = line + text.count("\n", counted, at), at
+    places.append((at, line))
     at = text.find(part, at + 1)
   return places
 

@@ -215,20 +215,19 @@ def _rounds(experts, x, weight, queue, capacity, clamp, run):
   all experts, and their sum, would cost more than the experts themselves where XLA compiles for
   TPU.
   """
-  y = _round(0, experts, x, weight, queue, capacity, clamp, run)
-  more = lambda r, y: y + _round(r, experts, x, weight, queue, capacity, clamp, run)
-  return jax.lax.fori_loop(1, queue.rounds, more, y)
+  return _rounds_forward(experts, x, weight, queue, capacity, clamp, run)[0]
 
 
 def _rounds_forward(experts, x, weight, queue, capacity, clamp, run):
+  inputs = experts, x, weight
   of_round = lambda r, *args: _round(r, *args, queue, capacity, clamp, run)
-  y, vjp = jax.vjp(functools.partial(of_round, 0), experts, x, weight)
-  more = lambda r, y: y + of_round(r, experts, x, weight)
-  return jax.lax.fori_loop(1, queue.rounds, more, y), (vjp, experts, x, weight, queue)
+  y, vjp = jax.vjp(functools.partial(of_round, 0), *inputs)
+  y = jax.lax.fori_loop(1, queue.rounds, lambda r, y: y + of_round(r, *inputs), y)
+  return y, (vjp, inputs, queue)
 
 
 def _rounds_backward(capacity, clamp, run, saved, d_y):
-  first, *inputs, queue = saved
+  first, inputs, queue = saved
 
   def more(r, gradients):
     _, vjp = jax.vjp(lambda *args: _round(r, *args, queue, capacity, clamp, run), *inputs)

@@ -85,6 +85,21 @@ def test_an_edit_that_does_not_fit_says_what_would():
   assert answers[6] == "Edited main.py, line 7. It does not parse now: line 7: invalid syntax."
 
 
+def test_what_occurs_too_often_to_be_chosen_from_is_refused_at_once():
+  text = "a" * 400_000
+  for line in (None, 1):
+    _, _, problem = coding_view.edited("f", text, "a" * 50_000, "b", line)
+    assert problem == "old occurs more than 1000 times in f; add more around it."
+
+
+def test_overlapping_lines_are_told_apart_by_their_number():
+  text = "x = 1\n" * 4
+  edit = lambda line: coding_view.edited("f", text, "x = 1\nx = 1\n", "y\n", line)
+  assert edit(2) == ("x = 1\ny\nx = 1\n", 2, "")
+  assert edit(9) == ("x = 1\nx = 1\ny\n", 3, "")
+  assert edit(None)[2].startswith("old occurs 3 times in f, in line 1, 2, 3;")
+
+
 def test_files_are_read_in_parts_and_written_whole():
   answers = observed(
     ("write_file", {"path": "new/a.txt", "content": "1\n2\n3\n"}),
