@@ -17,8 +17,8 @@ import optax
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.params import Matrix
 
-BLOCK = 256
-"""Numbers that share a scale, at most."""
+BLOCK = 64
+"""Numbers that share a scale, at most. Few: devices that split an axis then hold whole blocks."""
 
 MIN_BLOCK = 16
 """Where no divisor of an axis is at least as large, its whole length shares a scale."""
@@ -66,7 +66,7 @@ class MasterState(NamedTuple):
 
 
 def scale_by_adam8bit(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-  """Adam whose moments rest in eight bits, with a scale for each block of 256 numbers.
+  """Adam whose moments rest in eight bits, with a scale for each block of 64 numbers.
 
   (Dettmers et al., https://arxiv.org/abs/2110.02861.) In place of their table of numbers, codes are
   evenly spaced roots: of the first moment m, sign(m) sqrt(|m| / scale), and of the second v,

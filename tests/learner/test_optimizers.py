@@ -1,6 +1,8 @@
 """Transformations of gradients against plain NumPy, number by number."""
 
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from jaxrl_agents.learner import checkpoint, optimizers, state
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.params import Matrix
+from tests import forced_devices
 
 CFG = PolicyConfig(
   vocab_size=32,
@@ -108,20 +111,48 @@ def test_moments_in_eight_bits_step_as_the_loop_in_numpy_does():
 
 
 def test_blocks_are_the_largest_divisors_and_bound_what_rounding_loses():
-  sizes = {4096: 256, 11008: 256, 5096: 196, 24: 24, 8: 8, 257: 257, 521 * 2: 1042}
+  sizes = {4096: 64, 11008: 64, 5096: 56, 24: 24, 8: 8, 257: 257, 521 * 2: 1042}
   assert {n: optimizers.block_size(n) for n in sizes} == sizes
   x = draws((2, 512)) ** 3
   signed = optimizers.signed_codes(x)
   # The spacing of roots: half a step of 1/127 below the largest, of 1/255 for fourth roots.
   loss = np.abs(optimizers.signed_numbers(*signed) - x)
-  wide = np.repeat(signed.scales, 256, axis=-1)
+  wide = np.repeat(signed.scales, 64, axis=-1)
   assert (loss <= wide * (np.sqrt(np.abs(x) / wide) / 127 + 1 / 254**2) + 1e-7).all()
   squares = x * x
   positive = optimizers.positive_codes(squares)
   back = optimizers.positive_numbers(*positive)
   assert (np.asarray(back) > 0).all()
-  large = squares > 1e-4 * np.repeat(positive.scales, 256, axis=-1)
+  large = squares > 1e-4 * np.repeat(positive.scales, 64, axis=-1)
   np.testing.assert_allclose(back[large], squares[large], rtol=0.09)  # (1 + 0.5 / 25.5)^4 - 1 = 8 %
+
+
+WHOLE_BLOCKS = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxrl_agents.learner import optimizers
+mesh = jax.make_mesh((8,), ("fsdp",))
+split = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+params = jax.device_put(jnp.ones((4, 3_584)), split)
+tx = optimizers.scale_by_adam8bit(0.9, 0.95, 1e-8)
+state = jax.tree.map(lambda x: jax.device_put(x, split if x.ndim else None), tx.init(params))
+print(jax.jit(tx.update).lower(params, state).compile().as_text())
+"""
+
+
+def test_devices_that_share_an_axis_hold_whole_blocks_and_exchange_no_moments():
+  """3,584 over eight devices are seven blocks each: nothing is gathered, only the step counted."""
+  program = subprocess.run(
+    [sys.executable, "-c", WHOLE_BLOCKS],
+    env=forced_devices.environment(8),
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=True,
+  ).stdout
+  assert "s8[4,448]" in program
+  for kind in ("all-gather", "all-to-all", "all-reduce", "collective-permute"):
+    assert kind not in program
 
 
 def test_muon_steps_as_numpy_and_as_the_one_of_optax_and_treats_a_stack_one_by_one():
