@@ -30,14 +30,17 @@ REMAT: dict[Remat, Callable[..., bool]] = {
   "none": jax.checkpoint_policies.everything_saveable,
   "layer": jax.checkpoint_policies.nothing_saveable,
   "attention": jax.checkpoint_policies.save_only_these_names(causal.KEPT),
-  "projections": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "projections": jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.save_only_these_names(causal.KEPT),
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  ),
 }
 """What is kept of a layer between forward and backward pass; the rest is computed again.
 
-"none" recomputes nothing. "layer" keeps a layer's input alone, [B, T, D]: the least memory, about a
-third more work. "attention" also keeps what came out of attention (and its log-sum-exp), whose work
-grows with the square of time: for long rows. "projections" keeps the products with weights outside
-of the experts, so that what is recomputed is cheap.
+"layer" keeps a layer's input alone, [B, T, D]: the least memory, about a third more work.
+"attention" also keeps what came out of attention (and its log-sum-exp), whose work grows with the
+square of time: for long rows. "projections" keeps that and the products with weights outside of the
+experts, so that what is recomputed there is cheap. "none" recomputes nothing.
 """
 
 

@@ -212,7 +212,7 @@ def test_all_logits_of_a_batch_never_exist_at_once():
 
 
 def test_what_is_kept_of_layers_changes_memory_and_no_gradient():
-  """Gradients within 1e-4; "layer" needs the least memory, "none" the most."""
+  """Gradients within 1e-4; each needs more memory than the one before."""
   cfg = dataclasses.replace(tiny.DENSE, num_layers=6, num_dense_layers=6)
   params = tiny.init(cfg)
   ids, positions = tiny.tokens(cfg, 1, 256)
@@ -230,5 +230,4 @@ def test_what_is_kept_of_layers_changes_memory_and_no_gradient():
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), program(params), expected
     )
   size = {name: p.memory_analysis().temp_size_in_bytes for name, p in programs.items()}
-  assert size["layer"] < size["attention"] < size["none"], size
-  assert size["layer"] < size["projections"] < size["none"], size
+  assert size["layer"] < size["attention"] < size["projections"] < size["none"], size
