@@ -41,7 +41,7 @@ class Sampling:
   Attributes:
     seed: with (task, rollout, turn) it determines the seed of each generation.
     max_new_tokens: of a turn; the environment may allow less.
-    generate_deadline_s: for one generation.
+    generate_deadline_s: for one generation, and for what is compiled for it.
     episode_deadline_s: for the whole episode.
   """
 
@@ -49,7 +49,7 @@ class Sampling:
   top_p: float = 1.0
   seed: int = 0
   max_new_tokens: int = 2_048
-  generate_deadline_s: float = 120.0
+  generate_deadline_s: float = 600.0
   episode_deadline_s: float = 1_800.0
 
 
