@@ -74,9 +74,9 @@ class CodingConfig:
     tasks: folder of a frozen set (scripts/make_coding_tasks.py); "": short functions of
       `corpus.source`, damaged when a run first needs them, at most `tasks_per_repo` times each.
     repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
-      "calls" are short functions in one file, "token" is damage of one token, "flip" of one that
-      has a counterpart or two ("<" and "<=", "and" and "or"), levels are those of
-      `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
+      "calls" are short functions in one file, "token" is damage of one token, "flip" one put
+      for its counterpart ("<" for "<=", "and" for "or": `data.code_mutations.is_flip`), levels are
+      those of `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
     tools: of CODING_TOOLS, what is offered.
     line_numbers: read_file tells them.
     token_budget: of the whole context.

@@ -16,8 +16,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.data import code_functions, code_mutations, code_repos
+from jaxrl_agents.data.code_mutations import Mutation
 from jaxrl_agents.data.graph import split_of
-from jaxrl_agents.data.python_source import Source
+from jaxrl_agents.data.python_source import Function, Source
 from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.retrieval.documents import Document
 from jaxrl_agents.types import Split
@@ -39,22 +40,23 @@ def damaged(
   documents: Iterable[Document],
   *,
   split: Split,
-  kinds: Collection[str],
+  flips: bool,
   count: int,
   max_characters: int,
   seed: int,
 ) -> Iterator[Damaged]:
-  """Yields at most `count`, of the modules of a split; damage is of `kinds` (of
-  code_mutations.ONE_TOKEN), files have at most `max_characters`.
+  """Yields at most `count`, of the modules of a split, of at most `max_characters`; one token is
+  damaged, for its counterpart with `flips` (code_mutations.is_flip).
 
   Kinds come up equally often, and so do, of each, the modules that have it. Half of the files have
   other local names, of other functions: there are more drills then than the modules have code.
   """
   draw, found = random.Random(f"{seed} drills {split}"), 0
-  modules = [functions for functions in map(_functions, _of_split(documents, split)) if functions]
+  sources = _of_split(documents, split)
+  modules = [found for found in (_functions(source, flips) for source in sources) if found]
   places: dict[str, list[tuple[list[_Function], list[_Function]]]] = collections.defaultdict(list)
   for functions in modules:
-    for kind in kinds:
+    for kind in code_mutations.ONE_TOKEN:
       having = [f for f in functions if kind in f.kinds and len(f.text) < max_characters]
       if having:
         places[kind].append((functions, having))
@@ -71,7 +73,7 @@ def damaged(
     text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
     if draw.random() < RENAMED:
       text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
-    made = _damaged(text, kind, draw) if len(text) <= max_characters else None
+    made = _damaged(text, kind, flips, draw) if len(text) <= max_characters else None
     if made:
       found += 1
       yield made
@@ -94,15 +96,24 @@ def _of_split(documents: Iterable[Document], split: Split) -> Iterator[Source]:
         yield source
 
 
-def _functions(source: Source) -> list[_Function]:
+def _functions(source: Source, flips: bool) -> list[_Function]:
   """The short functions of a module, and methods of its classes."""
   found = []
   for _, function in code_mutations.functions(source):
     text = textwrap.dedent(code_functions.without_docstring(source, function))
     if MIN_LINES <= len(text.splitlines()) <= MAX_LINES:
-      kinds = {mutation.kind for mutation in code_mutations.candidates(source, function)}
+      kinds = {mutation.kind for mutation in _of_one_token(source, function, flips)}
       found.append(_Function(text, frozenset(kinds), tuple(code_mutations.local_names(function))))
   return found
+
+
+def _of_one_token(source: Source, function: Function, flips: bool) -> list[Mutation]:
+  return [
+    mutation
+    for mutation in code_mutations.candidates(source, function)
+    if mutation.kind in code_mutations.ONE_TOKEN
+    and not (flips and not code_mutations.is_flip(source, mutation))
+  ]
 
 
 def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random.Random) -> str:
@@ -114,14 +125,14 @@ def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random
   return re.sub(rf"\b(?:{'|'.join(map(re.escape, new))})\b", lambda found: new[found[0]], text)
 
 
-def _damaged(text: str, kind: str, draw: random.Random) -> Damaged | None:
+def _damaged(text: str, kind: str, flips: bool, draw: random.Random) -> Damaged | None:
   source = code_repos.parsed(code_repos.MAIN, text)
   if source is None:
     return None
   found = [
     (function, mutation)
     for _, function in code_mutations.functions(source)
-    for mutation in code_mutations.candidates(source, function)
+    for mutation in _of_one_token(source, function, flips)
     if mutation.kind == kind
   ]
   if not found:

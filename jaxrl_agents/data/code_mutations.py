@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxrl_agents.data.python_source import FUNCTIONS, Function, Source
 
@@ -29,7 +29,7 @@ _COMPARISONS: dict[type[ast.AST], tuple[str, tuple[tuple[str, str], ...]]] = {
 _OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
   ast.Add: ("+", ("-",)),
   ast.Sub: ("-", ("+",)),
-  ast.Mult: ("*", ("+",)),
+  ast.Mult: ("*", ("+", "//")),
   ast.Div: ("/", ("*",)),
   ast.FloorDiv: ("//", ("*",)),
   ast.Mod: ("%", ("//",)),
@@ -54,9 +54,25 @@ _ALIKE = (
   ("floor", "ceil"),
 )
 _TWIN = {a: b for pair in _ALIKE for a, b in (pair, pair[::-1])}
-FLIPS = ("boundary", "comparison", "negation", "operator", "logic", "constant")
-"""Kinds of one token that has a counterpart or two: where it is has to be found, hardly what."""
-ONE_TOKEN = (*FLIPS, "name", "call")
+_COUNTERPARTS = (
+  *_ALIKE,
+  ("<", "<="),
+  (">", ">="),
+  ("==", "!="),
+  ("in", "not in"),
+  ("is", "is not"),
+  ("and", "or"),
+  ("+", "-"),
+  ("*", "//"),
+  ("<<", ">>"),
+  ("&", "|"),
+  ("+=", "-="),
+  ("*=", "//="),
+  ("True", "False"),
+  *((str(n), str(n + 1)) for n in range(0, 10, 2)),
+)
+_FLIPPED = {a: b for pair in _COUNTERPARTS for a, b in (pair, pair[::-1])}
+ONE_TOKEN = ("boundary", "comparison", "negation", "operator", "logic", "constant", "name", "call")
 STATEMENT = ("arguments", "statement", "return")
 
 
@@ -75,9 +91,24 @@ class Mutation:
 
 
 def mutations(source: Source, function: Function) -> list[Mutation]:
-  """Every mutation of a function's body that parses and changes its syntax tree, in text order."""
+  """Every mutation of a function's body that parses and changes its syntax tree, kind by kind."""
   changes = changing(source, function)
   return [mutation for mutation in candidates(source, function) if changes(mutation)]
+
+
+def is_flip(source: Source, mutation: Mutation) -> bool:
+  """Whether one token becomes its counterpart, which it is in turn: what is put there says what
+  stood there, and where has to be found. It stands once in its line, before and after.
+  """
+  text, start, end = source.text, mutation.start, mutation.end
+  if _FLIPPED.get(text[start:end]) != mutation.new:
+    return False
+  start -= text[:start].endswith(" ")
+  first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+  line = text[first : last if last >= 0 else len(text)]
+  old, new = text[start:end], text[start : mutation.start] + mutation.new
+  changed = line[: start - first] + new + line[end - first :]
+  return line.count(old) == 1 and changed.count(new) == 1
 
 
 def changing(source: Source, function: Function) -> Callable[[Mutation], bool]:
@@ -86,15 +117,17 @@ def changing(source: Source, function: Function) -> Callable[[Mutation], bool]:
 
 
 def candidates(source: Source, function: Function) -> list[Mutation]:
-  """The mutations of a function's body, and some that come to nothing, in text order."""
+  """The mutations of a function's body, and some that come to nothing, kind by kind."""
   body = (
     function.body[1:] if source.summary(function) or _has_docstring(function) else function.body
   )
   found: list[Mutation] = []
+  known = local_names(function)
   for statement in body:
     for node in ast.walk(statement):
-      for make in (_comparisons, _operators, _logic, _constants, _names, _negations, _statements):
-        found += make(source, node, function)
+      for make in (_comparisons, _operators, _logic, _constants, _negations, _statements):
+        found += make(source, node)
+      found += _names(source, node, known)
   return sorted(set(found), key=dataclasses.astuple)
 
 
@@ -141,7 +174,7 @@ def _between(
   return (start + match.start(1), start + match.end(1)) if match else None
 
 
-def _comparisons(source: Source, node: ast.AST, function: Function) -> Iterator[Mutation]:
+def _comparisons(source: Source, node: ast.AST) -> Iterator[Mutation]:
   if not isinstance(node, ast.Compare):
     return
   operands = [node.left, *node.comparators]
@@ -152,7 +185,7 @@ def _comparisons(source: Source, node: ast.AST, function: Function) -> Iterator[
       yield from (Mutation(kind, *span, new) for kind, new in changes)
 
 
-def _operators(source: Source, node: ast.AST, function: Function) -> Iterator[Mutation]:
+def _operators(source: Source, node: ast.AST) -> Iterator[Mutation]:
   if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
     text, changes = _OPERATORS[type(node.op)]
     span = _between(source, node.left, node.right, text)
@@ -168,7 +201,7 @@ def _operators(source: Source, node: ast.AST, function: Function) -> Iterator[Mu
     yield Mutation("operator", start, start + 1, "")
 
 
-def _logic(source: Source, node: ast.AST, function: Function) -> Iterator[Mutation]:
+def _logic(source: Source, node: ast.AST) -> Iterator[Mutation]:
   if isinstance(node, ast.BoolOp):
     text, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
     for left, right in zip(node.values, node.values[1:], strict=False):
@@ -177,7 +210,7 @@ def _logic(source: Source, node: ast.AST, function: Function) -> Iterator[Mutati
         yield Mutation("logic", *span, new)
 
 
-def _constants(source: Source, node: ast.AST, function: Function) -> Iterator[Mutation]:
+def _constants(source: Source, node: ast.AST) -> Iterator[Mutation]:
   if not isinstance(node, ast.Constant):
     return
   span = _span(source, node)
@@ -189,12 +222,11 @@ def _constants(source: Source, node: ast.AST, function: Function) -> Iterator[Mu
       yield Mutation("constant", *span, str(node.value - 1))
 
 
-def _names(source: Source, node: ast.AST, function: Function) -> Iterator[Mutation]:
+def _names(source: Source, node: ast.AST, known: Sequence[str]) -> Iterator[Mutation]:
   if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
     span = _span(source, node)
     if node.id in _TWIN:
       yield Mutation("call", *span, _TWIN[node.id])
-    known = local_names(function)
     if node.id in known:
       yield from (Mutation("name", *span, other) for other in known if other != node.id)
   elif isinstance(node, ast.Attribute) and node.attr in _TWIN:
@@ -212,7 +244,7 @@ def local_names(function: Function) -> list[str]:
   return [name for name in dict.fromkeys(names) if name not in ("self", "cls")]
 
 
-def _negations(source: Source, node: ast.AST, function: Function) -> Iterator[Mutation]:
+def _negations(source: Source, node: ast.AST) -> Iterator[Mutation]:
   if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
     yield Mutation("negation", _span(source, node)[0], _span(source, node.operand)[0], "")
   if isinstance(node, (ast.If, ast.While, ast.IfExp)) and isinstance(
@@ -222,7 +254,7 @@ def _negations(source: Source, node: ast.AST, function: Function) -> Iterator[Mu
     yield Mutation("negation", start, start, "not ")
 
 
-def _statements(source: Source, node: ast.AST, function: Function) -> Iterator[Mutation]:
+def _statements(source: Source, node: ast.AST) -> Iterator[Mutation]:
   if isinstance(node, ast.Call) and len(node.args) == 2 and not node.keywords:
     (a, b), (c, d) = (_span(source, argument) for argument in node.args)
     text = source.text

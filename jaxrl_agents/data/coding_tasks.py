@@ -34,10 +34,10 @@ MAX_CHANGED_LINES = 300
 MAX_SUITE_S = 1.2
 """Of all tests of a repository, with what else the machine does meanwhile."""
 PLANS = ("flip", "token", "statement", "feature", "features")
-"""Kinds of damage: of one token that has a counterpart, of one token, of one statement, of one
-function, of several."""
+"""Kinds of damage: one token for its counterpart (code_mutations.is_flip), one token for another,
+one statement, one function, several."""
 _KINDS = {
-  "flip": code_mutations.FLIPS,
+  "flip": code_mutations.ONE_TOKEN,
   "token": code_mutations.ONE_TOKEN,
   "statement": code_mutations.STATEMENT,
 }
@@ -123,6 +123,8 @@ class Damager:
     by_kind = collections.defaultdict(list)
     for mutation in found:
       if mutation.kind in _KINDS[plan]:
+        if plan == "flip" and not code_mutations.is_flip(source, mutation):
+          continue
         by_kind[mutation.kind].append(mutation)
     if not by_kind:
       return None
@@ -131,7 +133,7 @@ class Damager:
       return None
     fixed = source.text[mutation.start : mutation.end]
     edit = {"path": path, "start": mutation.start, "fixed": fixed, "broken": mutation.new}
-    plan = "flip" if mutation.kind in code_mutations.FLIPS else plan
+    plan = "flip" if code_mutations.is_flip(source, mutation) else plan
     return Damage(f"{plan} {mutation.kind}", (edit,), (name,), max(1, fixed.count("\n") + 1))
 
   def _features(self, plan: str) -> Damage | None:

@@ -1,21 +1,39 @@
-"""Short exercises in mending: a file has just been read, and one line of it is to be changed."""
+"""Short exercises in mending: a file was read, and maybe changed in vain.
+
+What was tried stands in the conversation, or in a summary of it; the reply takes back the last of
+it and mends. Nothing runs: of the tests only the last line is told, and how many fail is made up.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.envs import coding_view
-from jaxrl_agents.envs.coding_players import replacements, turn
+from jaxrl_agents.envs.coding_players import (
+  TO_UNDO,
+  TRIED,
+  replacements,
+  told,
+  turn,
+  wrong_edits,
+)
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.types import Message
 
 MAX_REPLY_TOKENS = 128
+TRIES = (0.4, 0.25, 0.2, 0.15)
+"""How often nothing was tried, one edit, two, three."""
+SUMMARIZED = 0.3
+"""How often what was tried is told by a summary."""
+TOGETHER = 0.5
+"""How often what is independent is asked for in one turn."""
+_CHECK = ("shell", {"command": f"python3 {repo_lib.CHECK}"})
 
 
 def repair_drills(
@@ -42,15 +60,61 @@ def repair_drills(
   draw = random.Random(f"{seed} repairs")
   specs = tuple(coding_view.SPECS[name] for name in tools)
   for repo, edit in damaged:
-    (mended,) = replacements(repo, [edit])
-    path = mended.path
-    request = draw.choice(prompts).format(path=path, check=f"python3 {repo_lib.CHECK}")
-    text = repo_lib.broken(repo, [edit])[path]
-    messages = [
-      Message("user", request),
-      turn(("read_file", {"path": path})),
-      Message("tool", coding_view.lines_of(path, text, 1, len(text), numbered=numbered)),
-    ]
-    reply = chat.encode_reply(turn(mended.call), messages)
-    if len(reply) <= MAX_REPLY_TOKENS:
-      yield chat.render(messages, specs), reply
+    request = draw.choice(prompts).format(path=edit["path"], check=_CHECK[1]["command"])
+    messages, reply = _drill(repo, edit, numbered, draw)
+    messages.insert(0, Message("user", request))
+    ids = chat.encode_reply(reply, messages)
+    if len(ids) <= MAX_REPLY_TOKENS:
+      yield chat.render(messages, specs), ids
+
+
+def _drill(
+  repo: Repo, edit: Mapping[str, Any], numbered: bool, draw: random.Random
+) -> tuple[list[Message], Message]:
+  """What follows the request, and the reply that mends."""
+  (mended,) = replacements(repo, [edit])
+  path = mended.path
+  text = repo_lib.broken(repo, [edit])[path]
+  count = draw.choices(range(len(TRIES)), TRIES)[0]
+  others = wrong_edits(repo, path, text, [edit]) if count else []
+  tried = draw.sample(others, min(count, len(others)))
+  together, tests = draw.random() < TOGETHER, draw.randint(3, 8)
+  read = ("read_file", {"path": path})
+
+  def tool(content: str) -> Message:
+    return Message("tool", content)
+
+  def shown(content: str) -> Message:
+    return tool(coding_view.lines_of(path, content, 1, len(content), numbered=numbered))
+
+  def failing() -> Message:
+    return tool(f"{draw.randint(1, tests)} of {tests} fail")
+
+  def asked(*pairs: tuple[Any, Message]) -> list[Message]:
+    """Turns and their results."""
+    if together:
+      return [turn(*(call for call, _ in pairs)), *(result for _, result in pairs)]
+    return [message for call, result in pairs for message in (turn(call), result)]
+
+  if tried and draw.random() < SUMMARIZED:
+    last, changed = tried[-1]
+    standing = draw.random() < 0.5
+    lines = [told(made) for made, _ in tried]
+    lines[-1] += TO_UNDO * standing
+    state = {"todos": [], "cwd": "/work", "edited": [path] * standing, "summaries": 1}
+    messages = [coding_view.summary_message(1, "\n".join([TRIED, *lines]), state)]
+    messages += asked((read, shown(changed if standing else text)), (_CHECK, failing()))
+    undo = [last.undone] if standing else []
+  else:
+    messages, undo = asked((_CHECK, failing()), (read, shown(text))), []
+    for made, _ in tried:
+      edits = [*undo, made]
+      results = [tool(f"Edited {path}, line {each.line}.") for each in edits]
+      calls = [each.call for each in edits]
+      if together:
+        messages += [turn(*calls, _CHECK), *results, failing()]
+      else:
+        messages += [turn(*calls), *results, turn(_CHECK), failing()]
+      undo = [made.undone]
+  calls = [each.call for each in (*undo, mended)]
+  return messages, turn(*calls, *([_CHECK] * together))

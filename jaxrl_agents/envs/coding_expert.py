@@ -23,11 +23,15 @@ from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.envs import coding_view
 from jaxrl_agents.envs.coding_players import (
   DONE,
+  TO_UNDO,
+  TRIED,
+  UNTESTED,
   Replacement,
   make_player,
-  replacement,
   replacements,
+  told,
   turn,
+  wrong_edits,
 )
 from jaxrl_agents.envs.workshop import CodingServices, load_services
 from jaxrl_agents.grading import repo as repo_lib
@@ -36,22 +40,8 @@ from jaxrl_agents.types import Context, Env, Message, Sampler, Task
 
 _PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
 _ALL_PASS = "All tests pass."
-_TRIED = "Tried:"
-_TO_UNDO = " (to undo)"
-_UNTESTED = " (untested)"
 _NOTHING = "Nothing was tried."
 _SOMETHING = "Something was tried."
-_SWAPS: tuple[tuple[str, str], ...] = (
-  (" <", " <="), (" <", " >"), (" <=", " <"), (" <=", " >="), (" >", " >="), (" >", " <"),
-  (" >=", " >"), (" >=", " <="), (" ==", " !="), (" !=", " =="), (" in", " not in"),
-  (" not in", " in"), (" is", " is not"), (" is not", " is"), (" and", " or"), (" or", " and"),
-  (" not", ""), (" if", " if not"), (" while", " while not"), (" True", " False"),
-  (" False", " True"), (" +", " -"), (" -", " +"), (" *", " +"), (" +", " *"), (" //", " *"),
-  (" *", " //"), (" %", " //"), (" //", " %"), (" <<", " >>"), (" >>", " <<"), (" &", " |"),
-  (" |", " &"), (" +=", " -="), (" -=", " +="),
-)  # fmt: skip
-"""Tokens, and what may stand for them: about what `data.code_mutations` calls flips."""
-_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,13 +121,11 @@ class CodingExpert:
       return Message("assistant", _ALL_PASS)
     seen = (self._read, self._check)
     self._opening = [turn(*seen)] if self._together else [turn(each) for each in seen]
-    said = [f"{made.line}:{made.old} ->{made.new}" for made in self._made]
-    mark = _UNTESTED if self._to_check else _TO_UNDO
-    for i in range(len(said) - self._standing, len(said)):  # others were tested and taken back
-      said[i] += mark
+    taken_back, standing = len(self._made) - self._standing, UNTESTED if self._to_check else TO_UNDO
+    said = [told(made) + standing * (i >= taken_back) for i, made in enumerate(self._made)]
     self._to_check = False
     while said:
-      summary = Message("assistant", "\n".join([_TRIED, *said]))
+      summary = Message("assistant", "\n".join([TRIED, *said]))
       size = len(self._services.chat.encode_reply(summary, context.messages))
       if size <= context.max_new_tokens:
         return summary
@@ -194,34 +182,12 @@ class CodingExpert:
     """A plausible edit of the damaged function that was not tried and does not mend, and the text
     with it.
     """
-    text, mended = self._texts[self._path], self._repo.files[self._path]
-    made = [replacement(self._path, text, *change) for change in self._changes(text)]
-    fresh = [
-      (call, changed)
-      for call, changed in made
-      if changed != mended
-      and call not in self._tried
-      and not coding_view.parse_problem(self._path, changed)
-    ]
+    edits = [each for each in self._task.facts["edits"] if each["path"] == self._path]
+    found = wrong_edits(self._repo, self._path, self._texts[self._path], edits)
+    fresh = [pair for pair in found if pair[0] not in self._tried]
     picked = self._random.choice(fresh) if fresh else None
     self._tried.update([picked[0]] if picked else [])
     return picked
-
-  def _changes(self, text: str) -> list[tuple[int, int, str]]:
-    """(start, end, new) of what may be changed in the damaged function, below its head."""
-    at = min(edit["start"] for edit in self._task.facts["edits"] if edit["path"] == self._path)
-    first = text.find("\n", max(text.rfind("\ndef ", 0, at + 1), 0) + 1)
-    last = text.find("\ndef ", at)
-    last = last if last > 0 else len(text)
-    found = []
-    for old, new in _SWAPS:
-      places = re.finditer(rf"{re.escape(old)}(?=[ :(\n])", text[:last])
-      found += [(each.start(), each.end(), new) for each in places if each.start() > first]
-    for each in _NUMBER.finditer(text[:last]):
-      if each.start() > first:
-        others = (int(each[0]) - 1, int(each[0]) + 1)
-        found += [(*each.span(), str(number)) for number in others if number >= 0]
-    return found
 
 
 def expert_services(tokenizer: str, limits: CodingConfig, noise: ExpertNoise) -> Services:

@@ -16,6 +16,16 @@ from jaxrl_agents.harness.scripted import Scripted
 from jaxrl_agents.types import Context, Message, Task, ToolCall
 
 DONE = "Done."
+TRIED = "Tried:"
+TO_UNDO = " (to undo)"
+UNTESTED = " (untested)"
+_PAIRS = (
+  (" <", " <="), (" >", " >="), (" ==", " !="), (" in", " not in"), (" is", " is not"),
+  (" and", " or"), (" +", " -"), (" *", " //"), (" <<", " >>"), (" &", " |"), (" +=", " -="),
+  (" True", " False"),
+)  # fmt: skip
+"""Tokens that stand for one another: most of `data.code_mutations.is_flip`, beside digits."""
+_DIGIT = re.compile(r"(?<![\w.])\d(?![\w.])")
 _WORD = re.compile(r" ?[^ ]+")
 
 
@@ -73,6 +83,46 @@ def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[R
   new = text[low:start] + new + text[end:high]
   made = Replacement(path, text[low:high], new, text.count("\n", 0, low) + 1)
   return made, text[:low] + new + text[high:]
+
+
+def wrong_edits(
+  repo: Repo, path: str, text: str, edits: Sequence[Mapping[str, Any]]
+) -> list[tuple[Replacement, str]]:
+  """Plausible edits of the damaged function that do not mend it, and the texts that they make.
+
+  Args:
+    repo: the repository.
+    path: of the damaged file.
+    text: of it, damaged.
+    edits: of this file, as `grading.repo.broken` takes them.
+  """
+  at = min(edit["start"] for edit in edits)
+  found = [replacement(path, text, *change) for change in _flips(text, at)]
+  mended = repo.files[path]
+  return [
+    (made, changed)
+    for made, changed in found
+    if changed != mended and not coding_view.parse_problem(path, changed)
+  ]
+
+
+def told(made: Replacement) -> str:
+  """An edit in a summary of what was tried."""
+  return f"{made.line}:{made.old} ->{made.new}"
+
+
+def _flips(text: str, at: int) -> list[tuple[int, int, str]]:
+  """(start, end, new) of the tokens with a counterpart in the function at `at`, below its head."""
+  first = text.find("\n", max(text.rfind("\ndef ", 0, at + 1), 0) + 1)
+  last = text.find("\ndef ", at)
+  last = last if last > 0 else len(text)
+  found = []
+  for pair in _PAIRS:
+    for old, new in (pair, pair[::-1]):
+      places = re.finditer(rf"{re.escape(old)}(?=[ :(\n])", text[:last])
+      found += [(each.start(), each.end(), new) for each in places if each.start() > first]
+  digits = [each for each in _DIGIT.finditer(text[:last]) if each.start() > first]
+  return found + [(*each.span(), str(int(each[0]) ^ 1)) for each in digits]
 
 
 def _span(text: str, start: int, end: int, new: str) -> tuple[int, int]:

@@ -23,6 +23,8 @@ from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
 
 FORMS = {"assign": 0.25, "query": 0.1, "row": 0.4, "table": 0.25}
 """What is exercised -> how often."""
+PICKED = 1.0
+"""How often the table where a question asks for one row of many."""
 
 KEPT = 0.15
 """How often a drill keeps the names of its task."""
@@ -66,7 +68,8 @@ def role_drills(
     drill = _Drill(task, rows, {})
     if draw.random() > KEPT:
       drill = _renamed(drill, parts, draw)
-    form = draw.choices(list(FORMS), list(FORMS.values()))[0]
+    forms = FORMS | ({"table": PICKED} if "question" in task.facts else {})
+    form = draw.choices(list(forms), list(forms.values()))[0]
     messages, tools, reply = _MAKERS[form](drill, chunk_text, chat, draw)
     yield chat.render(messages, tools), chat.encode_reply(reply, messages)
 

@@ -32,7 +32,7 @@ from jaxrl_agents.policy import grouped, sharding
 from jaxrl_agents.policy.kernels import Kind
 from jaxrl_agents.policy.slots import Slots, collect, spread
 
-SLACK = 1.5
+SLACK = 1.25
 AXIS = "expert"
 
 

@@ -50,6 +50,24 @@ def test_the_one_token_mutations_of_a_function_are_these():
   )
 
 
+def test_a_flip_is_a_token_with_one_counterpart_that_stands_once_in_its_line():
+  text = "def f(a, b):\n  if a < b and b > 1:\n    return min(a + b, 3 + 1)\n  return a * 12 - b\n"
+  source = source_of(text)
+  flips = [
+    (text[m.start : m.end], m.new)
+    for _, function in code_mutations.functions(source)
+    for m in code_mutations.mutations(source, function)
+    if code_mutations.is_flip(source, m)
+  ]
+  assert sorted(flips) == sorted(
+    [
+      *(("<", "<="), ("and", "or"), (">", ">="), ("1", "0")),
+      *(("min", "max"), ("3", "2"), ("1", "0")),  # of two "+" it would not be told which
+      *(("*", "//"), ("-", "+")),
+    ]
+  )
+
+
 def test_statements_are_dropped_and_values_are_not_returned():
   kinds = ("return", "statement", "arguments")
   text = "def f(a, b):\n  a = max(a, b)\n  return a\n"

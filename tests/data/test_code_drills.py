@@ -8,7 +8,6 @@ import sysconfig
 import pytest
 
 from jaxrl_agents.data import code_drills
-from jaxrl_agents.data.code_mutations import FLIPS, ONE_TOKEN
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.data.python_source import module_name
 from jaxrl_agents.grading import repo as repo_lib
@@ -16,7 +15,7 @@ from jaxrl_agents.retrieval import documents as documents_lib
 from jaxrl_agents.retrieval.documents import Document
 
 STDLIB = sysconfig.get_paths()["stdlib"]
-OPTIONS = {"kinds": ONE_TOKEN, "count": 60, "max_characters": 900, "seed": 0}
+OPTIONS = {"flips": False, "count": 60, "max_characters": 900, "seed": 0}
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +55,12 @@ def test_functions_are_those_of_the_modules_of_the_split_half_of_them_with_other
 
 
 def test_kinds_of_damage_come_up_equally_often(documents):
-  options = {**OPTIONS, "kinds": ("logic", "constant"), "count": 200}
+  """Of seven that flips of these modules have: 34 each of 240, four standard deviations around."""
+  options = {**OPTIONS, "flips": True, "count": 240}
   found = [edit for _, edit in code_drills.damaged(documents, split="train", **options)]
-  logic = sum(edit["fixed"] in ("and", "or") for edit in found)
-  assert 70 < logic < 130
+  signs = {"logic": ("and", "or"), "boundary": ("<", "<=", ">", ">="), "comparison": ("==", "!=")}
+  for tokens in signs.values():
+    assert 12 < sum(edit["fixed"] in tokens for edit in found) < 57
 
 
 def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
@@ -67,11 +68,22 @@ def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
   assert list(code_drills.damaged(documents, split="train", **{**OPTIONS, "seed": 1})) != drills
 
 
-def test_of_flips_what_is_put_in_has_little_but_signs_numbers_and_words_of_logic(documents):
-  flips = list(code_drills.damaged(documents, split="train", **{**OPTIONS, "kinds": FLIPS}))
-  words = {"not", "in", "is", "and", "or", "True", "False"}
-  told = [word for _, edit in flips for word in re.findall(r"[A-Za-z_]\w*", edit["broken"])]
-  assert len(flips) == 60 and set(told) <= words
+def test_a_flip_tells_what_stood_there_and_stands_once_in_its_line(documents):
+  stood: dict[str, set[str]] = {}
+  flips = list(code_drills.damaged(documents, split="train", **{**OPTIONS, "flips": True}))
+  for repo, edit in flips:
+    stood.setdefault(edit["broken"], set()).add(edit["fixed"])
+    mended = repo.files[edit["path"]]
+    for text, token in (
+      (mended, edit["fixed"]),
+      (repo_lib.broken(repo, [edit])[edit["path"]], edit["broken"]),
+    ):
+      start = text.rfind("\n", 0, edit["start"]) + 1
+      line = text[start : text.find("\n", start)]
+      spaced = " " * (text[edit["start"] - 1] == " ") + token
+      assert line.count(spaced) == 1
+  assert len(flips) == 60
+  assert all(len(each) == 1 for each in stood.values())
 
 
 def test_where_no_function_is_short_enough_there_are_none():

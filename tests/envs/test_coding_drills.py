@@ -1,11 +1,13 @@
 """Drills of the coding agent: the reply mends what the prompt shows."""
 
+import json
 import random
+import re
 
 import pytest
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.envs import coding_drills, coding_view
+from jaxrl_agents.envs import coding_drills, coding_players, coding_view
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.repo import Repo
 
@@ -23,19 +25,36 @@ TOOLS = ("read_file", "edit_file", "shell")
 @pytest.fixture(scope="module")
 def drills():
   draw = random.Random(0)
-  pairs = [(REPO, draw.choice(EDITS)) for _ in range(30)]
+  pairs = [(REPO, draw.choice(EDITS)) for _ in range(200)]
   made = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, numbered=False, seed=0)
   return [(edit, *drill) for (_, edit), drill in zip(pairs, made, strict=True)]
 
 
-def test_the_reply_is_one_edit_that_turns_the_file_that_was_read_into_the_mended_one(drills):
+def applied(text, calls):
+  for arguments in calls:
+    assert arguments["path"] == "main.py"
+    text, line, error = coding_view.edited(text=text, **arguments)
+    assert (line, error) == (arguments["line"], "")
+    yield text
+
+
+def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_one(drills):
+  tries = []
   for edit, prompt, reply in drills:
     broken = repo_lib.broken(REPO, [edit])["main.py"]
-    assert broken in CHAT.decode(prompt.tolist())
-    (call,) = CHAT.parse(reply).tool_calls
-    assert call.name == "edit_file" and call.arguments["path"] == "main.py"
-    text, line, error = coding_view.edited(text=broken, **call.arguments)
-    assert (text, line, error) == (TEXT, call.arguments["line"], "")
+    wrong = {text for _, text in coding_players.wrong_edits(REPO, "main.py", broken, [edit])}
+    said = CHAT.decode(prompt.tolist())
+    (read,) = [text for text in (broken, *wrong) if text in said]
+    tried = list(applied(read, map(json.loads, re.findall(r"edit_file(\{[^\n]*?\})<", said))))
+    assert TEXT not in tried and {broken, *wrong}.issuperset(tried)
+    assert len(set(tried) - {broken}) == len([text for text in tried if text != broken])
+    calls = [c for c in CHAT.parse(reply).tool_calls if c.name == "edit_file"]
+    *back, mended = applied(tried[-1] if tried else read, [dict(c.arguments) for c in calls])
+    assert mended == TEXT
+    assert back == ([broken] if (tried[-1] if tried else read) != broken else [])
+    tries.append((len([text for text in tried if text != broken]), "Tried:" in said))
+  assert {0, 1} <= {count for count, told in tries if not told}
+  assert 10 < sum(told for _, told in tries) < 80
 
 
 def test_prompts_are_all_drawn_and_name_file_and_check(drills):

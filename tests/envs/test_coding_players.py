@@ -155,7 +155,9 @@ def test_edits_that_do_not_mend_are_not_imitated_and_all_else_is():
     shared = dataclasses.replace(services(workshop), limits=SMALL)
     played = {}
     for rate in (0.0, 1.0):
-      noise = ExpertNoise(wrong_edit=rate, wrong_text=0, give_up=0, hasty=0, scales=(1.0,))
+      noise = ExpertNoise(
+        wrong_edit=rate, wrong_text=0, give_up=0, hasty=0, max_tries=1, scales=(1.0,)
+      )
       experts = (CodingExpert(CALL_TASK, shared, noise, seed) for seed in range(6))
       played[rate] = await asyncio.gather(*(episode(shared, CALL_TASK, e) for e in experts))
     return shared.chat, played

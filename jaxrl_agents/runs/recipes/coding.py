@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.config import CodingConfig, RunConfig
-from jaxrl_agents.data import code_drills, code_mutations, coding_sets, coding_tasks
+from jaxrl_agents.data import code_drills, coding_sets, coding_tasks
 from jaxrl_agents.data.coding_sets import CodingSet
 from jaxrl_agents.envs import coding_drills
 from jaxrl_agents.envs.coding_expert import ExpertNoise
@@ -163,7 +163,7 @@ def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray,
   damaged = code_drills.damaged(
     documents.load(config.corpus.source),
     split="train",
-    kinds=code_mutations.FLIPS if config.coding.damage == "flip" else code_mutations.ONE_TOKEN,
+    flips=config.coding.damage == "flip",
     count=config.sft.reading_drills,
     max_characters=config.coding.max_file_characters,
     seed=config.seed,
