@@ -68,7 +68,7 @@ def get_config() -> config.RunConfig:
       optimizer="adamw8bit",
       row_tokens=32_768,
       rows_per_microbatch=32,
-      remat="layer",
+      remat="attention",
       canary_bound=0.3,
       mtp_weight=0.0,
       save_every=10,

@@ -52,7 +52,7 @@ class ExpertNoise:
   it.
   """
 
-  wrong_edit: float = 0.5  # a try changes another token, or the right one in another way
+  wrong_edit: float = 0.5  # a try puts another token for its counterpart, in vain
   wrong_text: float = 0.04  # an edit whose old text does not stand in the file
   give_up: float = 0.1  # after tests that still fail
   unchecked: float = 0.1  # an episode reads and edits before it ran the tests
