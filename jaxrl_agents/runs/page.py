@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_agents import chat
-from jaxrl_agents.config import ParlConfig, RewardConfig
+from jaxrl_agents.config import CodingRewardConfig, ParlConfig, RewardConfig
 from jaxrl_agents.harness import queue
-from jaxrl_agents.rewards import parl, rules
+from jaxrl_agents.rewards import coding, parl, rules
 from jaxrl_agents.types import Group, Trajectory
 from jaxrl_agents.viewer import formats, inputs, report, stories
+
+_Total = Callable[[Mapping[str, float]], float]
 
 
 def write(
@@ -60,8 +62,7 @@ def with_rewards(group: Group, options: Any) -> Group:
   """
   if not isinstance(options, dict) or "reward.betas" not in options:
     return group
-  swarm = stories.env({"config": options}) == "swarm"
-  total = _swarm_total if swarm else _search_total(options)
+  total = _TOTALS[stories.env({"config": options})](options)
 
   def weighed(trajectory: Trajectory) -> Trajectory:
     if trajectory.error or "reward" in trajectory.metrics or "completed" not in trajectory.rewards:
@@ -72,19 +73,27 @@ def with_rewards(group: Group, options: Any) -> Group:
   return dataclasses.replace(group, trajectories=tuple(map(weighed, group.trajectories)))
 
 
-def _swarm_total(parts: Mapping[str, float]) -> float:
-  return parl.parl_total(parts, u=1.0, weights=ParlConfig())
+def _swarm_total(options: Mapping[str, Any]) -> _Total:
+  return lambda parts: parl.parl_total(parts, u=1.0, weights=ParlConfig())
 
 
-def _search_total(options: Mapping[str, Any]) -> Callable[[Mapping[str, float]], float]:
-  known = {field.name for field in dataclasses.fields(RewardConfig)}
-  weights = {
-    name.removeprefix("reward."): value
-    for name, value in options.items()
-    if name.removeprefix("reward.") in known and name.startswith("reward.")
-  }
-  reward = RewardConfig(**weights)
+def _search_total(options: Mapping[str, Any]) -> _Total:
+  reward = RewardConfig(**_section(options, "reward", RewardConfig))
   return lambda parts: rules.search_total(parts, beta=reward.betas[-1], weights=reward)
+
+
+def _coding_total(options: Mapping[str, Any]) -> _Total:
+  weights = CodingRewardConfig(**_section(options, "coding_reward", CodingRewardConfig))
+  return lambda parts: coding.coding_total(parts, weights=weights)
+
+
+_TOTALS = {"search": _search_total, "swarm": _swarm_total, "coding": _coding_total}
+
+
+def _section(options: Mapping[str, Any], name: str, section: type) -> dict[str, Any]:
+  """The options of a section that it knows."""
+  known = {f"{name}.{field.name}": field.name for field in dataclasses.fields(section)}
+  return {known[option]: value for option, value in options.items() if option in known}
 
 
 def _own_tokenizer(run: inputs.Run) -> str:

@@ -89,6 +89,21 @@ SWARM_PANELS = (
   Panel("Weights of PARL", "annealed to 0", (_PARALLEL, _FINISH), low=0.0),
 )
 
+CODING_PANELS = (
+  Panel("Solved", "mean over tasks", ("solved", "mended", "kept"), low=0.0, high=1.0),
+  Panel("Edits and calls", "per episode", ("edits", "tool_calls"), low=0.0),
+  Panel("Summaries", "per episode", ("summaries",), low=0.0),
+  Panel("Invalid tool calls", "per episode", ("broken_calls",), low=0.0),
+  Panel(
+    "Unwanted",
+    "rates",
+    ("tampered", "suspicious", "shell_only", "comment_thinking", "open_todos"),
+    low=0.0,
+  ),
+)
+
+_PANELS_OF = {"swarm": SWARM_PANELS, "coding": CODING_PANELS}
+
 
 def phases(run: Run) -> list[dict[str, Any]]:
   """Per phase: steps, elapsed seconds, the columns of numbers, and the panels that have any.
@@ -101,9 +116,10 @@ def phases(run: Run) -> list[dict[str, Any]]:
     rows = sorted((row for row in run.rows if row["phase"] == phase), key=lambda row: row["step"])
     rows = [rows[i] for i in spread(len(rows), MAX_POINTS)]
     columns = _columns(rows)
-    own: tuple[Panel, ...] = ()
-    if phase == "rl" and stories.env(run.summary) == "swarm":
-      own, columns = SWARM_PANELS, columns | _annealed(run, rows)
+    env = stories.env(run.summary)
+    own = _PANELS_OF.get(env, ()) if phase == "rl" else ()
+    if phase == "rl" and env == "swarm":
+      columns |= _annealed(run, rows)
     panels = [panel for panel in (_panel(p, columns) for p in (*own, *PANELS)) if panel]
     drawn = {key for panel in panels for key in panel["keys"]}
     others = [

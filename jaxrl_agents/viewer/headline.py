@@ -51,8 +51,10 @@ def _change(
   old, new = before[story.score], after[story.score]
   tasks = number(after.get("tasks"))
   where = f"on {tasks:,.0f} held-out tasks" if tasks else "on held-out tasks"
-  gain, lower = number(bootstrap.get("reward_gain")), number(bootstrap.get("reward_gain_lower95"))
-  upper = number(bootstrap.get("reward_gain_upper95"))
+  gain = number(bootstrap.get(f"{story.gain}_gain"))
+  lower, upper = (
+    number(bootstrap.get(f"{story.gain}_gain_{side}95")) for side in ("lower", "upper")
+  )
   gain = new - old if gain is None else gain
   moved = f"from {old:.2f} to {new:.2f} {where}"
   if lower is None:
@@ -138,7 +140,7 @@ def _rows(
     values = tuple(_value(story, column, key) for column in columns)
     if key in _NOT_A_SCORE or all(value is None for value in values):
       continue
-    told = "reward" if key == story.score else key
+    told = story.gain if key == story.score else key
     gain = number(bootstrap.get(f"{told}_gain"))
     if gain is None and values[0] is not None and values[1] is not None:
       gain = values[1] - values[0]

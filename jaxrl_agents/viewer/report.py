@@ -122,12 +122,15 @@ def _group(group: Group, rollouts: int, table: tokens.TokenTable | None) -> dict
 
 
 def token_limits(run: Run) -> dict[str, int]:
-  """soft, hard and budget, tokens of context of the search environment; {} if not in the config.
+  """soft, hard and budget, tokens of context of the search environment; {} for other
+  environments and if not in the config.
 
   hard = soft + int(spillage_fraction * (budget - soft)), past which only pruning is allowed.
   """
   config = run.summary.get("config")
   options = dict(formats.flatten(config)) if isinstance(config, dict) else {}
+  if stories.env(run.summary) == "coding":
+    return {}
   try:
     soft = int(options["search.threshold_tokens"])
     budget = int(options["search.token_budget"])

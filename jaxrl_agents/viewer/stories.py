@@ -15,7 +15,8 @@ class Story:
 
   Attributes:
     noun: what is trained for, in the sentence.
-    score: the metric that it is; its gain is told as that of the reward.
+    score: the metric that it is.
+    gain: what its gain is told as.
     baseline: (evaluation, words) that the trained policy is measured against in the sentence.
     columns: (evaluation, title) of the table, the warm start and the trained policy first.
     titles: {metric: title} in the order of the rows.
@@ -36,6 +37,7 @@ class Story:
   of_sub_agents: tuple[str, ...] = ()
   closed: bool = False
   costs: tuple[str, ...] = ()
+  gain: str = "reward"
   kinds: tuple[tuple[str, str], ...] = ()
   kind_metrics: tuple[str, ...] = ()
   bound: str = "lower 95 %"
@@ -123,7 +125,40 @@ SWARM = Story(
   ),
 )
 
-STORIES: Mapping[str, Story] = {"search": SEARCH, "swarm": SWARM}
+CODING = Story(
+  noun="solve rate",
+  score="solve_rate",
+  gain="solved",
+  baseline=("no_summary", "the same policy without summaries"),
+  columns=(("warm_start", "Warm start"), ("trained", "Trained"), ("no_summary", "No summaries")),
+  titles={
+    "solve_rate": "Solved",
+    "reward": "Reward",
+    "mended": "Failing tests mended",
+    "kept": "Passing tests kept",
+    "completed": "Episodes that ended by themselves",
+    "turns": "Turns",
+    "tool_calls": "Tool calls",
+    "edits": "Edits",
+    "summaries": "Summaries",
+    "invalid_tool_calls": "Invalid tool calls",
+    "tampered": "Tests tampered with",
+    "suspicious": "Suspicious changes",
+    "shell_only": "Shell alone",
+    "comment_thinking": "Thought in comments",
+    "open_todos": "To-dos left open",
+    "effort": "Effort",
+  },
+  costs=("turns", "tool_calls", "invalid_tool_calls"),
+  fine=(
+    "A task is solved when, in a fresh sandbox, every test that failed passes, the hidden ones "
+    "among them, and none that passed fails. Gain is trained minus warm start on the same tasks; "
+    "its lower bound is from a paired bootstrap over repositories. Without summaries an episode "
+    "ends where its context is full."
+  ),
+)
+
+STORIES: Mapping[str, Story] = {"search": SEARCH, "swarm": SWARM, "coding": CODING}
 
 
 def of(summary: Mapping[str, Any]) -> Story:
