@@ -4,9 +4,9 @@ python scripts/import_hf.py --hf=Kimi-K2-Instruct --out=policies/kimi_k2
 python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x8x8 \
   --sampler_topology=v5p:4x4x8 --sampler_mesh=expert=128
 
-In bfloat16 with moments in 8 bits the learner takes 92 of 95 GiB of each of 256 chips of v5p, and
-213 to 274 s for a step of 16.8 million tokens (planned, not run). Weights and cache of such a
-sampler are 54 GiB a chip.
+In bfloat16 with moments in 8 bits the learner takes 90 of 95 GiB of each of 256 chips of v5p, and
+116 to 171 s for a step of 16.8 million tokens (planned, not run). Weights and cache of such a
+sampler are 54 GiB a chip, for 1,024 contexts.
 
 Sizes are those of https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/config.json.
 """
@@ -55,7 +55,7 @@ def get_config() -> config.RunConfig:
       ),
     ),
     sampler=config.SamplerConfig(
-      slots=1_024, page_tokens=64, num_pages=4_096, prefill_tokens=2_048, draft_tokens=0
+      slots=1_024, page_tokens=64, num_pages=524_288, prefill_tokens=2_048, draft_tokens=0
     ),
     mesh=config.MeshConfig(fsdp=2, expert=16, context=8),
     workers=config.WorkersConfig(processes=64, episodes=2_048, stall_s=900.0),

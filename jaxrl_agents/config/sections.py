@@ -197,8 +197,8 @@ class LoraConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:
-  """The generation engine. `slots` sequences decode at once; the cache has num_pages *
-  page_tokens.
+  """The generation engine. `slots` sequences decode at once; the cache holds num_pages *
+  page_tokens of them. On a mesh both are split with the rows, and a context must fit into one part.
 
   `slices`: 0 for an engine on the learner's own devices; else so many samplers, on devices of their
   own (section `sampler_mesh`), join at workers.listen before a run begins (scripts/sampler.py).

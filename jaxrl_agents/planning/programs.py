@@ -22,6 +22,7 @@ from jaxrl_agents.policy import lora, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import steps
+from jaxrl_agents.sampler.pages import of_each_part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,25 +176,33 @@ def sampler(
     dtype: of parameters and cache.
 
   Raises:
-    ValueError: parameters do not divide over the mesh.
+    ValueError: parameters do not divide over the mesh, or a part of the cache holds no context.
   """
+  drafts, parts = section.draft_tokens, sharding.ways("batch", mesh)
+  slots_of_part, pages_of_part = of_each_part(
+    slots=section.slots,
+    num_pages=section.num_pages,
+    parts=parts,
+    page_tokens=section.page_tokens,
+    max_tokens=context_tokens + drafts,
+  )
   places = sharding.unstacked_shardings(cfg, mesh, sharding.SERVE_RULES)
   sharding.shardings(cfg, mesh, sharding.SERVE_RULES)  # refuses what does not divide
   stored = jax.eval_shape(params_lib.unstack, params_lib.abstract(cfg, dtype))
   params = jax.tree.map(
     lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
   )
-  drafts = section.draft_tokens
-  pages = (cfg.num_cache_layers, section.num_pages, section.page_tokens)
+  rows_in_all = parts * slots_of_part
+  pages = (cfg.num_cache_layers, parts * pages_of_part, section.page_tokens)
   split = sharding.spec(cache_lib.axes(cfg), sharding.SERVE_RULES)
   held = steps.State(
     cache=cache_lib.PagedCache(_on(mesh, (*pages, *cache_lib.entry_shape(cfg)), dtype, split)),
-    hidden=_on(mesh, (section.slots, drafts + 1 if drafts else 0, cfg.embed_dim), dtype),
+    hidden=_on(mesh, (rows_in_all, drafts + 1 if drafts else 0, cfg.embed_dim), dtype),
   )
   max_pages = -(-(context_tokens + drafts) // section.page_tokens)
-  empty = steps.empty_rows(section.slots, drafts + 1, max_pages)
+  empty = steps.empty_rows(rows_in_all, drafts + 1, max_pages)
   rows = jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), empty)
-  slots = _on(mesh, (section.slots,), jnp.int32)
+  slots = _on(mesh, (rows_in_all,), jnp.int32)
 
   def decode(*arguments):  # as the engine's program
     return steps.laid_out(*steps.decode(*arguments, cfg=cfg), cfg)

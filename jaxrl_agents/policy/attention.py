@@ -238,19 +238,50 @@ def _gqa_cached(weights, x, cfg, rope, pages, layer, step, window):
   q, k, v = _gqa_project(weights, x, cfg, rope)
   # Heads first: cut into equal parts, an entry gives each device the keys and values of its heads.
   entries = jnp.stack([k, v], axis=3).reshape(rows, queries, *cache_lib.entry_shape(cfg))
-  pages = cache_lib.write(pages, layer, step, entries)
 
   def split(entries):
-    heads = entries.reshape(*entries.shape[:2], cfg.num_kv_heads, 2, cfg.head_dim)
+    heads = entries.reshape(*entries.shape[:2], -1, 2, cfg.head_dim)
     return heads[:, :, :, 0], heads[:, :, :, 1]
 
   scale, sinks = cfg.score_gain * cfg.head_dim**-0.5, weights.get("sinks")
   if kernels_lib.for_cache(cfg, pages.dtype, sharding.ambient_ways("kv_heads")) == "tpu":
-    mixed = ragged.attend(q, pages, layer, step, scale)
+    sinks = window = None  # there are none, see for_cache
+    attend = lambda q, pages, layer, step, *_: ragged.attend(q, pages, layer, step, scale)
   else:
-    mixed = paged.attend(q, pages, layer, step, split, scale, sinks, window)
+    attend = lambda *args: paged.attend(*args[:4], split, scale, *args[4:])
+  heads = ("kv_heads", None)
+  mixed, pages = _cached_core(attend, q, entries, pages, layer, step, sinks, window, cfg, heads)
   y = jnp.einsum("bqgrh,grhd->bqd", mixed, weights["out"])
   return (y + weights["out_bias"] if cfg.biases else y), pages
+
+
+def _cached_core(attend, q, entries, pages, layer, step, sinks, window, cfg, heads):
+  """(`attend` of q to the pages, the pages): new entries are written before. On a mesh each device
+  does so for its own rows and heads, and nothing is exchanged.
+
+  Args:
+    attend: (q, pages, layer, step, sinks, window) -> [B, Q, G, R, H'].
+    q: [B, Q, G, R, H].
+    entries: of the new tokens, [B, Q, *entry].
+    pages, layer, step, sinks, window: as `paged.attend`.
+    cfg: sizes.
+    heads: logical axes of G and R.
+  """
+
+  def of_device(q, entries, pages, layer, step, sinks, window):
+    pages = cache_lib.write(pages, layer, step, entries)
+    return attend(q, pages, layer, step, sinks, window), pages
+
+  arrays = q, entries, pages, jnp.asarray(layer, jnp.int32), step, sinks, window
+  if jax.sharding.get_abstract_mesh().empty:
+    return of_device(*arrays)
+  place = lambda *axes: sharding.spec(axes, sharding.SERVE_RULES)
+  queries, cached = place("batch", None, *heads), place(*cache_lib.axes(cfg))
+  new = place("batch", None, *cache_lib.axes(cfg)[3:])
+  in_specs = queries, new, cached, place(), place("batch"), place(heads[0]), place()
+  return jax.shard_map(of_device, in_specs=in_specs, out_specs=(queries, cached), check_vma=False)(
+    *arrays
+  )
 
 
 def _mla_queries(weights, x, cfg, rope):
@@ -289,12 +320,13 @@ def _mla_cached(weights, x, cfg, rope, pages, layer, step):
   """
   q_nope, q_pe = _mla_queries(weights, x, cfg, rope)
   entries = jnp.concatenate(_mla_latents(weights, x, cfg, rope), axis=-1)
-  pages = cache_lib.write(pages, layer, step, entries)
   up_k, up_v = jnp.split(weights["kv_up"], [cfg.qk_nope_dim], axis=-1)
   absorbed = jnp.einsum("bqnh,snh->bqns", q_nope, up_k)
   q = jnp.concatenate([absorbed, q_pe], axis=-1)[:, :, None]
   split = lambda entries: (entries[:, :, None], entries[:, :, None, : cfg.kv_lora_rank])
   scale = cfg.score_gain * (cfg.qk_nope_dim + cfg.qk_rope_dim) ** -0.5
-  mixed = paged.attend(q, pages, layer, step, split, scale)[:, :, 0]
-  values = jnp.einsum("bqns,snh->bqnh", mixed, up_v)
+  attend = lambda *args: paged.attend(*args[:4], split, scale)
+  heads = (None, "heads")
+  mixed, pages = _cached_core(attend, q, entries, pages, layer, step, None, None, cfg, heads)
+  values = jnp.einsum("bqns,snh->bqnh", mixed[:, :, 0], up_v)
   return jnp.einsum("bqnh,nhd->bqd", values, weights["out"]), pages

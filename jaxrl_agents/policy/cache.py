@@ -4,10 +4,12 @@ An entry is that of one token in one layer: key and value of each head in turn, 
 of heads narrower than a TPU's lanes, which it would fill up and turn around for each layer; or
 MLA's latent and rotated key, [C].
 
-On a mesh every device has every page: of all rows, and of its own heads; of MLA's latents, whole.
+On a mesh the cache has as many parts as the rows of a step: each device has the pages of the rows
+that it computes, in order of parts, and of those its own heads; of MLA's latents, whole. Pages are
+numbered within a part.
 
-Page 0 is scratch: tokens that are only padding of a step's static shape are written there. A
-sequence's page table lists the pages that hold its tokens in order; unused entries are 0.
+Page 0 of a part is scratch: tokens that are only padding of a step's static shape are written
+there. A sequence's page table lists the pages that hold its tokens in order; unused entries are 0.
 
 Alphabet: B rows, Q queries (new tokens), K cached tokens, P pages, S slots of a page, C cache
 width, G kv heads, H head dim, Pm pages of a row's table.
@@ -30,7 +32,9 @@ SCRATCH_PAGE = 0
 
 @struct.dataclass
 class PagedCache:
-  """Attributes: pages [L + M, P, S, *entry], the trunk's layers first, then the modules'."""
+  """Attributes: pages [L + M, P, S, *entry], the trunk's layers first, then the modules'; P counts
+  those of all parts.
+  """
 
   pages: jax.Array
 
@@ -40,7 +44,7 @@ class Step:
   """Where the new tokens of one step go and what they see; the same for every layer.
 
   Attributes:
-    page_table: int32 [B, Pm].
+    page_table: int32 [B, Pm], of the row's part.
     positions: int32 [B, Q], place of each new token in its sequence.
     page: int32 [B, Q], page that it is written to; SCRATCH_PAGE for padding.
     slot: int32 [B, Q], slot of that page.
@@ -55,7 +59,7 @@ class Step:
 def init(
   cfg: PolicyConfig, num_pages: int, page_tokens: int, *, dtype: Any = jnp.float32
 ) -> PagedCache:
-  """An empty cache of `num_pages` pages (the scratch page included) of `page_tokens` slots."""
+  """An empty cache of `num_pages` pages, of all parts and with their scratch pages."""
   shape = (cfg.num_cache_layers, num_pages, page_tokens, *entry_shape(cfg))
   return constrain(PagedCache(pages=jnp.zeros(shape, dtype)), cfg)
 
@@ -72,7 +76,7 @@ def entry_shape(cfg: PolicyConfig) -> tuple[int, ...]:
 def axes(cfg: PolicyConfig) -> tuple[str | None, ...]:
   """Logical axes of the pages."""
   entry = (None,) if cfg.attention == "mla" else ("kv_heads", None)
-  return (None,) * 3 + entry[: len(entry_shape(cfg))]
+  return (None, "batch", None, *entry[: len(entry_shape(cfg))])
 
 
 def constrain(cache: PagedCache, cfg: PolicyConfig) -> PagedCache:
@@ -102,5 +106,5 @@ def plan_step(
 
 
 def write(pages: jax.Array, layer: jax.Array | int, step: Step, entries: jax.Array) -> jax.Array:
-  """Pages with `entries` [B, Q, *entry] of a layer written, in place if not read again."""
+  """Pages of a part with `entries` [B, Q, *entry] written; in place if not read again."""
   return pages.at[layer, step.page, step.slot].set(entries.astype(pages.dtype))

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_agents.policy import cache as cache_lib
-from jaxrl_agents.policy import sharding
 
 BLOCK_KEYS = 512
 BLOCK_QUERIES = 32
@@ -23,7 +22,7 @@ BLOCK_QUERIES = 32
 def attend(
   q: jax.Array, pages: jax.Array, layer: jax.Array | int, step: cache_lib.Step, scale: float
 ) -> jax.Array:
-  """What `paged.attend` computes of keys and values, without sinks and windows.
+  """What `paged.attend` computes of keys and values, without sinks and windows, on one device.
 
   Rows that hold padding are computed as if it were tokens; what that gives is not read.
 
@@ -37,30 +36,12 @@ def attend(
   Returns:
     [B, Q, G, R, H].
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  layer = jnp.asarray(layer, jnp.int32)
-  arrays = q, pages, layer, step.page_table, step.positions[:, 0]
-  if mesh.empty:
-    return _of_device(*arrays, scale=scale)
-  split = "batch" if q.shape[0] % sharding.ambient_ways("batch") == 0 else None
-  place = lambda *axes: sharding.spec(axes, sharding.SERVE_RULES)
-  queries, rows = place(split, None, "kv_heads"), place(split)
-  cached = place(None, None, None, "kv_heads")
-  return jax.shard_map(
-    lambda *parts: _of_device(*parts, scale=scale),
-    in_specs=(queries, cached, place(), rows, rows),
-    out_specs=queries,
-    check_vma=False,
-  )(*arrays)
-
-
-def _of_device(q, pages, layer, page_table, lengths, *, scale):
   from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
   out = ragged_paged_attention(
-    *arguments(q, pages, layer, page_table, lengths),
+    *arguments(q, pages, jnp.asarray(layer, jnp.int32), step.page_table, step.positions[:, 0]),
     sm_scale=scale,
-    num_kv_pages_per_block=min(page_table.shape[1], max(1, BLOCK_KEYS // pages.shape[2])),
+    num_kv_pages_per_block=min(step.page_table.shape[1], max(1, BLOCK_KEYS // pages.shape[2])),
     num_queries_per_block=BLOCK_QUERIES,
   )
   return out.reshape(q.shape).astype(q.dtype)

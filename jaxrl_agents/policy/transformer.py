@@ -170,9 +170,11 @@ def decode(
     tokens: int32 [B, Q].
     cfg: sizes.
     cache: pages [L + M, P, S, C].
-    page_table: int32 [B, Pm], pages of each row in order; 0 where unused.
+    page_table: int32 [B, Pm], pages of each row in order, see policy.cache; 0 where unused.
     lengths: int32 [B], tokens of each row already in the cache.
     num_new: int32 [B], how many of the Q tokens are real; the others go to the scratch page.
+
+  On a mesh B is a multiple of the parts that rows are split into.
   """
   step = cache_lib.plan_step(cache, page_table, lengths, num_new, tokens.shape[1])
   rope = attention.rope_of(step.positions, cfg)
@@ -192,9 +194,7 @@ def decode(
     )
     return block(weights, x, cfg, attend, valid=valid, rules=sharding.SERVE_RULES)
 
-  x = params["embed"][tokens]
-  if x.shape[0] % sharding.ambient_ways("batch") == 0:
-    x = sharding.constrain(x, "batch", None, None, rules=sharding.SERVE_RULES)
+  x = sharding.constrain(params["embed"][tokens], "batch", None, None, rules=sharding.SERVE_RULES)
   carry = (x, cache.pages)
   used = None
   if cfg.num_dense_layers:

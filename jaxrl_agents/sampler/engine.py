@@ -8,6 +8,7 @@ sequences and one for many: after `warm_up` nothing compiles.
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,22 +22,25 @@ from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import sequence as sequence_lib
 from jaxrl_agents.sampler import steps
-from jaxrl_agents.sampler.pages import PagePool
+from jaxrl_agents.sampler.pages import PagePool, of_each_part
 from jaxrl_agents.sampler.scheduler import Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import NOT_ROUTED, Generation, Limits
 
 _FEWER_ROWS = 4
-"""A decode step of at most a quarter of the slots runs a program of a quarter of the rows."""
+"""A decode step of at most a quarter of the slots of each part runs a program of a quarter of the
+rows.
+"""
 
 
 class Engine:
   """Samples replies to prompts, many at a time.
 
   Made and used under a mesh (jax.set_mesh), it samples with all its devices: rows, heads and
-  experts are split over them. With several processes, each makes the same calls in one
-  order, at the same times of their clocks (sampler.lockstep).
+  experts are split over them, and the cache with the rows: a sequence stays in its part of it
+  (policy.cache). With several processes, each makes the same calls in one order, at the same times
+  of their clocks (sampler.lockstep).
 
   Invariant: between two steps every running sequence has `num_tokens - 1` positions cached (or is
   being prefilled), and each sampled id carries the log-probability and version of the weights that
@@ -46,19 +50,19 @@ class Engine:
     cfg: sizes.
     params: of the policy; copied, so that the caller may donate its own.
     version: of params.
-    slots: sequences that decode at once.
+    slots: sequences that decode at once; rounded up to a multiple of the parts.
     page_tokens: positions per cache page.
-    num_pages: pages of the cache, one of them scratch.
+    num_pages: pages of the cache, one of each part scratch.
     max_context_tokens: prompt and reply together; a reply that reaches it ends with stop "length".
     prefill_tokens: positions of one sequence that one prefill step computes at most.
     draft_tokens: ids drafted per decode step by the first MTP module; 0 decodes one id a step.
-    prefill_rows: sequences that one prefill step serves at most.
+    prefill_rows: sequences that one prefill step serves at most; rounded likewise.
     dtype: of the cache.
     clock: seconds; what deadlines are measured by.
 
   Raises:
-    ValueError: the cache cannot hold one sequence of max_context_tokens, or there is nothing to
-      draft with.
+    ValueError: a part of the cache cannot hold one sequence of max_context_tokens, or there is
+      nothing to draft with.
   """
 
   def __init__(
@@ -77,13 +81,15 @@ class Engine:
     dtype: Any = jnp.float32,
     clock: Callable[[], float] = time.monotonic,
   ):
-    max_pages = -(-(max_context_tokens + draft_tokens) // page_tokens)
-    if num_pages <= max_pages:
-      raise ValueError(
-        f"num_pages={num_pages} cannot hold one sequence of {max_context_tokens} tokens "
-        f"({max_pages} pages of {page_tokens}) and the scratch page; raise num_pages above "
-        f"{max_pages} or lower max_context_tokens"
-      )
+    self._parts = parts = sharding.ambient_ways("batch")
+    max_tokens = max_context_tokens + draft_tokens
+    slots, pages = of_each_part(
+      slots=slots,
+      num_pages=num_pages,
+      parts=parts,
+      page_tokens=page_tokens,
+      max_tokens=max_tokens,
+    )
     if draft_tokens and not cfg.mtp_depth:
       raise ValueError(
         f"draft_tokens={draft_tokens} needs an MTP module, but mtp_depth is 0; set draft_tokens=0"
@@ -95,29 +101,38 @@ class Engine:
     self._clock = clock
     self._draft_tokens = draft_tokens
     self._prefill_tokens = prefill_tokens
-    self._prefill_rows = prefill_rows
-    self._pool = PagePool(
-      num_pages,
-      page_tokens,
-      lookahead_tokens=1 if draft_tokens else 0,
-      version=version,
-      routing_shape=(cfg.num_moe_layers, cfg.experts_per_token if cfg.num_moe_layers else 0),
-    )
+    prefill_rows = -(-prefill_rows // parts)
+    pools = [
+      PagePool(
+        pages,
+        page_tokens,
+        lookahead_tokens=1 if draft_tokens else 0,
+        version=version,
+        routing_shape=(cfg.num_moe_layers, cfg.experts_per_token if cfg.num_moe_layers else 0),
+      )
+      for _ in range(parts)
+    ]
+    max_pages = -(-max_tokens // page_tokens)
     self._scheduler = Scheduler(
-      self._pool,
+      pools,
       slots=slots,
       max_pages=max_pages,
       chunk_tokens=prefill_tokens,
       prefill_rows=prefill_rows,
       draft_tokens=draft_tokens,
     )
-    self._row_counts = sorted({-(-slots // _FEWER_ROWS), slots})
+    self._prefill_counts = sorted({1, prefill_rows})  # rows of each part
+    self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})
     self._params = _own(params, cfg)
     places = draft_tokens + 1 if draft_tokens else 0
     self._state = steps.init(
-      cfg, (slots, places), num_pages=num_pages, page_tokens=page_tokens, dtype=dtype
+      cfg,
+      (parts * slots, places),
+      num_pages=parts * pages,
+      page_tokens=page_tokens,
+      dtype=dtype,
     )
-    self._rows = steps.empty_rows(slots, draft_tokens + 1, max_pages)
+    self._rows = steps.empty_rows(parts * slots, draft_tokens + 1, max_pages)
     self._next_id = 0
     self._prefill_step = self._program(steps.prefill)
     self._decode_step = self._program(steps.decode)
@@ -130,13 +145,13 @@ class Engine:
   def warm_up(self) -> None:
     """Compiles every program that a step can need, on rows without work."""
     num_slots, max_pages = self._rows.page_table.shape
-    nowhere = lambda count: np.full(count, num_slots, np.int32)
-    for count in {1, self._prefill_rows}:
-      rows = steps.empty_rows(count, self._prefill_tokens + 1, max_pages)
-      self._run(self._prefill_step, rows, nowhere(count))
-    for count in self._row_counts:
-      rows = steps.empty_rows(count, self._draft_tokens + 1, max_pages)
-      self._run(self._decode_step, rows, nowhere(count))
+    for step, counts, places in (
+      (self._prefill_step, self._prefill_counts, self._prefill_tokens + 1),
+      (self._decode_step, self._decode_counts, self._draft_tokens + 1),
+    ):
+      for count in counts:
+        rows = steps.empty_rows(self._parts * count, places, max_pages)
+        self._run(step, rows, np.full(self._parts * count, num_slots, np.int32))
     self.stats.forwards = 0
 
   def submit(self, prompt: np.ndarray, limits: Limits) -> int:
@@ -223,11 +238,12 @@ class Engine:
 
   def describe(self) -> str:
     """One line on the state, for messages about a lack of progress."""
-    running = self._scheduler.running.values()
+    running, pools = self._scheduler.running.values(), self._scheduler.pools
     return (
       f"version {self.version}, {len(self._scheduler.waiting)} waiting, {len(running)} running "
-      f"({sum(not s.decoding for s in running)} in prefill), {self._pool.num_available} of "
-      f"{self._pool.num_pages - 1} pages available, {self.stats}"
+      f"({sum(not s.decoding for s in running)} in prefill), "
+      f"{sum(pool.num_available for pool in pools)} of {sum(pool.num_pages - 1 for pool in pools)} "
+      f"pages available, {self.stats}"
     )
 
   def _fail_expired(self) -> list[tuple[int, Generation | Failure]]:
@@ -246,11 +262,11 @@ class Engine:
 
   def _prefill(self, chunks: list[Chunk]) -> list[Sequence]:
     """Computes chunks; returns the sequences whose first sampled token already ended them."""
-    num_rows = 1 if len(chunks) == 1 else self._prefill_rows
+    num_rows, places = self._placed([chunk.sequence for chunk in chunks], self._prefill_counts)
     num_slots, max_pages = self._rows.page_table.shape
     rows = steps.empty_rows(num_rows, self._prefill_tokens + 1, max_pages)
     slots = np.full(num_rows, num_slots, np.int32)
-    for i, chunk in enumerate(chunks):
+    for i, chunk in zip(places, chunks, strict=True):
       sequence, end = chunk.sequence, chunk.start + chunk.count
       rows.tokens[i, : chunk.count + 1] = sequence.tokens[chunk.start : end + 1]
       rows.num_tokens[i] = chunk.count
@@ -261,15 +277,33 @@ class Engine:
       if end == sequence.prefill_end:
         slots[i] = sequence.slot
     sampled = self._run(self._prefill_step, rows, slots)
-    return [c.sequence for i, c in enumerate(chunks) if self._take_prefilled(c, i, sampled)]
+    taken = zip(places, chunks, strict=True)
+    return [c.sequence for i, c in taken if self._take_prefilled(c, i, sampled)]
+
+  def _placed(self, sequences: list[Sequence], counts: list[int]) -> tuple[int, list[int]]:
+    """(rows of a step, the row of each sequence): as many of each part, which stand together.
+
+    Args:
+      sequences: running ones.
+      counts: rows of a part that there are programs for.
+    """
+    taken: collections.Counter[int] = collections.Counter()
+    places = []
+    for sequence in sequences:
+      part = self._scheduler.part_of(sequence)
+      places.append((part, taken[part]))
+      taken[part] += 1
+    count = next(n for n in counts if n >= max(taken.values()))
+    return self._parts * count, [part * count + i for part, i in places]
 
   def _take_prefilled(self, chunk: Chunk, row: int, sampled: steps.Sampled) -> bool:
     """Records a computed chunk; True if its sequence ended with the token after it."""
     sequence, end = chunk.sequence, chunk.start + chunk.count
     self._record_routing(sequence, chunk.start, sampled.routing[row, : chunk.count])
     goes_on = end < sequence.prefill_end
+    lookahead = self._scheduler.pool_of(sequence).lookahead_tokens
     # The MTP entry of the last position waits for the token after it.
-    self._scheduler.advance(sequence, end, end if goes_on else end - self._pool.lookahead_tokens)
+    self._scheduler.advance(sequence, end, end if goes_on else end - lookahead)
     if goes_on:
       return False
     fresh = sequence.num_tokens == sequence.num_prompt
@@ -287,18 +321,18 @@ class Engine:
 
   def _decode(self, sequences: list[Sequence]) -> list[Sequence]:
     """Samples for every sequence; returns those that ended."""
-    count = next(n for n in self._row_counts if n >= len(sequences))
+    count, places = self._placed(sequences, self._decode_counts)
     num_slots = len(self._rows.active)
     slots = np.full(count, num_slots, np.int32)
-    slots[: len(sequences)] = [sequence.slot for sequence in sequences]
+    slots[places] = [sequence.slot for sequence in sequences]
     held = self._rows.replace(page_table=self._scheduler.page_table)
     rows = jax.tree.map(lambda x: x[np.minimum(slots, num_slots - 1)], held)
     rows.active[:] = slots < num_slots
-    rows.lengths[: len(sequences)] = [sequence.num_cached for sequence in sequences]
+    rows.lengths[places] = [sequence.num_cached for sequence in sequences]
     sampled = self._run(self._decode_step, rows, slots)
     num_new = sampled.num_accepted + 1
     finished = []
-    for row, sequence in enumerate(sequences):
+    for row, sequence in zip(places, sequences, strict=True):
       start, new = sequence.num_cached, int(num_new[row])
       self._record_routing(sequence, start, sampled.routing[row, :new])
       if self._append(sequence, sampled.tokens[row], sampled.logprobs[row], new):
@@ -308,7 +342,7 @@ class Engine:
       self._rows.num_tokens[sequence.slot] = new
     self.stats.decoded_rows += len(sequences)
     self.stats.drafted += self._draft_tokens * len(sequences)
-    self.stats.accepted += int(sampled.num_accepted[: len(sequences)].sum())
+    self.stats.accepted += int(sampled.num_accepted[places].sum())
     return finished
 
   def _append(
@@ -328,17 +362,18 @@ class Engine:
   def _record_routing(self, sequence: Sequence, start: int, routing: np.ndarray) -> None:
     """Keeps the experts of positions from `start`, uint16 [n, L, K], beside the pages."""
     positions = np.arange(start, start + len(routing))
-    pages = self._scheduler.page_table[sequence.slot, positions // self._pool.page_tokens]
-    self._pool.routing[pages, positions % self._pool.page_tokens] = routing
+    pool = self._scheduler.pool_of(sequence)
+    pages = self._scheduler.page_table[sequence.slot, positions // pool.page_tokens]
+    pool.routing[pages, positions % pool.page_tokens] = routing
 
   def _generation(self, sequence: Sequence) -> Generation:
     """The record of a sequence that ended and still holds its pages."""
     tokens = sequence.known_tokens[sequence.num_prompt :].copy()
     routing = None
     if self.cfg.num_moe_layers:
-      shape = (sequence.num_tokens, *self._pool.routing.shape[2:])
-      routing = np.full(shape, NOT_ROUTED, np.uint16)
-      routing[:-1] = self._scheduler.routing_of(sequence)[: sequence.num_tokens - 1]
+      held = self._scheduler.routing_of(sequence)
+      routing = np.full((sequence.num_tokens, *held.shape[1:]), NOT_ROUTED, np.uint16)
+      routing[:-1] = held[: sequence.num_tokens - 1]
     return Generation(
       tokens=tokens,
       logprobs=np.asarray(sequence.logprobs, np.float32),

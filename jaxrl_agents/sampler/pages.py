@@ -20,8 +20,34 @@ SCRATCH_PAGE = 0
 """Padding rows write here and nobody reads it; it also stands for "no page before" in a chain."""
 
 
+def of_each_part(
+  *, slots: int, num_pages: int, parts: int, page_tokens: int, max_tokens: int
+) -> tuple[int, int]:
+  """(slots, pages) of each part of a cache (policy.cache); slots are rounded up, pages down.
+
+  Args:
+    slots: sequences that decode at once.
+    num_pages: pages of all parts.
+    parts: how many there are.
+    page_tokens: positions of a page.
+    max_tokens: positions of the longest sequence.
+
+  Raises:
+    ValueError: a part cannot hold the longest sequence.
+  """
+  max_pages = -(-max_tokens // page_tokens)
+  if num_pages // parts <= max_pages:
+    where = f" in each of the {parts} parts that rows are split into" if parts > 1 else ""
+    raise ValueError(
+      f"num_pages={num_pages} cannot hold one sequence of {max_tokens} tokens ({max_pages} pages "
+      f"of {page_tokens}) and the scratch page{where}; raise num_pages to "
+      f"{(max_pages + 1) * parts} or more, or let contexts be shorter"
+    )
+  return -(-slots // parts), num_pages // parts
+
+
 class PagePool:
-  """Free, held and cached pages.
+  """Free, held and cached pages of one part of the cache.
 
   Invariant: every page but the scratch page is in exactly one of three states: free; held
     (reference count >= 1, shared or not); cached (shared, reference count 0), in the order of
@@ -72,7 +98,14 @@ class PagePool:
     return self._references[page]
 
   def match(self, tokens: np.ndarray) -> list[int]:
-    """Takes a reference on the longest chain of shared pages that `tokens` (int32 [T]) begins with.
+    """Takes a reference on each page of `prefix`, and returns them."""
+    pages = self.prefix(tokens)
+    for page in pages:
+      self._hold(page)
+    return pages
+
+  def prefix(self, tokens: np.ndarray) -> list[int]:
+    """The longest chain of shared pages that `tokens` (int32 [T]) begins with.
 
     At least one token is left over, because the last position must be computed to sample after it.
     """
@@ -83,7 +116,6 @@ class PagePool:
       page = self._page_of.get((before, self._key_tokens(tokens, start)))
       if page is None:
         break
-      self._hold(page)
       pages.append(page)
       before = page
     return pages

@@ -8,6 +8,8 @@ nano-vllm (https://github.com/GeeeekExplorer/nano-vllm): all bookkeeping is on t
 from __future__ import annotations
 
 import bisect
+import collections
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
@@ -16,28 +18,29 @@ from jaxrl_agents.sampler.sequence import Chunk, Sequence
 
 
 class Scheduler:
-  """Waiting and running sequences over one PagePool.
+  """Waiting and running sequences over the parts of a cache, a PagePool each.
 
   Invariant: a sequence is in exactly one of `waiting` (in order of id, holds no page) and `running`
-  (keyed by slot, holds pages for every cached position).
+  (keyed by slot, holds pages of the slot's part for every cached position).
 
   Args:
-    pool: the pages.
-    slots: most sequences that run at once.
+    pools: the pages of each part.
+    slots: most sequences of a part that run at once; those of a part are numbered in a row.
     max_pages: most pages of a sequence.
     chunk_tokens: most positions of a sequence in one prefill step.
-    prefill_rows: most sequences in one prefill step.
+    prefill_rows: most sequences of a part in one prefill step.
     draft_tokens: positions beyond the newest id that a decode step also writes.
 
   Attributes:
-    page_table: int32 [slots, max_pages], the pages of each running sequence; 0 beyond them.
+    page_table: int32 [slots of all parts, max_pages], the pages of each running sequence; 0 beyond
+      them.
     num_preempted: sequences that went back to waiting.
     prefix_hit_tokens: positions that were found in shared pages when a sequence was admitted.
   """
 
   def __init__(
     self,
-    pool: PagePool,
+    pools: Seq[PagePool],
     *,
     slots: int,
     max_pages: int,
@@ -45,13 +48,16 @@ class Scheduler:
     prefill_rows: int,
     draft_tokens: int,
   ):
-    self.pool = pool
+    self.pools = pools
     self.waiting: list[Sequence] = []
     self.running: dict[int, Sequence] = {}
-    self.page_table = np.zeros((slots, max_pages), np.int32)
+    self.page_table = np.zeros((len(pools) * slots, max_pages), np.int32)
     self.num_preempted = 0
     self.prefix_hit_tokens = 0
-    self._free_slots = list(range(slots - 1, -1, -1))
+    self._slots = slots
+    self._free_slots = [
+      list(range((part + 1) * slots - 1, part * slots - 1, -1)) for part in range(len(pools))
+    ]
     self._chunk_tokens = chunk_tokens
     self._prefill_rows = prefill_rows
     self._draft_tokens = draft_tokens
@@ -65,8 +71,23 @@ class Scheduler:
     self._admit()
     prefilling = [s for s in self._oldest_first() if not s.decoding]
     if prefilling:
-      return [self._next_chunk(s) for s in prefilling[: self._prefill_rows]]
+      taken: collections.Counter[int] = collections.Counter()
+      chunks = []
+      for sequence in prefilling:
+        part = self.part_of(sequence)
+        if taken[part] < self._prefill_rows:
+          taken[part] += 1
+          chunks.append(self._next_chunk(sequence))
+      return chunks
     return self._with_room_to_decode()
+
+  def part_of(self, sequence: Sequence) -> int:
+    """The part of the cache that a running sequence is in."""
+    return sequence.slot // self._slots
+
+  def pool_of(self, sequence: Sequence) -> PagePool:
+    """The pages of that part."""
+    return self.pools[self.part_of(sequence)]
 
   def advance(self, sequence: Sequence, num_cached: int, num_final: int) -> None:
     """Records progress, and shares the pages that are now final.
@@ -78,14 +99,15 @@ class Scheduler:
     """
     sequence.num_cached = num_cached
     sequence.decoding = sequence.decoding or num_cached >= sequence.prefill_end
-    if sequence.cache_version != self.pool.version:
+    pool = self.pool_of(sequence)
+    if sequence.cache_version != pool.version:
       return
-    page_tokens = self.pool.page_tokens
-    known = sequence.num_tokens - self.pool.lookahead_tokens
+    page_tokens = pool.page_tokens
+    known = sequence.num_tokens - pool.lookahead_tokens
     for place in range(sequence.num_shared, min(num_final, known) // page_tokens):
       before = sequence.pages[place - 1] if place else SCRATCH_PAGE
       start = place * page_tokens
-      page = self.pool.share(before, sequence.tokens, start, sequence.pages[place])
+      page = pool.share(before, sequence.tokens, start, sequence.pages[place])
       sequence.pages[place] = self.page_table[sequence.slot, place] = page
       sequence.num_shared = place + 1
 
@@ -98,7 +120,8 @@ class Scheduler:
 
   def set_version(self, version: int) -> None:
     """New weights: running sequences keep their pages, which nobody else may use from now on."""
-    self.pool.set_version(version)
+    for pool in self.pools:
+      pool.set_version(version)
     for sequence in self.running.values():
       sequence.cache_version = -1
 
@@ -112,8 +135,9 @@ class Scheduler:
     Positions that were computed again after a preemption keep the experts of the first time: later
     ids were sampled under those.
     """
-    pages = self.pool.routing[sequence.pages]
-    routing = pages.reshape(-1, *pages.shape[2:])[: sequence.num_cached]
+    pages = self.pool_of(sequence).routing[sequence.pages]
+    count, page_tokens, *experts = pages.shape
+    routing = pages.reshape(count * page_tokens, *experts)[: sequence.num_cached]
     if sequence.routing is not None:
       kept = min(len(sequence.routing), len(routing))
       routing[:kept] = sequence.routing[:kept]
@@ -129,60 +153,75 @@ class Scheduler:
   def _admit(self) -> None:
     """Starts waiting sequences in order while slots and pages last.
 
+    Each goes where most of its prefix is cached, of such parts to the one with most free slots.
+    """
+    for sequence in list(self.waiting):
+      tokens = sequence.known_tokens
+      found = {
+        part: len(self.pools[part].prefix(tokens))
+        for part, free in enumerate(self._free_slots)
+        if free
+      }
+      parts = sorted(found, key=lambda part: (-found[part], -len(self._free_slots[part])))
+      if not parts:
+        return
+      if self._will_be_shared(tokens, parts[0], found[parts[0]]):
+        continue
+      if not any(self._admit_to(part, sequence) for part in parts):
+        return
+
+  def _admit_to(self, part: int, sequence: Sequence) -> bool:
+    """Starts a sequence in a part with a free slot, if pages last.
+
     One page for each running sequence is left over, so that what is admitted is not at once
     preempted.
     """
-    for sequence in list(self.waiting):
-      if not self._free_slots:
-        return
-      tokens = sequence.known_tokens
-      pages = self.pool.match(tokens)
-      found = len(pages) * self.pool.page_tokens
-      if self._will_be_shared(tokens, found):
-        self.pool.release(pages)
-        continue
-      new_pages = None
-      needed = self._pages_for(len(tokens)) - len(pages)
-      if needed + len(self.running) <= self.pool.num_available:
-        new_pages = self.pool.allocate(needed)
-      if new_pages is None:
-        self.pool.release(pages)
-        return
-      self.waiting.remove(sequence)
-      sequence.pages = pages + new_pages
-      sequence.num_cached = found
-      sequence.num_shared = len(pages)
-      sequence.cache_version = self.pool.version
-      sequence.slot = self._free_slots.pop()
-      self.running[sequence.slot] = sequence
-      self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
-      self.prefix_hit_tokens += found
+    pool, tokens = self.pools[part], sequence.known_tokens
+    pages = pool.match(tokens)
+    needed = self._pages_for(len(tokens)) - len(pages)
+    running = sum(self.part_of(other) == part for other in self.running.values())
+    fits = needed + running <= pool.num_available
+    new_pages = pool.allocate(needed) if fits else None
+    if new_pages is None:
+      pool.release(pages)
+      return False
+    self.waiting.remove(sequence)
+    sequence.pages = pages + new_pages
+    sequence.num_cached = len(pages) * pool.page_tokens
+    sequence.num_shared = len(pages)
+    sequence.cache_version = pool.version
+    sequence.slot = self._free_slots[part].pop()
+    self.running[sequence.slot] = sequence
+    self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
+    self.prefix_hit_tokens += sequence.num_cached
+    return True
 
-  def _will_be_shared(self, tokens: np.ndarray, found: int) -> bool:
-    """Whether a running prefill is computing more of this prefix than the `found` positions."""
+  def _will_be_shared(self, tokens: np.ndarray, part: int, found: int) -> bool:
+    """Whether a running prefill of a part is computing more of this prefix than `found` pages."""
+    pool = self.pools[part]
     for other in self.running.values():
-      if other.decoding or other.cache_version != self.pool.version:
+      if self.part_of(other) != part or other.decoding or other.cache_version != pool.version:
         continue
       common = min(len(tokens) - 1, other.prefill_end)
       differ = np.nonzero(tokens[:common] != other.tokens[:common])[0]
       common = int(differ[0]) if len(differ) else common
-      shareable = (common - self.pool.lookahead_tokens) // self.pool.page_tokens
-      if shareable * self.pool.page_tokens > found:
+      if (common - pool.lookahead_tokens) // pool.page_tokens > found:
         return True
     return False
 
   def _with_room_to_decode(self) -> list[Sequence]:
-    """Gives every running sequence the pages of its next step, preempting the youngest if need
-    be."""
+    """Gives every running sequence the pages of its next step, preempting the youngest of its part
+    if need be."""
     ready = []
     for sequence in self._oldest_first():
       if sequence.slot < 0:
         continue
+      pool, part = self.pool_of(sequence), self.part_of(sequence)
       needed = self._pages_for(sequence.num_tokens + self._draft_tokens) - len(sequence.pages)
-      pages = self.pool.allocate(needed)
+      pages = pool.allocate(needed)
       while pages is None and sequence.slot >= 0:
-        self._preempt(self._oldest_first()[-1])
-        pages = self.pool.allocate(needed) if sequence.slot >= 0 else None
+        self._preempt([s for s in self._oldest_first() if self.part_of(s) == part][-1])
+        pages = pool.allocate(needed) if sequence.slot >= 0 else None
       if pages is not None:
         self._extend(sequence, pages)
         ready.append(sequence)
@@ -202,14 +241,14 @@ class Scheduler:
     self.add(sequence)
 
   def _vacate(self, sequence: Sequence) -> None:
-    self.pool.release(sequence.pages)
+    self.pool_of(sequence).release(sequence.pages)
     self.page_table[sequence.slot] = SCRATCH_PAGE
     del self.running[sequence.slot]
-    self._free_slots.append(sequence.slot)
+    self._free_slots[self.part_of(sequence)].append(sequence.slot)
     sequence.pages = []
     sequence.num_cached = sequence.num_shared = 0
     sequence.slot = -1
     sequence.decoding = False
 
   def _pages_for(self, num_positions: int) -> int:
-    return -(-num_positions // self.pool.page_tokens)
+    return -(-num_positions // self.pools[0].page_tokens)

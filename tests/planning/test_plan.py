@@ -49,7 +49,7 @@ def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
   of_a_device = (split_by_width + router) // 8 + routed // 8 + norms
   assert learner["memory"]["parts_bytes"]["parameters"] == 4 * of_a_device + 4  # and the version
   assert learner["memory"]["fits"]
-  pages = 2 * 2048 * 32 * (2 * 2 * 32)
+  pages = 2 * 2048 // 8 * 32 * (2 * 2 * 32)
   assert rollout["memory"]["parts_bytes"]["cache"] == 4 * pages
   kinds = {name.partition(" ")[0] for name in learner["programs"][0]["collectives"]}
   assert "all-to-all" in kinds
@@ -61,7 +61,7 @@ def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
 
 
 def test_memory_that_is_short_is_told_with_what_to_change():
-  done = plan(*SMALL, "--topology=cpu:2", "--parts=rollout", "--set=sampler.num_pages=9000000")
+  done = plan(*SMALL, "--topology=cpu:2", "--parts=rollout", "--set=sampler.num_pages=18000000")
   assert done.returncode == 0, done.stderr
   assert "DOES NOT FIT" in done.stdout
   assert "memory binds" in done.stdout and "lower sampler.num_pages" in done.stdout

@@ -3,7 +3,7 @@
 Prints "equal" where, on every mesh: loss and largest attention scores within 1e-5 and 1e-6,
 gradients within 1e-4 and 2e-5 (relative, absolute), parameters after one optimizer step within
 2e-5, sampled ids and experts equal, log-probabilities within 1e-5; and where parameters and both
-moments lie as the table says.
+moments lie as the table says, and the cache is split as rows are.
 """
 
 import dataclasses
@@ -107,6 +107,8 @@ def sample(cfg, params):
     draft_tokens=cfg.mtp_depth,
     prefill_rows=8,
   )
+  pages, parts = engine._state.cache.pages, sharding.ambient_ways("batch")
+  assert pages.sharding.shard_shape(pages.shape)[1] == 64 // parts, "the cache is not split"
   rng = np.random.default_rng(1)
   prompts = [rng.integers(1, cfg.vocab_size, n) for n in (12, 9, 11, 12, 10, 12, 8, 12)]
   ids = [engine.submit(p, Limits(6, (), seed=i)) for i, p in enumerate(prompts)]

@@ -234,12 +234,18 @@ def test_decoding_and_prefill_on_a_mesh_compile_for_tpu_with_the_kernel(new_toke
     sharding=jax.sharding.NamedSharding(mesh, sharding.spec(axes, sharding.SERVE_RULES)),
   )
   q = placed((4, new_tokens, 4, 2, 128), jnp.bfloat16, "batch", None, "kv_heads")
-  pages = placed((2, 9, 64, 8, 128), jnp.bfloat16, None, None, None, "kv_heads")
+  pages = placed((2, 18, 64, 8, 128), jnp.bfloat16, None, "batch", None, "kv_heads")
   ids = lambda *shape: placed(shape, jnp.int32, "batch")
 
-  def attend(q, pages, table, positions):
+  def of_device(q, pages, table, positions):
     step = cache.Step(table, positions, positions, positions)
     return ragged.attend(q, pages, 1, step, 0.1)
+
+  def attend(*arrays):
+    specs = [array.sharding.spec for array in (q, pages, ids(4, 8), ids(4, new_tokens))]
+    return jax.shard_map(
+      of_device, in_specs=tuple(specs), out_specs=q.sharding.spec, check_vma=False
+    )(*arrays)
 
   with jax.set_mesh(mesh):
     lowered = jax.jit(attend).lower(q, pages, ids(4, 8), ids(4, new_tokens))

@@ -64,7 +64,7 @@ def engine(request):
 def no_page_leaks(request):
   yield
   if "engine" in request.fixturenames:
-    pool = request.getfixturevalue("engine")._pool
+    (pool,) = request.getfixturevalue("engine")._scheduler.pools
     assert pool.num_available == pool.num_pages - 1
 
 
@@ -222,7 +222,7 @@ def test_a_request_that_cannot_be_served_is_refused_with_the_remedy(
 
 
 def test_an_engine_that_cannot_work_is_refused_with_the_remedy():
-  with pytest.raises(ValueError, match="raise num_pages above 12"):
+  with pytest.raises(ValueError, match="raise num_pages to 13"):
     build(0, num_pages=12)
 
 
