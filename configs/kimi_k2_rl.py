@@ -6,7 +6,7 @@ python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x8x8 \
 
 In bfloat16 with moments in 8 bits the learner takes 90 of 95 GiB of each of 256 chips of v5p, and
 116 to 171 s for a step of 16.8 million tokens (planned, not run). Weights and cache of such a
-sampler are 54 GiB a chip, for 1,024 contexts.
+sampler are 54 GiB a chip.
 
 Sizes are those of https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/config.json.
 """
