@@ -8,11 +8,12 @@ from jaxrl_agents import config
 
 
 def get_config() -> config.RunConfig:
-  """The small slice: functions of the standard library cut out, one token of them changed."""
+  """The small slice: short functions of real code cut out, one token of them changed."""
   return config.RunConfig(
     name="coding_cpu",
     env="coding",
     coding=config.CodingConfig(
+      sources=("python", "package:numpy", "package:scipy", "package:jax"),
       repo_kind="calls",
       damage="flip",
       tasks_per_repo=30,
@@ -62,5 +63,5 @@ def get_config() -> config.RunConfig:
       level_weights_early=(1.0, 0.0, 0.0, 0.0),
       level_weights_late=(1.0, 0.0, 0.0, 0.0),
     ),
-    eval=config.EvalConfig(rollouts=4, temperature=0.5),
+    eval=config.EvalConfig(tasks=96, rollouts=2, temperature=0.5),
   )

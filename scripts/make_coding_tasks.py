@@ -3,6 +3,7 @@
     python scripts/make_coding_tasks.py --out=coding                       # the standard library
     python scripts/make_coding_tasks.py --out=coding --kinds=calls         # short functions alone
     python scripts/make_coding_tasks.py --out=coding --source=FOLDER --source=NAME-1.0.tar.gz
+    python scripts/make_coding_tasks.py --out=coding --source=package:numpy  # installed; functions
 
 All code runs in sandboxes: nothing of a source is imported or built here. Prints the yield.
 """
@@ -18,7 +19,9 @@ from jaxrl_agents.data import coding_sets
 from jaxrl_agents.runs import command
 from jaxrl_agents.sandbox.boxes import Sandboxes
 
-SOURCE = flags.DEFINE_multi_string("source", ["python"], '"python", a package folder, an sdist.')
+SOURCE = flags.DEFINE_multi_string(
+  "source", ["python"], '"python", "package:NAME", a package folder, an sdist.'
+)
 OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 KINDS = flags.DEFINE_list("kinds", ["calls", "suite"], "Kinds of repositories: calls, suite.")
 PER_REPO = flags.DEFINE_integer("per_repo", 12, "Most tasks of one repository.", lower_bound=1)

@@ -71,8 +71,9 @@ class CodingConfig:
   """Tasks and limits of the coding environment, in tokens of the policy's tokenizer.
 
   Attributes:
-    tasks: folder of a frozen set (scripts/make_coding_tasks.py); "": short functions of
-      `corpus.source`, damaged when a run first needs them, at most `tasks_per_repo` times each.
+    tasks: folder of a frozen set (scripts/make_coding_tasks.py); "": short functions of `sources`
+      (of each "python", "package:NAME" of one that is installed, or a folder), damaged when a run
+      first needs them, at most `tasks_per_repo` times each.
     repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
       "calls" are short functions in one file, "token" is damage of one token, "flip" one put
       for its counterpart ("<" for "<=", "and" for "or": `data.code_mutations.is_flip`), levels are
@@ -91,6 +92,7 @@ class CodingConfig:
   """
 
   tasks: str = ""
+  sources: tuple[str, ...] = ("python",)
   tasks_per_repo: int = 6
   repo_kind: Literal["any", "calls", "suite"] = "any"
   damage: Literal["any", "token", "flip"] = "any"

@@ -49,11 +49,17 @@ def damaged(
   damaged, for its counterpart with `flips` (code_mutations.is_flip).
 
   Kinds come up equally often, and so do, of each, the modules that have it. Half of the files have
-  other local names, of other functions: there are more drills then than the modules have code.
+  other local names, of other functions: there are more drills then than the modules have code. A
+  function that stands in a module of another split as well is left out.
   """
   draw, found = random.Random(f"{seed} drills {split}"), 0
-  sources = _of_split(documents, split)
-  modules = [found for found in (_functions(source, flips) for source in sources) if found]
+  own, elsewhere = list[Source](), set[str]()
+  for source in _parsed(documents):
+    if split_of(source.name) == split:
+      own.append(source)
+    else:
+      elsewhere.update(text for _, text in _short(source))
+  modules = [m for m in (_functions(source, flips, elsewhere) for source in own) if m]
   places: dict[str, list[tuple[list[_Function], list[_Function]]]] = collections.defaultdict(list)
   for functions in modules:
     for kind in code_mutations.ONE_TOKEN:
@@ -88,23 +94,33 @@ class _Function:
   names: tuple[str, ...]
 
 
-def _of_split(documents: Iterable[Document], split: Split) -> Iterator[Source]:
+def _parsed(documents: Iterable[Document]) -> Iterator[Source]:
   for document in documents:
     if document.metadata.get("kind") == "python":
       source = code_repos.parsed(str(document.metadata["source"]), document.text)
-      if source is not None and split_of(source.name) == split:
+      if source is not None:
         yield source
 
 
-def _functions(source: Source, flips: bool) -> list[_Function]:
-  """The short functions of a module, and methods of its classes."""
-  found = []
+def _short(source: Source) -> Iterator[tuple[Function, str]]:
+  """The short functions of a module, and methods of its classes, with their text."""
   for _, function in code_mutations.functions(source):
     text = textwrap.dedent(code_functions.without_docstring(source, function))
     if MIN_LINES <= len(text.splitlines()) <= MAX_LINES:
-      kinds = {mutation.kind for mutation in _of_one_token(source, function, flips)}
-      found.append(_Function(text, frozenset(kinds), tuple(code_mutations.local_names(function))))
-  return found
+      yield function, text
+
+
+def _functions(source: Source, flips: bool, without: Collection[str]) -> list[_Function]:
+  """The short functions of a module but those of some texts."""
+  return [
+    _Function(
+      text,
+      frozenset(mutation.kind for mutation in _of_one_token(source, function, flips)),
+      tuple(code_mutations.local_names(function)),
+    )
+    for function, text in _short(source)
+    if text not in without
+  ]
 
 
 def _of_one_token(source: Source, function: Function, flips: bool) -> list[Mutation]:

@@ -67,7 +67,8 @@ async def make(
 
   Args:
     boxes: where all of it runs.
-    sources: "python" (this interpreter's library), folders of a package, sdists.
+    sources: "python" (this interpreter's library), "package:NAME" (one that is installed; of it
+      "calls" alone), folders of a package, sdists.
     kinds: of repositories: "calls" (small: one-token and one-statement damage of short functions)
       and "suite" (whole modules and packages with their own tests: every plan).
     damage: of "calls", what a slice asks for (a key of DAMAGE).
@@ -82,15 +83,16 @@ async def make(
   judge, tally = Judge(boxes), coding_tasks.Yield()
   plans = [plan for plan in CALLS_PLANS if f"{plan} ".startswith(DAMAGE[damage])]
   jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
+  seen = set[str]()
   for source in sources:
     if "calls" in kinds:
-      groups = cuts_by_module(source)
+      groups = cuts_by_module(source, seen)
       picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
       jobs += [
         functools.partial(_of_calls, boxes, judge, cuts, plans, per_repo, seed, tally)
         for cuts in picked
       ]
-    if "suite" in kinds:
+    if "suite" in kinds and not source.startswith(documents.PACKAGE):
       found = list(code_repos.library()) if source == PYTHON else [code_repos.folder(source)]
       picked_repos = random.Random(f"{seed} {source}").sample(found, min(max_repos, len(found)))
       jobs += [
@@ -111,6 +113,7 @@ async def make(
     "max_repos": max_repos,
     "seed": seed,
     "python": platform.python_version(),
+    "versions": dict(zip(sources, map(documents.version, sources), strict=True)),
     "refused": dict(tally.refused.most_common()),
     "counts": counts(task for _, task in pairs),
   }
@@ -120,15 +123,21 @@ async def make(
   return CodingSet({repo.id: repo for repo, _ in pairs}, tasks, manifest)
 
 
-def cuts_by_module(source: str) -> list[list[Cut]]:
-  """The functions of a source that can be cut out, those of a module together."""
+def cuts_by_module(source: str, seen: set[str]) -> list[list[Cut]]:
+  """The functions of a source that can be cut out, those of a module together.
+
+  What packages took from one another counts once, or it would stand in several splits: texts that
+  are in `seen` are left out, and those that are not are added to it.
+  """
   groups = []
   for document in documents.load(source) if not _is_archive(source) else ():
     name = str(document.metadata["source"])
     parsed = None
     if document.metadata.get("kind") == "python" and not repo_lib.is_test(name):
       parsed = code_repos.parsed(name, document.text)
-    cuts = list(code_functions.cuts(parsed)) if parsed else []
+    found = list(code_functions.cuts(parsed)) if parsed else []
+    cuts = [cut for cut in found if cut.text not in seen]
+    seen.update(cut.text for cut in cuts)
     if cuts:
       groups.append(cuts)
   return groups

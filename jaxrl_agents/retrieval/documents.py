@@ -1,4 +1,4 @@
-"""Documents of a corpus: the running Python's standard library, a folder, or a BEIR collection.
+"""Documents of a corpus: the running Python's standard library, a package, a folder, or BEIR.
 
 A policy sees documents by small random numbers, as in Context-1, where addresses are mapped to
 random ids so that an id tells nothing of its content; the true name stays in `metadata["source"]`.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import pathlib
+import platform
 import random
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +22,14 @@ from jaxrl_agents.retrieval import readers
 
 PYTHON = "python"
 """The name of the corpus that every machine has: the source of the standard library."""
+PACKAGE = "package:"
+"""What stands before the name of an installed package whose source is meant."""
 
 _NOT_INDEXED = frozenset({
   "test", "tests", "idlelib", "lib2to3", "encodings", "turtledemo", "distutils", "ensurepip",
   "site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__", "pydoc_data",
 })  # fmt: skip
+_TESTS = frozenset({"testing", "conftest.py"})
 _SUFFIXES = (".txt", ".md", ".html", ".htm", ".jsonl", ".py")
 
 
@@ -49,7 +55,8 @@ def load(source: str | os.PathLike[str], *, seed: int = 0) -> list[Document]:
   """Returns the documents of a corpus, in the order of their sources.
 
   Args:
-    source: "python", or a folder: with corpus.jsonl or corpus.jsonl.gz it is a BEIR collection
+    source: "python", "package:NAME" (the modules of an installed package, its tests left out; it
+      is not imported), or a folder: with corpus.jsonl or corpus.jsonl.gz it is a BEIR collection
       (https://github.com/beir-cellar/beir), else every .txt .md .html .jsonl .py file below it
       (also with .gz) is read; a JSON line is {"_id", "title", "text", "metadata"}, text required.
     seed: of the permutation that numbers the documents.
@@ -59,9 +66,22 @@ def load(source: str | os.PathLike[str], *, seed: int = 0) -> list[Document]:
   """
   if str(source) == PYTHON:
     unnumbered = _standard_library(pathlib.Path(sysconfig.get_paths()["stdlib"]))
+  elif str(source).startswith(PACKAGE):
+    unnumbered = _package(str(source).removeprefix(PACKAGE))
   else:
     unnumbered = _folder(pathlib.Path(source))
   return _numbered([document for document in unnumbered if document.text.strip()], source, seed)
+
+
+def version(source: str | os.PathLike[str]) -> str:
+  """The version of what a source names: of Python, or of a package; "" of a folder."""
+  if str(source) == PYTHON:
+    return platform.python_version()
+  if not str(source).startswith(PACKAGE):
+    return ""
+  name = str(source).removeprefix(PACKAGE)
+  owners = importlib.metadata.packages_distributions().get(name, [])
+  return " ".join(importlib.metadata.version(owner) for owner in owners)
 
 
 def content_hash(documents: Iterable[Document]) -> str:
@@ -106,6 +126,30 @@ def _standard_library(root: pathlib.Path) -> list[Document]:
       f"{root}: this Python has no source of its standard library (a zipped or stripped install); "
       "use another Python, or a folder of documents"
     )
+  return _modules(paths, root)
+
+
+def _package(name: str) -> list[Document]:
+  spec = importlib.util.find_spec(name) if name.isidentifier() else None
+  places = [pathlib.Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+  paths = [
+    path
+    for place in places
+    for path in place.rglob("*.py")
+    if not (_NOT_INDEXED | _TESTS) & set(path.relative_to(place).parts)
+    and not path.stem.startswith("test_")
+    and not path.stem.endswith("_test")
+  ]
+  if not paths:
+    raise ValueError(
+      f"{PACKAGE}{name}: no installed package of that name has Python source here; install it, or "
+      "name the folder of its source"
+    )
+  return _modules(paths, places[0].parent)
+
+
+def _modules(paths: Iterable[pathlib.Path], root: pathlib.Path) -> list[Document]:
+  """Files of modules that are imported from `root`, in the order of their names."""
   documents = []
   for path in paths:
     parts = path.relative_to(root).with_suffix("").parts

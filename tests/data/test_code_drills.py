@@ -54,6 +54,21 @@ def test_functions_are_those_of_the_modules_of_the_split_half_of_them_with_other
   assert 0.3 < sum(as_they_stand) / len(texts) < 0.8
 
 
+def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents):
+  own = [d for d in documents if split_of(module_name(d)) == "train"]
+  text = "def shared(a, b):\n  if a < b:\n    return a\n  return b\n"
+  names = [f"{i}.py" for i in range(100)]
+  train = next(name for name in names if split_of(name.removesuffix(".py")) == "train")
+  test = next(name for name in names if split_of(name.removesuffix(".py")) == "test")
+
+  def holding(*names):
+    more = [Document("", n, text, {"source": n, "kind": "python"}) for n in names]
+    found = code_drills.damaged([*own[:1], *more], split="train", **{**OPTIONS, "count": 200})
+    return any("def shared" in repo.files[edit["path"]] for repo, edit in found)
+
+  assert holding(train) and not holding(train, test)
+
+
 def test_kinds_of_damage_come_up_equally_often(documents):
   """Of seven that flips of these modules have: 34 each of 240, four standard deviations around."""
   options = {**OPTIONS, "flips": True, "count": 240}

@@ -196,3 +196,13 @@ def test_the_check_of_a_package_runs_cases_and_plain_tests_and_names_what_fails(
     "FAIL test_shop.ShopTests.test_total | AssertionError: 35 != 350\n2 of 5 fail\n"
   )
   assert absent == "FAIL no | ModuleNotFoundError: No module named 'no'\n1 of 0 fail\n"
+
+
+def test_a_function_that_two_modules_share_is_cut_out_of_the_first_alone(tmp_path):
+  for name in ("a.py", "b.py"):
+    (tmp_path / name).write_text(CLOCK)
+  (tmp_path / "b.py").write_text(CLOCK.replace("% 24", "% 12"))
+  seen = set()
+  names = [[cut.name for cut in cuts] for cuts in coding_sets.cuts_by_module(str(tmp_path), seen)]
+  assert names == [["label", "wrapped"], ["wrapped"]]
+  assert coding_sets.cuts_by_module(str(tmp_path), seen) == []

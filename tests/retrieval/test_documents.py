@@ -1,4 +1,5 @@
 import gzip
+import importlib.metadata
 import json
 import sys
 
@@ -53,6 +54,24 @@ def test_html_becomes_lines_of_text_without_scripts(tmp_path):
   (document,) = documents.load(tmp_path)
   assert document.title == "A & B"
   assert document.text == "Head\n\nOne two\nthree bold\n\nitem"
+
+
+def test_an_installed_package_is_its_modules_without_tests_and_is_not_imported(
+  tmp_path, monkeypatch
+):
+  for name in ("shop/__init__.py", "shop/sub/till.py", "shop/tests/test_a.py", "shop/a_test.py"):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("raise SystemExit\n")
+  monkeypatch.syspath_prepend(tmp_path)
+  loaded = documents.load("package:shop")
+  assert [d.metadata["source"] for d in loaded] == ["shop", "shop.sub.till"]
+  assert {d.metadata["kind"] for d in loaded} == {"python"}
+  assert "shop" not in sys.modules
+  assert documents.version("package:shop") == ""
+  assert documents.version("package:numpy") == importlib.metadata.version("numpy")
+  with pytest.raises(ValueError, match="package:shops: no installed package of that name"):
+    documents.load("package:shops")
 
 
 def test_the_standard_library_is_the_running_one():

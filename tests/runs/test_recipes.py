@@ -83,7 +83,7 @@ def test_a_coding_agent_is_warmed_up_trained_and_told_beside_one_without_summari
   summary, rows, html = run(
     "coding_cpu",
     tmp_path,
-    f"corpus.source={library}",
+    f"coding.sources=('{library}',)",
     "coding.tasks_per_repo=3",
     "sft.rates=(1,0,0,1)",
     "sft.reading_drills=8",

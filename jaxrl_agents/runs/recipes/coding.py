@@ -79,8 +79,8 @@ class CodingTasks(Tasks):
 
 
 def open_corpus(config: RunConfig, report: Any = print) -> CodingTasks:
-  """The set of `coding.tasks`; without one, short functions of this interpreter's library, damaged
-  once and kept in the cache.
+  """The set of `coding.tasks`; without one, short functions of `coding.sources`, damaged once and
+  kept in the cache.
   """
   coding = config.coding
   folder = pathlib.Path(coding.tasks).expanduser() if coding.tasks else _made(config, report)
@@ -90,21 +90,22 @@ def open_corpus(config: RunConfig, report: Any = print) -> CodingTasks:
 def _made(config: RunConfig, report: Any) -> pathlib.Path:
   """The folder of the set that is made where none is named."""
   corpus, coding = config.corpus, config.coding
-  asked = [corpus.source, corpus.seed, coding.damage, coding.tasks_per_repo]
+  versions = [documents.version(source) for source in coding.sources]
+  asked = [coding.sources, versions, corpus.seed, coding.damage, coding.tasks_per_repo]
   found = hashlib.sha256(json.dumps(asked).encode())
+  found.update(platform.python_version().encode())
   rooms = [path for room in ("grading", "sandbox") for path in (_PACKAGE / room).glob("*.py")]
   for path in sorted([*rooms, *(_PACKAGE / "data").glob("code_*.py")]):
     found.update(path.read_bytes())
   for module in (coding_sets, coding_tasks):
     found.update(pathlib.Path(str(module.__file__)).read_bytes())
-  found.update(platform.python_version().encode())
   folder = setup.cache(config) / f"coding_{found.hexdigest()[:16]}"
 
   async def make() -> CodingSet:
     async with Sandboxes() as boxes:
       return await coding_sets.make(
         boxes,
-        [corpus.source],
+        coding.sources,
         kinds=("calls",),
         damage=coding.damage,
         per_repo=coding.tasks_per_repo,
@@ -161,7 +162,7 @@ def texts(config: RunConfig, corpus: CodingTasks) -> Sequence[str]:
 def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Functions of the train split to mend by reading alone."""
   damaged = code_drills.damaged(
-    documents.load(config.corpus.source),
+    (each for source in config.coding.sources for each in documents.load(source)),
     split="train",
     flips=config.coding.damage == "flip",
     count=config.sft.reading_drills,
