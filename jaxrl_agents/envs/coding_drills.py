@@ -103,7 +103,7 @@ def _drill(
     lines[-1] += TO_UNDO * standing
     state = {"todos": [], "cwd": "/work", "edited": [path] * standing, "summaries": 1}
     messages = [coding_view.summary_message(1, "\n".join([TRIED, *lines]), state)]
-    messages += asked((read, shown(changed if standing else text)), (_CHECK, failing()))
+    messages += asked((read, shown(changed if standing else text)))
     undo = [last.undone] if standing else []
   else:
     messages, undo = asked((_CHECK, failing()), (read, shown(text))), []

@@ -4,7 +4,8 @@ It runs the tests, reads the file, changes a line, runs the tests again. It know
 errs on purpose: often it tries something else that looks plausible first, in some episodes it ends
 without looking at the tests again, or gives up. What reinforcement learning has to find is that
 trying until the tests pass pays. Asked for a summary, it tells what it tried in vain; then it reads
-and runs the tests again.
+the file again, and runs the tests first only where the last edit was not tested: in a small context
+both together would leave no room to act.
 
 Edits that do not mend are context alone: what is imitated is the right one, whatever was tried in
 vain before. So a policy that cannot tell which it is learns not to try the same again.
@@ -96,9 +97,11 @@ class CodingExpert:
     self.erred = False
     if coding_view.asks_for_summary(context.messages[-1]):
       return self._summary(context)
+    if self._tries and self._passed(context):
+      return self._ended()
     if self._opening:
       return self._opening.pop(0)
-    if self._tries and (self._hasty or self._passed(context)):
+    if self._tries and self._hasty:
       return self._ended()
     if self._to_check:
       self._to_check = False
@@ -115,12 +118,11 @@ class CodingExpert:
     return last.role == "tool" and bool(_PASSED.search(last.content))
 
   def _summary(self, context: Context) -> Message:
-    """What was tried, as much of the latest as fits; file and tests are seen again next."""
+    """What was tried, as much of the latest as fits; the file is seen again next."""
     results = dataclasses.replace(context, messages=context.messages[:-1])
     if self._made and self._passed(results):
       return Message("assistant", _ALL_PASS)
-    seen = (self._read, self._check)
-    self._opening = [turn(*seen)] if self._together else [turn(each) for each in seen]
+    self._opening = [turn(self._check)] * self._to_check + [turn(self._read)]
     taken_back, standing = len(self._made) - self._standing, UNTESTED if self._to_check else TO_UNDO
     said = [told(made) + standing * (i >= taken_back) for i, made in enumerate(self._made)]
     self._to_check = False
