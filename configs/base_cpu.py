@@ -5,7 +5,7 @@
     python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W \\
         --out=jaxrl_agents/assets/base
 
-The shipped weights were trained in eight parts on two cores, three and a quarter hours together,
+The shipped weights were trained in nine parts on two cores, four hours and a quarter together,
 each part with policy.init=(the part before)/warm_start and the code of its day;
 jaxrl_agents/assets/base/curve.csv has the losses. The first six, 110 minutes, knew the search agent
 alone (sft.beside=() sft.beside_rates=() sft.optimizer=adamw learner.row_tokens=1024
@@ -26,7 +26,9 @@ The others are of all three agents, without copies:
 
 7. sft.rates=4,0.5,0,2 sft.beside_rates=8,9 sft.schedule=constant sft.steps=130 sft.mtp_steps=0:
    Muon comes to a loss of 0.59 here, AdamW at sft.lr=1.2e-3 to 0.66;
-8. seed=1 sft.rates=3,0.3,0,1.5 sft.steps=3150.
+8. seed=1 sft.rates=3,0.3,0,1.5 sft.steps=3150;
+9. seed=2 sft.lr=2.5e-3 sft.rates=3,0.3,0,1.5 sft.beside_rates=6,15 sft.steps=2000, with seed=1 in
+   sft.beside; the first 1,121 steps with code of the standard library alone (coding.sources).
 """
 
 import dataclasses
@@ -37,7 +39,7 @@ from jaxrl_agents import config
 
 SWARM = "sft.demonstration_tasks=2400 sft.reading_drills=30000 sft.rates=(0.4,0,0,0.6)"
 CODING = (
-  "sft.demonstration_tasks=3000 sft.rollouts_per_task=24 sft.hasty=0.2 sft.reading_drills=60000 "
+  "sft.demonstration_tasks=3000 sft.rollouts_per_task=12 sft.hasty=0.2 sft.reading_drills=60000 "
   "sft.rates=(0.4,0,0,0.6)"
 )
 
