@@ -19,7 +19,6 @@ def get_config() -> config.RunConfig:
       tasks_per_repo=30,
       max_file_characters=600,
       tools=("read_file", "edit_file", "shell"),
-      line_numbers=True,
       token_budget=576,
       trigger_fraction=0.75,
       max_summaries=5,

@@ -87,6 +87,10 @@ def _drill(
   def shown(content: str) -> Message:
     return tool(coding_view.lines_of(path, content, 1, len(content), numbered=numbered))
 
+  def edited(part: str) -> Message:
+    """Of an edit of what stands in the text, or brings it back."""
+    return tool(f"Edited {path}, line {text.count(chr(10), 0, text.index(part)) + 1}.")
+
   def failing() -> Message:
     return tool(f"{draw.randint(1, tests)} of {tests} fail")
 
@@ -108,9 +112,8 @@ def _drill(
   else:
     messages, undo = asked((_CHECK, failing()), (read, shown(text))), []
     for made, _ in tried:
-      edits = [*undo, made]
-      results = [tool(f"Edited {path}, line {each.line}.") for each in edits]
-      calls = [each.call for each in edits]
+      calls = [each.call for each in (*undo, made)]
+      results = [edited(part) for part in (*(each.new for each in undo), made.old)]
       if together:
         messages += [turn(*calls, _CHECK), *results, failing()]
       else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.envs import coding_view
@@ -37,15 +37,15 @@ def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-  """A call of edit_file: `old`, once among what begins in `line` of `path`, becomes `new`.
+  """A call of edit_file: `old`, which stands once in `path`, becomes `new`, which then does.
 
-  The line comes last: a policy that writes from left to right looks it up of what it chose.
+  It begins with what is changed, and what makes it the only one of its kind follows: a policy that
+  writes from left to right has chosen when it has written the first token, and copies the rest.
   """
 
   path: str
   old: str
   new: str
-  line: int
 
   @property
   def call(self) -> tuple[str, Mapping[str, Any]]:
@@ -54,7 +54,7 @@ class Replacement:
 
   @property
   def undone(self) -> Replacement:
-    """What takes it back; for those within a line."""
+    """What takes it back."""
     return dataclasses.replace(self, old=self.new, new=self.old)
 
 
@@ -76,13 +76,16 @@ def replacements(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> list[Replace
 def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[Replacement, str]:
   """The call that puts `new` for [start, end) of a text, and the text that it makes.
 
-  Within a line, `old` is what is replaced, with the space before it, or as many words more, parted
-  by spaces, as make it occur once in the line, before and after; else it is whole lines.
+  Within a line, `old` is what is replaced, with the space before it, and of the words after it one
+  or as many as make it stand once in the text, before and after; if the line has not enough, words
+  before it as well. Else it is whole lines, as many as it takes.
   """
-  low, high = _span(text, start, end, new)
-  new = text[low:start] + new + text[end:high]
-  made = Replacement(path, text[low:high], new, text.count("\n", 0, low) + 1)
-  return made, text[:low] + new + text[high:]
+  for low, high in _spans(text, start, end, new):
+    old, put = text[low:high], text[low:start] + new + text[end:high]
+    changed = text[:low] + put + text[high:]
+    if old.strip() and put.strip() and _once(text, old) and _once(changed, put):
+      break
+  return Replacement(path, old, put), changed
 
 
 def wrong_edits(
@@ -108,7 +111,7 @@ def wrong_edits(
 
 def told(made: Replacement) -> str:
   """An edit in a summary of what was tried."""
-  return f"{made.line}:{made.old} ->{made.new}"
+  return f"{made.old} ->{made.new}"
 
 
 def _flips(text: str, at: int) -> list[tuple[int, int, str]]:
@@ -125,37 +128,33 @@ def _flips(text: str, at: int) -> list[tuple[int, int, str]]:
   return found + [(*each.span(), str(int(each[0]) ^ 1)) for each in digits]
 
 
-def _span(text: str, start: int, end: int, new: str) -> tuple[int, int]:
-  first, last = _lines(text, start, end)
-  if "\n" in text[first:last] + new:
-    return first, last
-  line = text[first:last]
-  words = [(first + found.start(), first + found.end()) for found in _WORD.finditer(line)]
-  low, high = start - text[first:start].endswith(" "), end
-  while True:
-    old, put = text[low:high], text[low:start] + new + text[end:high]
-    changed = text[first:low] + put + text[high:last]
-    if old.strip() and put.strip() and line.count(old) == 1 and changed.count(put) == 1:
-      return low, high
-    for margin in (0, 1):  # all of the words that it is in; then one before and one after
-      near = [each for each in words if each[1] + margin > low and each[0] < high + margin]
-      wider = min([low, *(each[0] for each in near)]), max([high, *(each[1] for each in near)])
-      if wider != (low, high):
-        break
-    else:
-      return first, last
-    low, high = wider
+def _spans(text: str, start: int, end: int, new: str) -> Iterator[tuple[int, int]]:
+  """What [start, end) of a text may be replaced with, the shortest first; the whole text last."""
+  first = text.rfind("\n", 0, start) + 1
+  last = _line_end(text, end)
+  if "\n" not in text[start:end] + new:
+    words = [found.span() for found in _WORD.finditer(text, first, last)]
+    low = start - text[first:start].endswith(" ")
+    after = [high for _, high in words if high > end]
+    yield from ((low, high) for high in after or [end])
+    yield from ((before, last) for before, _ in reversed(words) if before < low)
+  while (first, last) != (0, len(text)):
+    yield first, last
+    last = _line_end(text, last + 1)
+    yield first, last
+    first = text.rfind("\n", 0, max(first - 1, 0)) + 1
+  yield first, last
 
 
-def _lines(text: str, start: int, end: int) -> tuple[int, int]:
-  """The whole lines around [start, end), and as many after them as it takes to hold some text."""
-  first, last = text.rfind("\n", 0, start) + 1, end
-  while True:
-    last = text.find("\n", last)
-    last = len(text) if last < 0 else last
-    if text[first:last].strip() or last == len(text):
-      return first, last
-    last += 1
+def _line_end(text: str, at: int) -> int:
+  found = text.find("\n", at)
+  return len(text) if found < 0 else found
+
+
+def _once(text: str, part: str) -> bool:
+  """Whether a part stands once in a text, overlapping ones counted."""
+  at = text.find(part)
+  return at >= 0 and text.find(part, at + 1) < 0
 
 
 class Oracle:

@@ -82,30 +82,32 @@ def test_replacements_mend_what_is_broken_one_after_another():
   text = repo_lib.broken(CALLS, broken)["main.py"]
   assert "if value >= low:\n        pass\n" in text
   for each in replacements(CALLS, broken):
-    text, line, problem = coding_view.edited(text=text, **dataclasses.asdict(each))
-    assert (line, problem) == (each.line, "")
+    text, _, problem = coding_view.edited(text=text, **dataclasses.asdict(each))
+    assert not problem
   assert text == MAIN
 
 
-def test_a_replacement_is_as_short_as_makes_it_one_of_its_line_before_and_after():
-  text = "a = 1\nif a < b and c < d:\n    return (a + 1) - a[+1]\n\n\nx = not y\n"
+def test_a_replacement_begins_with_what_changes_and_goes_on_until_it_stands_once():
+  text = "a = 1\nif a < b and c < d:\n    return (a + 1) - a[+1]\n\n\nx = not y\na = 1\n"
 
   def made(old, new, number=0):
     at = [found.start() for found in re.finditer(re.escape(old), text)][number]
     call, changed = replacement("f.py", text, at, at + len(old), new)
     assert changed == text[:at] + new + text[at + len(old) :]
     for each, before, after in ((call, text, changed), (call.undone, changed, text)):
-      arguments = dataclasses.asdict(each)
-      assert coding_view.edited(text=before, **arguments) == (after, call.line, "")
-    return call.line, call.old, call.new
+      found, _, problem = coding_view.edited(text=before, **dataclasses.asdict(each))
+      assert (found, problem) == (after, "")
+    return call.old, call.new
 
-  assert made("and", "or") == (2, " and", " or")
-  assert made("<", "<=") == (2, " a < b", " a <= b")
-  assert made("<", "<=", 1) == (2, " c < d:", " c <= d:")
-  assert made("+", "-") == (3, " (a + 1)", " (a - 1)")
-  assert made("1", "2") == (1, " 1", " 2")
-  assert made("not ", "") == (6, " not y", " y")
-  assert made("x = not y", "x = 1\ny = 2") == (6, "x = not y", "x = 1\ny = 2")
+  assert made("and", "or") == (" and c", " or c")
+  assert made("<", "<=") == (" < b", " <= b")
+  assert made("<", "<=", 1) == (" < d:", " <= d:")
+  assert made("+", "-") == (" + 1)", " - 1)")
+  assert made("+", "-", 1) == ("+1]", "-1]")
+  assert made("- ", "+ ") == (" - a[+1]", " + a[+1]")
+  assert made("not ", "") == (" not y", " y")
+  assert made("1", "2") == ("a = 1\nif a < b and c < d:", "a = 2\nif a < b and c < d:")
+  assert made("x = not y", "x = 1\ny = 2") == ("x = not y", "x = 1\ny = 2")
 
 
 def test_replacements_undo_whatever_was_damaged():
@@ -207,7 +209,7 @@ def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_aft
     for at, message in enumerate(trajectory.log):
       for call in message.tool_calls:
         if call.name == "edit_file":
-          edits.add("{line}:{old} ->{new}".format(**call.arguments))
+          edits.add("{old} ->{new}".format(**call.arguments))
       if message.role == "assistant" and message.content.startswith("Tried:"):
         told += 1
         *undone, last = message.content.splitlines()[1:]
