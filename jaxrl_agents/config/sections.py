@@ -10,7 +10,9 @@ from jaxrl_agents.policy.config import PolicyConfig
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
-  """Documents and tasks. `source`: "python" (this interpreter's library) or a folder."""
+  """Documents and tasks. `source`: "python" (this interpreter's library), "package:NAME" (of one
+  that is installed), or a folder.
+  """
 
   source: str = "python"
   chunk_tokens: int = 64
@@ -74,12 +76,12 @@ class CodingConfig:
     tasks: folder of a frozen set (scripts/make_coding_tasks.py); "": short functions of `sources`
       (of each "python", "package:NAME" of one that is installed, or a folder), damaged when a run
       first needs them, at most `tasks_per_repo` times each.
+    sources: also what drills are made of, but for functions that the set holds back.
     repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
       "calls" are short functions in one file, "token" is damage of one token, "flip" one put
       for its counterpart ("<" for "<=", "and" for "or": `data.code_mutations.is_flip`), levels are
       those of `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
     tools: of CODING_TOOLS, what is offered.
-    line_numbers: read_file tells them.
     token_budget: of the whole context.
     context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
       "summarize" (the policy writes what goes on, `max_summaries` times), "discard_all" (the tool
@@ -100,7 +102,6 @@ class CodingConfig:
   max_level: int = 3
   max_file_characters: int = 400_000
   tools: tuple[str, ...] = CODING_TOOLS
-  line_numbers: bool = False
   token_budget: int = 131_072
   context: Literal["summarize", "discard_all", "hide_results", "none"] = "summarize"
   trigger_fraction: float = 0.7

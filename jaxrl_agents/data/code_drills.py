@@ -44,22 +44,26 @@ def damaged(
   count: int,
   max_characters: int,
   seed: int,
+  without: Iterable[str] = (),
 ) -> Iterator[Damaged]:
   """Yields at most `count`, of the modules of a split, of at most `max_characters`; one token is
   damaged, for its counterpart with `flips` (code_mutations.is_flip).
 
   Kinds come up equally often, and so do, of each, the modules that have it. Half of the files have
   other local names, of other functions: there are more drills then than the modules have code. A
-  function that stands in a module of another split as well is left out.
+  function that stands in a module of another split as well, or in one of the texts `without`, is
+  left out.
   """
   draw, found = random.Random(f"{seed} drills {split}"), 0
-  own, elsewhere = list[Source](), set[str]()
+  own: list[list[_Function]] = []
+  elsewhere = set[str]().union(*map(code_functions.keys, without))
   for source in _parsed(documents):
     if split_of(source.name) == split:
-      own.append(source)
+      own.append(_functions(source, flips))
     else:
-      elsewhere.update(text for _, text in _short(source))
-  modules = [m for m in (_functions(source, flips, elsewhere) for source in own) if m]
+      elsewhere.update(code_functions.key(function) for function, _ in _short(source))
+  kept = ([each for each in module if each.key not in elsewhere] for module in own)
+  modules = [module for module in kept if module]
   places: dict[str, list[tuple[list[_Function], list[_Function]]]] = collections.defaultdict(list)
   for functions in modules:
     for kind in code_mutations.ONE_TOKEN:
@@ -89,6 +93,7 @@ def damaged(
 class _Function:
   """A function as it would stand alone, the kinds of damage that it can take, its local names."""
 
+  key: str
   text: str
   kinds: frozenset[str]
   names: tuple[str, ...]
@@ -110,16 +115,16 @@ def _short(source: Source) -> Iterator[tuple[Function, str]]:
       yield function, text
 
 
-def _functions(source: Source, flips: bool, without: Collection[str]) -> list[_Function]:
-  """The short functions of a module but those of some texts."""
+def _functions(source: Source, flips: bool) -> list[_Function]:
+  """The short functions of a module."""
   return [
     _Function(
+      code_functions.key(function),
       text,
       frozenset(mutation.kind for mutation in _of_one_token(source, function, flips)),
       tuple(code_mutations.local_names(function)),
     )
     for function, text in _short(source)
-    if text not in without
   ]
 
 

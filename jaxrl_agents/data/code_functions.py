@@ -7,7 +7,7 @@ import builtins
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
-from jaxrl_agents.data.python_source import Function, Source
+from jaxrl_agents.data.python_source import FUNCTIONS, Function, Source
 
 PURE_MODULES = frozenset({
   "math", "re", "string", "operator", "itertools", "functools", "collections", "bisect",
@@ -101,6 +101,17 @@ def cuts(
     text = _text(found, needed)
     if len(text.splitlines()) <= max_text_lines:
       yield Cut(name, source.name, text, _parameters(node), tuple(_examples(node)))
+
+
+def key(function: Function) -> str:
+  """The same for functions of one code, whatever their names, docstrings, comments and layout."""
+  body = function.body[ast.get_docstring(function, clean=False) is not None :]
+  return "\n".join(map(ast.dump, [function.args, *body]))
+
+
+def keys(text: str) -> set[str]:
+  """The keys of the functions and methods in a module's text."""
+  return {key(node) for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS)}
 
 
 def merged(cuts: Iterable[Cut]) -> str:

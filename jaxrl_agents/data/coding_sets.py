@@ -2,7 +2,7 @@
 
     repos.jsonl.gz   one repository a line, with its tests and what they give
     tasks.jsonl      one task a line
-    manifest.json    SHA-256 of both, counts, seed, sources, Python version
+    manifest.json    SHA-256 of both, counts, seed, sources, versions of Python and packages
 
 What is loaded has the hashes that were written, or is refused.
 """
@@ -31,6 +31,7 @@ from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.judge import Judge
 from jaxrl_agents.grading.repo import Repo
 from jaxrl_agents.retrieval import documents
+from jaxrl_agents.retrieval.documents import Document
 from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.types import Task
 
@@ -83,16 +84,16 @@ async def make(
   judge, tally = Judge(boxes), coding_tasks.Yield()
   plans = [plan for plan in CALLS_PLANS if f"{plan} ".startswith(DAMAGE[damage])]
   jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
-  seen = set[str]()
-  for source in sources:
+  for source, groups in zip(sources, cuts_by_module(sources), strict=True):
     if "calls" in kinds:
-      groups = cuts_by_module(source, seen)
       picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
       jobs += [
         functools.partial(_of_calls, boxes, judge, cuts, plans, per_repo, seed, tally)
         for cuts in picked
       ]
-    if "suite" in kinds and not source.startswith(documents.PACKAGE):
+    if "suite" in kinds and source.startswith(documents.PACKAGE):
+      report(f"{source}: functions alone; for tasks of its tests, name its folder or an sdist")
+    elif "suite" in kinds:
       found = list(code_repos.library()) if source == PYTHON else [code_repos.folder(source)]
       picked_repos = random.Random(f"{seed} {source}").sample(found, min(max_repos, len(found)))
       jobs += [
@@ -123,24 +124,32 @@ async def make(
   return CodingSet({repo.id: repo for repo, _ in pairs}, tasks, manifest)
 
 
-def cuts_by_module(source: str, seen: set[str]) -> list[list[Cut]]:
-  """The functions of a source that can be cut out, those of a module together.
+def cuts_by_module(sources: Sequence[str]) -> list[list[list[Cut]]]:
+  """Of each source, the functions that can be cut out, those of a module together.
 
-  What packages took from one another counts once, or it would stand in several splits: texts that
-  are in `seen` are left out, and those that are not are added to it.
+  What packages took from one another counts once, or it would stand in several splits: a function
+  is left out if it, or one that it needs, stands in an earlier module (`code_functions.key`).
   """
-  groups = []
-  for document in documents.load(source) if not _is_archive(source) else ():
-    name = str(document.metadata["source"])
-    parsed = None
-    if document.metadata.get("kind") == "python" and not repo_lib.is_test(name):
-      parsed = code_repos.parsed(name, document.text)
-    found = list(code_functions.cuts(parsed)) if parsed else []
-    cuts = [cut for cut in found if cut.text not in seen]
-    seen.update(cut.text for cut in cuts)
-    if cuts:
-      groups.append(cuts)
-  return groups
+  seen = set[str]()
+  found = []
+  for source in sources:
+    groups = []
+    for document in documents.load(source) if not _is_archive(source) else ():
+      keys = {cut: code_functions.keys(cut.text) for cut in _cuts(document)}
+      cuts = [cut for cut in keys if not keys[cut] & seen]
+      seen.update(*(keys[cut] for cut in cuts))
+      if cuts:
+        groups.append(cuts)
+    found.append(groups)
+  return found
+
+
+def _cuts(document: Document) -> list[Cut]:
+  name = str(document.metadata["source"])
+  if document.metadata.get("kind") != "python" or repo_lib.is_test(name):
+    return []
+  parsed = code_repos.parsed(name, document.text)
+  return list(code_functions.cuts(parsed)) if parsed else []
 
 
 def _is_archive(source: str) -> bool:

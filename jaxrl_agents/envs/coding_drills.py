@@ -42,7 +42,6 @@ def repair_drills(
   tools: Sequence[str],
   chat: Chat,
   *,
-  numbered: bool,
   seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields the ids of a prompt and of the reply that mends, int32 [P] and [R].
@@ -52,7 +51,6 @@ def repair_drills(
     prompts: requests, with places for {path} and {check}; one is drawn for each drill.
     tools: names of those that are offered, "read_file" and "edit_file" among them.
     chat: template and tokenizer.
-    numbered: whether lines were read with their numbers.
     seed: of the draws.
 
   Drills whose reply takes more than MAX_REPLY_TOKENS are left out.
@@ -61,7 +59,7 @@ def repair_drills(
   specs = tuple(coding_view.SPECS[name] for name in tools)
   for repo, edit in damaged:
     request = draw.choice(prompts).format(path=edit["path"], check=_CHECK[1]["command"])
-    messages, reply = _drill(repo, edit, numbered, draw)
+    messages, reply = _drill(repo, edit, draw)
     messages.insert(0, Message("user", request))
     ids = chat.encode_reply(reply, messages)
     if len(ids) <= MAX_REPLY_TOKENS:
@@ -69,7 +67,7 @@ def repair_drills(
 
 
 def _drill(
-  repo: Repo, edit: Mapping[str, Any], numbered: bool, draw: random.Random
+  repo: Repo, edit: Mapping[str, Any], draw: random.Random
 ) -> tuple[list[Message], Message]:
   """What follows the request, and the reply that mends."""
   (mended,) = replacements(repo, [edit])
@@ -85,11 +83,12 @@ def _drill(
     return Message("tool", content)
 
   def shown(content: str) -> Message:
-    return tool(coding_view.lines_of(path, content, 1, len(content), numbered=numbered))
+    return tool(coding_view.lines_of(path, content, 1, len(content)))
 
   def edited(part: str) -> Message:
     """Of an edit of what stands in the text, or brings it back."""
-    return tool(f"Edited {path}, line {text.count(chr(10), 0, text.index(part)) + 1}.")
+    line = text[: text.index(part)].count("\n") + 1
+    return tool(f"Edited {path}, line {line}.")
 
   def failing() -> Message:
     return tool(f"{draw.randint(1, tests)} of {tests} fail")

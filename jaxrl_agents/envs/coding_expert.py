@@ -115,15 +115,18 @@ class CodingExpert:
     last = context.messages[-1]
     if last.role == "user":
       return _ALL_PASS in last.content
-    return last.role == "tool" and bool(_PASSED.search(last.content))
+    calls = [m.tool_calls for m in context.messages if m.role == "assistant"]
+    ran = calls and calls[-1] and calls[-1][-1].name == "shell"
+    return bool(ran and _PASSED.search(last.content))
 
   def _summary(self, context: Context) -> Message:
     """What was tried, as much of the latest as fits; the file is seen again next."""
     results = dataclasses.replace(context, messages=context.messages[:-1])
     if self._made and self._passed(results):
       return Message("assistant", _ALL_PASS)
-    self._opening = [turn(self._check)] * self._to_check + [turn(self._read)]
-    taken_back, standing = len(self._made) - self._standing, UNTESTED if self._to_check else TO_UNDO
+    untested = self._to_check and self._standing > 0
+    self._opening = [turn(self._check)] * untested + [turn(self._read)]
+    taken_back, standing = len(self._made) - self._standing, UNTESTED if untested else TO_UNDO
     said = [told(made) + standing * (i >= taken_back) for i, made in enumerate(self._made)]
     self._to_check = False
     while said:

@@ -39,8 +39,9 @@ def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
 class Replacement:
   """A call of edit_file: `old`, which stands once in `path`, becomes `new`, which then does.
 
-  It begins with what is changed, and what makes it the only one of its kind follows: a policy that
-  writes from left to right has chosen when it has written the first token, and copies the rest.
+  Where its line has enough after it, it begins with what is changed, and what makes it the only one
+  follows: a policy that writes from left to right has chosen when it has written the first token,
+  and copies the rest.
   """
 
   path: str
@@ -79,13 +80,16 @@ def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[R
   Within a line, `old` is what is replaced, with the space before it, and of the words after it one
   or as many as make it stand once in the text, before and after; if the line has not enough, words
   before it as well. Else it is whole lines, as many as it takes.
+
+  Raises:
+    ValueError: there is nothing to find the change by, before or after.
   """
   for low, high in _spans(text, start, end, new):
     old, put = text[low:high], text[low:start] + new + text[end:high]
     changed = text[:low] + put + text[high:]
     if old.strip() and put.strip() and _once(text, old) and _once(changed, put):
-      break
-  return Replacement(path, old, put), changed
+      return Replacement(path, old, put), changed
+  raise ValueError(f"{path} is blank before or after the change; write the whole file instead")
 
 
 def wrong_edits(
@@ -110,8 +114,8 @@ def wrong_edits(
 
 
 def told(made: Replacement) -> str:
-  """An edit in a summary of what was tried."""
-  return f"{made.old} ->{made.new}"
+  """An edit in a summary of what was tried, on one line."""
+  return f"{made.old} ->{made.new}".replace("\n", "\\n")
 
 
 def _flips(text: str, at: int) -> list[tuple[int, int, str]]:

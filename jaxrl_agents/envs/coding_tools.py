@@ -109,8 +109,7 @@ class Workspace:
 
   async def _read_file(self, path: str, first: int = 1, lines: int = 1_000_000) -> str:
     text = await self._text(path)
-    numbered = self._limits.line_numbers
-    shown = view.lines_of(self._shown(path), text, first, lines, numbered=numbered)
+    shown = view.lines_of(self._shown(path), text, first, lines)
     return shown or "[empty file]"
 
   async def _edit_file(self, path: str, old: str, new: str, line: int | None = None) -> str:

@@ -179,23 +179,16 @@ def parse_problem(path: str, text: str) -> str:
   return ""
 
 
-def lines_of(path: str, text: str, first: int, lines: int, *, numbered: bool = False) -> str:
-  """A part of a file, under a line that says which, where it is not all of it.
-
-  `numbered`: each line after its number and a colon, as grep -n does.
-  """
+def lines_of(path: str, text: str, first: int, lines: int) -> str:
+  """A part of a file, under a line that says which, where it is not all of it."""
   every = text.split("\n")
   if every[-1] == "":
     every.pop()
   part = every[first - 1 : first - 1 + lines]
-  whole = len(part) == len(every)
-  if whole and not numbered:
+  if len(part) == len(every):
     return text
   last = first + len(part) - 1
-  if numbered:
-    part = [f"{number}:{line}" for number, line in enumerate(part, first)]
-  head = "" if whole else f"[{path}, lines {first}-{last} of {len(every)}]\n"
-  return head + "\n".join(part)
+  return f"[{path}, lines {first}-{last} of {len(every)}]\n" + "\n".join(part)
 
 
 def summary_message(number: int, text: str, state: Mapping[str, Any]) -> Message:

@@ -14,6 +14,7 @@ import os
 import pathlib
 import platform
 import random
+import re
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -29,7 +30,8 @@ _NOT_INDEXED = frozenset({
   "test", "tests", "idlelib", "lib2to3", "encodings", "turtledemo", "distutils", "ensurepip",
   "site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__", "pydoc_data",
 })  # fmt: skip
-_TESTS = frozenset({"testing", "conftest.py"})
+_OF_TESTS = re.compile(r"(?:^|[/_])tests?(?=[/_.])|(?:^|/)(?:testing/|conftest\.py$|__pycache__/)")
+"""Where the path of a package's module belongs to its tests."""
 _SUFFIXES = (".txt", ".md", ".html", ".htm", ".jsonl", ".py")
 
 
@@ -130,22 +132,28 @@ def _standard_library(root: pathlib.Path) -> list[Document]:
 
 
 def _package(name: str) -> list[Document]:
-  spec = importlib.util.find_spec(name) if name.isidentifier() else None
-  places = [pathlib.Path(place) for place in (spec and spec.submodule_search_locations) or ()]
-  paths = [
-    path
-    for place in places
-    for path in place.rglob("*.py")
-    if not (_NOT_INDEXED | _TESTS) & set(path.relative_to(place).parts)
-    and not path.stem.startswith("test_")
-    and not path.stem.endswith("_test")
+  try:
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+  except ValueError:  # __main__, say
+    spec = None
+  if spec and spec.submodule_search_locations:
+    places = [pathlib.Path(place) for place in spec.submodule_search_locations]
+    roots = {path: place.parent for place in places for path in place.rglob("*.py")}
+  else:
+    path = pathlib.Path((spec and spec.origin) or "")
+    roots = {path: path.parent} if path.suffix == ".py" else {}
+  documents = [
+    document
+    for root in dict.fromkeys(roots.values())
+    for document in _modules([path for path in roots if roots[path] == root], root)
+    if not _OF_TESTS.search(document.metadata["path"])
   ]
-  if not paths:
+  if not documents:
     raise ValueError(
-      f"{PACKAGE}{name}: no installed package of that name has Python source here; install it, or "
-      "name the folder of its source"
+      f"{PACKAGE}{name}: no package of that name is installed here with its Python source; install "
+      "it, or name the folder of its source"
     )
-  return _modules(paths, places[0].parent)
+  return list({document.metadata["source"]: document for document in documents}.values())
 
 
 def _modules(paths: Iterable[pathlib.Path], root: pathlib.Path) -> list[Document]:
@@ -156,12 +164,15 @@ def _modules(paths: Iterable[pathlib.Path], root: pathlib.Path) -> list[Document
     module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     metadata = {"source": module, "kind": "python", "path": path.relative_to(root).as_posix()}
     documents.append(Document("", module, readers.read_python(path), metadata))
-  return sorted(documents, key=lambda document: document.metadata["source"])
+  return sorted(documents, key=lambda found: (found.metadata["source"], found.metadata["path"]))
 
 
 def _folder(root: pathlib.Path) -> list[Document]:
   if not root.exists():
-    raise ValueError(f"{root}: no such folder; name a folder of documents, or {PYTHON!r}")
+    raise ValueError(
+      f"{root}: no such folder; name a folder of documents, {PYTHON!r}, or {PACKAGE + root.name!r} "
+      "for an installed package"
+    )
   if not root.is_dir():
     raise ValueError(f"{root}: a file, not a folder; name the folder that holds it")
   for name in ("corpus.jsonl", "corpus.jsonl.gz"):

@@ -61,12 +61,14 @@ def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents)
   train = next(name for name in names if split_of(name.removesuffix(".py")) == "train")
   test = next(name for name in names if split_of(name.removesuffix(".py")) == "test")
 
-  def holding(*names):
+  def holding(*names, without=()):
     more = [Document("", n, text, {"source": n, "kind": "python"}) for n in names]
-    found = code_drills.damaged([*own[:1], *more], split="train", **{**OPTIONS, "count": 200})
+    options = {**OPTIONS, "count": 200, "without": without}
+    found = code_drills.damaged([*own[:1], *more], split="train", **options)
     return any("def shared" in repo.files[edit["path"]] for repo, edit in found)
 
   assert holding(train) and not holding(train, test)
+  assert not holding(train, without=[text.replace("  if", "  # less\n  if")])
 
 
 def test_kinds_of_damage_come_up_equally_often(documents):

@@ -198,11 +198,16 @@ def test_the_check_of_a_package_runs_cases_and_plain_tests_and_names_what_fails(
   assert absent == "FAIL no | ModuleNotFoundError: No module named 'no'\n1 of 0 fail\n"
 
 
-def test_a_function_that_two_modules_share_is_cut_out_of_the_first_alone(tmp_path):
-  for name in ("a.py", "b.py"):
-    (tmp_path / name).write_text(CLOCK)
-  (tmp_path / "b.py").write_text(CLOCK.replace("% 24", "% 12"))
-  seen = set()
-  names = [[cut.name for cut in cuts] for cuts in coding_sets.cuts_by_module(str(tmp_path), seen)]
-  assert names == [["label", "wrapped"], ["wrapped"]]
-  assert coding_sets.cuts_by_module(str(tmp_path), seen) == []
+def test_a_function_that_stands_in_two_modules_is_cut_out_of_the_first_alone(tmp_path):
+  one, two = tmp_path / "one", tmp_path / "two"
+  for folder in (one, two):
+    folder.mkdir()
+    (folder / "a.py").write_text(CLOCK)
+  by = "K = {}\n\n\ndef kept(a):\n{}    if a < 2:\n        return a\n    return g(a)\n\n\n{}"
+  helper = "def g(a):\n    b = a + {}\n    return b\n"
+  (one / "b.py").write_text(by.format(1, "", helper.format("1")))
+  (two / "b.py").write_text(by.format(2, "    # again\n", helper.format("1")))
+  (two / "c.py").write_text(by.format(2, "", helper.format("3")))
+  found = coding_sets.cuts_by_module([str(one), str(two)])
+  names = [[[cut.name for cut in cuts] for cuts in groups] for groups in found]
+  assert names == [[["label", "wrapped"], ["kept", "g"]], [["g"]]]

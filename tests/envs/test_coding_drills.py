@@ -26,16 +26,17 @@ TOOLS = ("read_file", "edit_file", "shell")
 def drills():
   draw = random.Random(0)
   pairs = [(REPO, draw.choice(EDITS)) for _ in range(200)]
-  made = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, numbered=False, seed=0)
+  made = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, seed=0)
   return [(edit, *drill) for (_, edit), drill in zip(pairs, made, strict=True)]
 
 
 def applied(text, calls):
+  """(text, what the tool says) after each call."""
   for arguments in calls:
     assert arguments["path"] == "main.py"
-    text, _, error = coding_view.edited(text=text, **arguments)
+    text, line, error = coding_view.edited(text=text, **arguments)
     assert not error
-    yield text
+    yield text, f"Edited main.py, line {line}."
 
 
 def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_one(drills):
@@ -45,13 +46,16 @@ def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_
     wrong = {text for _, text in coding_players.wrong_edits(REPO, "main.py", broken, [edit])}
     said = CHAT.decode(prompt.tolist())
     (read,) = [text for text in (broken, *wrong) if text in said]
-    tried = list(applied(read, map(json.loads, re.findall(r"edit_file(\{[^\n]*?\})<", said))))
+    called = list(applied(read, map(json.loads, re.findall(r"edit_file(\{[^\n]*?\})<", said))))
+    assert re.findall(r"Edited [^<]*", said) == [result for _, result in called]
+    tried = [text for text, _ in called]
     assert TEXT not in tried and {broken, *wrong}.issuperset(tried)
     assert len(set(tried) - {broken}) == len([text for text in tried if text != broken])
     calls = [c for c in CHAT.parse(reply).tool_calls if c.name == "edit_file"]
-    *back, mended = applied(tried[-1] if tried else read, [dict(c.arguments) for c in calls])
+    *back, (mended, _) = applied(tried[-1] if tried else read, [dict(c.arguments) for c in calls])
     assert mended == TEXT
-    assert back == ([broken] if (tried[-1] if tried else read) != broken else [])
+    standing = (tried[-1] if tried else read) != broken
+    assert [text for text, _ in back] == [broken] * standing
     tries.append((len([text for text in tried if text != broken]), "Tried:" in said))
   assert {0, 1} <= {count for count, told in tries if not told}
   assert 10 < sum(told for _, told in tries) < 80
@@ -64,16 +68,10 @@ def test_prompts_are_all_drawn_and_name_file_and_check(drills):
   assert all(text.startswith("<|tools|>read_file edit_file shell<|end|>") for text in texts)
 
 
-def test_lines_are_shown_with_their_numbers_where_they_are_asked_for():
-  pairs = [(REPO, EDITS[0])]
-  ((prompt, _),) = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, numbered=True, seed=0)
-  assert "1:def add(a, b):\n2:    total = a - b\n3:    return total\n4:\n" in CHAT.decode(prompt)
-
-
 def test_a_reply_that_is_too_long_is_left_out():
   line = f"    return {'+'.join(['value'] * 80)}\n"
   text = f"def long(value):\n{line}"
   repo = Repo("drill", "drill", "calls", {"main.py": text}, ("main.py",))
   edit = {"path": "main.py", "start": text.index("+"), "fixed": "+", "broken": "-"}
-  made = coding_drills.repair_drills([(repo, edit)], PROMPTS, TOOLS, CHAT, numbered=False, seed=0)
+  made = coding_drills.repair_drills([(repo, edit)], PROMPTS, TOOLS, CHAT, seed=0)
   assert not list(made)

@@ -189,22 +189,34 @@ def test_the_expert_plays_the_same_episode_again_for_the_same_seed():
   assert any(other != first for other in others)
 
 
-def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_after_it():
-  noise = ExpertNoise(wrong_edit=1.0, give_up=0, unchecked=0, hasty=0, scales=(1.0,))
-  tight = dataclasses.replace(
-    SMALL, token_budget=480, trigger_fraction=0.5, max_summaries=3, summary_tokens=80,
-    tool_output_tokens=200, max_new_tokens=160, context="summarize", max_turns=20,
-  )  # fmt: skip
+TIGHT = dataclasses.replace(
+  SMALL, token_budget=480, trigger_fraction=0.5, max_summaries=3, summary_tokens=80,
+  tool_output_tokens=200, max_new_tokens=160, context="summarize", max_turns=20,
+)  # fmt: skip
+PATIENT = ExpertNoise(wrong_edit=0, wrong_text=0, give_up=0, unchecked=0, hasty=0, scales=(1.0,))
+
+
+def tight_episodes(noise, count, repo=CALLS, task=CALL_TASK, trigger_fraction=0.5):
+  limits = dataclasses.replace(TIGHT, trigger_fraction=trigger_fraction)
 
   async def body(workshop):
-    shared = dataclasses.replace(services(workshop), limits=tight)
-    plays = (
-      episode(shared, CALL_TASK, CodingExpert(CALL_TASK, shared, noise, seed)) for seed in range(12)
-    )
-    return await asyncio.gather(*plays)
+    changes = {"limits": limits, "repos": {repo.id: repo}}
+    shared = dataclasses.replace(services(workshop), **changes)
+    experts = (CodingExpert(task, shared, noise, seed) for seed in range(count))
+    return await asyncio.gather(*(episode(shared, task, expert) for expert in experts))
 
+  return with_sandboxes(body)
+
+
+def after(trajectory, at):
+  """The name of what is called first after a message."""
+  reply = next(m for m in trajectory.log[at + 1 :] if m.role == "assistant")
+  return reply.tool_calls[0].name
+
+
+def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_after_it():
   told = 0
-  for trajectory in with_sandboxes(body):
+  for trajectory in tight_episodes(dataclasses.replace(PATIENT, wrong_edit=1.0), 12):
     edits = set[str]()
     for at, message in enumerate(trajectory.log):
       for call in message.tool_calls:
@@ -217,6 +229,26 @@ def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_aft
         assert {*undone, last} <= edits and mark in ("", "to undo)", "untested)")
         results = [m.content for m in trajectory.log[:at] if m.role == "tool"]
         assert (mark == "to undo)") <= bool(re.search(r"\d of \d+ fail", results[-1]))
-        after = next(m for m in trajectory.log[at + 1 :] if m.role == "assistant")
-        assert after.tool_calls[0].name == ("shell" if mark == "untested)" else "read_file")
+        assert after(trajectory, at) == ("shell" if mark == "untested)" else "read_file")
   assert told >= 6
+
+
+def test_after_an_edit_that_was_not_made_the_expert_has_nothing_to_test():
+  nothing = 0
+  noise = dataclasses.replace(PATIENT, wrong_text=1.0)
+  for trajectory in tight_episodes(noise, 16, trigger_fraction=0.45):
+    for at, message in enumerate(trajectory.log):
+      if message.content == "Nothing was tried.":
+        nothing += 1
+        assert after(trajectory, at) == "read_file"
+  assert nothing >= 3
+
+
+def test_a_file_that_says_ok_does_not_look_to_the_expert_like_tests_that_pass():
+  head = "OK = 0\n\n\n"
+  repo = dataclasses.replace(CALLS, files={**CALLS.files, "main.py": head + MAIN})
+  edits = [{**each, "start": each["start"] + len(head)} for each in CALL_TASK.facts["edits"]]
+  task = dataclasses.replace(CALL_TASK, facts={**CALL_TASK.facts, "repo": repo.id, "edits": edits})
+  played = tight_episodes(dataclasses.replace(PATIENT, wrong_edit=0.5), 8, repo, task)
+  assert [t.rewards["solved"] for t in played] == [1.0] * 8
+  assert sum(t.rewards["summaries"] > 0 for t in played) >= 3

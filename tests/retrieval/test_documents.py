@@ -59,19 +59,26 @@ def test_html_becomes_lines_of_text_without_scripts(tmp_path):
 def test_an_installed_package_is_its_modules_without_tests_and_is_not_imported(
   tmp_path, monkeypatch
 ):
-  for name in ("shop/__init__.py", "shop/sub/till.py", "shop/tests/test_a.py", "shop/a_test.py"):
+  own = ("__init__", "latest", "sub/__init__", "sub/till", "sub")
+  tests = ("tests/a", "test_b", "c_test", "conftest", "testing/d", "_test_data/e", "tests")
+  for name in (f"shop/{stem}.py" for stem in own + tests):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("raise SystemExit\n")
   monkeypatch.syspath_prepend(tmp_path)
   loaded = documents.load("package:shop")
-  assert [d.metadata["source"] for d in loaded] == ["shop", "shop.sub.till"]
+  sources = [d.metadata["source"] for d in loaded]
+  assert sources == ["shop", "shop.latest", "shop.sub", "shop.sub.till"]
+  assert loaded[2].metadata["path"] == "shop/sub/__init__.py"
   assert {d.metadata["kind"] for d in loaded} == {"python"}
   assert "shop" not in sys.modules
   assert documents.version("package:shop") == ""
   assert documents.version("package:numpy") == importlib.metadata.version("numpy")
-  with pytest.raises(ValueError, match="package:shops: no installed package of that name"):
-    documents.load("package:shops")
+  (tmp_path / "kiosk.py").write_text("raise SystemExit\n")
+  assert [d.metadata["source"] for d in documents.load("package:kiosk")] == ["kiosk"]
+  for name in ("shops", "shop.sub", ""):
+    with pytest.raises(ValueError, match=f"package:{name}: no package of that name"):
+      documents.load(f"package:{name}")
 
 
 def test_the_standard_library_is_the_running_one():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.config import CodingConfig, RunConfig
-from jaxrl_agents.data import code_drills, coding_sets, coding_tasks
+from jaxrl_agents.data import code_drills, coding_sets, coding_tasks, graph, python_source
 from jaxrl_agents.data.coding_sets import CodingSet
 from jaxrl_agents.envs import coding_drills
 from jaxrl_agents.envs.coding_expert import ExpertNoise
@@ -90,14 +90,14 @@ def open_corpus(config: RunConfig, report: Any = print) -> CodingTasks:
 def _made(config: RunConfig, report: Any) -> pathlib.Path:
   """The folder of the set that is made where none is named."""
   corpus, coding = config.corpus, config.coding
-  versions = [documents.version(source) for source in coding.sources]
+  versions = [documents.version(source) or _content(source) for source in coding.sources]
   asked = [coding.sources, versions, corpus.seed, coding.damage, coding.tasks_per_repo]
   found = hashlib.sha256(json.dumps(asked).encode())
   found.update(platform.python_version().encode())
   rooms = [path for room in ("grading", "sandbox") for path in (_PACKAGE / room).glob("*.py")]
   for path in sorted([*rooms, *(_PACKAGE / "data").glob("code_*.py")]):
     found.update(path.read_bytes())
-  for module in (coding_sets, coding_tasks):
+  for module in (coding_sets, coding_tasks, documents, graph, python_source):
     found.update(pathlib.Path(str(module.__file__)).read_bytes())
   folder = setup.cache(config) / f"coding_{found.hexdigest()[:16]}"
 
@@ -116,6 +116,10 @@ def _made(config: RunConfig, report: Any) -> pathlib.Path:
   if not (folder / "manifest.json").is_file():
     coding_sets.save(asyncio.run(make()), folder)
   return folder
+
+
+def _content(source: str) -> str:
+  return documents.content_hash(documents.load(source))
 
 
 def policy_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
@@ -160,7 +164,9 @@ def texts(config: RunConfig, corpus: CodingTasks) -> Sequence[str]:
 
 
 def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Functions of the train split to mend by reading alone."""
+  """Functions of the train split to mend by reading alone, and none that the set holds back."""
+  tasks = (task for split in ("dev", "test") for task in corpus.coding_set.tasks[split])
+  held_back = [corpus.coding_set.repos[repo] for repo in {task.facts["repo"] for task in tasks}]
   damaged = code_drills.damaged(
     (each for source in config.coding.sources for each in documents.load(source)),
     split="train",
@@ -168,13 +174,13 @@ def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray,
     count=config.sft.reading_drills,
     max_characters=config.coding.max_file_characters,
     seed=config.seed,
+    without=[repo.files[path] for repo in held_back for path in repo.sources],
   )
   return coding_drills.repair_drills(
     damaged,
     coding_tasks.FAULTS,
     config.coding.tools,
     setup.load_chat(config),
-    numbered=config.coding.line_numbers,
     seed=config.seed,
   )
 
