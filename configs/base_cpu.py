@@ -5,7 +5,7 @@
     python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W \\
         --out=jaxrl_agents/assets/base
 
-The shipped weights were trained in nine parts on two cores, four hours and a quarter together,
+The shipped weights were trained in ten parts on two cores, four hours and three quarters together,
 each part with policy.init=(the part before)/warm_start and the code of its day;
 jaxrl_agents/assets/base/curve.csv has the losses. The first six, 110 minutes, knew the search agent
 alone (sft.beside=() sft.beside_rates=() sft.optimizer=adamw learner.row_tokens=1024
@@ -28,7 +28,9 @@ The others are of all three agents, without copies:
    Muon comes to a loss of 0.59 here, AdamW at sft.lr=1.2e-3 to 0.66;
 8. seed=1 sft.rates=3,0.3,0,1.5 sft.steps=3150;
 9. seed=2 sft.lr=2.5e-3 sft.rates=3,0.3,0,1.5 sft.beside_rates=6,15 sft.steps=2000, with seed=1 in
-   sft.beside; the first 1,121 steps with code of the standard library alone (coding.sources).
+   sft.beside; the first 1,121 steps with code of the standard library alone (coding.sources);
+10. seed=3 sft.steps=1800 and else as part 9, with seed=2 for the coding agent, whose edits begin
+   with what they change, as they do today.
 """
 
 import dataclasses
