@@ -84,13 +84,13 @@ async def make(
   judge, tally = Judge(boxes), coding_tasks.Yield()
   plans = [plan for plan in CALLS_PLANS if f"{plan} ".startswith(DAMAGE[damage])]
   jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
-  for source, groups in zip(sources, cuts_by_module(sources), strict=True):
-    if "calls" in kinds:
-      picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
-      jobs += [
-        functools.partial(_of_calls, boxes, judge, cuts, plans, per_repo, seed, tally)
-        for cuts in picked
-      ]
+  groups_of = cuts_by_module(sources) if "calls" in kinds else [[] for _ in sources]
+  for source, groups in zip(sources, groups_of, strict=True):
+    picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
+    jobs += [
+      functools.partial(_of_calls, boxes, judge, cuts, plans, per_repo, seed, tally)
+      for cuts in picked
+    ]
     if "suite" in kinds and source.startswith(documents.PACKAGE):
       report(f"{source}: functions alone; for tasks of its tests, name its folder or an sdist")
     elif "suite" in kinds:

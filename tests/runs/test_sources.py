@@ -9,9 +9,11 @@ import pytest
 
 from jaxrl_agents import chat
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.data import demonstrations
+from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.data import coding_sets, demonstrations
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import recipes, sources
+from jaxrl_agents.runs.recipes import coding
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Task
 
@@ -107,6 +109,16 @@ def test_a_source_is_named_by_its_options_alone(opened):
   assert name_of("copies", config) == name_of("copies", with_sft(hasty=1.0))
   for options in ({"hasty": 1.0}, {"demonstration_tasks": 7}, {"rollouts_per_task": 3}):
     assert name_of("demonstrations", config) != name_of("demonstrations", with_sft(**options))
+
+
+def test_what_is_made_of_a_frozen_set_is_named_by_the_code_of_its_drills_as_well(tmp_path):
+  (tmp_path / "a.py").write_text("x = 1\n")
+  frozen = coding_sets.CodingSet({}, {}, {"sha256": {}})
+  tasks = coding.CodingTasks(frozen, CodingConfig(sources=(str(tmp_path),)), tmp_path)
+  before = tasks.digest
+  assert tasks.digest == before
+  (tmp_path / "a.py").write_text("x = 2\n")
+  assert tasks.digest != before
 
 
 def test_sources_of_other_configs_join_with_overrides_of_their_own(opened, tmp_path):

@@ -74,8 +74,12 @@ class CodingTasks(Tasks):
 
   @property
   def digest(self) -> str:
-    """Of repositories and tasks; the slice is in the config."""
-    return json.dumps(self.coding_set.manifest["sha256"], sort_keys=True)
+    """Of repositories and tasks, and of the code that drills are made of; the slice is in the
+    config.
+    """
+    return json.dumps(
+      [self.coding_set.manifest["sha256"], _versions(self.limits.sources)], sort_keys=True
+    )
 
 
 def open_corpus(config: RunConfig, report: Any = print) -> CodingTasks:
@@ -90,7 +94,7 @@ def open_corpus(config: RunConfig, report: Any = print) -> CodingTasks:
 def _made(config: RunConfig, report: Any) -> pathlib.Path:
   """The folder of the set that is made where none is named."""
   corpus, coding = config.corpus, config.coding
-  versions = [documents.version(source) or _content(source) for source in coding.sources]
+  versions = _versions(coding.sources)
   asked = [coding.sources, versions, corpus.seed, coding.damage, coding.tasks_per_repo]
   found = hashlib.sha256(json.dumps(asked).encode())
   found.update(platform.python_version().encode())
@@ -118,8 +122,12 @@ def _made(config: RunConfig, report: Any) -> pathlib.Path:
   return folder
 
 
-def _content(source: str) -> str:
-  return documents.content_hash(documents.load(source))
+def _versions(sources: Sequence[str]) -> list[str]:
+  """The version of each source, or a hash of its content."""
+  return [
+    documents.version(source) or documents.content_hash(documents.load(source))
+    for source in sources
+  ]
 
 
 def policy_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
