@@ -18,7 +18,7 @@ def get_config() -> config.RunConfig:
       damage="flip",
       tasks_per_repo=30,
       max_file_characters=600,
-      tools=("read_file", "edit_file", "shell"),
+      tools=("read_file", "edit_file", "undo_edit", "shell"),
       token_budget=576,
       trigger_fraction=0.75,
       max_summaries=5,

@@ -59,6 +59,7 @@ class SearchConfig:
 CODING_TOOLS = (
   "read_file",
   "edit_file",
+  "undo_edit",
   "write_file",
   "shell",
   "grep",

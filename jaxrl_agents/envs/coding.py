@@ -24,7 +24,7 @@ from typing import Any
 from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.envs import coding_view as view
 from jaxrl_agents.envs.coding_context import Conversation
-from jaxrl_agents.envs.coding_tools import Workspace
+from jaxrl_agents.envs.coding_tools import Change, Workspace
 from jaxrl_agents.envs.workshop import CodingServices, check, load_services
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.changes import added_lines, changes_between
@@ -49,7 +49,7 @@ class CodingState:
   box: Snapshot
   messages: tuple[Message, ...]
   todos: tuple[Mapping[str, str], ...]
-  edited: tuple[str, ...]
+  changes: tuple[Change, ...]
   turns: int
   malformed_turns: int
   summaries: int
@@ -168,7 +168,7 @@ class CodingEnv:
       await box.snapshot(),
       tuple(self._talk.messages),
       tuple(copy.deepcopy(self._workspace.todos)),
-      tuple(self._workspace.edited),
+      tuple(self._workspace.changes),
       self._turns,
       self._malformed_turns,
       self._talk.summaries,
@@ -203,7 +203,7 @@ class CodingEnv:
     self._workspace.lost = False
     self._workspace.cwd = state.box.cwd
     self._workspace.todos = [dict(item) for item in state.todos]
-    self._workspace.edited = list(state.edited)
+    self._workspace.changes = list(state.changes)
     self._talk.messages = list(state.messages)
     self._talk.summaries, self._talk.summarizing = state.summaries, state.summarizing
     self._turns, self._malformed_turns = state.turns, state.malformed_turns

@@ -17,6 +17,7 @@ from jaxrl_agents.envs import coding_view
 from jaxrl_agents.envs.coding_players import (
   TO_UNDO,
   TRIED,
+  Replacement,
   replacements,
   told,
   turn,
@@ -49,7 +50,7 @@ def repair_drills(
   Args:
     damaged: repositories of one file, and the edit that broke each.
     prompts: requests, with places for {path} and {check}; one is drawn for each drill.
-    tools: names of those that are offered, "read_file" and "edit_file" among them.
+    tools: names of those that are offered, read_file, edit_file and undo_edit among them.
     chat: template and tokenizer.
     seed: of the draws.
 
@@ -85,9 +86,8 @@ def _drill(
   def shown(content: str) -> Message:
     return tool(coding_view.lines_of(path, content, 1, len(content)))
 
-  def edited(part: str) -> Message:
-    """Of an edit of what stands in the text, or brings it back."""
-    line = text[: text.index(part)].count("\n") + 1
+  def edited(made: Replacement) -> Message:
+    line = text[: text.index(made.old)].count("\n") + 1
     return tool(f"Edited {path}, line {line}.")
 
   def failing() -> Message:
@@ -107,16 +107,15 @@ def _drill(
     state = {"todos": [], "cwd": "/work", "edited": [path] * standing, "summaries": 1}
     messages = [coding_view.summary_message(1, "\n".join([TRIED, *lines]), state)]
     messages += asked((read, shown(changed if standing else text)))
-    undo = [last.undone] if standing else []
+    undo = [last.undo] if standing else []
   else:
     messages, undo = asked((_CHECK, failing()), (read, shown(text))), []
     for made, _ in tried:
-      calls = [each.call for each in (*undo, made)]
-      results = [edited(part) for part in (*(each.new for each in undo), made.old)]
+      calls = [*undo, made.call]
+      results = [*(tool(coding_view.UNDONE.format(path=path)) for _ in undo), edited(made)]
       if together:
         messages += [turn(*calls, _CHECK), *results, failing()]
       else:
         messages += [turn(*calls), *results, turn(_CHECK), failing()]
-      undo = [made.undone]
-  calls = [each.call for each in (*undo, mended)]
-  return messages, turn(*calls, *([_CHECK] * together))
+      undo = [made.undo]
+  return messages, turn(*undo, mended.call, *([_CHECK] * together))

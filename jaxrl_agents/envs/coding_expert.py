@@ -148,7 +148,7 @@ class CodingExpert:
     self._tries += 1
     calls: list[tuple[str, Mapping[str, Any]]] = []
     if self._undo is not None:
-      calls.append(self._undo.undone.call)
+      calls.append(self._undo.undo)
       self._texts = repo_lib.broken(self._repo, self._task.facts["edits"])
       self._undo, self._standing = None, 0
     wrong = self._wrong() if self._errs(self._noise.wrong_text) else None

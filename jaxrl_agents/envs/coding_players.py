@@ -19,6 +19,8 @@ DONE = "Done."
 TRIED = "Tried:"
 TO_UNDO = " (to undo)"
 UNTESTED = " (untested)"
+USED_TOOLS = ("read_file", "edit_file", "undo_edit", "shell")
+"""By demonstrations and drills."""
 _PAIRS = (
   (" <", " <="), (" >", " >="), (" ==", " !="), (" in", " not in"), (" is", " is not"),
   (" and", " or"), (" +", " -"), (" *", " //"), (" <<", " >>"), (" &", " |"), (" +=", " -="),
@@ -27,6 +29,7 @@ _PAIRS = (
 """Tokens that stand for one another: most of `data.code_mutations.is_flip`, beside digits."""
 _DIGIT = re.compile(r"(?<![\w.])\d(?![\w.])")
 _WORD = re.compile(r" ?[^ ]+")
+_SPACED = re.compile(r" *[^ ]+| +$")
 
 
 def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
@@ -37,7 +40,7 @@ def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-  """A call of edit_file: `old`, which stands once in `path`, becomes `new`, which then does.
+  """A call of edit_file: `old`, which stands once in `path`, becomes `new`.
 
   Where its line has enough after it, it begins with what is changed, and what makes it the only one
   follows: a policy that writes from left to right has chosen when it has written the first token,
@@ -54,9 +57,9 @@ class Replacement:
     return "edit_file", dataclasses.asdict(self)
 
   @property
-  def undone(self) -> Replacement:
-    """What takes it back."""
-    return dataclasses.replace(self, old=self.new, new=self.old)
+  def undo(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments of what takes it back, while it is the last edit of its file."""
+    return "undo_edit", {"path": self.path}
 
 
 def replacements(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> list[Replacement]:
@@ -78,18 +81,17 @@ def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[R
   """The call that puts `new` for [start, end) of a text, and the text that it makes.
 
   Within a line, `old` is what is replaced, with the space before it, and of the words after it one
-  or as many as make it stand once in the text, before and after; if the line has not enough, words
-  before it as well. Else it is whole lines, as many as it takes.
+  or as many as make it stand once in the text; if the line has not enough, words before it as well.
+  Else it is whole lines, as many as it takes.
 
   Raises:
-    ValueError: there is nothing to find the change by, before or after.
+    ValueError: there is nothing to find the change by.
   """
   for low, high in _spans(text, start, end, new):
     old, put = text[low:high], text[low:start] + new + text[end:high]
-    changed = text[:low] + put + text[high:]
-    if old.strip() and put.strip() and _once(text, old) and _once(changed, put):
-      return Replacement(path, old, put), changed
-  raise ValueError(f"{path} is blank before or after the change; write the whole file instead")
+    if old.strip() and _once(text, old):
+      return Replacement(path, old, put), text[:low] + put + text[high:]
+  raise ValueError(f"{path} is blank before the change; write the whole file instead")
 
 
 def wrong_edits(
@@ -114,8 +116,12 @@ def wrong_edits(
 
 
 def told(made: Replacement) -> str:
-  """An edit in a summary of what was tried, on one line."""
-  return f"{made.old} ->{made.new}".replace("\n", "\\n")
+  """An edit in a summary, on one line: what was replaced, and by what, less what follows both."""
+  old, new = (_SPACED.findall(text) for text in (made.old, made.new))
+  while old and new and old[-1] == new[-1]:
+    old.pop()
+    new.pop()
+  return f"{made.old} ->{''.join(new) or made.new}".replace("\n", "\\n")
 
 
 def _flips(text: str, at: int) -> list[tuple[int, int, str]]:

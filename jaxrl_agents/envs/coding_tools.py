@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import posixpath
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,16 @@ MAX_FILE_BYTES = 1_000_000
 MARGIN_S = 70.0
 """Beyond the time of a command: the sandbox answers or is given up within it."""
 MAX_ARGUMENT_CHARACTERS = 300_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """An edit that stands: `before` became `after`; None where no text was there."""
+
+  path: str
+  name: str  # of the path, as it was shown
+  before: str | None
+  after: str
 
 
 class Workspace:
@@ -45,10 +56,11 @@ class Workspace:
     self.max_tokens = limits.tool_output_tokens  # of the next observation
     self.cwd = "/work"
     self.todos: list[dict[str, str]] = []
-    self.edited: list[str] = []
+    self.changes: list[Change] = []
     runs: dict[str, Callable[..., Any]] = {
       "read_file": self._read_file,
       "edit_file": self._edit_file,
+      "undo_edit": self._undo_edit,
       "write_file": self._write_file,
       "shell": self._shell,
       "grep": self._grep,
@@ -64,8 +76,9 @@ class Workspace:
     }
 
   def state(self) -> dict[str, Any]:
-    """What the harness knows: to-dos, directory, files edited."""
-    return {"todos": self.todos, "cwd": self.cwd, "edited": self.edited}
+    """What the harness knows: to-dos, directory, files with edits that stand."""
+    edited = list(dict.fromkeys(change.name for change in self.changes))
+    return {"todos": self.todos, "cwd": self.cwd, "edited": edited}
 
   def _guarded(self, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run`, with the sandbox's refusals as the tool's, its loss noted, its output shortened."""
@@ -117,17 +130,34 @@ class Workspace:
     changed, at, problem = view.edited(path, text, old, new, line)
     if problem:
       raise ToolError(problem)
-    await self._write(path, changed)
+    await self._write(path, text, changed)
     return f"Edited {self._shown(path)}, line {at}.{view.parse_problem(path, changed)}"
 
+  async def _undo_edit(self, path: str) -> str:
+    places = [i for i, change in enumerate(self.changes) if change.path == self._path(path)]
+    if not places:
+      raise ToolError(f"there is no edit of {path} to undo.")
+    last = self.changes[places[-1]]
+    if last.before is None:
+      raise ToolError(f"{path} held no text before it was written; write it anew or remove it.")
+    if await self._text(path) != last.after:
+      raise ToolError(f"{path} has changed by other means since its last edit; edit it instead.")
+    await self._box().write(last.path, last.before)
+    del self.changes[places[-1]]
+    undone = view.UNDONE.format(path=self._shown(path))
+    return undone + view.parse_problem(path, last.before)
+
   async def _write_file(self, path: str, content: str) -> str:
-    await self._write(path, content)
+    try:
+      before = await self._text(path)
+    except (Refused, ToolError):
+      before = None
+    await self._write(path, before, content)
     return f"Wrote {self._shown(path)}.{view.parse_problem(path, content)}"
 
-  async def _write(self, path: str, text: str) -> None:
+  async def _write(self, path: str, before: str | None, text: str) -> None:
     await self._box().write(self._path(path), text)
-    if self._shown(path) not in self.edited:
-      self.edited.append(self._shown(path))
+    self.changes.append(Change(self._path(path), self._shown(path), before, text))
 
   async def _shell(self, command: str) -> str:
     # A token is a byte at least: more bytes than this could never be shown.

@@ -18,6 +18,7 @@ LOST = (
   "Error: the sandbox broke down while this ran and was brought back as it was before. "
   "Do not do the same again."
 )
+UNDONE = "Undid the last edit of {path}."
 STATES = ("open", "doing", "done")
 MAX_PLACES = 1_000
 """Occurrences of what is to be replaced among which one is chosen."""
@@ -61,6 +62,12 @@ SPECS: Mapping[str, ToolSpec] = {
       "what begins in the line nearest to it, once there.",
       {"path": _PATH, "old": _string(60_000), "new": _string(60_000, 0), "line": _NUMBER},
       ["path", "old", "new"],
+    ),
+    _spec(
+      "undo_edit",
+      "Makes a file what it was before its last edit_file or write_file.",
+      {"path": _PATH},
+      ["path"],
     ),
     _spec(
       "write_file",

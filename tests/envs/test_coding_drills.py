@@ -19,7 +19,7 @@ EDITS = [
 ]
 REPO = Repo("drill", "drill", "calls", {"main.py": TEXT}, ("main.py",))
 PROMPTS = ("Mend {path}.", "`{check}` fails: see {path}.")
-TOOLS = ("read_file", "edit_file", "shell")
+TOOLS = ("read_file", "edit_file", "undo_edit", "shell")
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,18 @@ def drills():
   return [(edit, *drill) for (_, edit), drill in zip(pairs, made, strict=True)]
 
 
-def applied(text, calls):
-  """(text, what the tool says) after each call."""
-  for arguments in calls:
+def applied(text, before, calls):
+  """(text, what the tool says) after each call; `before` holds the texts that undoing brings."""
+  for name, arguments in calls:
     assert arguments["path"] == "main.py"
-    text, line, error = coding_view.edited(text=text, **arguments)
-    assert not error
-    yield text, f"Edited main.py, line {line}."
+    if name == "undo_edit":
+      text, result = before.pop(), "Undid the last edit of main.py."
+    else:
+      before.append(text)
+      text, line, error = coding_view.edited(text=text, **arguments)
+      assert not error
+      result = f"Edited main.py, line {line}."
+    yield text, result
 
 
 def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_one(drills):
@@ -46,16 +51,18 @@ def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_
     wrong = {text for _, text in coding_players.wrong_edits(REPO, "main.py", broken, [edit])}
     said = CHAT.decode(prompt.tolist())
     (read,) = [text for text in (broken, *wrong) if text in said]
-    called = list(applied(read, map(json.loads, re.findall(r"edit_file(\{[^\n]*?\})<", said))))
-    assert re.findall(r"Edited [^<]*", said) == [result for _, result in called]
+    found = re.findall(r"(edit_file|undo_edit)(\{[^\n]*?\})<", said)
+    before = [broken] * (read != broken)
+    called = list(applied(read, before, [(name, json.loads(text)) for name, text in found]))
+    assert re.findall(r"(?:Edited|Undid) [^<]*", said) == [result for _, result in called]
     tried = [text for text, _ in called]
     assert TEXT not in tried and {broken, *wrong}.issuperset(tried)
     assert len(set(tried) - {broken}) == len([text for text in tried if text != broken])
-    calls = [c for c in CHAT.parse(reply).tool_calls if c.name == "edit_file"]
-    *back, (mended, _) = applied(tried[-1] if tried else read, [dict(c.arguments) for c in calls])
+    now = tried[-1] if tried else read
+    calls = [(c.name, c.arguments) for c in CHAT.parse(reply).tool_calls if c.name != "shell"]
+    *back, (mended, _) = applied(now, before, calls)
     assert mended == TEXT
-    standing = (tried[-1] if tried else read) != broken
-    assert [text for text, _ in back] == [broken] * standing
+    assert [text for text, _ in back] == [broken] * (now != broken)
     tries.append((len([text for text in tried if text != broken]), "Tried:" in said))
   assert {0, 1} <= {count for count, told in tries if not told}
   assert 10 < sum(told for _, told in tries) < 80
@@ -65,7 +72,9 @@ def test_prompts_are_all_drawn_and_name_file_and_check(drills):
   texts = [CHAT.decode(prompt.tolist()) for _, prompt, _ in drills]
   assert any("Mend main.py." in text for text in texts)
   assert any("`python3 check.py` fails: see main.py." in text for text in texts)
-  assert all(text.startswith("<|tools|>read_file edit_file shell<|end|>") for text in texts)
+  assert all(
+    text.startswith("<|tools|>read_file edit_file undo_edit shell<|end|>") for text in texts
+  )
 
 
 def test_a_reply_that_is_too_long_is_left_out():

@@ -85,6 +85,35 @@ def test_an_edit_that_does_not_fit_says_what_would():
   assert answers[6] == "Edited main.py, line 7. It does not parse now: line 7: invalid syntax."
 
 
+def test_edits_are_undone_the_last_one_first_where_the_file_is_as_they_left_it():
+  edit = lambda old, new: ("edit_file", {"path": "main.py", "old": old, "new": new})
+  undo = ("undo_edit", {"path": "./main.py"})
+  answers = observed(
+    undo,
+    edit("value > low", "value >= low"),
+    ("write_file", {"path": "main.py", "content": "x = (\n"}),
+    undo,
+    ("read_file", {"path": "main.py", "first": 2, "lines": 1}),
+    undo,
+    undo,
+    CHECK,
+    edit("value > low", "value < low"),
+    SHELL("cat main.py | tr '<' '>' > x; mv x main.py"),
+    undo,
+    ("write_file", {"path": "new.py", "content": "x = (\n"}),
+    ("undo_edit", {"path": "new.py"}),
+    SHELL("rm new.py"),
+    ("undo_edit", {"path": "new.py"}),
+  )
+  assert answers[0] == answers[6] == "Error: there is no edit of ./main.py to undo."
+  assert answers[3] == answers[5] == "Undid the last edit of main.py."
+  assert answers[4] == "[main.py, lines 2-2 of 8]\n    if value >= low:"
+  assert answers[7].endswith("2 of 4 fail")
+  assert answers[10].startswith("Error: ./main.py has changed by other means since its last edit;")
+  assert answers[12] == answers[14]
+  assert answers[12].startswith("Error: new.py held no text before it was written;")
+
+
 def test_what_occurs_too_often_to_be_chosen_from_is_refused_at_once():
   text = "a" * 400_000
   for line in (None, 1):
@@ -341,8 +370,9 @@ def test_without_a_strategy_the_episode_ends_when_nothing_fits():
 
 
 ACTIONS = [
-  turn(SHELL("cd /tmp; A=1; echo $A > f; pwd"), READ),
-  turn(MEND, SHELL("cat f; python3 /work/check.py")),
+  turn(MEND, SHELL("cd /tmp; A=1; echo $A > f; pwd"), READ),
+  turn(SHELL("cat f; python3 /work/check.py")),
+  turn(("undo_edit", {"path": "/work/main.py"}), SHELL("python3 /work/check.py")),
   turn(("todo", {"items": []}), SHELL("ls -A /work; echo $A; sleep 100")),
   turn(("grep", {"pattern": "low"}), ("edit_file", {"path": "x", "old": "a", "new": "b"})),
 ]
@@ -381,6 +411,7 @@ def test_a_restored_state_shows_the_same_for_the_same_actions():
       again = coding.restored(CALL_TASK, shared, state)
       context = await again.start()
       assert [m.content for m in context.messages if m.role == "tool"] == first[0]
+      assert again._workspace.state()["edited"] == ["main.py"]
       twice.append(await played_from(again, ACTIONS[1:], 1))
       assert (await again.step(DONE)).stop == ended.stop
       assert again._verdict == verdict
@@ -389,6 +420,7 @@ def test_a_restored_state_shows_the_same_for_the_same_actions():
 
   live, twice = run(body)
   assert twice == [live, live]
+  assert live[1][0] == "Undid the last edit of ../work/main.py."
 
 
 def test_branches_of_a_state_do_not_see_one_another():

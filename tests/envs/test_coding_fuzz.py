@@ -15,7 +15,8 @@ from tests.envs.coding_bench import CALL_TASK, SUITE_TASK, run, services
 
 STOPS = {"answer", "turn_limit", "context_overflow", "malformed"}
 TOOLS = [
-  *("read_file", "edit_file", "write_file", "shell", "grep", "search_code", "fetch_page", "todo"),
+  *("read_file", "edit_file", "undo_edit", "write_file", "shell", "grep"),
+  *("search_code", "fetch_page", "todo"),
   *("shel", ""),
 ]
 KEYS = {

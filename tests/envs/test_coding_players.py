@@ -12,11 +12,13 @@ from jaxrl_agents.envs import coding_view
 from jaxrl_agents.envs.coding_expert import CodingExpert, ExpertNoise
 from jaxrl_agents.envs.coding_players import (
   Oracle,
+  Replacement,
   Tamperer,
   do_nothing,
   make_player,
   replacement,
   replacements,
+  told,
 )
 from jaxrl_agents.envs.workshop import CodeIndexes, CodingServices
 from jaxrl_agents.grading import repo as repo_lib
@@ -94,9 +96,8 @@ def test_a_replacement_begins_with_what_changes_and_goes_on_until_it_stands_once
     at = [found.start() for found in re.finditer(re.escape(old), text)][number]
     call, changed = replacement("f.py", text, at, at + len(old), new)
     assert changed == text[:at] + new + text[at + len(old) :]
-    for each, before, after in ((call, text, changed), (call.undone, changed, text)):
-      found, _, problem = coding_view.edited(text=before, **dataclasses.asdict(each))
-      assert (found, problem) == (after, "")
+    found, _, problem = coding_view.edited(text=text, **dataclasses.asdict(call))
+    assert (found, problem) == (changed, "")
     return call.old, call.new
 
   assert made("and", "or") == (" and c", " or c")
@@ -106,8 +107,15 @@ def test_a_replacement_begins_with_what_changes_and_goes_on_until_it_stands_once
   assert made("+", "-", 1) == ("+1]", "-1]")
   assert made("- ", "+ ") == (" - a[+1]", " + a[+1]")
   assert made("not ", "") == (" not y", " y")
+  assert made("1", "", 1) == (" 1)", " )")
   assert made("1", "2") == ("a = 1\nif a < b and c < d:", "a = 2\nif a < b and c < d:")
   assert made("x = not y", "x = 1\ny = 2") == ("x = not y", "x = 1\ny = 2")
+
+
+def test_of_an_edit_a_summary_tells_what_was_replaced_and_by_what():
+  assert told(Replacement("f", " < b and c:", " <= b and c:")) == " < b and c: -> <="
+  assert told(Replacement("f", " not in xs", " in xs")) == " not in xs -> in xs"
+  assert told(Replacement("f", "a\n  b", "a\n  c")) == "a\\n  b ->a\\n  c"
 
 
 def test_replacements_undo_whatever_was_damaged():
@@ -215,22 +223,24 @@ def after(trajectory, at):
 
 
 def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_after_it():
-  told = 0
+  summaries = 0
   for trajectory in tight_episodes(dataclasses.replace(PATIENT, wrong_edit=1.0), 12):
     edits = set[str]()
     for at, message in enumerate(trajectory.log):
       for call in message.tool_calls:
         if call.name == "edit_file":
-          edits.add("{old} ->{new}".format(**call.arguments))
+          made = Replacement(**call.arguments)
+          edits.add(told(made))
+          assert told(made).startswith(f"{made.old} ->")
       if message.role == "assistant" and message.content.startswith("Tried:"):
-        told += 1
+        summaries += 1
         *undone, last = message.content.splitlines()[1:]
         last, _, mark = last.partition(" (")
         assert {*undone, last} <= edits and mark in ("", "to undo)", "untested)")
         results = [m.content for m in trajectory.log[:at] if m.role == "tool"]
         assert (mark == "to undo)") <= bool(re.search(r"\d of \d+ fail", results[-1]))
         assert after(trajectory, at) == ("shell" if mark == "untested)" else "read_file")
-  assert told >= 6
+  assert summaries >= 6
 
 
 def test_after_an_edit_that_was_not_made_the_expert_has_nothing_to_test():

@@ -19,6 +19,7 @@ from jaxrl_agents.data import code_drills, coding_sets, coding_tasks, graph, pyt
 from jaxrl_agents.data.coding_sets import CodingSet
 from jaxrl_agents.envs import coding_drills
 from jaxrl_agents.envs.coding_expert import ExpertNoise
+from jaxrl_agents.envs.coding_players import USED_TOOLS
 from jaxrl_agents.evals import suites
 from jaxrl_agents.harness.process import WorkerSpec
 from jaxrl_agents.retrieval import documents
@@ -137,10 +138,24 @@ def policy_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
 
 
 def expert_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
-  """Workers in which the scripted expert plays."""
+  """Workers in which the scripted expert plays.
+
+  Raises:
+    ValueError: a tool that it uses is not offered.
+  """
+  _check_tools(config.coding)
   noise = ExpertNoise(hasty=config.sft.hasty)
   arguments = (config.policy.tokenizer, _with_tasks(config.coding, corpus), noise)
   return WorkerSpec("jaxrl_agents.envs.coding_expert:expert_services", arguments)
+
+
+def _check_tools(limits: CodingConfig) -> None:
+  missing = [name for name in USED_TOOLS if name not in limits.tools]
+  if missing:
+    raise ValueError(
+      f"coding.tools lacks {', '.join(missing)}, which demonstrations and drills use; add what is "
+      "missing, or set their rates in sft.rates to 0"
+    )
 
 
 def _with_tasks(limits: CodingConfig, corpus: CodingTasks) -> CodingConfig:
@@ -172,7 +187,12 @@ def texts(config: RunConfig, corpus: CodingTasks) -> Sequence[str]:
 
 
 def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Functions of the train split to mend by reading alone, and none that the set holds back."""
+  """Functions of the train split to mend by reading alone, and none that the set holds back.
+
+  Raises:
+    ValueError: a tool that they use is not offered.
+  """
+  _check_tools(config.coding)
   tasks = (task for split in ("dev", "test") for task in corpus.coding_set.tasks[split])
   held_back = [corpus.coding_set.repos[repo] for repo in {task.facts["repo"] for task in tasks}]
   damaged = code_drills.damaged(
