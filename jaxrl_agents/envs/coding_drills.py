@@ -1,11 +1,13 @@
 """Short exercises in mending: a file was read, and maybe changed in vain.
 
 What was tried stands in the conversation, or in a summary of it; the reply takes back the last of
-it and mends. Nothing runs: of the tests only the last line is told, and how many fail is made up.
+it, unless that named what is not in the file, and mends. Nothing runs: of the tests only the last
+line is told, and how many fail is made up.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from jaxrl_agents.envs.coding_players import (
   TO_UNDO,
   TRIED,
   Replacement,
+  missed,
   replacements,
   told,
   turn,
@@ -30,6 +33,8 @@ from jaxrl_agents.types import Message
 MAX_REPLY_TOKENS = 128
 TRIES = (0.4, 0.25, 0.2, 0.15)
 """How often nothing was tried, one edit, two, three."""
+MISSED = 0.3
+"""How often a try names what does not stand in the file."""
 SUMMARIZED = 0.3
 """How often what was tried is told by a summary."""
 TOGETHER = 0.5
@@ -58,9 +63,12 @@ def repair_drills(
   """
   draw = random.Random(f"{seed} repairs")
   specs = tuple(coding_view.SPECS[name] for name in tools)
+  elsewhere: Replacement | None = None
   for repo, edit in damaged:
     request = draw.choice(prompts).format(path=edit["path"], check=_CHECK[1]["command"])
-    messages, reply = _drill(repo, edit, draw)
+    (mended,) = replacements(repo, [edit])
+    messages, reply = _drill(repo, edit, mended, elsewhere, draw)
+    elsewhere = mended
     messages.insert(0, Message("user", request))
     ids = chat.encode_reply(reply, messages)
     if len(ids) <= MAX_REPLY_TOKENS:
@@ -68,10 +76,13 @@ def repair_drills(
 
 
 def _drill(
-  repo: Repo, edit: Mapping[str, Any], draw: random.Random
+  repo: Repo,
+  edit: Mapping[str, Any],
+  mended: Replacement,
+  elsewhere: Replacement | None,
+  draw: random.Random,
 ) -> tuple[list[Message], Message]:
-  """What follows the request, and the reply that mends."""
-  (mended,) = replacements(repo, [edit])
+  """What follows the request, and the reply that mends. `elsewhere` is an edit of another file."""
   path = mended.path
   text = repo_lib.broken(repo, [edit])[path]
   count = draw.choices(range(len(TRIES)), TRIES)[0]
@@ -111,11 +122,18 @@ def _drill(
   else:
     messages, undo = asked((_CHECK, failing()), (read, shown(text))), []
     for made, _ in tried:
-      calls = [*undo, made.call]
-      results = [*(tool(coding_view.UNDONE.format(path=path)) for _ in undo), edited(made)]
+      results = [tool(coding_view.UNDONE.format(path=path)) for _ in undo]
+      if draw.random() < MISSED:
+        wrong = missed(made, text)
+        if elsewhere and elsewhere.new not in text and draw.random() < 0.5:
+          wrong = missed(dataclasses.replace(elsewhere, path=path), text)
+        _, _, problem = coding_view.edited(**dataclasses.asdict(wrong), text=text)
+        calls, results, undo = [*undo, wrong.call], [*results, tool(f"Error: {problem}")], []
+      else:
+        calls, results, undo = [*undo, made.call], [*results, edited(made)], [made.undo]
       if together:
         messages += [turn(*calls, _CHECK), *results, failing()]
       else:
-        messages += [turn(*calls), *results, turn(_CHECK), failing()]
-      undo = [made.undo]
+        messages += [turn(*calls), *results]
+        messages += [turn(_CHECK), failing()] if undo else []
   return messages, turn(*undo, mended.call, *([_CHECK] * together))

@@ -29,6 +29,7 @@ from jaxrl_agents.envs.coding_players import (
   UNTESTED,
   Replacement,
   make_player,
+  missed,
   replacements,
   told,
   turn,
@@ -54,7 +55,7 @@ class ExpertNoise:
   """
 
   wrong_edit: float = 0.5  # a try puts another token for its counterpart, in vain
-  wrong_text: float = 0.04  # an edit whose old text does not stand in the file
+  wrong_text: float = 0.1  # an edit whose old text does not stand in the file
   give_up: float = 0.1  # after tests that still fail
   unchecked: float = 0.1  # an episode reads and edits before it ran the tests
   hasty: float = 0.3  # an episode ends after its first edit, whatever the tests would say
@@ -152,15 +153,15 @@ class CodingExpert:
       self._texts = repo_lib.broken(self._repo, self._task.facts["edits"])
       self._undo, self._standing = None, 0
     wrong = self._wrong() if self._errs(self._noise.wrong_text) else None
-    if wrong:  # what is to be replaced stands nowhere
-      calls.append(dataclasses.replace(wrong[0], old=f"{wrong[0].old} #").call)
+    if wrong:
+      calls.append(missed(wrong[0], self._texts[self._path]).call)
       self.erred = True
     else:
       calls += [each.call for each in self._edits()]
     if self._together and not self._hasty:
       calls.append(self._check)
     else:
-      self._to_check = True
+      self._to_check = wrong is None
     message = turn(*calls)
     size = len(self._services.chat.encode_reply(message, context.messages))
     if size > context.max_new_tokens:

@@ -28,7 +28,7 @@ _PAIRS = (
 )  # fmt: skip
 """Tokens that stand for one another: most of `data.code_mutations.is_flip`, beside digits."""
 _DIGIT = re.compile(r"(?<![\w.])\d(?![\w.])")
-_WORD = re.compile(r" ?[^ ]+")
+_WORD = re.compile(r" ?(?:\w+|[^\w ]+)")
 _SPACED = re.compile(r" *[^ ]+| +$")
 
 
@@ -113,6 +113,13 @@ def wrong_edits(
     for made, changed in found
     if changed != mended and not coding_view.parse_problem(path, changed)
   ]
+
+
+def missed(made: Replacement, text: str) -> Replacement:
+  """What looks like `made`, an edit of a text, and names what does not stand there."""
+  if made.new in text:
+    return dataclasses.replace(made, old=2 * made.old)  # of what stands once
+  return dataclasses.replace(made, old=made.new, new=made.old)
 
 
 def told(made: Replacement) -> str:

@@ -38,14 +38,17 @@ def applied(text, before, calls):
       text, result = before.pop(), "Undid the last edit of main.py."
     else:
       before.append(text)
-      text, line, error = coding_view.edited(text=text, **arguments)
-      assert not error
-      result = f"Edited main.py, line {line}."
+      changed, line, error = coding_view.edited(text=text, **arguments)
+      result = f"Error: {error}" if error else f"Edited main.py, line {line}."
+      if error:
+        before.pop()
+      else:
+        text = changed
     yield text, result
 
 
 def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_one(drills):
-  tries = []
+  tries, misses = [], 0
   for edit, prompt, reply in drills:
     broken = repo_lib.broken(REPO, [edit])["main.py"]
     wrong = {text for _, text in coding_players.wrong_edits(REPO, "main.py", broken, [edit])}
@@ -54,10 +57,11 @@ def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_
     found = re.findall(r"(edit_file|undo_edit)(\{[^\n]*?\})<", said)
     before = [broken] * (read != broken)
     called = list(applied(read, before, [(name, json.loads(text)) for name, text in found]))
-    assert re.findall(r"(?:Edited|Undid) [^<]*", said) == [result for _, result in called]
+    assert re.findall(r"(?:Edited|Undid|Error:) [^<]*", said) == [result for _, result in called]
     tried = [text for text, _ in called]
     assert TEXT not in tried and {broken, *wrong}.issuperset(tried)
     assert len(set(tried) - {broken}) == len([text for text in tried if text != broken])
+    misses += sum(result.startswith("Error: old does not occur") for _, result in called)
     now = tried[-1] if tried else read
     calls = [(c.name, c.arguments) for c in CHAT.parse(reply).tool_calls if c.name != "shell"]
     *back, (mended, _) = applied(now, before, calls)
@@ -66,6 +70,7 @@ def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_
     tries.append((len([text for text in tried if text != broken]), "Tried:" in said))
   assert {0, 1} <= {count for count, told in tries if not told}
   assert 10 < sum(told for _, told in tries) < 80
+  assert 5 < misses < 100
 
 
 def test_prompts_are_all_drawn_and_name_file_and_check(drills):
@@ -78,9 +83,9 @@ def test_prompts_are_all_drawn_and_name_file_and_check(drills):
 
 
 def test_a_reply_that_is_too_long_is_left_out():
-  line = f"    return {'+'.join(['value'] * 80)}\n"
+  line = f"    return value - {' + '.join(['value'] * 80)}\n"
   text = f"def long(value):\n{line}"
   repo = Repo("drill", "drill", "calls", {"main.py": text}, ("main.py",))
-  edit = {"path": "main.py", "start": text.index("+"), "fixed": "+", "broken": "-"}
+  edit = {"path": "main.py", "start": text.index("-"), "fixed": "-", "broken": "+"}
   made = coding_drills.repair_drills([(repo, edit)], PROMPTS, TOOLS, CHAT, seed=0)
   assert not list(made)
