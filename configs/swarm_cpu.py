@@ -33,9 +33,11 @@ def get_config() -> config.RunConfig:
       sub_temperature=0.3,
       message_tokens=48,
       sub_max_turns=8,
+      sub_deadline_s=400.0,
     ),
     parl=config.ParlConfig(),
     policy=config.PolicySection(model=config.BASE_MODEL),
+    workers=config.WorkersConfig(stall_s=600.0),
     sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=1.0),
     sft=config.SftConfig(
       steps=100,
