@@ -5,7 +5,7 @@
     python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W \\
         --out=jaxrl_agents/assets/base
 
-The shipped weights were trained in ten parts on two cores, four hours and three quarters together,
+The shipped weights were trained in eleven parts on two cores, five hours and a half together,
 each part with policy.init=(the part before)/warm_start and the code of its day;
 jaxrl_agents/assets/base/curve.csv has the losses. The first six, 110 minutes, knew the search agent
 alone (sft.beside=() sft.beside_rates=() sft.optimizer=adamw learner.row_tokens=1024
@@ -29,8 +29,10 @@ The others are of all three agents, without copies:
 8. seed=1 sft.rates=3,0.3,0,1.5 sft.steps=3150;
 9. seed=2 sft.lr=2.5e-3 sft.rates=3,0.3,0,1.5 sft.beside_rates=6,15 sft.steps=2000, with seed=1 in
    sft.beside; the first 1,121 steps with code of the standard library alone (coding.sources);
-10. seed=3 sft.steps=1800 and else as part 9, with seed=2 for the coding agent, whose edits begin
-   with what they change, as they do today.
+10. seed=3 sft.steps=1800 and else as part 9, with seed=2 for the coding agent, whose edits began
+   with what they change;
+11. seed=3 sft.steps=2500 and else as part 10, with seed=4 for the coding agent, whose edits are as
+   short as today's and taken back with undo_edit.
 """
 
 import dataclasses
