@@ -121,6 +121,15 @@ def test_what_is_made_of_a_frozen_set_is_named_by_the_code_of_its_drills_as_well
   assert tasks.digest != before
 
 
+def test_a_tool_that_demonstrations_and_drills_use_must_be_offered(tmp_path):
+  limits = CodingConfig(tools=("read_file", "edit_file", "grep"))
+  tasks = coding.CodingTasks(coding_sets.CodingSet({}, {}, {"sha256": {}}), limits, tmp_path)
+  config = dataclasses.replace(config_lib.load("configs/coding_cpu.py"), coding=limits)
+  for made in (coding.expert_spec, coding.drills):
+    with pytest.raises(ValueError, match="coding.tools lacks undo_edit, shell, which"):
+      made(config, tasks)
+
+
 def test_sources_of_other_configs_join_with_overrides_of_their_own(opened, tmp_path):
   config, corpus = opened
   (tmp_path / "other.py").write_text(
