@@ -40,8 +40,8 @@ DAMAGE = {"any": ("",), "token": ("token ", "flip "), "flip": ("flip ",)}
 """What the kinds of damage of a slice begin with, by `CodingConfig.damage`."""
 CALLS_PLANS = ("flip", "flip", "token", "statement")
 """How a repository of calls is damaged, in turn."""
-AT_ONCE = 4
-"""Repositories at work at once: sandboxes wait for one another's programs."""
+AT_ONCE = 2 * (os.cpu_count() or 2)
+"""Repositories at work at once: tests wait for clocks and files as much as for cores."""
 
 
 @dataclasses.dataclass(frozen=True)

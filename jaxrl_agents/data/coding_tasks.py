@@ -33,6 +33,8 @@ LEVELS = (1, 10, 60)
 MAX_CHANGED_LINES = 300
 MAX_SUITE_S = 1.2
 """Of all tests of a repository, with what else the machine does meanwhile."""
+MAX_DAMAGED_S = 4.0
+"""Of all tests of a damaged one: what never ends would hold up whoever runs them."""
 PLANS = ("flip", "token", "statement", "feature", "features")
 """Kinds of damage: one token for its counterpart (code_mutations.is_flip), one token for another,
 one statement, one function, several."""
@@ -65,7 +67,7 @@ async def stable(judge: Judge, repo: Repo) -> Repo | None:
   """
   started = time.monotonic()
   try:
-    first, held = await judge.outcomes(repo, {})
+    first, held = await judge.outcomes(repo, {}, suite_s=2 * MAX_SUITE_S)
   except NotBegun:  # Python itself needs what is masked
     return None
   if time.monotonic() - started > MAX_SUITE_S:
@@ -179,7 +181,10 @@ async def validated(
   """(the task of a damaged repository, "" or why there is none)."""
   files = dict(repo_lib.broken(repo, damage.edits))
   expected = repo.expected()
-  gives, held = await judge.outcomes(repo, files)
+  started = time.monotonic()
+  gives, held = await judge.outcomes(repo, files, suite_s=MAX_DAMAGED_S)
+  if repo.kind == "suite" and time.monotonic() - started > MAX_DAMAGED_S:
+    return None, "the tests do not end"
   failing = [test for test, want in expected.items() if gives.get(test) != want]
   if not failing:
     return None, "no test fails"
@@ -190,7 +195,7 @@ async def validated(
     return None, "no hidden test fails"
   if set(seen) <= set(failing) and not damage.kind.startswith("feature"):
     return None, "all tests fail"
-  again, held_again = await judge.outcomes(repo, files)
+  again, held_again = await judge.outcomes(repo, files, suite_s=MAX_DAMAGED_S)
   if not (held and held_again) or any(gives.get(t) != again.get(t) for t in expected):
     return None, "two runs differ"
   failed = set(failing)

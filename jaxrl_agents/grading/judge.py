@@ -80,7 +80,12 @@ class Judge:
       raise
 
   async def outcomes(
-    self, repo: Repo, files: Mapping[str, bytes | str | None], *, twice_as_long: bool = False
+    self,
+    repo: Repo,
+    files: Mapping[str, bytes | str | None],
+    *,
+    twice_as_long: bool = False,
+    suite_s: float = SUITE_S,
   ) -> tuple[dict[str, str], bool]:
     """({test id: what it gives}, whether the canaries held) in a fresh sandbox.
 
@@ -88,18 +93,19 @@ class Judge:
       repo: whose tests are run.
       files: what stands in the place of its files; None: gone.
       twice_as_long: lets everything take twice its time.
+      suite_s: how long all tests of a suite may take; those that were not run then are not there.
 
     Raises:
       SandboxError: nothing could be run, twice.
     """
     factor = 2.0 if twice_as_long else 1.0
     try:
-      return await self._outcomes(repo, files, factor)
+      return await self._outcomes(repo, files, factor, suite_s)
     except run.NotBegun:  # once more: the first sandbox may have been unlucky
-      return await self._outcomes(repo, files, factor)
+      return await self._outcomes(repo, files, factor, suite_s)
 
   async def _outcomes(
-    self, repo: Repo, files: Mapping[str, bytes | str | None], factor: float
+    self, repo: Repo, files: Mapping[str, bytes | str | None], factor: float, suite_s: float
   ) -> tuple[dict[str, str], bool]:
     box = await self.boxes.create(await self.base(repo, hidden=True))
     try:
@@ -107,7 +113,7 @@ class Judge:
         await _put(box, path, content)
       if repo.kind == "calls":
         return await _call_outcomes(box, repo, factor)
-      return await _suite_outcomes(box, repo, factor)
+      return await _suite_outcomes(box, repo, factor, suite_s)
     finally:
       await box.close()
 
@@ -198,12 +204,14 @@ def _random_sizes() -> list[int]:
   return [3 + secrets.randbelow(40) for _ in range(2)]
 
 
-async def _suite_outcomes(box: Sandbox, repo: Repo, factor: float) -> tuple[dict[str, str], bool]:
+async def _suite_outcomes(
+  box: Sandbox, repo: Repo, factor: float, suite_s: float
+) -> tuple[dict[str, str], bool]:
   files, lies = canaries.with_canaries(repo.held_back, random.Random(secrets.randbits(64)))
   for path, text in files.items():
     await box.write(path, text)
   modules = [module_of(path) for path in (*repo.visible_tests, *files)]
-  statuses = await run.statuses_of(box, modules, limit_s=5.0 * factor, timeout_s=SUITE_S * factor)
+  statuses = await run.statuses_of(box, modules, limit_s=5.0 * factor, timeout_s=suite_s * factor)
   held = not any(statuses.get(name) == "passed" for name in lies)
   return statuses, held
 

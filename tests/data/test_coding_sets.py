@@ -1,5 +1,6 @@
 """Sets of coding tasks: made in sandboxes from a folder, frozen, refused when changed."""
 
+import dataclasses
 import io
 import json
 import tarfile
@@ -11,7 +12,7 @@ from jaxrl_agents.data import code_repos, coding_sets, coding_tasks
 from jaxrl_agents.data.graph import split_of
 from jaxrl_agents.grading import repo as repo_lib
 from jaxrl_agents.grading.judge import TESTS
-from tests.grading.benches import CALLS, HELD_BACK, MAIN, SHOP, SUITE, with_sandboxes  # fmt: skip
+from tests.grading.benches import CALLS, HELD_BACK, MAIN, SHOP, SUITE, edit, with_sandboxes
 from tests.grading.benches import TESTS as SHOP_TESTS
 
 CLOCK = """\
@@ -211,3 +212,18 @@ def test_a_function_that_stands_in_two_modules_is_cut_out_of_the_first_alone(tmp
   found = coding_sets.cuts_by_module([str(one), str(two)])
   names = [[[cut.name for cut in cuts] for cuts in groups] for groups in found]
   assert names == [[["label", "wrapped"], ["kept", "g"]], [["g"]]]
+
+
+def test_tests_that_do_not_end_make_no_task(monkeypatch):
+  monkeypatch.setattr(coding_tasks, "MAX_SUITE_S", 1.0)
+  monkeypatch.setattr(coding_tasks, "MAX_DAMAGED_S", 1.0)
+  wait = "import time; time.sleep(99)\n"
+  waits = dataclasses.replace(SUITE, files={**SUITE.files, "test_shop.py": wait + SHOP_TESTS})
+  spins = coding_tasks.Damage("statement", (edit(SUITE, "shop.py", "return None", wait),), (), 1)
+
+  async def body(workshop):
+    judge = await workshop.judge()
+    left_out = await coding_tasks.stable(judge, waits)
+    return left_out, await coding_tasks.validated(judge, SUITE, spins, seed=0)
+
+  assert with_sandboxes(body) == (None, (None, "the tests do not end"))
