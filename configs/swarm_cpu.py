@@ -54,7 +54,7 @@ def get_config() -> config.RunConfig:
       mtp_steps=10,
     ),
     learner=config.LearnerConfig(
-      steps=16,
+      steps=20,
       groups_per_step=8,
       group_size=8,
       substeps=4,
@@ -62,8 +62,8 @@ def get_config() -> config.RunConfig:
       row_tokens=3_328,
       rows_per_microbatch=2,
       mtp_weight=0.0,
-      level_weights_early=(0.2, 0.5, 0.3, 0.0),
-      level_weights_late=(0.2, 0.5, 0.3, 0.0),
+      level_weights_early=(0.3, 0.5, 0.2, 0.0),
+      level_weights_late=(0.3, 0.5, 0.2, 0.0),
     ),
     eval=config.EvalConfig(tasks=96, temperature=0.3),
   )
