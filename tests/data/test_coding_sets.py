@@ -51,7 +51,10 @@ def made(tmp_path_factory):
     await workshop.judge()
     return await coding_sets.make(workshop.boxes, [str(folder)], per_repo=6)
 
-  return with_sandboxes(body)
+  with pytest.MonkeyPatch.context() as patch:
+    for name in ("MAX_SUITE_S", "MAX_DAMAGED_S"):  # on a loaded machine, too
+      patch.setattr(coding_tasks, name, 60.0)
+    return with_sandboxes(body)
 
 
 def every(coding_set):

@@ -397,7 +397,7 @@ async def played_from(env, actions, first):
 
 def test_a_restored_state_shows_the_same_for_the_same_actions():
   async def body(workshop):
-    shared = services(workshop, command_s=0.5)
+    shared = services(workshop, command_s=2.0)
     env = coding.make(CALL_TASK, shared)
     await env.start()
     first = await played_from(env, ACTIONS[:1], 0)

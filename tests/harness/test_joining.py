@@ -96,12 +96,12 @@ def test_the_groups_of_one_that_is_killed_are_handed_back_and_another_joins():
 def test_one_that_vanishes_without_a_word_is_dead_after_a_silence():
   with opened() as door, WorkerPool(SPEC, 0, door=door, silence_s=0.5) as pool:
     vanished = knock(door.address, SECRET.encode(), role="worker", runs=code(), patience_s=5)
+    began = time.monotonic()
     assert vanished.send(("ready",)) is None
     pool.wait_until_ready()
     pool.submit(job("lost"))
-    began = time.monotonic()
     _, events, _ = serve(pool, until=lambda _, events: events)
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 20
     assert events[0][1][1].endswith("s of silence.")
     assert [lost.group_id for lost in events[0][1][2]] == ["lost"]
     vanished.close()

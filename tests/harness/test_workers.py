@@ -1,6 +1,5 @@
 """Spawned workers: groups come back, deaths are events, no process outlives pool or parent."""
 
-import os
 import pathlib
 import signal
 import subprocess
@@ -52,10 +51,9 @@ def serve(pool, *, until, limit_s=30.0):
 
 def is_alive(pid):
   try:
-    os.kill(pid, 0)
-  except ProcessLookupError:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except (FileNotFoundError, ProcessLookupError):
     return False
-  stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
   return stat.rpartition(")")[2].split()[0] != "Z"
 
 

@@ -1,13 +1,14 @@
 """Two engines, the second of which makes the calls of the first: what comes out is the same."""
 
 import random
-import time
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.sampler import lockstep
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Clock, Leader, replay
 from jaxrl_agents.sampler.sequence import Failure
@@ -77,8 +78,10 @@ def test_calls_told_before_each_step_bring_a_second_engine_to_the_same_results(b
   assert first.describe() == second.describe() and first.stats == second.stats
 
 
-def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both):
+def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both, monkeypatch):
   """The second makes the calls half a second later, when both requests would be too late."""
+  now = [1000.0]
+  monkeypatch.setattr(lockstep, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
   (first, clock), (second, other_clock) = both
   told = []
   leader = Leader(first, clock, told.append)
@@ -86,11 +89,11 @@ def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both):
   late, timely = prompts(draw, 2)
   leader.submit(late, Limits(4, (), deadline_s=0.0))
   leader.submit(timely, Limits(4, (), deadline_s=0.4))
-  time.sleep(0.01)
+  now[0] += 0.01
   found = []
   while leader.num_unfinished:
     found += seen(leader.step())
-  time.sleep(0.5)
+  now[0] += 0.5
   repeated = [each for calls in told for each in seen(replay(calls, second, other_clock))]
   assert found == repeated
   assert "deadline_s=0 passed" in found[0][1] and len(found[1][1][0]) == 4
