@@ -78,7 +78,7 @@ def test_a_divisor_of_a_loss_that_has_none_is_an_error():
 
 
 def test_annealing_that_leaves_no_step_to_the_task_alone_is_an_error():
-  with pytest.raises(ValueError, match="anneal_end=1 leaves none of the 16 steps"):
+  with pytest.raises(ValueError, match="anneal_end=1 leaves none of the 20 steps"):
     config.load("configs/swarm_cpu.py", ["parl.anneal_end=1.0"])
 
 
