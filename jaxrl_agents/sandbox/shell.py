@@ -28,6 +28,7 @@ BASH = "/usr/bin/bash"
 _OUT, _RESTORED, _STATUS = 7, 8, 9  # what bash calls two pipes and the state it begins with
 _LOWEST_FD = 20  # of our own ends, so that none is where bash wants one
 _MAX_STATUS_BYTES = 1 << 20
+_NOTICE_S = 1.0  # for bash to say what has ended
 _STATE = "declare -p; declare -f; alias -p; shopt -p; set +o; trap -p; umask -p"
 # Evaluates each text up to a NUL, and tells its state for an empty one. All of it is one line, so
 # that messages name the same line numbers whatever went before.
@@ -84,7 +85,7 @@ class Shell:
       watch.why = watch.why or "shell_exit"
     else:
       code = self._note(status)
-      if watch.why and not _clear(processes.everyone() - before):
+      if watch.why and not (_clear(processes.everyone() - before) and self._tells_of_ends(output)):
         self.stop()
     head, tail = output.parts()
     answer = {
@@ -132,6 +133,11 @@ class Shell:
         os.close(fd)
     self._command_fd = self._out_fd = self._status_fd = -1
     self._pid = 0
+
+  def _tells_of_ends(self, output: Output) -> bool:
+    """Has bash say now, and not in the next command, which jobs were killed; whether it could."""
+    watch = Watch(time.monotonic() + _NOTICE_S, _MAX_STATUS_BYTES, 1 << 62)
+    return self._converse(":", output, watch, processes.everyone(), (-1, lambda: False)) is not None
 
   def _start(self) -> None:
     command_end, self._command_fd = _pipe()

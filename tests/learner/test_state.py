@@ -119,7 +119,7 @@ def on_eight_devices(module):
     env=forced_devices.environment(8),
     capture_output=True,
     text=True,
-    timeout=800,
+    timeout=280,
   )
   assert result.returncode == 0, result.stderr[-3000:]
   assert "eight devices equal one" in result.stdout

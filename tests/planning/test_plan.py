@@ -28,7 +28,7 @@ def plan(*arguments):
     env=os.environ | {"JAX_PLATFORMS": "cpu"},
     capture_output=True,
     text=True,
-    timeout=800,
+    timeout=280,
   )
 
 

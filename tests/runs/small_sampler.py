@@ -16,6 +16,6 @@ if __name__ == "__main__":
   def main() -> None:
     config = configured(**json.loads(*more or ["{}"]))
     with setup.devices(dataclasses.replace(config, mesh=config.sampler_mesh)):
-      sampler.serve(config, pathlib.Path(folder) / "weights", config.workers.listen, 40.0)
+      sampler.serve(config, pathlib.Path(folder) / "weights", config.workers.listen, 10.0)
 
   command.run(main)

@@ -48,7 +48,7 @@ def start_both(folder, cache, devices=1, mesh=SMALL, **options):
   ]
 
 
-def ended(process, status=0, limit_s=600):
+def ended(process, status=0, limit_s=200):
   output, _ = process.communicate(timeout=limit_s)
   assert process.returncode == status, output[-3000:]
   return output
@@ -87,7 +87,7 @@ def wait_for(process, line):
   raise AssertionError(f"it ended before {line!r}")
 
 
-@pytest.mark.timeout(1300)
+@pytest.mark.timeout(400)
 def test_two_processes_of_four_devices_play_and_train_as_one_of_eight(one, cache, tmp_path):
   """Parameters after two steps of two substeps each: within 1e-5. What they save is what they have,
   and of what each of them published and saved in parts nothing else is left.
@@ -102,7 +102,7 @@ def test_two_processes_of_four_devices_play_and_train_as_one_of_eight(one, cache
   assert not list(tmp_path.rglob("part*"))
 
 
-@pytest.mark.timeout(1300)
+@pytest.mark.timeout(400)
 def test_sigterm_to_either_process_stops_and_saves_both_and_they_go_on(one, cache, tmp_path):
   learner = {**LEARNER, "save_every": 100}
   both = start_both(tmp_path, cache, learner=learner)
@@ -115,7 +115,7 @@ def test_sigterm_to_either_process_stops_and_saves_both_and_they_go_on(one, cach
   assert_same(one, tmp_path, atol=1e-5)
 
 
-@pytest.mark.timeout(1300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_process_that_is_killed_ends_the_other_with_its_name(cache, tmp_path, killed):
   both = start_both(tmp_path, cache, learner={**LEARNER, "steps": 10_000, "save_every": 100_000})
@@ -125,13 +125,11 @@ def test_a_process_that_is_killed_ends_the_other_with_its_name(cache, tmp_path, 
   output, _ = both[1 - killed].communicate(timeout=60)
   assert both[1 - killed].returncode not in (0, None)
   assert time.monotonic() - began < 40
-  told = f"process {killed} of the run is gone" in output
-  # With the first goes jax's own service, which may end the other before it has said so.
-  assert told or (not killed and "JAX distributed service" in output), output[-3000:]
+  assert f"process {killed} of the run is gone" in output, output[-3000:]
   both[killed].communicate(timeout=10)
 
 
-@pytest.mark.timeout(1300)
+@pytest.mark.timeout(400)
 def test_a_sampler_of_its_own_gives_the_numbers_of_the_engine_inside(cache, tmp_path):
   """Bitwise, on one device each: the same programs in the same order. The learner is killed
   between; the sampler finds it again.
@@ -156,10 +154,10 @@ def test_a_sampler_of_its_own_gives_the_numbers_of_the_engine_inside(cache, tmp_
   assert found["version"] == expected["version"] == 6
   for name in expected.files:
     assert found[name].tobytes() == expected[name].tobytes(), name
-  ended(sampler)  # nobody for forty seconds
+  ended(sampler)  # nobody for ten seconds
 
 
-@pytest.mark.timeout(1300)
+@pytest.mark.timeout(400)
 def test_requests_of_a_slice_that_is_killed_go_to_the_other(cache, tmp_path):
   listen = f"127.0.0.1:{free_port()}"
   sections = {

@@ -82,7 +82,7 @@ def test_adapters_and_bfloat16_with_eight_bit_moments_train_on_a_mesh_as_on_one_
     env=forced_devices.environment(8),
     capture_output=True,
     text=True,
-    timeout=800,
+    timeout=280,
     check=False,
   )
   assert done.stdout.strip() == "equal", done.stderr[-3000:]

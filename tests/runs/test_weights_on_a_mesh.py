@@ -18,7 +18,7 @@ def test_weights_are_read_to_their_shardings_and_memory_holds_them_once_and_a_te
     env=forced_devices.environment(8),
     capture_output=True,
     text=True,
-    timeout=800,
+    timeout=280,
     check=False,
   )
   assert done.returncode == 0, done.stderr[-3000:]
