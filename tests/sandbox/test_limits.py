@@ -111,6 +111,17 @@ def test_many_processes_cannot_take_too_much_memory_together(in_box):
   assert in_box(body, limits=SMALL) == ("memory", "kept\n")
 
 
+@pytest.mark.parametrize("command", ["sleep 50 & sleep 60", "(trap '' INT; sleep 50) & wait"])
+def test_what_is_said_of_killed_jobs_is_output_of_the_command_that_was_cut_short(in_box, command):
+  async def body(box):
+    cut = await box.exec(command, timeout_s=0.3)
+    return cut.why, cut.output, (await box.exec("echo on")).output
+
+  why, output, after = in_box(body)
+  assert (why, after) == ("timeout", "on\n")
+  assert "Killed" in output and "sleep 50" in output
+
+
 def test_memory_is_watched_between_commands(in_box):
   hold = "python3 -c 'import time; time.sleep(0.3); x = bytearray(150 << 20); time.sleep(30)' &"
 
