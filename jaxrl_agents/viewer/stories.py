@@ -100,7 +100,7 @@ SWARM = Story(
     "completed": "Answered",
     "wall_s": "Seconds an episode",
   },
-  of_sub_agents=("parallelism", "finish_rate", "serial_rate"),
+  of_sub_agents=("parallelism", "finish_rate"),
   closed=True,
   costs=("critical_steps", "total_steps", "turns", "wall_s", "serial_rate"),
   kinds=(("wide", "Wide"), ("deep", "Deep"), ("narrow", "Narrow")),

@@ -106,6 +106,18 @@ def test_bounds_are_from_below_for_performance_and_from_above_for_steps():
   assert (rows["Critical steps"].lower95, rows["Critical steps"].upper95) == (None, -0.25)
 
 
+def test_a_policy_that_learnt_to_call_for_none_is_serial():
+  alone = {
+    name: each | {"by_kind": {"narrow": entry(0.5, 3.0, 9.0, width, serial_rate=rate)}}
+    for (name, each), width, rate in zip(
+      EVAL.items(), (1.5, 0.0, 0.0, 0.0), (0.5, 1.0, 1.0, 1.0), strict=True
+    )
+  }
+  rows = {r.title: r for r in headline.table(run(eval=alone)) if r.section.startswith("Narrow")}
+  assert rows["Serial rate"].values == (0.5, 1.0, 1.0, 1.0)
+  assert rows["Finish rate"].values == (0.5, None, None, None)
+
+
 def test_no_sub_agents_have_no_rate_of_finishing():
   rows = {r.title: r for r in headline.table(run(**SUMMARY)) if r.section.startswith("All")}
   assert rows["Finish rate"].values == (0.5, 0.5, None, None)
