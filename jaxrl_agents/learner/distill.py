@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.learner.loss_tokens import map_loss_tokens
 from jaxrl_agents.learner.packing import Batch
+from jaxrl_agents.policy import head as head_lib
 from jaxrl_agents.policy import mtp, transformer
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -57,11 +57,11 @@ def distill_loss(
     segment_ids=batch.segment_ids,
   )
 
-  def compare(teacher, student):
-    kl, *metrics = divergence(
-      transformer.logits(params, teacher, cfg) / temperature,
-      transformer.logits(params, student, cfg) / temperature,
-    )
+  head = transformer.head_matrix(params, cfg)
+
+  def compare(head, teacher, student):
+    scores = lambda x: jnp.matmul(x, head, preferred_element_type=jnp.float32) / temperature
+    kl, *metrics = divergence(scores(teacher), scores(student))
     return kl, *jax.lax.stop_gradient(metrics)
 
   loss = jnp.zeros((), jnp.float32)
@@ -69,7 +69,7 @@ def distill_loss(
   for k in range(1, cfg.mtp_depth + 1):
     valid = batch.loss_mask & (batch.positions >= k)
     draft = jnp.pad(drafts[k - 1][:, :-k], ((0, 0), (k, 0), (0, 0)))
-    kl, agreement, acceptance = map_loss_tokens(compare, valid, hidden, draft)
+    kl, agreement, acceptance = head_lib.of_tokens(compare, head, valid, hidden, draft)
     loss += jnp.sum(batch.weights * kl) / cfg.mtp_depth
     step = (valid, kl, agreement, acceptance)
     sums = {

@@ -27,7 +27,6 @@ from flax import struct
 
 from jaxrl_agents.learner import losses
 from jaxrl_agents.learner.distill import distill_loss
-from jaxrl_agents.learner.loss_tokens import map_loss_tokens
 from jaxrl_agents.learner.metrics import ratio_metrics, summary
 from jaxrl_agents.learner.packing import Batch
 from jaxrl_agents.learner.state import PolicyState, TrainState
@@ -278,14 +277,10 @@ def loss_token_logprobs(
 
   No gradient flows through the entropies.
   """
-
-  def head(hidden, targets):
-    logprobs, entropy = transformer.token_logprobs(
-      params, hidden, targets, cfg, objective.temperature
-    )
-    return logprobs, jax.lax.stop_gradient(entropy)  # here: a scan would differentiate it for zeros
-
-  return map_loss_tokens(head, batch.loss_mask, hidden, batch.targets)
+  logprobs, entropy = transformer.token_logprobs(
+    params, hidden, batch.targets, cfg, objective.temperature, mask=batch.loss_mask
+  )
+  return logprobs, jax.lax.stop_gradient(entropy)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "objective"))

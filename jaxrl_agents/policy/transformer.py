@@ -299,11 +299,13 @@ def token_logprobs(
   hidden: jax.Array,
   targets: jax.Array,
   cfg: PolicyConfig,
-  temperature: jax.Array | float = 1.0,
+  temperature: float = 1.0,
+  *,
+  mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probabilities of targets under softmax(logits / temperature), and that softmax's entropy.
 
-  A chunk of time at a time, computed again in the backward pass: never [B, T, V] whole.
+  A chunk of tokens at a time, computed again in the backward pass: never [B, T, V] whole.
 
   Args:
     params: the head (or embedding) is read.
@@ -311,8 +313,13 @@ def token_logprobs(
     targets: int32 [B, T].
     cfg: sizes.
     temperature: divides the logits.
+    mask: bool [B, T], the tokens that are asked for, see head.of_tokens; None: all.
 
   Returns:
-    (natural-log probabilities float32 [B, T], entropy in nats float32 [B, T]).
+    (natural-log probabilities float32 [B, T], entropy in nats float32 [B, T]); 0 outside the mask.
   """
-  return head_lib.logprobs(head_matrix(params, cfg), hidden, targets, temperature)
+
+  def of_chunk(head, hidden, targets):
+    return head_lib.chunk_logprobs(head, hidden, targets, jnp.float32(1.0 / temperature))
+
+  return head_lib.of_tokens(of_chunk, head_matrix(params, cfg), mask, hidden, targets)
