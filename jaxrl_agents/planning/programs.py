@@ -186,9 +186,10 @@ def sampler(
     page_tokens=section.page_tokens,
     max_tokens=context_tokens + drafts,
   )
-  places = sharding.unstacked_shardings(cfg, mesh, sharding.SERVE_RULES)
+  places = sharding.served_shardings(cfg, mesh)
   sharding.shardings(cfg, mesh, sharding.SERVE_RULES)  # refuses what does not divide
-  stored = jax.eval_shape(params_lib.unstack, params_lib.abstract(cfg, dtype))
+  with jax.set_mesh(mesh):
+    stored = jax.eval_shape(sharding.served, params_lib.abstract(cfg, dtype))
   params = jax.tree.map(
     lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
   )

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from jaxrl_agents.policy import experts as local
 from jaxrl_agents.policy import grouped, sharding
-from jaxrl_agents.policy.kernels import Kind
+from jaxrl_agents.policy.kernels import LANES, Kind
 from jaxrl_agents.policy.slots import Slots, collect, spread
 
 SLACK = 1.25
@@ -109,7 +109,7 @@ def _on_mesh(experts, x, weight, choice, clamp, kernels, rules):
     arrays = pad(x, 0), pad(weight, 0), pad(choice, num_experts)
 
   def of_device(experts, x, weight, choice):
-    experts = {name: _whole_width(array, AXES[name], rules) for name, array in experts.items()}
+    experts = {name: _whole_width(name, array, rules) for name, array in experts.items()}
     if "down_bias" in experts:  # added by one of the devices that share an expert's width
       first = jax.lax.axis_index("tensor") == 0
       experts = experts | {"down_bias": jnp.where(first, experts["down_bias"], 0)}
@@ -119,15 +119,25 @@ def _on_mesh(experts, x, weight, choice, clamp, kernels, rules):
     y = run(experts, *map(_flat, (x, weight, choice)), clamp)
     return jax.lax.psum(y.reshape(x.shape), "tensor")
 
-  places = {name: sharding.spec(AXES[name], rules) for name in experts}
+  places = {name: sharding.spec(_axes(name, array), rules) for name, array in experts.items()}
   in_specs = places, rows, rows, rows
   y = jax.shard_map(of_device, in_specs=in_specs, out_specs=rows, check_vma=False)(experts, *arrays)
   return y if y.shape == x.shape else _flat(y)[: math.prod(x.shape[:-1])].reshape(x.shape)
 
 
-def _whole_width(array: jax.Array, axes: tuple[str | None, ...], rules: sharding.Rules):
-  """An array with its width gathered, where the rules split it."""
-  width = "expert_embed"
+def _axes(name: str, array: jax.Array) -> tuple[str | None, ...]:
+  """Logical axes of an array of the experts; gate and up may be merged, see sharding.served."""
+  axes = AXES[name]
+  return axes if len(axes) == array.ndim else tuple(axis for axis in axes if axis)
+
+
+def _whole_width(name: str, array: jax.Array, rules: sharding.Rules) -> jax.Array:
+  """An array with its width gathered, where the rules split it, and gate and up merged before that:
+  a TPU copies to merge them, and has less to copy before.
+  """
+  width, axes = "expert_embed", _axes(name, array)
+  if name.startswith("gate_up") and None in axes:
+    array = array.reshape(*array.shape[:-2], -1)
   if width not in axes or not rules[width]:
     return array
   return jax.lax.all_gather(array, rules[width], axis=axes.index(width), tiled=True)
@@ -140,7 +150,18 @@ def _exchanged(experts, x, weight, choice, clamp, *, run):
   capacity = min(most, math.ceil(SLACK * choice.size / shards))
   queue = _queue(choice, held, shards, capacity)
   rounds = _rounds if capacity < most else functools.partial(_round, 0)
-  return rounds(experts, x, weight, queue, capacity, clamp, run)
+  width = x.shape[1]
+  if width <= LANES or width % LANES == 0:
+    return rounds(experts, x, weight, queue, capacity, clamp, run)
+  # A TPU would turn the rows around before and after each exchange: they are filled up to whole
+  # lanes, here and not where XLA would like to, when there are more of them.
+  more = -width % LANES
+  pad = lambda a, axis: jnp.pad(a, [(0, more if i == axis else 0) for i in range(a.ndim)])
+  places = {"gate_up": 1, "down": 2, "down_bias": 1}  # of the width
+  experts = experts | {n: pad(experts[n], i) for n, i in places.items() if n in experts}
+  x = jax.lax.optimization_barrier(pad(x, 1))
+  y = rounds(experts, x, weight, queue, capacity, clamp, run)
+  return jax.lax.optimization_barrier(y)[:, :width]
 
 
 class _Queue(NamedTuple):
@@ -199,8 +220,8 @@ def _round(r, experts, x, weight, queue, capacity, clamp, run):
   """What the pairs of round `r` add to this device's tokens, [N, D]."""
   held, pairs = experts["down"].shape[0], weight.size
   tokens, pair = _slots(queue, r, capacity)
-  send = lambda a: jax.lax.all_to_all(a, AXIS, 0, 0, tiled=True)
   expert = jnp.where(pair.item < pairs, queue.expert[jnp.minimum(pair.item, pairs - 1)], held)
+  send = lambda a: jax.lax.all_to_all(a, AXIS, 0, 0, tiled=True)
   rows = send(spread(x, tokens))
   row_weight = send(spread(weight.reshape(-1, 1), pair))
   y = run(experts, rows, row_weight, send(expert[:, None]), clamp)

@@ -35,8 +35,8 @@ def dense(
   The weights of all experts are read once, which is all that such a step costs.
 
   Args:
-    experts: gate_up [E, D, 2, F], down [E, F, D]; gate_up_bias [E, 2, F] and down_bias [E, D] where
-      experts have biases.
+    experts: gate_up [E, D, 2, F] or [E, D, 2 F], down [E, F, D]; gate_up_bias [E, 2, F] or [E, 2 F]
+      and down_bias [E, D] where experts have biases.
     x: [N, D].
     weight: [N, K].
     choice: int32 [N, K]; E for no expert (padding).

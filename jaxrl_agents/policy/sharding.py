@@ -95,17 +95,43 @@ def shardings(cfg: PolicyConfig, mesh: Mesh, rules: Rules = TRAIN_RULES) -> dict
   return params_lib.map_table(of_entry, cfg)
 
 
-def unstacked_shardings(cfg: PolicyConfig, mesh: Mesh, rules: Rules) -> dict[str, Any]:
-  """`shardings` of unstacked parameters: a tuple of trees for each kind of layer."""
+def served(params: dict[str, Any]) -> dict[str, Any]:
+  """Parameters as a sampler on the ambient mesh holds them: layers unstacked, and an expert's gate
+  and up as one matrix [E, D, 2 F] where no device has a part of their width. A TPU would lay them
+  out side by side again in each layer of each step.
+  """
+  unstacked = params_lib.unstack(params)
+  if ambient_ways("ffw") > 1:
+    return unstacked
+  merge = lambda path, x: x.reshape(*x.shape[:-2], -1) if _is_gate_up(path) else x
+  return jax.tree_util.tree_map_with_path(merge, unstacked)
 
-  def layers(stack: Any) -> tuple[Any, ...]:
-    count = jax.tree.leaves(stack, is_leaf=params_lib.is_spec)[0].shape[0]
-    of_entry = lambda entry: NamedSharding(mesh, spec(entry.axes[1:], rules))
-    return (jax.tree.map(of_entry, stack, is_leaf=params_lib.is_spec),) * count
 
-  table, stacked = params_lib.table(cfg), shardings(cfg, mesh, rules)
-  kinds = params_lib.LAYER_KINDS
-  return {name: layers(table[name]) if name in kinds else stacked[name] for name in table}
+def served_shardings(cfg: PolicyConfig, mesh: Mesh) -> dict[str, Any]:
+  """`shardings` of `served` parameters on a mesh."""
+  merged = ways("ffw", mesh, SERVE_RULES) == 1
+
+  def of_entry(path: Any, entry: params_lib.ParamSpec) -> NamedSharding:
+    axes = entry.axes
+    if merged and _is_gate_up(path):
+      axes = *axes[:-2], axes[-1]
+    unstacked = path[0].key in params_lib.LAYER_KINDS
+    return NamedSharding(mesh, spec(axes[1:] if unstacked else axes, SERVE_RULES))
+
+  table = params_lib.table(cfg)
+  places = jax.tree_util.tree_map_with_path(of_entry, table, is_leaf=params_lib.is_spec)
+
+  def layers(name: str) -> tuple[Any, ...]:
+    stack = jax.tree.leaves(table[name], is_leaf=params_lib.is_spec)[0].shape[0]
+    return (places[name],) * stack
+
+  return {n: layers(n) if n in params_lib.LAYER_KINDS else places[n] for n in table}
+
+
+def _is_gate_up(path: Any) -> bool:
+  """Whether a path of the parameters leads to what gates experts."""
+  keys = [getattr(key, "key", None) for key in path]
+  return "experts" in keys and keys[-1] in ("gate_up", "gate_up_bias")
 
 
 def ways(axis: str, mesh: Mesh | AbstractMesh, rules: Rules = TRAIN_RULES) -> int:

@@ -399,13 +399,13 @@ class Engine:
 
 
 def _own(params: dict[str, Any], cfg: PolicyConfig) -> dict[str, Any]:
-  """Parameters with unstacked layers in buffers of their own, laid out for serving."""
+  """Parameters in buffers of their own, laid out for serving."""
   mesh, kinds = jax.sharding.get_mesh(), params_lib.LAYER_KINDS
   if mesh.empty:
     copied = {name: value if name in kinds else jnp.copy(value) for name, value in params.items()}
-    return jax.jit(params_lib.unstack)(copied)
-  copy = lambda params: params_lib.unstack(jax.tree.map(jnp.copy, params))
-  places = sharding.unstacked_shardings(cfg, mesh, sharding.SERVE_RULES)
+    return jax.jit(sharding.served)(copied)
+  copy = lambda params: sharding.served(jax.tree.map(jnp.copy, params))
+  places = sharding.served_shardings(cfg, mesh)
   stacked = sharding.shardings(cfg, mesh, sharding.SERVE_RULES)
   return jax.jit(copy, out_shardings=places)(sharding.place(params, stacked))
 

@@ -167,12 +167,13 @@ def compare(cfg, sizes):
     close(found.logprobs, expected.logprobs, atol=1e-5)
 
 
-def send_everything_to_one_device():
+def send_everything_to_one_device(width):
   """As many rounds as there can be: raises where they do not give what dense products give."""
   rng = np.random.default_rng(0)
   make = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  experts = {"gate_up": make(8, 6, 2, 4), "down": make(8, 4, 6)}
-  x, weight = make(8, 16, 6), make(8, 16, 2)
+  experts = {"gate_up": make(8, width, 2, 4), "down": make(8, 4, width)}
+  experts |= {"gate_up_bias": make(8, 2, 4), "down_bias": make(8, width)}
+  x, weight = make(8, 16, width), make(8, 16, 2)
   choice = jnp.broadcast_to(jnp.asarray([3, 2]), weight.shape).at[:2, :4].set(8)
   weight = jnp.where(choice < 8, weight, 0.0)
   cotangent = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
@@ -198,5 +199,6 @@ if __name__ == "__main__":
     compare(*meshes[name])
     print(f"{name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
   if "expert" in (sys.argv[1:] or meshes):
-    send_everything_to_one_device()
+    send_everything_to_one_device(6)
+    send_everything_to_one_device(136)  # more than the lanes of a TPU, and not a multiple
   print("equal")

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 
 from jaxrl_agents.policy import params as params_lib
-from tests.policy.tiny import DENSE, GQA, MLA
+from jaxrl_agents.policy import sharding
+from tests.policy.tiny import BIASED, DENSE, GQA, MLA
 
 
 def test_parameters_are_counted_as_by_hand():
@@ -51,3 +52,14 @@ def test_only_selection_biases_are_kept_from_the_optimiser():
 
 def test_a_tied_dense_policy_has_neither_head_nor_experts():
   assert set(params_lib.table(DENSE)) == {"embed", "final_norm", "dense_layers"}
+
+
+def test_a_sampler_holds_gate_and_up_of_an_expert_as_one_matrix_unless_they_are_split():
+  params = params_lib.init(BIASED, jax.random.key(0))
+  held = sharding.served(params)["moe_layers"]
+  stored = params["moe_layers"]["moe"]["experts"]
+  for layer in range(4):
+    mine = held[layer]["moe"]["experts"]
+    np.testing.assert_array_equal(mine["gate_up"][..., :12], stored["gate_up"][layer, ..., 0, :])
+    np.testing.assert_array_equal(mine["gate_up"][..., 12:], stored["gate_up"][layer, ..., 1, :])
+    np.testing.assert_array_equal(mine["gate_up_bias"][:, 12:], stored["gate_up_bias"][layer, :, 1])
