@@ -16,7 +16,7 @@ from jaxrl_agents.planning.compiling import Compiled
 from jaxrl_agents.planning.programs import Program
 from jaxrl_agents.planning.timing import Time
 from jaxrl_agents.planning.topology import Topology
-from jaxrl_agents.policy import causal, exchange, experts, paged, sharding
+from jaxrl_agents.policy import causal, exchange, experts, head, paged, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -118,7 +118,9 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
     "cache": programs.bytes_per_device(parts.state),
     "batch": programs.bytes_per_device(parts.rows),
   }
-  rounds = context / 2 / (paged.PAGES * section.page_tokens)
+  with jax.set_mesh(mesh):
+    pages = paged.pages_of_round(section.draft_tokens + 1, section.page_tokens)
+  rounds = context / 2 / (pages * section.page_tokens)
   expected = lambda loop, around: rounds if loop.startswith(("attention.py", "paged.py")) else 1.0
   built = compile_one(parts.program, place, mesh, expected)
   per_token = flops.decode_flops_per_token(cfg, context / 2)
@@ -158,14 +160,17 @@ def held_gradients(parts: programs.Learner) -> int:
 
 
 def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compiling.Expected:
-  """Lengths of the loops that depend on the data: tiles of keys, and blocks of tokens of experts.
+  """Lengths of the loops that depend on the data: tiles of keys, blocks of tokens of experts, and
+  chunks of tokens that the head scores.
 
-  Rows are full and routing is even; each expert's last block is half full.
+  Rows are full of loss tokens, and routing is even; each expert's last block is half full.
   """
   rows, row_tokens = config.learner.rows_per_microbatch, config.learner.row_tokens
   tokens = (
     rows * row_tokens // sharding.ways("batch", place.mesh) // sharding.ways("time", place.mesh)
   )
+  with jax.set_mesh(place.mesh):
+    chunks = tokens / place.axes.get("tensor", 1) / head.chunk_tokens()
   held = cfg.num_experts / place.axes.get("expert", 1)
   blocks = tokens * cfg.experts_per_token / experts.MAX_BLOCK_TOKENS + held / 2
 
@@ -173,6 +178,8 @@ def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compili
     file, _, function = loop.partition(":")
     if file in ("attention.py", "causal.py"):
       return tiles(cfg, around)
+    if file == "head.py":
+      return chunks
     if file == "exchange.py" and function == "_exchanged":
       return 0.0  # rounds after the first: none where routing is even
     return blocks if file in ("exchange.py", "experts.py", "moe.py") else 1.0

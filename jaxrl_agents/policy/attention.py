@@ -319,10 +319,13 @@ def _mla_cached(weights, x, cfg, rope, pages, layer, step):
   cache is never projected up: a score is q' . c + q_pe . k_pe, the output (weights . c) W_v.
   """
   q_nope, q_pe = _mla_queries(weights, x, cfg, rope)
-  entries = jnp.concatenate(_mla_latents(weights, x, cfg, rope), axis=-1)
+  latents = _mla_latents(weights, x, cfg, rope)
+  filling = jnp.zeros((*x.shape[:2], cache_lib.entry_shape(cfg)[0] - cfg.cache_width), x.dtype)
+  entries = jnp.concatenate([*latents, filling], axis=-1)
   up_k, up_v = jnp.split(weights["kv_up"], [cfg.qk_nope_dim], axis=-1)
   absorbed = jnp.einsum("bqnh,snh->bqns", q_nope, up_k)
-  q = jnp.concatenate([absorbed, q_pe], axis=-1)[:, :, None]
+  filling = jnp.broadcast_to(filling[:, :, None], (*q_pe.shape[:3], filling.shape[-1]))
+  q = jnp.concatenate([absorbed, q_pe, filling], axis=-1)[:, :, None]
   split = lambda entries: (entries[:, :, None], entries[:, :, None, : cfg.kv_lora_rank])
   scale = cfg.score_gain * (cfg.qk_nope_dim + cfg.qk_rope_dim) ** -0.5
   attend = lambda *args: paged.attend(*args[:4], split, scale)

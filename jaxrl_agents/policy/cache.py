@@ -2,7 +2,8 @@
 
 An entry is that of one token in one layer: key and value of each head in turn, [2 G, H], or [2 G H]
 of heads narrower than a TPU's lanes, which it would fill up and turn around for each layer; or
-MLA's latent and rotated key, [C].
+MLA's latent and rotated key, [C], filled up with zeros to whole lanes where they are wider than
+that, else a TPU turns the cache around twice a step.
 
 On a mesh the cache has as many parts as the rows of a step: each device has the pages of the rows
 that it computes, in order of parts, and of those its own heads; of MLA's latents, whole. Pages are
@@ -65,9 +66,10 @@ def init(
 
 
 def entry_shape(cfg: PolicyConfig) -> tuple[int, ...]:
-  """[2 G, H], [2 G H] or [C]."""
+  """[2 G, H], [2 G H] or [C], see above."""
   if cfg.attention == "mla":
-    return (cfg.cache_width,)
+    width = cfg.cache_width
+    return (width if width <= LANES else -(-width // LANES) * LANES,)
   if cfg.head_dim % LANES:
     return (2 * cfg.num_kv_heads * cfg.head_dim,)
   return 2 * cfg.num_kv_heads, cfg.head_dim

@@ -64,9 +64,8 @@ def moe(
 
 def gated(weights: dict[str, Any], x: jax.Array) -> jax.Array:
   """(silu(x W_gate) * x W_up) W_down for x [..., D] (SwiGLU, https://arxiv.org/abs/2002.05202)."""
-  width = weights["down"].shape[0]
-  hidden = x @ weights["gate_up"].reshape(x.shape[-1], 2 * width)
-  return (jax.nn.silu(hidden[..., :width]) * hidden[..., width:]) @ weights["down"]
+  hidden = jnp.einsum("...d,dzf->...zf", x, weights["gate_up"])
+  return (jax.nn.silu(hidden[..., 0, :]) * hidden[..., 1, :]) @ weights["down"]
 
 
 def route(

@@ -17,10 +17,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import kernels
 from jaxrl_agents.policy.causal import MASKED, start_of_softmax
 
 PAGES = 2
-"""Columns of the page table that one round reads."""
+"""Columns of the page table that one round reads on CPU; at least as many elsewhere."""
+
+KEYS, SCORES = 1_024, 1 << 18
+"""Keys of a round on an accelerator, and scores of a row and head, whichever are fewer: the rounds
+of a decode step take as long as starting them, those of a prefill hold the scores of all queries.
+"""
+
+
+def pages_of_round(queries: int, page_tokens: int) -> int:
+  """Columns of the page table that one round of a step of so many queries a row reads."""
+  if kernels.platform() == "cpu":
+    return PAGES
+  return max(PAGES, min(KEYS, SCORES // queries) // page_tokens)
 
 
 def attend(
@@ -49,14 +62,15 @@ def attend(
     [B, Q, G, R, H'].
   """
   rows, queries, groups, repeats, width = q.shape
-  num_keys = PAGES * pages.shape[2]
-  table = jnp.pad(step.page_table, ((0, 0), (0, -step.page_table.shape[1] % PAGES)))
+  num_pages = pages_of_round(queries, pages.shape[2])
+  num_keys = num_pages * pages.shape[2]
+  table = jnp.pad(step.page_table, ((0, 0), (0, -step.page_table.shape[1] % num_pages)))
   first, rounds = _rounds(step, num_keys, window)
   flat = (q * scale).transpose(0, 2, 1, 3, 4).reshape(rows, groups, queries * repeats, width)
 
   def of_pages(i, carry):
     top, total, mixed = carry
-    columns = jax.lax.dynamic_slice_in_dim(table, i * PAGES, PAGES, axis=1)
+    columns = jax.lax.dynamic_slice_in_dim(table, i * num_pages, num_pages, axis=1)
     entries = pages[layer, columns].reshape(rows, num_keys, *pages.shape[3:]).astype(q.dtype)
     keys, values = split(entries)
     scores = jnp.einsum("bkgh,bgnh->bgnk", keys, flat, preferred_element_type=jnp.float32)

@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.policy import cache as cache_lib
+from jaxrl_agents.policy import paged, transformer
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy import transformer
 from tests.policy import tiny
 from tests.policy.test_causal import largest
 
 ROWS, LENGTH = 2, 23
 PAGE_TOKENS, TABLE_PAGES = 4, 7
+FAMILIES = {
+  "gqa": tiny.GQA,
+  "mla": tiny.MLA,
+  "mla wider than a lane": dataclasses.replace(tiny.MLA, kv_lora_rank=130),
+  "dense": tiny.DENSE,
+}
 PAGE_TABLE = jnp.asarray([[3, 1, 5, 7, 2, 9, 0], [4, 6, 8, 10, 11, 12, 0]], jnp.int32)
 
 forward = jax.jit(transformer.forward, static_argnums=2, static_argnames="replay_threshold")
@@ -46,7 +52,7 @@ def test_forward_equals_plain_loops_over_heads_tokens_and_experts(cfg):
 
 
 @pytest.mark.parametrize("unstacked", [False, True], ids=["scanned", "unrolled"])
-@pytest.mark.parametrize("cfg", [tiny.GQA, tiny.MLA, tiny.DENSE], ids=["gqa", "mla", "dense"])
+@pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
 def test_prefill_in_chunks_and_single_tokens_equal_the_training_forward(cfg, unstacked):
   """For MLA this also compares the naive form (forward) with the absorbed one (decode)."""
   params = tiny.init(cfg)
@@ -95,6 +101,26 @@ def test_padding_of_a_step_is_written_to_the_scratch_page_only():
   written = np.abs(np.asarray(exact.pages[:layers])).sum(axis=(0, 2, 3)) > 0
   assert np.flatnonzero(written).tolist() == [1, 3, 4, 6]
   assert np.abs(np.asarray(padded.pages[:layers, 0])).sum() > 0
+
+
+def test_pages_are_read_as_many_at_a_time_as_are_worth_a_round(monkeypatch):
+  params, ids = tiny.init(tiny.BIASED), tiny.tokens(tiny.BIASED, ROWS, LENGTH)[0]
+  steps = [(8, 8), (5, 8)] + [(1, 1)] * 10
+  expected, *_ = decoded(params, ids, tiny.BIASED, steps)
+  monkeypatch.setattr(paged, "pages_of_round", lambda queries, page_tokens: 5 if queries > 1 else 3)
+  traced_again = jax.jit(lambda *args, **more: transformer.decode(*args, **more), static_argnums=2)
+  monkeypatch.setitem(globals(), "decode", traced_again)
+  found, *_ = decoded(params, ids, tiny.BIASED, steps)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_round_on_an_accelerator_holds_a_thousand_keys_or_a_quarter_of_a_million_scores(
+  monkeypatch,
+):
+  assert paged.pages_of_round(1, 64) == 2
+  monkeypatch.setattr(paged.kernels, "platform", lambda: "tpu")
+  found = [paged.pages_of_round(q, size) for q, size in ((1, 64), (1, 16), (2_048, 64), (4, 1_024))]
+  assert found == [16, 64, 2, 2]
 
 
 def test_a_row_without_new_tokens_leaves_its_pages_alone():
@@ -163,7 +189,7 @@ def test_filtered_replay_mismatches_no_more_than_plain_replay_at_the_99th_percen
 
 @pytest.mark.parametrize("length", [7, 24])
 def test_token_logprobs_and_entropies_are_those_of_all_logits_at_once(length, monkeypatch):
-  monkeypatch.setattr(transformer.head_lib, "CHUNK_ROWS", 10)
+  monkeypatch.setattr(transformer.head_lib, "CHUNK_TOKENS", 10)
   cfg, temperature = tiny.DENSE, 0.7
   params = tiny.init(cfg)
   targets, _ = tiny.tokens(cfg, 2, length)
