@@ -3,7 +3,8 @@
 `cost_analysis` counts the body of a loop once. Here a loop counts as often as it runs: its length
 stands in its condition, or, where it depends on the data, is expected by the caller. Collectives
 are listed with their bytes and groups, and the cycles that XLA for TPU estimates for every other
-instruction are added up, but those of kernels, which are listed too: it estimates none.
+instruction are added up. It estimates none for kernels, which are listed too, and none for gathers,
+copies into another layout and sorts: of these, what they read and write is added up.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ _CALLED = re.compile(
   r"(?:condition|body|to_apply|calls|branch_computations|true_computation|"
   r"false_computation|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
 )
+_UNESTIMATED = ("fusion", "reshape", "sort")
+_IN_PLACE = '"aliasing_operands":{"lists":[{'
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^}]*\})*)\}")
@@ -92,6 +95,7 @@ class Cost:
   Attributes:
     cycles: XLA's estimate for all but collectives, by the file of the code that asked for them;
       empty where XLA makes none.
+    moved: bytes that instructions without an estimate read and write, likewise.
     collectives: each with how often it runs.
     guessed: "file:function" of each loop whose length depends on the data, and how long it was
       taken to be.
@@ -99,6 +103,7 @@ class Cost:
   """
 
   cycles: dict[str, float]
+  moved: dict[str, float]
   collectives: tuple[Collective, ...]
   guessed: dict[str, float]
   kernels: tuple[Kernel, ...] = ()
@@ -110,6 +115,7 @@ class Computation:
 
   Attributes:
     cycles: (file, cycles) of its instructions.
+    moved: (file, bytes) of those without cycles.
     collectives: (kind, bytes, devices of a group, file).
     kernels: (name, shapes of operands, how many of them are integers).
     calls: computations that run as often as it does.
@@ -118,6 +124,7 @@ class Computation:
   """
 
   cycles: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+  moved: list[tuple[str, int]] = dataclasses.field(default_factory=list)
   collectives: list[tuple[str, int, int, str]] = dataclasses.field(default_factory=list)
   kernels: list[tuple[str, tuple[tuple[int, ...], ...], int]] = dataclasses.field(
     default_factory=list
@@ -137,6 +144,7 @@ def cost(text: str, expected: Callable[[str, float], float]) -> Cost:
   """
   found, entry = computations(text)
   cycles: dict[str, float] = defaultdict(float)
+  moved: dict[str, float] = defaultdict(float)
   collectives: list[Collective] = []
   kernels: list[Kernel] = []
   guessed: dict[str, float] = {}
@@ -146,9 +154,11 @@ def cost(text: str, expected: Callable[[str, float], float]) -> Cost:
       continue
     for origin, count in found[name].cycles:
       cycles[origin] += times * count
+    for origin, size in found[name].moved:
+      moved[origin] += times * size
     collectives.extend(Collective(*each, times) for each in found[name].collectives)
     kernels.extend(Kernel(*each, times) for each in found[name].kernels)
-  return Cost(dict(cycles), tuple(collectives), guessed, tuple(kernels))
+  return Cost(dict(cycles), dict(moved), tuple(collectives), guessed, tuple(kernels))
 
 
 def runs(
@@ -210,6 +220,8 @@ def _add(current: Computation, shape: str, opcode: str, rest: str, places: dict[
   cycles = _CYCLES.search(rest)
   if cycles:
     current.cycles.append((file, int(cycles[1])))
+  elif opcode in _UNESTIMATED and _IN_PLACE not in rest:
+    current.moved.append((file, 2 * _bytes(shape)))
   if opcode == "while":
     called = dict(re.findall(r"(condition|body)=%?([\w.\-]+)", rest))
     trips = _TRIPS.search(rest)
@@ -230,7 +242,7 @@ def _operands(rest: str) -> tuple[tuple[tuple[int, ...], ...], int]:
   return shapes, floats[0] if floats else len(listed)
 
 
-def _bytes(shape: str, started: bool) -> int:
+def _bytes(shape: str, started: bool = False) -> int:
   """Bytes of a shape or tuple of shapes; of (operands, results, tokens) the results."""
   arrays = [
     (BYTES[t], [int(n) for n in dims.split(",") if n])

@@ -6,8 +6,9 @@ on average, and occupy the links of every hop (the arithmetic of
 https://jax-ml.github.io/scaling-book/sharding). Behind a switch all links serve every collective.
 Sides are taken to be rings, which short ones of some chips are not.
 
-Of kernels XLA estimates nothing: they are taken to reach KERNEL_SHARE of the peak on the products
-that they compute (planning.kernels).
+Of gathers and copies into another layout it estimates nothing: they are taken to move their bytes
+as fast as the memory does. Of kernels neither: they are taken to reach KERNEL_SHARE of the peak on
+the products that they compute (planning.kernels).
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ def of(
   cycles = program.cost.cycles if program.cost else {}
   if chip.hz and cycles:
     by_file = {file: count / chip.hz for file, count in cycles.items()}
+    for file, size in program.cost.moved.items():
+      by_file[file] = by_file.get(file, 0.0) + size * chip.devices / chip.hbm_bytes_per_s
     for each in program.cost.kernels:
       work = kernels.flops(each, expected, chip.unit) * chip.devices
       kind = "kernel " + each.name.partition(".")[0]

@@ -40,6 +40,9 @@ StackFrames
   %x = f32[8]{0} get-tuple-element(%p), index=1
   %s = (f32[8]{0}, f32[32]{0}, u32[]{:S(2)}) all-gather-start(%x), GROUPS=[2,4]<=[8], FRAME=1
   %d = f32[32]{0} all-gather-done(%s)
+  %turned = f32[2,4]{1,0} reshape(%x), FRAME=2
+  %gathered = f32[4]{0} fusion(%x), kind=kCustom, FRAME=1
+  %put = f32[8]{0} fusion(%x), X={"aliasing_operands":{"lists":[{"indices":["0","3"]}]}}
   %all-reduce.1 = bf16[64]{0} all-reduce(%y), GROUPS=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
   ROOT %while.1 = (s32[], f32[8]) while(%p), condition=%many, body=%tile, FRAME=2
 }
@@ -65,6 +68,8 @@ def test_loops_count_as_often_as_they_run():
   cost = hlo.cost(TEXT, lambda file, around: {"tiles.py:f": (around + 1) / 2}[file])
   assert cost.cycles == {"tiles.py": 6 * 3.5 * 10}
   assert cost.guessed == {"tiles.py:f": 3.5}
+  # What has no estimate: read and written, but for what is written in place.
+  assert cost.moved == {"tiles.py": 6 * 2 * 32, "layers.py": 6 * 2 * 16}
   gather, reduce = sorted(cost.collectives, key=lambda c: c.kind)
   assert gather == hlo.Collective("all-gather", 32 * 4, 4, "layers.py", 6.0)
   assert reduce == hlo.Collective("all-reduce", 64 * 2, 4, hlo.ELSEWHERE, 6.0)
