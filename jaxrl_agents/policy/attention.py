@@ -247,6 +247,8 @@ def _gqa_cached(weights, x, cfg, rope, pages, layer, step, window):
   if kernels_lib.for_cache(cfg, pages.dtype, sharding.ambient_ways("kv_heads")) == "tpu":
     sinks = window = None  # there are none, see for_cache
     attend = lambda q, pages, layer, step, *_: ragged.attend(q, pages, layer, step, scale)
+  elif kernels_lib.packed_entries(cfg) and queries <= paged.PACKED_QUERIES:
+    attend = lambda *args: paged.attend_packed(*args[:4], scale, *args[4:])
   else:
     attend = lambda *args: paged.attend(*args[:4], split, scale, *args[4:])
   heads = ("kv_heads", None)

@@ -150,11 +150,11 @@ def _exchanged(experts, x, weight, choice, clamp, *, run):
   capacity = min(most, math.ceil(SLACK * choice.size / shards))
   queue = _queue(choice, held, shards, capacity)
   rounds = _rounds if capacity < most else functools.partial(_round, 0)
-  width = x.shape[1]
-  if width <= LANES or width % LANES == 0:
+  width, few = x.shape[1], choice.size * x.shape[1] < experts["down"].size
+  if few or width <= LANES or width % LANES == 0:
     return rounds(experts, x, weight, queue, capacity, clamp, run)
   # A TPU would turn the rows around before and after each exchange: they are filled up to whole
-  # lanes, here and not where XLA would like to, when there are more of them.
+  # lanes, here and not where XLA would like to, when there are more of them; experts too.
   more = -width % LANES
   pad = lambda a, axis: jnp.pad(a, [(0, more if i == axis else 0) for i in range(a.ndim)])
   places = {"gate_up": 1, "down": 2, "down_bias": 1}  # of the width

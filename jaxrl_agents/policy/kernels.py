@@ -10,7 +10,8 @@ Everything has a plain reference, which runs everywhere and is what CPU uses. On
                  and windows, heads a multiple of 128
                  wide, in whole tiles
 
-What is not in the table goes to the reference: MLA's latents in the cache, a handful of tokens
+What is not in the table goes to the reference: MLA's latents in the cache, narrow heads there (for
+few queries without taking entries apart, `packed_entries`), a handful of tokens
 (`experts.dense`, which reads every weight once and no more), the largest scores that QK-clip asks
 for. YaRN and MLA's scale are no matter of these kernels: queries come to them scaled.
 """
@@ -65,3 +66,8 @@ def for_cache(cfg: PolicyConfig, dtype: Any, head_ways: int) -> Kind:
   if kind(cfg) != "tpu" or cfg.sinks or cfg.window_tokens or cfg.head_dim % LANES or not whole:
     return "reference"
   return "tpu"
+
+
+def packed_entries(cfg: PolicyConfig) -> bool:
+  """Whether cached heads lie side by side and are best not taken apart: paged.attend_packed."""
+  return platform() != "cpu" and cfg.head_dim % LANES != 0

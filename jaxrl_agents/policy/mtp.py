@@ -106,7 +106,8 @@ def mtp_decode(
     layer=cfg.num_layers + depth,
     step=step,
   )
-  merged = _merge(module, hidden, params["embed"][next_tokens], cfg)
+  embedded = params["embed"][next_tokens][..., : cfg.embed_dim]
+  merged = _merge(module, hidden, embedded, cfg)
   valid = jnp.arange(next_tokens.shape[1]) < num_new[:, None]
   (x, pages), _ = transformer.block(
     module["block"], merged, cfg, attend, valid=valid, rules=sharding.SERVE_RULES

@@ -12,9 +12,11 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_agents.policy import kernels
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -96,15 +98,20 @@ def shardings(cfg: PolicyConfig, mesh: Mesh, rules: Rules = TRAIN_RULES) -> dict
 
 
 def served(params: dict[str, Any]) -> dict[str, Any]:
-  """Parameters as a sampler on the ambient mesh holds them: layers unstacked, and an expert's gate
-  and up as one matrix [E, D, 2 F] where no device has a part of their width. A TPU would lay them
-  out side by side again in each layer of each step.
+  """Parameters as a sampler on the ambient mesh holds them: layers unstacked, and what a TPU would
+  lay out anew in each step laid out once.
+
+  An expert's gate and up are one matrix [E, D, 2 F], where no device has a part of their width;
+  embeddings apart from the head are filled up to whole lanes on an accelerator.
   """
-  unstacked = params_lib.unstack(params)
+  held = params_lib.unstack(params)
+  more = -params["embed"].shape[1] % kernels.LANES
+  if "head" in params and kernels.platform() != "cpu" and more:
+    held |= {"embed": jnp.pad(params["embed"], ((0, 0), (0, more)))}
   if ambient_ways("ffw") > 1:
-    return unstacked
+    return held
   merge = lambda path, x: x.reshape(*x.shape[:-2], -1) if _is_gate_up(path) else x
-  return jax.tree_util.tree_map_with_path(merge, unstacked)
+  return jax.tree_util.tree_map_with_path(merge, held)
 
 
 def served_shardings(cfg: PolicyConfig, mesh: Mesh) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def decode(
   Donate the cache: its pages are written in place.
 
   Args:
-    params: unstacked layers (fast on CPU) or stacked ones.
+    params: unstacked layers (fast on CPU, see sharding.served) or stacked ones.
     tokens: int32 [B, Q].
     cfg: sizes.
     cache: pages [L + M, P, S, C].
@@ -194,7 +194,8 @@ def decode(
     )
     return block(weights, x, cfg, attend, valid=valid, rules=sharding.SERVE_RULES)
 
-  x = sharding.constrain(params["embed"][tokens], "batch", None, None, rules=sharding.SERVE_RULES)
+  x = params["embed"][tokens][..., : cfg.embed_dim]
+  x = sharding.constrain(x, "batch", None, None, rules=sharding.SERVE_RULES)
   carry = (x, cache.pages)
   used = None
   if cfg.num_dense_layers:

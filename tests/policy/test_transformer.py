@@ -114,6 +114,25 @@ def test_pages_are_read_as_many_at_a_time_as_are_worth_a_round(monkeypatch):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_more", [False, True], ids=["plain", "sinks and a window"])
+def test_entries_that_are_not_taken_apart_give_what_heads_of_their_own_give(with_more):
+  rng = np.random.default_rng(0)
+  make = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  groups, repeats, width = 2, 3, 8
+  pages, q = make(2, 13, PAGE_TOKENS, 2 * groups * width), make(ROWS, 2, groups, repeats, width)
+  new = jnp.full(ROWS, 2, jnp.int32)
+  step = cache_lib.plan_step(cache_lib.PagedCache(pages), PAGE_TABLE, jnp.asarray([21, 9]), new, 2)
+  more = (make(groups, repeats), jnp.int32(7)) if with_more else (None, None)
+
+  def split(entries):
+    heads = entries.reshape(*entries.shape[:2], groups, 2, width)
+    return heads[:, :, :, 0], heads[:, :, :, 1]
+
+  expected = paged.attend(q, pages, 1, step, split, 0.3, *more)
+  found = paged.attend_packed(q, pages, 1, step, 0.3, *more)
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_a_round_on_an_accelerator_holds_a_thousand_keys_or_a_quarter_of_a_million_scores(
   monkeypatch,
 ):
