@@ -220,8 +220,8 @@ def _round(r, experts, x, weight, queue, capacity, clamp, run):
   """What the pairs of round `r` add to this device's tokens, [N, D]."""
   held, pairs = experts["down"].shape[0], weight.size
   tokens, pair = _slots(queue, r, capacity)
-  expert = jnp.where(pair.item < pairs, queue.expert[jnp.minimum(pair.item, pairs - 1)], held)
   send = lambda a: jax.lax.all_to_all(a, AXIS, 0, 0, tiled=True)
+  expert = jnp.where(pair.item < pairs, queue.expert[jnp.minimum(pair.item, pairs - 1)], held)
   rows = send(spread(x, tokens))
   row_weight = send(spread(weight.reshape(-1, 1), pair))
   y = run(experts, rows, row_weight, send(expert[:, None]), clamp)

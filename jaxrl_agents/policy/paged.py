@@ -28,7 +28,6 @@ KEYS, SCORES = 1_024, 1 << 18
 of a decode step take as long as starting them, those of a prefill hold the scores of all queries.
 """
 
-
 PACKED_QUERIES = 16
 """Queries of a row up to which `attend_packed` is used."""
 
