@@ -170,13 +170,14 @@ def compare(cfg, sizes):
 def send_everything_to_one_device(width):
   """As many rounds as there can be: raises where they do not give what dense products give."""
   rng = np.random.default_rng(0)
-  make = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  experts = {"gate_up": make(8, width, 2, 4), "down": make(8, 4, width)}
+  make = lambda *shape, scale=1.0: jnp.asarray(rng.normal(size=shape) * scale, jnp.float32)
+  experts = {"gate_up": make(8, width, 2, 4, scale=width**-0.5)}
+  experts |= {"down": make(8, 4, width, scale=0.5)}
   experts |= {"gate_up_bias": make(8, 2, 4), "down_bias": make(8, width)}
   x, weight = make(8, 16, width), make(8, 16, 2)
   choice = jnp.broadcast_to(jnp.asarray([3, 2]), weight.shape).at[:2, :4].set(8)
   weight = jnp.where(choice < 8, weight, 0.0)
-  cotangent = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
+  cotangent = width**-0.5 * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
 
   def dense(experts, x, weight, choice):
     flat = (a.reshape(-1, a.shape[-1]) for a in (x, weight, choice))
