@@ -95,6 +95,11 @@ async def make(
       report(f"{source}: functions alone; for tasks of its tests, name its folder or an sdist")
     elif "suite" in kinds:
       found = list(code_repos.library()) if source == PYTHON else [code_repos.folder(source)]
+      if not found:
+        report(
+          f"{source}: this interpreter came without the tests of its library (Debian and Ubuntu: "
+          "apt install libpython3-testsuite); name a folder or an sdist for tasks of tests"
+        )
       picked_repos = random.Random(f"{seed} {source}").sample(found, min(max_repos, len(found)))
       jobs += [
         functools.partial(_of_suite, judge, repo, per_repo, seed, tally) for repo in picked_repos

@@ -5,6 +5,8 @@ import dataclasses
 import random
 import re
 
+import pytest
+
 from jaxrl_agents import chat
 from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.data import code_repos, coding_tasks
@@ -42,13 +44,16 @@ async def episode(shared, task, play):
 
 
 def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not(monkeypatch):
+  library = list(code_repos.library(["colorsys", "quopri"]))
+  if not library:
+    pytest.skip("this interpreter came without the tests of its library")
   for name in ("MAX_SUITE_S", "MAX_DAMAGED_S"):  # on a loaded machine, too
     monkeypatch.setattr(coding_tasks, name, 60.0)
 
   async def body(workshop):
     judge = await workshop.judge()
     tasks, repos = [], {}
-    for repo in code_repos.library(["colorsys", "quopri"]):
+    for repo in library:
       found = await coding_tasks.stable(judge, repo)
       repos[found.id] = found
       tally = coding_tasks.Yield()
