@@ -8,7 +8,7 @@ the main head; the direction of the divergence and the weighting by loss tokens 
 drafts) are ours. The trunk, the embedding and the head are constants here, so that adding this term
 leaves the gradient of the policy as it is.
 
-Alphabet: B rows, T time, C columns of a chunk, D width, M modules, V vocab.
+Alphabet: B rows, T time, C tokens of a chunk, D width, M modules, V vocab.
 """
 
 from __future__ import annotations

@@ -106,6 +106,8 @@ def learner(
 def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dict[str, Any]:
   """The plan of one decode step of all slots, half of the longest context cached.
 
+  Pairs are taken to be exchanged in two rounds: so few tokens never choose experts evenly.
+
   Raises:
     ValueError: the run does not divide over the mesh.
   """
@@ -118,9 +120,10 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
     "cache": programs.bytes_per_device(parts.state),
     "batch": programs.bytes_per_device(parts.rows),
   }
+  queries, columns = section.draft_tokens + 1, parts.rows.page_table.shape[1]
   with jax.set_mesh(mesh):
-    pages = paged.pages_of_round(section.draft_tokens + 1, section.page_tokens)
-  rounds = context / 2 / (pages * section.page_tokens)
+    pages = paged.pages_of_round(queries, section.page_tokens, columns)
+  rounds = rounds_of_cache(cfg, context // 2, pages * section.page_tokens)
   expected = lambda loop, around: rounds if loop.startswith(("attention.py", "paged.py")) else 1.0
   built = compile_one(parts.program, place, mesh, expected)
   per_token = flops.decode_flops_per_token(cfg, context / 2)
@@ -143,6 +146,16 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
     dtype=programs.dtype_of(parts.params),
     usd_per_chip_hour=usd_per_chip_hour,
   )
+
+
+def rounds_of_cache(cfg: PolicyConfig, position: int, keys: int) -> float:
+  """Rounds, of so many keys, in which a query at a position sees the cache: the mean of layers."""
+  full = position // keys + 1
+  if not cfg.window_tokens:
+    return full
+  near = full - max(position - cfg.window_tokens + 1, 0) // keys
+  windows = sum(cfg.has_window(i) for i in range(cfg.num_layers))
+  return (windows * near + (cfg.num_layers - windows) * full) / cfg.num_layers
 
 
 def model(cfg: PolicyConfig) -> dict[str, int]:
@@ -170,7 +183,7 @@ def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compili
     rows * row_tokens // sharding.ways("batch", place.mesh) // sharding.ways("time", place.mesh)
   )
   with jax.set_mesh(place.mesh):
-    chunks = tokens / place.axes.get("tensor", 1) / head.chunk_tokens()
+    chunks = -(-tokens // place.axes.get("tensor", 1) // head.chunk_tokens())
   held = cfg.num_experts / place.axes.get("expert", 1)
   blocks = tokens * cfg.experts_per_token / experts.MAX_BLOCK_TOKENS + held / 2
 

@@ -64,7 +64,7 @@ class Sampler:
   """What the sampler holds, and its decode step.
 
   Attributes:
-    params: abstract, layers unstacked.
+    params: abstract, as sharding.served gives them.
     state: abstract cache and drafting states.
     rows: abstract rows of a step.
     program: the decode step of all slots.

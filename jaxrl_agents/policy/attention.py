@@ -199,7 +199,8 @@ def causal_core(
       k, v = whole(k, 2), whole(v, 2)
       mixed, peaks = of_rows(masks, q, k, v, segment_ids, sinks, window, start)
     if with_peaks:
-      peaks = jax.lax.pmax(peaks, sharding.TRAIN_RULES["row_parts"])
+      rules = sharding.TRAIN_RULES
+      peaks = jax.lax.pmax(peaks, rules["batch"] + rules["time"])
     return mixed, peaks
 
   place = lambda *axes: sharding.spec(axes, sharding.TRAIN_RULES)

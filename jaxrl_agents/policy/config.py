@@ -123,7 +123,9 @@ class PolicyConfig:
 
   @property
   def cache_width(self) -> int:
-    """C, numbers cached per token and layer: keys and values, or the latent and its rotated key."""
+    """C, what attention reads of a cached token in a layer: keys and values, or the latent and its
+    rotated key. (Entries of latents may be wider: cache.entry_shape.)
+    """
     if self.attention == "mla":
       return self.kv_lora_rank + self.qk_rope_dim
     return 2 * self.num_kv_heads * self.head_dim

@@ -53,8 +53,8 @@ def apply(
   expert where XLA compiles for CPU. Accelerators have kernels for grouped products.
 
   Args:
-    experts: gate_up [E, D, 2, F], down [E, F, D]; gate_up_bias [E, 2, F] and down_bias [E, D] where
-      experts have biases.
+    experts: gate_up [E, D, 2, F], or [E, D, 2 F] (sharding.served), down [E, F, D]; gate_up_bias
+      [E, 2, F], or [E, 2 F], and down_bias [E, D] where experts have biases.
     x: [..., D].
     weight: [..., K].
     choice: int32 [..., K]; E for no expert (padding).

@@ -88,7 +88,7 @@ def of_tokens(
 
   On a mesh each device has its own tokens, and gathers the whole head once for all of its chunks;
   devices that share tokens (tensor) take a part of them each. The head's gradient is summed in
-  float32 over the chunks of a device, then over devices.
+  float32 over the chunks of a device, and in the head's own type over devices, as other gradients.
 
   Args:
     function: (head [D, V], chunks [C, ...] of `arrays`) -> tuple of float32 [C]; of its arguments
@@ -141,9 +141,9 @@ def _of_device(function, head, mask, *arrays):
 
 
 class _Moved(NamedTuple):
-  """Tokens with those of the mask first, filled up to whole chunks: S of them.
+  """Tokens with those of the mask first, filled up to N whole chunks: S = N C of them.
 
-  mask: bool [S]. arrays: [S, ...]. order, place: int32 [S], which token stands where, and where
+  mask: bool [N, C]. arrays: [S, ...]. order, place: int32 [S], which token stands where, and where
   each token stands. used: chunks that hold a token of the mask.
   """
 
@@ -161,13 +161,14 @@ def _run(function, head, mask, arrays):
   order = jnp.argsort(~flat(mask), stable=True)
   used = -(-jnp.sum(mask) // chunk)
   arrays = tuple(flat(a)[order] for a in arrays)
-  moved = _Moved(flat(mask)[order], arrays, order, jnp.argsort(order), used)
+  by_chunk = flat(mask)[order].reshape(-1, chunk)
+  moved = _Moved(by_chunk, arrays, order, jnp.argsort(order), used)
   shapes = jax.eval_shape(function, head, *(a[:chunk] for a in arrays))
 
   def of_chunk(i, outputs):
     part = functools.partial(_part, i=i, chunk=chunk)
     values = function(head, *map(part, arrays))
-    values = (jnp.where(part(moved.mask), value, 0.0) for value in values)
+    values = (jnp.where(moved.mask[i], value, 0.0) for value in values)
     return tuple(_put(y, value, i) for y, value in zip(outputs, values, strict=True))
 
   empty = tuple(jnp.zeros(order.shape, s.dtype) for s in shapes)
@@ -184,8 +185,7 @@ def _forward(function, head, mask, *arrays):
 def _backward(function, saved, cotangents):
   head, moved, (trained, *wanted) = saved
   shape = cotangents[0].shape
-  size = math.prod(shape)
-  chunk = min(size, chunk_tokens())
+  size, chunk = math.prod(shape), moved.mask.shape[1]
   zero = jax.custom_derivatives.SymbolicZero
   dense = (jnp.zeros(c.shape, c.dtype) if isinstance(c, zero) else c for c in cotangents)
   cotangents = [_filled(c.reshape(-1), chunk)[moved.order] for c in dense]
@@ -199,7 +199,7 @@ def _backward(function, saved, cotangents):
       inputs = dict(enumerate(parts)) | dict(zip(floats, changed, strict=True))
       return function(head, *inputs.values())
 
-    d_values = tuple(jnp.where(part(moved.mask), part(c), 0.0) for c in cotangents)
+    d_values = tuple(jnp.where(moved.mask[i], part(c), 0.0) for c in cotangents)
     changed = [parts[i] for i in floats]
     d_head, d_arrays = gradients
     if trained is None:

@@ -1,5 +1,7 @@
 """Which implementation computes experts and attention: decided here, and nowhere else.
 
+(How much of something is done at a time on a platform stands where it is done.)
+
 Everything has a plain reference, which runs everywhere and is what CPU uses. On an accelerator:
 
                  tpu                                     gpu

@@ -32,11 +32,11 @@ PACKED_QUERIES = 16
 """Queries of a row up to which `attend_packed` is used."""
 
 
-def pages_of_round(queries: int, page_tokens: int) -> int:
-  """Columns of the page table that one round of a step of so many queries a row reads."""
+def pages_of_round(queries: int, page_tokens: int, columns: int) -> int:
+  """Of a page table's columns, how many one round of a step of so many queries a row reads."""
   if kernels.platform() == "cpu":
-    return PAGES
-  return max(PAGES, min(KEYS, SCORES // queries) // page_tokens)
+    return min(PAGES, columns)
+  return min(max(PAGES, min(KEYS, SCORES // queries) // page_tokens), columns)
 
 
 def attend(
@@ -65,7 +65,7 @@ def attend(
     [B, Q, G, R, H'].
   """
   rows, queries, groups, repeats, width = q.shape
-  num_pages = pages_of_round(queries, pages.shape[2])
+  num_pages = pages_of_round(queries, pages.shape[2], step.page_table.shape[1])
   num_keys = num_pages * pages.shape[2]
   table = jnp.pad(step.page_table, ((0, 0), (0, -step.page_table.shape[1] % num_pages)))
   first, rounds = _rounds(step, num_keys, window)

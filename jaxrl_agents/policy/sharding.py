@@ -27,7 +27,6 @@ Rules = dict[str, tuple[str, ...]]
 TRAIN_RULES: Rules = {
   "batch": ("data", "fsdp", "expert"),
   "time": ("context",),
-  "row_parts": ("context", "data", "fsdp", "expert"),
   "layers": (),
   "embed": ("fsdp", "expert", "context"),
   "expert_embed": ("fsdp", "context"),
@@ -40,9 +39,6 @@ TRAIN_RULES: Rules = {
 }
 """Parameters and optimiser moments are split along their width too, over devices that would hold
 the same: gathered when they are used. What projects MLA's latents up is split along these.
-
-"row_parts" are rows cut along time into as many parts as devices hold of them, all first parts
-first: that is how tokens lie on the devices already.
 """
 
 SERVE_RULES: Rules = {**TRAIN_RULES, "embed": (), "expert_embed": (), "latent": ()}

@@ -126,7 +126,7 @@ def prefill(
   """Computes a chunk of each row and samples the token after it.
 
   Args:
-    params: unstacked layers.
+    params: as sharding.served gives them.
     state: donated.
     rows: as in Rows.
     slots: int32 [B], where the row's last hidden state is kept for drafting; out of range if the
@@ -177,7 +177,7 @@ def decode(
   """Samples one token per row, or up to d + 1 by drafting d and verifying them in one pass.
 
   Args:
-    params: unstacked layers.
+    params: as sharding.served gives them.
     state: donated.
     rows: as in Rows.
     slots: int32 [B], of each row's hidden states; out of range for a row without work.

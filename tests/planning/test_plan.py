@@ -1,5 +1,6 @@
 """Whole plans of a small run: on CPU devices, and for a TPU where libtpu is installed."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -8,6 +9,9 @@ import subprocess
 import sys
 
 import pytest
+
+from jaxrl_agents.planning import plan as plan_lib
+from tests.policy import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = (
@@ -30,6 +34,14 @@ def plan(*arguments):
     text=True,
     timeout=280,
   )
+
+
+def test_rounds_over_the_cache_are_whole_and_fewer_in_layers_with_a_window():
+  alternating = dataclasses.replace(tiny.BIASED, window_tokens=128)
+  of = plan_lib.rounds_of_cache
+  assert [of(tiny.GQA, position, 256) for position in (100, 255, 256, 1_000)] == [1, 1, 2, 4]
+  # With a window the first of them is 0, 0 and 3.
+  assert [of(alternating, position, 256) for position in (100, 300, 1_000)] == [1, 2, (4 + 1) / 2]
 
 
 def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.policy import cache as cache_lib
-from jaxrl_agents.policy import mtp
+from jaxrl_agents.policy import kernels, mtp, sharding
 from jaxrl_agents.policy import params as params_lib
 from tests.policy import tiny
 
 modules = jax.jit(mtp.mtp, static_argnums=3)
-decode = jax.jit(mtp.mtp_decode, static_argnums=3, static_argnames="depth")
 
 
 def trunk_states(cfg, rows, length):
@@ -46,18 +45,22 @@ def test_modules_equal_plain_loops_and_deeper_ones_read_further_tokens():
     np.testing.assert_allclose(got[depth - 1, 0], state, atol=2e-5)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("cfg", [tiny.GQA, tiny.MLA], ids=["gqa", "mla"])
-def test_drafting_from_the_cache_equals_the_training_pass(cfg):
+def test_drafting_from_the_cache_equals_the_training_pass(monkeypatch, cfg, platform):
+  cfg = dataclasses.replace(cfg, kernels="reference")
   params = tiny.init(cfg)
   ids, positions = tiny.tokens(cfg, 2, 10)
   hidden, next_tokens = trunk_states(cfg, 2, 10), jnp.roll(ids, -1, axis=1)
   whole = modules(params, hidden, next_tokens, cfg, positions=positions)[0]
   cache = cache_lib.init(cfg, 7, 4)
   table = jnp.asarray([[2, 5, 1], [3, 4, 6]])
+  monkeypatch.setattr(kernels, "platform", lambda: platform)
+  held, decode = sharding.served(params), jax.jit(mtp.mtp_decode, static_argnums=3)
   got, at = [], 0
   for count in (6, 1, 1, 2):
     states, cache = decode(
-      params_lib.unstack(params),
+      held,
       hidden[:, at : at + count],
       next_tokens[:, at : at + count],
       cfg,

@@ -63,3 +63,7 @@ def test_a_sampler_holds_gate_and_up_of_an_expert_as_one_matrix_unless_they_are_
     np.testing.assert_array_equal(mine["gate_up"][..., :12], stored["gate_up"][layer, ..., 0, :])
     np.testing.assert_array_equal(mine["gate_up"][..., 12:], stored["gate_up"][layer, ..., 1, :])
     np.testing.assert_array_equal(mine["gate_up_bias"][:, 12:], stored["gate_up_bias"][layer, :, 1])
+  split = jax.sharding.AbstractMesh((1, 1, 1, 1, 2), sharding.MESH_AXES)
+  with jax.sharding.use_abstract_mesh(split):
+    held = jax.eval_shape(sharding.served, params)["moe_layers"]
+  assert held[0]["moe"]["experts"]["gate_up"].shape == stored["gate_up"].shape[1:]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.policy import cache as cache_lib
-from jaxrl_agents.policy import paged, transformer
+from jaxrl_agents.policy import kernels, paged, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
 from tests.policy import tiny
 from tests.policy.test_causal import largest
@@ -107,11 +107,35 @@ def test_pages_are_read_as_many_at_a_time_as_are_worth_a_round(monkeypatch):
   params, ids = tiny.init(tiny.BIASED), tiny.tokens(tiny.BIASED, ROWS, LENGTH)[0]
   steps = [(8, 8), (5, 8)] + [(1, 1)] * 10
   expected, *_ = decoded(params, ids, tiny.BIASED, steps)
-  monkeypatch.setattr(paged, "pages_of_round", lambda queries, page_tokens: 5 if queries > 1 else 3)
+  monkeypatch.setattr(paged, "pages_of_round", lambda queries, *_: 5 if queries > 1 else 3)
   traced_again = jax.jit(lambda *args, **more: transformer.decode(*args, **more), static_argnums=2)
   monkeypatch.setitem(globals(), "decode", traced_again)
   found, *_ = decoded(params, ids, tiny.BIASED, steps)
   np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["biased", *FAMILIES])
+def test_decoding_as_on_an_accelerator_equals_the_training_forward(monkeypatch, name):
+  """Parameters as samplers hold them there, entries not taken apart, whole tables in a round."""
+  cfg = dataclasses.replace((FAMILIES | {"biased": tiny.BIASED})[name], kernels="reference")
+  params = tiny.init(cfg)
+  ids, positions = tiny.tokens(cfg, ROWS, LENGTH)
+  whole = forward(params, ids, cfg, positions=positions)
+  packed = []
+  attend_packed = paged.attend_packed
+  monkeypatch.setattr(
+    paged, "attend_packed", lambda *args: packed.append(args) or attend_packed(*args)
+  )
+  monkeypatch.setattr(kernels, "platform", lambda: "gpu")
+  traced_again = jax.jit(lambda *args, **more: transformer.decode(*args, **more), static_argnums=2)
+  monkeypatch.setitem(globals(), "decode", traced_again)
+  held = sharding.served(params)
+  if not cfg.tie_embeddings:
+    assert held["embed"].shape == (cfg.vocab_size, 128)
+  hidden, routing, _ = decoded(held, ids, cfg, [(8, 8), (5, 8)] + [(1, 1)] * 10)
+  np.testing.assert_allclose(hidden, whole.hidden, atol=1e-5)
+  np.testing.assert_array_equal(routing, whole.routing)
+  assert bool(packed) == (cfg.attention != "mla")
 
 
 @pytest.mark.parametrize("with_more", [False, True], ids=["plain", "sinks and a window"])
@@ -136,10 +160,11 @@ def test_entries_that_are_not_taken_apart_give_what_heads_of_their_own_give(with
 def test_a_round_on_an_accelerator_holds_a_thousand_keys_or_a_quarter_of_a_million_scores(
   monkeypatch,
 ):
-  assert paged.pages_of_round(1, 64) == 2
+  assert [paged.pages_of_round(1, 64, columns) for columns in (1, 2, 100)] == [1, 2, 2]
   monkeypatch.setattr(paged.kernels, "platform", lambda: "tpu")
-  found = [paged.pages_of_round(q, size) for q, size in ((1, 64), (1, 16), (2_048, 64), (4, 1_024))]
-  assert found == [16, 64, 2, 2]
+  of = paged.pages_of_round
+  assert [of(1, 64, 100), of(1, 16, 100), of(2_048, 64, 100), of(4, 1_024, 100)] == [16, 64, 2, 2]
+  assert [of(1, 64, 5), of(1, 16, 63), of(4, 1_024, 1)] == [5, 63, 1]  # no more than there are
 
 
 def test_a_row_without_new_tokens_leaves_its_pages_alone():
