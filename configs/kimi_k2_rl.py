@@ -6,7 +6,7 @@ python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x8x8 \
 
 In bfloat16 with moments in 8 bits the learner takes 90 of 95 GiB of each of 256 chips of v5p, and
 104 to 156 s for a step of 16.8 million tokens; a sampler takes 75 GiB of each of 128, and decodes
-19,700 to 21,500 tokens/s in 2,048 contexts, half full (planned, not run).
+19,500 to 21,300 tokens/s in 2,048 contexts, half full (planned, not run).
 
 Sizes are those of https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/config.json.
 """
