@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from jaxrl_agents.policy import experts as local
 from jaxrl_agents.policy import grouped, sharding
-from jaxrl_agents.policy.kernels import LANES, Kind
+from jaxrl_agents.policy.kernels import LANES, Kind, platform, whole_lanes
 from jaxrl_agents.policy.slots import Slots, collect, spread
 
 SLACK = 1.25
@@ -151,11 +151,11 @@ def _exchanged(experts, x, weight, choice, clamp, *, run):
   queue = _queue(choice, held, shards, capacity)
   rounds = _rounds if capacity < most else functools.partial(_round, 0)
   width, few = x.shape[1], choice.size * x.shape[1] < experts["down"].size
-  if few or width <= LANES or width % LANES == 0:
+  more = whole_lanes(width) - width
+  if platform() != "tpu" or few or width <= LANES or not more:
     return rounds(experts, x, weight, queue, capacity, clamp, run)
-  # A TPU would turn the rows around before and after each exchange: they are filled up to whole
-  # lanes, here and not where XLA would like to, when there are more of them; experts too.
-  more = -width % LANES
+  # It would turn the rows around before and after each exchange: they are filled up to whole lanes,
+  # here and not where XLA would like to, when there are more of them; experts too.
   pad = lambda a, axis: jnp.pad(a, [(0, more if i == axis else 0) for i in range(a.ndim)])
   places = {"gate_up": 1, "down": 2, "down_bias": 1}  # of the width
   experts = experts | {n: pad(experts[n], i) for n, i in places.items() if n in experts}

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_agents.policy.slots import block_of, put_block
+
 MAX_BLOCK_TOKENS = 256
 MIN_BLOCK_TOKENS = 16
 DENSE_TOKENS = 64
@@ -120,13 +122,13 @@ def _forward(experts, x, weight, choice, clamp):
   def body(i, carry):
     hidden, out = carry
     expert = plan.expert_of[i]
-    inner = x[_rows(plan.token_of, i, block)] @ gate_up[expert]
+    inner = x[block_of(plan.token_of, i, block)] @ gate_up[expert]
     if "gate_up_bias" in experts:
       inner = inner + experts["gate_up_bias"][expert].reshape(-1)
     y = gate(inner, clamp) @ experts["down"][expert]
     if "down_bias" in experts:
       y = y + experts["down_bias"][expert]
-    return _put(hidden, inner, i), _put(out, y, i)
+    return put_block(hidden, inner, i), put_block(out, y, i)
 
   empty = jnp.zeros((slots, 2 * width), x.dtype), jnp.zeros((slots, embed), x.dtype)
   hidden, out = jax.lax.fori_loop(0, plan.used, body, empty)
@@ -145,20 +147,20 @@ def _backward(clamp, saved, d_y):
 
   def body(i, carry):
     d_gate_up, d_down, d_x, d_weight, d_biases = carry
-    expert, tokens = plan.expert_of[i], _rows(plan.token_of, i, block)
-    scale = _rows(slot_weight, i, block)[:, None]
-    inner, d_out = _rows(hidden, i, block), d_y[tokens]
+    expert, tokens = plan.expert_of[i], block_of(plan.token_of, i, block)
+    scale = block_of(slot_weight, i, block)[:, None]
+    inner, d_out = block_of(hidden, i, block), d_y[tokens]
     mixed, gate_vjp = jax.vjp(functools.partial(gate, clamp=clamp), inner)
     d_mixed = d_out @ down[expert].T
     d_scale = jnp.sum(d_mixed * mixed, axis=-1)
     if "down_bias" in experts:
       d_scale = d_scale + d_out @ experts["down_bias"][expert]
-    d_weight = _put(d_weight, d_scale, i)
+    d_weight = put_block(d_weight, d_scale, i)
     (d_inner,) = gate_vjp(d_mixed * scale)
     d_down = d_down.at[expert].add((mixed * scale).T @ d_out)
     d_gate_up = d_gate_up.at[expert].add(x[tokens].T @ d_inner)
     d_biases = _with_biases(d_biases, expert, d_inner, d_out * scale)
-    return d_gate_up, d_down, _put(d_x, d_inner @ gate_up[expert].T, i), d_weight, d_biases
+    return d_gate_up, d_down, put_block(d_x, d_inner @ gate_up[expert].T, i), d_weight, d_biases
 
   slots = plan.token_of.shape[0]
   empty = (
@@ -200,11 +202,3 @@ def gate(hidden: jax.Array, clamp: Clamp | None) -> jax.Array:
     return jax.nn.silu(gate) * up
   gate, up = jnp.minimum(gate, clamp.limit), jnp.clip(up, -clamp.limit, clamp.limit)
   return gate * jax.nn.sigmoid(clamp.alpha * gate) * (up + 1)
-
-
-def _rows(values: jax.Array, i: jax.Array, block: int) -> jax.Array:
-  return jax.lax.dynamic_slice_in_dim(values, i * block, block)
-
-
-def _put(values: jax.Array, rows: jax.Array, i: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(values, rows, i * rows.shape[0], axis=0)

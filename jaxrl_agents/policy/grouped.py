@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl_agents.policy import experts as plain
 from jaxrl_agents.policy import slots as slots_lib
-from jaxrl_agents.policy.kernels import LANES, Kind
+from jaxrl_agents.policy.kernels import Kind, whole_lanes
 
 TILE_ROWS = 512
 TILE_SIDE = 1024
@@ -61,7 +61,7 @@ def apply(
 def _plan(choice: jax.Array, num_experts: int) -> _Plan:
   tokens, choices = choice.shape
   pairs = tokens * choices
-  tile = min(TILE_ROWS, -(-pairs // LANES) * LANES)
+  tile = min(TILE_ROWS, whole_lanes(pairs))
   more = -pairs % tile
   flat = choice.reshape(-1)
   order = jnp.argsort(flat, stable=True)
@@ -96,6 +96,6 @@ def _megablox(rows, matrices, sizes):
   from jax.experimental.pallas.ops.tpu.megablox import gmm
 
   # The backward pass takes the same tiles for the transposed product.
-  side = min(TILE_SIDE, *(-(-n // LANES) * LANES for n in matrices.shape[1:]))
+  side = min(TILE_SIDE, *map(whole_lanes, matrices.shape[1:]))
   tile = min(TILE_ROWS, len(rows)), side, side
   return gmm(rows, matrices, sizes, rows.dtype, tile)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_agents.policy import kernels, sharding
+from jaxrl_agents.policy.slots import block_of, put_block
 
 CHUNK_TOKENS, ACCELERATOR_CHUNK_TOKENS = 512, 1_024
 """Tokens of one chunk on each device: on CPU 512 rows of logits stay in cache."""
@@ -166,10 +167,10 @@ def _run(function, head, mask, arrays):
   shapes = jax.eval_shape(function, head, *(a[:chunk] for a in arrays))
 
   def of_chunk(i, outputs):
-    part = functools.partial(_part, i=i, chunk=chunk)
+    part = functools.partial(block_of, i=i, size=chunk)
     values = function(head, *map(part, arrays))
     values = (jnp.where(moved.mask[i], value, 0.0) for value in values)
-    return tuple(_put(y, value, i) for y, value in zip(outputs, values, strict=True))
+    return tuple(put_block(y, value, i) for y, value in zip(outputs, values, strict=True))
 
   empty = tuple(jnp.zeros(order.shape, s.dtype) for s in shapes)
   outputs = jax.lax.fori_loop(0, used, of_chunk, empty)
@@ -192,7 +193,7 @@ def _backward(function, saved, cotangents):
   floats = [i for i, is_wanted in enumerate(wanted) if is_wanted is not None]
 
   def of_chunk(i, gradients):
-    part = functools.partial(_part, i=i, chunk=chunk)
+    part = functools.partial(block_of, i=i, size=chunk)
     parts = [*map(part, moved.arrays)]
 
     def run(head, *changed):
@@ -207,7 +208,7 @@ def _backward(function, saved, cotangents):
     else:
       of_head, *more = jax.vjp(run, head, *changed)[1](d_values)
       d_head = d_head + of_head.astype(jnp.float32)
-    return d_head, tuple(_put(d, one, i) for d, one in zip(d_arrays, more, strict=True))
+    return d_head, tuple(put_block(d, one, i) for d, one in zip(d_arrays, more, strict=True))
 
   empty = (
     None if trained is None else jnp.zeros(head.shape, jnp.float32),
@@ -226,11 +227,3 @@ _of_device.defvjp(_forward, _backward, symbolic_zeros=True)
 def _filled(x: jax.Array, chunk: int) -> jax.Array:
   """x [n, ...] with zeros (False) after it, up to a multiple of the chunk."""
   return jnp.pad(x, ((0, -len(x) % chunk), *((0, 0),) * (x.ndim - 1)))
-
-
-def _part(x: jax.Array, i: jax.Array, chunk: int) -> jax.Array:
-  return jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk)
-
-
-def _put(x: jax.Array, part: jax.Array, i: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(x, part, i * part.shape[0], axis=0)

@@ -31,6 +31,11 @@ Kind = Literal["reference", "tpu", "gpu"]
 LANES = 128
 
 
+def whole_lanes(size: int) -> int:
+  """A size filled up to a multiple of LANES."""
+  return -(-size // LANES) * LANES
+
+
 def kind(cfg: PolicyConfig) -> Kind:
   """The kernels of `cfg.kernels`; for "auto" those of `platform`."""
   if cfg.kernels != "auto":

@@ -1,5 +1,7 @@
 """Moves items to slots and back, with gathers both ways: scatters are slow on every device.
 
+And blocks of slots, one after another.
+
 Alphabet: M items, k slots of an item, S slots, D width.
 """
 
@@ -48,3 +50,13 @@ spread.defvjp(
 collect.defvjp(
   lambda x, slots: (collect(x, slots), slots), lambda slots, d: (spread(d, slots), None)
 )
+
+
+def block_of(x: jax.Array, i: jax.Array, size: int) -> jax.Array:
+  """Slots i * size and on of x [S, ...], [size, ...]."""
+  return jax.lax.dynamic_slice_in_dim(x, i * size, size)
+
+
+def put_block(x: jax.Array, block: jax.Array, i: jax.Array) -> jax.Array:
+  """x [S, ...] with its i-th block replaced."""
+  return jax.lax.dynamic_update_slice_in_dim(x, block, i * block.shape[0], axis=0)

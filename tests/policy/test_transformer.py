@@ -25,7 +25,12 @@ forward = jax.jit(transformer.forward, static_argnums=2, static_argnames="replay
 decode = jax.jit(transformer.decode, static_argnums=2)
 
 
-def decoded(params, tokens, cfg, steps):
+def traced_anew():
+  """`decode` without programs that were traced before something was replaced."""
+  return jax.jit(lambda *args, **more: transformer.decode(*args, **more), static_argnums=2)
+
+
+def decoded(params, tokens, cfg, steps, decode=decode):
   """Hidden states and routing of tokens fed in `steps` of (real tokens, padded width)."""
   cache = cache_lib.init(cfg, 13, PAGE_TOKENS)
   lengths = jnp.zeros(ROWS, jnp.int32)
@@ -108,9 +113,7 @@ def test_pages_are_read_as_many_at_a_time_as_are_worth_a_round(monkeypatch):
   steps = [(8, 8), (5, 8)] + [(1, 1)] * 10
   expected, *_ = decoded(params, ids, tiny.BIASED, steps)
   monkeypatch.setattr(paged, "pages_of_round", lambda queries, *_: 5 if queries > 1 else 3)
-  traced_again = jax.jit(lambda *args, **more: transformer.decode(*args, **more), static_argnums=2)
-  monkeypatch.setitem(globals(), "decode", traced_again)
-  found, *_ = decoded(params, ids, tiny.BIASED, steps)
+  found, *_ = decoded(params, ids, tiny.BIASED, steps, traced_anew())
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -127,12 +130,11 @@ def test_decoding_as_on_an_accelerator_equals_the_training_forward(monkeypatch, 
     paged, "attend_packed", lambda *args: packed.append(args) or attend_packed(*args)
   )
   monkeypatch.setattr(kernels, "platform", lambda: "gpu")
-  traced_again = jax.jit(lambda *args, **more: transformer.decode(*args, **more), static_argnums=2)
-  monkeypatch.setitem(globals(), "decode", traced_again)
   held = sharding.served(params)
   if not cfg.tie_embeddings:
     assert held["embed"].shape == (cfg.vocab_size, 128)
-  hidden, routing, _ = decoded(held, ids, cfg, [(8, 8), (5, 8)] + [(1, 1)] * 10)
+  steps = [(8, 8), (5, 8)] + [(1, 1)] * 10
+  hidden, routing, _ = decoded(held, ids, cfg, steps, traced_anew())
   np.testing.assert_allclose(hidden, whole.hidden, atol=1e-5)
   np.testing.assert_array_equal(routing, whole.routing)
   assert bool(packed) == (cfg.attention != "mla")
