@@ -98,6 +98,16 @@ def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
   return dataclasses.replace(section, **{path[0]: _value(hint, text, full)})
 
 
+_EXAMPLES: dict[Any, str] = {
+  bool: "true",
+  int: "8",
+  float: "0.5",
+  (str, ...): "\"('a', 'b')\"",
+  (float, ...): "0.5,0.25",
+}
+"""What is written on a command line for an option of each type."""
+
+
 def _value(hint: Any, text: str, full: str) -> Any:
   """`text` read as the type `hint`: bool, int, float, str, a Literal, a tuple, or `X | None`."""
   origin = typing.get_origin(hint)
@@ -115,12 +125,18 @@ def _value(hint: Any, text: str, full: str) -> Any:
     if hint is bool:
       return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
     if origin is tuple:
-      return tuple(typing.get_args(hint)[0](v) for v in ast.literal_eval(text))
+      listed = ast.literal_eval(text)
+      if not isinstance(listed, tuple | list):
+        raise TypeError(f"{listed!r} is one value")
+      return tuple(typing.get_args(hint)[0](v) for v in listed)
     if hint in (int, float, str):
       return hint(text.replace("_", "") if hint is int else text)
   except (KeyError, ValueError, SyntaxError, TypeError) as error:
     name = getattr(hint, "__name__", str(hint))
-    raise ValueError(f"{full}={text!r} cannot be read as {name}: {error}") from error
+    example = _EXAMPLES[typing.get_args(hint)[0], ...] if origin is tuple else _EXAMPLES[hint]
+    raise ValueError(
+      f"{full}={text!r} cannot be read as {name}; write for example {full}={example}"
+    ) from error
   raise ValueError(
     f"{full} cannot be set from the command line (type {hint}); edit the config file"
   )

@@ -28,6 +28,7 @@ from jaxrl_agents.weights import store
 
 WEIGHTS = "policy.safetensors"
 SIZES = "policy.json"
+WRITERS = "scripts/export_policy.py or scripts/import_hf.py"
 
 
 def save(
@@ -86,8 +87,11 @@ def place(name: str | pathlib.Path) -> pathlib.Path:
 
 
 def load_sizes(folder: str | pathlib.Path) -> PolicyConfig:
-  """The sizes of the weights of `folder`."""
-  return PolicyConfig(**json.loads((pathlib.Path(folder) / SIZES).read_text("utf-8")))
+  """The sizes of the weights of `folder`. Raises ValueError where no policy is."""
+  file = pathlib.Path(folder) / SIZES
+  if not file.is_file():
+    raise ValueError(f"no {SIZES} in {folder}; name a folder that {WRITERS} wrote")
+  return PolicyConfig(**json.loads(file.read_text("utf-8")))
 
 
 def load(
@@ -109,8 +113,8 @@ def load(
   file = folder / WEIGHTS
   if not file.is_file():
     raise ValueError(
-      f"policy.init={name!r}: no {WEIGHTS} in {folder}; name a folder that "
-      "scripts/export_policy.py or scripts/import_hf.py wrote, or set policy.init=scratch"
+      f"policy.init={name!r}: no {WEIGHTS} in {folder}; name a folder that {WRITERS} wrote, or set "
+      "policy.init=scratch"
     )
   stored = files.read(file)
   wanted = _flat(params_lib.abstract(cfg, dtype))

@@ -40,3 +40,6 @@ def test_a_checkpoint_goes_in_and_comes_out_by_the_scripts(tmp_path):
   done = run("export_hf.py", checkpoint=ours, hf_config=other, out=tmp_path / "no")
   assert done.returncode == 2
   assert f"error: rope_theta is {json.dumps(1e6)} in {ours} and 7.0 in {other}" in done.stderr
+  done = run("export_hf.py", checkpoint=hf, hf_config=hf, out=tmp_path / "no")
+  assert done.returncode == 2
+  assert f"error: no policy.json in {hf}; name a folder that" in done.stderr
