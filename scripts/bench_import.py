@@ -21,8 +21,8 @@ import time
 import numpy as np
 from absl import flags
 
-from jaxrl_agents.hf import convert, families, files, sources
-from jaxrl_agents.runs import command
+from jaxrl_agents.hf import checkpoint_reader, convert, families, files
+from jaxrl_agents.runs import entry_point
 
 SHARDS = 4
 
@@ -87,7 +87,7 @@ def write_checkpoint(folder: pathlib.Path, config: dict) -> int:
 def plain_copy(folder: pathlib.Path, out: pathlib.Path) -> None:
   """Every tensor read, cast to the dtype of config.json, and written as it is."""
   dtype = convert.DTYPES[families.read(folder).dtype]
-  found = sources.tensors(folder)
+  found = checkpoint_reader.tensors(folder)
   views = files.create(out, {name: (view.shape, dtype) for name, view in found.items()})
   for name, view in found.items():
     views[name][...] = view.astype(dtype)
@@ -117,7 +117,7 @@ def main() -> None:
     temporary = stack.enter_context(tempfile.TemporaryDirectory(dir=_FOLDER.value))
     folder = pathlib.Path(temporary) / "hf"
     size = write_checkpoint(folder, settings(_GIGABYTES.value, _EXPERTS.value))
-    print(f"{size / 1e9:.2f} GB, {len(sources.tensors(folder)):,} tensors")
+    print(f"{size / 1e9:.2f} GB, {len(checkpoint_reader.tensors(folder)):,} tensors")
     took: dict[str, list[float]] = {name: [] for name in copies}
     for _ in range(_ROUNDS.value):
       for name, copy in copies.items():
@@ -130,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable
 
 from absl import flags
 
-from jaxrl_agents.runs import command
+from jaxrl_agents.runs import entry_point
 from jaxrl_agents.sandbox import backends
 from jaxrl_agents.sandbox.box import Sandbox
 from jaxrl_agents.sandbox.boxes import Sandboxes
@@ -223,4 +223,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -15,9 +15,10 @@ import time
 import numpy as np
 from absl import flags
 
-from jaxrl_agents.retrieval import beir, documents, index
-from jaxrl_agents.retrieval.chunks import Chunk
-from jaxrl_agents.runs import command
+from jaxrl_agents.corpus import beir, documents
+from jaxrl_agents.corpus.chunks import Chunk
+from jaxrl_agents.corpus.index import hybrid
+from jaxrl_agents.runs import entry_point
 
 _BEIR = flags.DEFINE_multi_string(
   "beir", None, "Folder of a BEIR collection; may be repeated.", required=True
@@ -57,11 +58,11 @@ def measure(folder: str, cache_dir: str) -> dict:
     )
   start = time.monotonic()
   bm25 = {"k1": _K1.value, "b": _B.value}
-  searcher = index.build(chunks, cache_dir, dense_leg=_DENSE.value, rank=_RANK.value, **bm25)
+  searcher = hybrid.build(chunks, cache_dir, dense_leg=_DENSE.value, rank=_RANK.value, **bm25)
   result = {"documents": len(chunks), "questions": len(asked), "dense": _DENSE.value}
   result |= bm25 | {"dense_weight": _DENSE_WEIGHT.value}
   result["build_s"] = round(time.monotonic() - start, 1)
-  settings = index.Fusion(fan_out=_DEPTH, fused=_DEPTH, dense_weight=_DENSE_WEIGHT.value)
+  settings = hybrid.Fusion(fan_out=_DEPTH, fused=_DEPTH, dense_weight=_DENSE_WEIGHT.value)
   for mode in ("bm25", "dense", "hybrid"):
     start = time.monotonic()
     rankings = {
@@ -94,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

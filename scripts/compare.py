@@ -9,7 +9,7 @@ import pathlib
 
 from absl import flags
 
-from jaxrl_agents.runs import command
+from jaxrl_agents.runs import entry_point
 from jaxrl_agents.viewer import comparison, inputs
 
 _WORKDIRS = flags.DEFINE_multi_string("workdir", None, "folder of a run; once a run", required=True)
@@ -25,4 +25,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

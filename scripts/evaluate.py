@@ -9,7 +9,7 @@ import pathlib
 from absl import flags
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import command, config_flags, evaluation, recipes, setup
+from jaxrl_agents.runs import config_flags, entry_point, evaluation, recipes, setup
 
 _config = config_flags.define()
 _CHECKPOINT = flags.DEFINE_string(
@@ -32,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -13,7 +13,7 @@ import pathlib
 from absl import flags
 
 from jaxrl_agents.hf import convert, families
-from jaxrl_agents.runs import base, command
+from jaxrl_agents.runs import entry_point, weight_files
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "folder of the policy", required=True)
 _HF_CONFIG = flags.DEFINE_string("hf_config", None, "folder with its config.json", required=True)
@@ -22,7 +22,7 @@ _OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
 
 def check_sizes(checkpoint: pathlib.Path, hf_config: str) -> None:
   """Raises ValueError where the policy and the config.json are two different networks."""
-  ours = dataclasses.asdict(base.load_sizes(checkpoint))
+  ours = dataclasses.asdict(weight_files.load_sizes(checkpoint))
   theirs = dataclasses.asdict(families.read(hf_config).cfg)
   for name, value in ours.items():
     if value != theirs[name]:
@@ -33,9 +33,9 @@ def main() -> None:
   """Exports the weights and says where they are."""
   checkpoint = pathlib.Path(_CHECKPOINT.value)
   check_sizes(checkpoint, _HF_CONFIG.value)
-  shards = convert.export_weights(checkpoint / base.WEIGHTS, _HF_CONFIG.value, _OUT.value)
+  shards = convert.export_weights(checkpoint / weight_files.WEIGHTS, _HF_CONFIG.value, _OUT.value)
   print(f"{len(shards)} shards -> {_OUT.value}")
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

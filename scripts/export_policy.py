@@ -11,7 +11,7 @@ import itertools
 
 from absl import flags
 
-from jaxrl_agents.runs import base, command, config_flags, evaluation
+from jaxrl_agents.runs import config_flags, entry_point, evaluation, weight_files
 from jaxrl_agents.viewer import inputs
 
 AVERAGED = 10
@@ -27,8 +27,8 @@ def main() -> None:
   config = _config()
   cfg = config.policy.model
   newest = str(evaluation.newest_policy(_WORKDIRS.value[-1]))
-  params = base.load(newest, cfg, dtype=config.policy.dtype)
-  folder = base.save(params, cfg, _OUT.value, tokenizer=config.policy.tokenizer)
+  params = weight_files.load(newest, cfg, dtype=config.policy.dtype)
+  folder = weight_files.save(params, cfg, _OUT.value, tokenizer=config.policy.tokenizer)
   with (folder / "curve.csv").open("w", newline="") as file:
     table = csv.writer(file, lineterminator="\n")
     table.writerow(("part", "phase", "step", "loss"))
@@ -44,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -16,7 +16,7 @@ from absl import flags
 from jaxrl_agents import chat
 from jaxrl_agents.hf import convert
 from jaxrl_agents.policy import params
-from jaxrl_agents.runs import base, command
+from jaxrl_agents.runs import entry_point, weight_files
 
 _HF = flags.DEFINE_string("hf", None, "folder of the checkpoint", required=True)
 _OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
@@ -25,11 +25,11 @@ _OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
 def main() -> None:
   """Imports the weights and says what they are."""
   out = pathlib.Path(_OUT.value)
-  cfg = convert.import_weights(_HF.value, out / base.WEIGHTS)
-  base.save_sizes(cfg, out)
+  cfg = convert.import_weights(_HF.value, out / weight_files.WEIGHTS)
+  weight_files.save_sizes(cfg, out)
   tokenizer = convert.copy_tokenizer(_HF.value, out)
   print(
-    f"{params.count(cfg):,} numbers of {cfg.num_layers} layers -> {out / base.WEIGHTS}; "
+    f"{params.count(cfg):,} numbers of {cfg.num_layers} layers -> {out / weight_files.WEIGHTS}; "
     f"{_spoken(out) if tokenizer else 'no tokenizer.json'}"
   )
 
@@ -43,4 +43,4 @@ def _spoken(folder: pathlib.Path) -> str:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

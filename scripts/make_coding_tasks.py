@@ -15,8 +15,8 @@ import time
 
 from absl import flags
 
-from jaxrl_agents.data import coding_sets
-from jaxrl_agents.runs import command
+from jaxrl_agents.agents.coding.tasks import task_set
+from jaxrl_agents.runs import entry_point
 from jaxrl_agents.sandbox.boxes import Sandboxes
 
 SOURCE = flags.DEFINE_multi_string(
@@ -35,7 +35,7 @@ def main() -> None:
   """Makes, writes and shows a set."""
   made = asyncio.run(_make())
   seconds = time.monotonic() - _STARTED
-  coding_sets.save(made, OUT.value)
+  task_set.save(made, OUT.value)
   number = sum(len(tasks) for tasks in made.tasks.values())
   report(f"{number} tasks of {len(made.repos)} repositories, {60 * number / seconds:.0f} a minute")
   for name, counter in made.manifest["counts"].items():
@@ -47,9 +47,9 @@ def main() -> None:
       print(f"\n{task.id} ({task.facts['kind']}, {task.facts['repo_name']})\n{task.prompt}")
 
 
-async def _make() -> coding_sets.CodingSet:
+async def _make() -> task_set.CodingSet:
   async with Sandboxes() as boxes:
-    return await coding_sets.make(
+    return await task_set.make(
       boxes,
       SOURCE.value,
       kinds=KINDS.value,
@@ -66,4 +66,4 @@ def report(line: str) -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -16,7 +16,7 @@ import pathlib
 
 from absl import flags
 
-from jaxrl_agents.runs import command, config_flags, plan
+from jaxrl_agents.runs import config_flags, entry_point, pod_plan
 
 _config = config_flags.define()
 _TOPOLOGY = flags.DEFINE_string(
@@ -29,14 +29,14 @@ _SAMPLER_TOPOLOGY = flags.DEFINE_string(
   "sampler_topology", "", "of one sampler; left out: the learner's"
 )
 _SAMPLER_MESH = flags.DEFINE_string("sampler_mesh", "", "of one sampler, as --mesh")
-_PARTS = flags.DEFINE_list("parts", list(plan.PARTS), "which to compile: learner, rollout")
+_PARTS = flags.DEFINE_list("parts", list(pod_plan.PARTS), "which to compile: learner, rollout")
 _PRICE = flags.DEFINE_float("price", 0.0, "USD per chip and hour; 0 leaves costs out", 0.0)
 _JSON = flags.DEFINE_string("json", None, "also write the plan to this file")
 
 
 def main() -> None:
   """Loads the config, plans, prints."""
-  found = plan.planned(
+  found = pod_plan.planned(
     _config(),
     _TOPOLOGY.value,
     _MESH.value,
@@ -45,10 +45,10 @@ def main() -> None:
     parts=_PARTS.value,
     usd_per_chip_hour=_PRICE.value,
   )
-  print(plan.text(found))
+  print(pod_plan.text(found))
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -16,7 +16,7 @@ import time
 
 from absl import flags
 
-from jaxrl_agents.runs import command
+from jaxrl_agents.runs import entry_point as command
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHORT = (

@@ -12,8 +12,8 @@ import sys
 
 from absl import flags
 
-from jaxrl_agents.data import page_recorder
-from jaxrl_agents.runs import command
+from jaxrl_agents.corpus import page_recorder
+from jaxrl_agents.runs import entry_point
 
 _URLS = flags.DEFINE_string("urls", None, "File of addresses, one a line.", required=True)
 _OUT = flags.DEFINE_string("out", None, "JSON lines to write or to add to.", required=True)
@@ -31,8 +31,8 @@ def main() -> None:
     print(f"left out {problem}" if problem else f"recorded {url}", flush=True)
   print(f"{len(page_recorder.recorded(pathlib.Path(_OUT.value)))} pages in {_OUT.value}")
   if failed:
-    sys.exit(command.FAILED)
+    sys.exit(entry_point.FAILED)
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -14,7 +14,7 @@ import dataclasses
 
 from absl import flags
 
-from jaxrl_agents.runs import command, config_flags, processes, sampler, setup
+from jaxrl_agents.runs import config_flags, entry_point, processes, sampler_process, setup
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -30,8 +30,10 @@ def main() -> None:
   _start_processes()
   setup.compilation_cache(config)
   with setup.devices(dataclasses.replace(config, mesh=config.sampler_mesh)):
-    sampler.serve(config, Workdir(_WORKDIR.value).weights, _CONNECT.value, _PATIENCE_S.value)
+    sampler_process.serve(
+      config, Workdir(_WORKDIR.value).weights, _CONNECT.value, _PATIENCE_S.value
+    )
 
 
 if __name__ == "__main__":
-  command.run(main, processes.leave)
+  entry_point.run(main, processes.leave)

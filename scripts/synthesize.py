@@ -16,9 +16,9 @@ import time
 from absl import flags
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.data import chroma, difficulty, task_sets
-from jaxrl_agents.retrieval import index as index_lib
-from jaxrl_agents.runs import command
+from jaxrl_agents.agents.search.tasks import chroma_files, difficulty, making
+from jaxrl_agents.corpus.index import hybrid as index_lib
+from jaxrl_agents.runs import entry_point
 
 CORPUS = flags.DEFINE_string("corpus", "python", '"python", a folder, or "chroma:FOLDER".')
 OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
@@ -26,7 +26,7 @@ SEED = flags.DEFINE_integer("seed", 0, "Of document numbers and of every draw.")
 CHUNK_TOKENS = flags.DEFINE_integer("chunk_tokens", 64, "Most tokens of a chunk.", lower_bound=1)
 FORMAT = flags.DEFINE_enum("format", "native", ["native", "chroma"], "What to write.")
 TOKENIZER = flags.DEFINE_string("tokenizer", "base", "What counts tokens: as chat.load takes it.")
-PER_TRUTH = flags.DEFINE_integer("per_truth", task_sets.PER_TRUTH, "Most chains from one truth.")
+PER_TRUTH = flags.DEFINE_integer("per_truth", making.PER_TRUTH, "Most chains from one truth.")
 GOLD = flags.DEFINE_enum("gold", "fact", ["fact", "document"], "For chroma:FOLDER: what is gold.")
 INDEX = flags.DEFINE_string("index", "", "Folder for an index: also prints what BM25 alone finds.")
 
@@ -37,8 +37,8 @@ def main() -> None:
   """Makes, writes and shows a task set."""
   count_tokens = chat_lib.load(TOKENIZER.value).count
   if CORPUS.value.startswith("chroma:"):
-    read = chroma.read_folder(CORPUS.value.removeprefix("chroma:"))
-    task_set = task_sets.from_chains(
+    read = chroma_files.read_folder(CORPUS.value.removeprefix("chroma:"))
+    task_set = making.from_chains(
       read,
       count_tokens=count_tokens,
       chunk_tokens=CHUNK_TOKENS.value,
@@ -47,7 +47,7 @@ def main() -> None:
     )
     chains = {"all": read}
   else:
-    task_set, chains = task_sets.make(
+    task_set, chains = making.make(
       CORPUS.value,
       count_tokens=count_tokens,
       chunk_tokens=CHUNK_TOKENS.value,
@@ -56,10 +56,10 @@ def main() -> None:
       report=report,
     )
   if FORMAT.value == "native":
-    task_sets.save(task_set, OUT.value)
+    making.save(task_set, OUT.value)
   else:
     for chain in (chain for each in chains.values() for chain in each):
-      chroma.write(chain, OUT.value)
+      chroma_files.write(chain, OUT.value)
   report(f"written to {OUT.value}")
   show(task_set)
   if INDEX.value:
@@ -71,7 +71,7 @@ def report(line: str) -> None:
   print(f"{time.monotonic() - _STARTED:6.1f} s  {line}", flush=True)
 
 
-def show(task_set: task_sets.TaskSet) -> None:
+def show(task_set: making.TaskSet) -> None:
   """Prints the yield table and three tasks."""
   counts = task_set.manifest["counts"]
   levels = sorted({level for each in counts.values() for level in each["level"]})
@@ -87,7 +87,7 @@ def show(task_set: task_sets.TaskSet) -> None:
     print(f"\n{task.id} ({task.facts['kind']})\n{task.prompt}\n  -> {task.facts['truth']}")
 
 
-def show_difficulty(task_set: task_sets.TaskSet) -> None:
+def show_difficulty(task_set: making.TaskSet) -> None:
   """Prints what BM25 finds of the test tasks' facts (the dev or train tasks' if there are none)."""
   if GOLD.value == "document":
     raise ValueError("--index measures facts; use it with --gold=fact")
@@ -102,4 +102,4 @@ def show_difficulty(task_set: task_sets.TaskSet) -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -12,7 +12,7 @@ it stopped. Of several processes that share the disk each runs it, with its own 
 
 from absl import flags
 
-from jaxrl_agents.runs import command, config_flags, page, processes, recipes, rl, setup
+from jaxrl_agents.runs import config_flags, entry_point, processes, recipes, report_page, rl, setup
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -31,8 +31,8 @@ def main() -> None:
   with setup.devices(config):
     rl.train(config, corpus, workdir)
   if processes.is_first():
-    print(f"report: {page.write(workdir.path)}")
+    print(f"report: {report_page.write(workdir.path)}")
 
 
 if __name__ == "__main__":
-  command.run(main, processes.leave)
+  entry_point.run(main, processes.leave)

@@ -12,7 +12,7 @@ another mesh. Of several processes that share the disk each runs it, with its ow
 
 from absl import flags
 
-from jaxrl_agents.runs import command, config_flags, processes, recipes, setup, sft
+from jaxrl_agents.runs import config_flags, entry_point, processes, recipes, setup, sft
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -34,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main, processes.leave)
+  entry_point.run(main, processes.leave)

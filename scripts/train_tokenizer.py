@@ -15,9 +15,9 @@ import re
 import tokenizers
 from absl import flags
 
-from jaxrl_agents.chat import own
-from jaxrl_agents.data import task_sets
-from jaxrl_agents.runs import command
+from jaxrl_agents.agents.search.tasks import making
+from jaxrl_agents.chat import base_format
+from jaxrl_agents.runs import entry_point
 
 FIXED_STRINGS = (
   "search_corpus",
@@ -59,7 +59,7 @@ def train(texts, vocab_size: int) -> tokenizers.Tokenizer:
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=vocab_size - extra,
-    special_tokens=list(own.CONTROL_TOKENS),
+    special_tokens=list(base_format.CONTROL_TOKENS),
     initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
   )
@@ -82,7 +82,7 @@ def with_prose(texts):
 
 def main() -> None:
   """Reads the corpus, trains, writes."""
-  task_set, _ = task_sets.make(
+  task_set, _ = making.make(
     _CORPUS.value, count_tokens=lambda text: len(text) // 4, chunk_tokens=64, report=print
   )
   texts = list(with_prose(document.text for document in task_set.documents))
@@ -95,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

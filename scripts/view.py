@@ -7,7 +7,7 @@ Works on a finished run and on one that is still going: the page shows what is t
 
 from absl import flags
 
-from jaxrl_agents.runs import command, page
+from jaxrl_agents.runs import entry_point, report_page
 from jaxrl_agents.viewer import report
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "the folder of a training run", required=True)
@@ -22,11 +22,11 @@ _MAX_BYTES = flags.DEFINE_integer(
 
 def main() -> None:
   """Writes the page and prints where it is."""
-  written = page.write(
+  written = report_page.write(
     _WORKDIR.value, out=_OUT.value, tokenizer=_TOKENIZER.value, max_bytes=_MAX_BYTES.value
   )
   print(f"{written} ({written.stat().st_size / 1e6:.1f} MB): open it in a browser")
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

@@ -14,8 +14,8 @@ import os
 
 from absl import flags
 
-from jaxrl_agents.harness import joining
-from jaxrl_agents.runs import command
+from jaxrl_agents.harness import remote_worker
+from jaxrl_agents.runs import entry_point
 
 _CONNECT = flags.DEFINE_string("connect", None, "HOST:PORT of workers.listen", required=True)
 _PROCESSES = flags.DEFINE_integer("processes", os.cpu_count() or 1, "worker processes")
@@ -24,8 +24,8 @@ _PATIENCE_S = flags.DEFINE_float("patience_s", 600.0, "seconds without a run unt
 
 def main() -> None:
   """Keeps the workers joined."""
-  joining.supervise(_CONNECT.value, _PROCESSES.value, _PATIENCE_S.value)
+  remote_worker.supervise(_CONNECT.value, _PROCESSES.value, _PATIENCE_S.value)
 
 
 if __name__ == "__main__":
-  command.run(main)
+  entry_point.run(main)

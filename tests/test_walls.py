@@ -19,14 +19,11 @@ FOUNDATION = ("types", "config", "policy.config")
 # may import itself; a key below a room (sampler.pages) only what it names.
 WALLS = {
   "chat": (),
-  "rewards": (),
   "wire": (),
+  "corpus": (),
   "harness": ("chat", "wire"),
-  "retrieval": (),
   "sandbox": (),
-  "grading": ("sandbox",),
-  "envs": ("chat", "harness", "rewards", "retrieval", "sandbox", "grading"),
-  "data": ("chat", "retrieval", "sandbox", "grading"),
+  "agents": ("chat", "corpus", "harness", "sandbox"),
   "policy": (),
   "hf": ("policy",),
   "sampler": ("policy", "weights", "wire"),
@@ -37,18 +34,16 @@ WALLS = {
   "sampler.client": ("sampler.sequence", "sampler.stats"),
   "sampler.lockstep": ("sampler.client", "sampler.sequence", "sampler.stats"),
   "sampler.slices": ("sampler.sequence", "sampler.stats", "wire"),
-  "sampler.slice": ("sampler.client", "wire"),
+  "sampler.slice_process": ("sampler.client", "wire"),
   "weights": (),
   "weights.manifest": (),
-  "learner": ("policy", "weights", "harness.queue"),
+  "learner": ("policy", "weights"),
   "learner.advantage": (),
   "learner.packing": ("learner.advantage",),
   "learner.curriculum": (),
+  "learner.segment_files": (),
   "planning": ("policy", "sampler", "learner"),
-  "evals": ("harness", "envs", "rewards", "retrieval"),
-  "gateway": ("chat", "harness", "sampler.client"),
-  "realtime": ("evals", "gateway", "weights.manifest", "harness.queue", "rewards"),
-  "viewer": ("rewards",),
+  "viewer": ("agents",),
 }
 # Wires the rooms together for the scripts; no room imports it back.
 WIRING = "runs"
@@ -65,31 +60,26 @@ WITHOUT_JAX = (
   "sampler.stats",
   "sampler.lockstep",
   "sampler.slices",
-  "sampler.slice",
+  "sampler.slice_process",
   "learner.advantage",
   "learner.packing",
   "learner.curriculum",
+  "learner.segment_files",
   "weights.manifest",
   "wire",
   "harness",
-  "retrieval",
+  "corpus",
   "sandbox",
-  "grading",
-  "envs",
-  "rewards",
-  "data",
-  "evals",
-  "gateway",
-  "realtime",
+  "agents",
   "viewer",
 )
 # Encodes a corpus when an index is built, never when it is searched: functions of its room may
 # import it.
-LATE = "retrieval.embed"
+LATE = "corpus.index.encode"
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 
 TENSORFLOW = {"seqio", "tensorflow", "tensorflow_datasets", "tensorflow_text", "keras", "clu", "t5"}
-TENSORFLOW_ALLOWED = "data.seqio_tasks"
+TENSORFLOW_ALLOWED = "learner.seqio_mixture"
 
 
 def is_in(module, room):
@@ -232,7 +222,7 @@ def test_the_sandbox_room_needs_the_standard_library_alone(project):
 
 
 def test_the_first_line_of_code_of_the_tensorflow_file_hides_accelerators():
-  body = ast.parse((ROOT / PACKAGE / "data/seqio_tasks.py").read_text("utf-8")).body
+  body = ast.parse((ROOT / PACKAGE / "learner/seqio_mixture.py").read_text("utf-8")).body
   at = [ast.unparse(node) for node in body]
   hides = next(i for i, text in enumerate(at) if "set_visible_devices([]" in text)
   assert hides < next(i for i, text in enumerate(at) if text == "import seqio")
@@ -241,10 +231,15 @@ def test_the_first_line_of_code_of_the_tensorflow_file_hides_accelerators():
 @pytest.mark.parametrize(
   ("path", "code", "check", "expected"),
   [
-    ("rewards/rules.py", "import jaxrl_agents.harness.tools", wall_violations, "harness.tools"),
+    (
+      "corpus/grep.py",
+      "import jaxrl_agents.harness.tools",
+      wall_violations,
+      "harness.tools",
+    ),
     ("viewer/report.py", "from jaxrl_agents import chat", wall_violations, "imports chat"),
     ("viewer/report.py", "from ..harness import tools", wall_violations, "harness.tools"),
-    ("envs/search.py", "def f():\n  from configs import mine", wall_violations, "configs"),
+    ("agents/search/env.py", "def f():\n  from configs import mine", wall_violations, "configs"),
     ("sampler/pages.py", "from jaxrl_agents.sampler import engine", wall_violations, "engine"),
     ("types.py", "from jaxrl_agents import chat", wall_violations, "types imports chat"),
     ("attic/old.py", "", wall_violations, "attic.old stands in no room"),
@@ -256,23 +251,33 @@ def test_the_first_line_of_code_of_the_tensorflow_file_hides_accelerators():
     ),
     ("harness/__init__.py", "import jax", jax_violations, "harness.tools -> harness -> ['jax']"),
     (
-      "chat/own.py",
+      "chat/base_format.py",
       "from ..harness.tools import x\nimport flax",
       jax_violations,
-      "own -> ['flax']",
+      "base_format -> ['flax']",
     ),
     (
-      "envs/search.py",
-      "from ..retrieval import embed",
+      "agents/search/env.py",
+      "from ...corpus.index import encode",
       jax_violations,
-      "search -> retrieval.embed",
+      "env -> corpus.index.encode",
     ),
-    ("data/synthesis.py", "import seqio", tensorflow_violations, "synthesis imports seqio"),
-    ("harness/tools.py", "import jaxrl_agents.runs.train", wall_violations, "imports runs.train"),
-    ("envs/search.py", "import tensorflow as tf", tensorflow_violations, "imports tensorflow"),
     (
-      "data/synthesis.py",
-      "from jaxrl_agents.data import seqio_tasks",
+      "agents/search/tasks/synthesis.py",
+      "import seqio",
+      tensorflow_violations,
+      "synthesis imports seqio",
+    ),
+    ("harness/tools.py", "import jaxrl_agents.runs.train", wall_violations, "imports runs.train"),
+    (
+      "agents/search/env.py",
+      "import tensorflow as tf",
+      tensorflow_violations,
+      "imports tensorflow",
+    ),
+    (
+      "agents/search/tasks/synthesis.py",
+      "from jaxrl_agents.learner import seqio_mixture",
       tensorflow_violations,
       "seq",
     ),
@@ -281,16 +286,16 @@ def test_the_first_line_of_code_of_the_tensorflow_file_hides_accelerators():
 def test_a_broken_wall_is_found(tmp_path, path, code, check, expected):
   files = {
     "types.py": "import dataclasses",
-    "chat/__init__.py": "from jaxrl_agents.chat import own",
-    "chat/own.py": "from jaxrl_agents.types import Message",
+    "chat/__init__.py": "from jaxrl_agents.chat import base_format",
+    "chat/base_format.py": "from jaxrl_agents.types import Message",
     "harness/__init__.py": "",
     "harness/tools.py": "import numpy\nfrom jaxrl_agents import chat",
     "sampler/engine.py": "import jax\nfrom jaxrl_agents.sampler import pages",
     "sampler/pages.py": "",
-    "retrieval/embed.py": "import jax",
-    "retrieval/index.py": "def build():\n  from jaxrl_agents.retrieval import embed",
-    "data/seqio_tasks.py": "import seqio",
-    "runs/train.py": "import jax\nfrom jaxrl_agents.data import seqio_tasks",
+    "corpus/index/encode.py": "import jax",
+    "corpus/index/hybrid.py": "def build():\n  from jaxrl_agents.corpus.index import encode",
+    "learner/seqio_mixture.py": "import seqio",
+    "runs/train.py": "import jax\nfrom jaxrl_agents.learner import seqio_mixture",
   }
   for step, changed in enumerate([{}, {path: code}]):
     for name, text in (files | changed).items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import tokenizers
 
-from jaxrl_agents.chat import harmony, kimi_k2, own, qwen3
+from jaxrl_agents.chat import base_format, harmony, kimi_k2, qwen3
 from jaxrl_agents.chat.chat import Chat, Format
 from jaxrl_agents.chat.vocabulary import Vocabulary, with_control_tokens
 
@@ -36,7 +36,7 @@ class Family:
 
 
 FORMATS: Mapping[str, Family] = {
-  "own": Family(own.OwnFormat, own.CONTROL_TOKENS, own.TEMPLATE_MARKS),
+  "own": Family(base_format.OwnFormat, base_format.CONTROL_TOKENS, base_format.TEMPLATE_MARKS),
   "qwen3": Family(qwen3.Qwen3Format, qwen3.CONTROL_TOKENS, qwen3.TEMPLATE_MARKS),
   "kimi_k2": Family(kimi_k2.KimiK2Format, kimi_k2.CONTROL_TOKENS, kimi_k2.TEMPLATE_MARKS),
   "harmony": Family(harmony.HarmonyFormat, harmony.CONTROL_TOKENS, harmony.TEMPLATE_MARKS),

@@ -27,9 +27,10 @@ class SearchConfig:
 
   `token_budget` bounds the whole context; past `threshold_tokens` (also the denominator of the
   usage line) a hint is shown; past threshold + spillage_fraction * (budget - threshold) every tool
-  but prune_chunks is rejected. `short_ids` calls chunks by numbers of the task (envs.short_ids).
-  Of the calls of one turn those beyond `max_calls` are refused. `tool_latency_s` is the median of
-  what each call waits beside its work, as for a service on a network: to see wall-clock with.
+  but prune_chunks is rejected. `short_ids` calls chunks by numbers of the task
+  (agents.search.short_ids). Of the calls of one turn those beyond `max_calls` are refused.
+  `tool_latency_s` is the median of what each call waits beside its work, as for a service on a
+  network: to see wall-clock with.
   """
 
   token_budget: int = 32_268
@@ -80,8 +81,8 @@ class CodingConfig:
     sources: also what drills are made of, but for functions that the set holds back.
     repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
       "calls" are short functions in one file, "token" is damage of one token, "flip" one put
-      for its counterpart ("<" for "<=", "and" for "or": `data.code_mutations.is_flip`), levels are
-      those of `data.coding_tasks` (0: one line; 3: 61 to 300 lines).
+      for its counterpart ("<" for "<=", "and" for "or": `agents.coding.tasks.mutations.is_flip`),
+      levels are those of `agents.coding.tasks.making` (0: one line; 3: 61 to 300 lines).
     tools: of CODING_TOOLS, what is offered.
     token_budget: of the whole context.
     context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
@@ -172,7 +173,8 @@ BASE_MODEL = PolicyConfig(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicySection:
   """`init`: "base" (the shipped weights), a folder of exported or imported weights, "scratch"
-  (random), or "copying" (random but for heads that quote from the context; see policy.mimetic).
+  (random), or "copying" (random but for heads that quote from the context; see
+  policy.copying_heads).
 
   `tokenizer`: "base", or a folder with tokenizer.json, by which the chat format is recognised.
 
@@ -308,7 +310,7 @@ class ParlConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ToggleConfig:
-  """Phases in which what is solved must be solved within a length (rewards.toggle).
+  """Phases in which what is solved must be solved within a length (agents.toggle).
 
   Attributes:
     phase_steps: steps of each phase, limited and free in turn; 0: rewards are never gated.
@@ -333,8 +335,8 @@ class SftConfig:
   A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
   small network learns to quote from them first); they end after `copy_phase` of the steps.
   `drills` are short exercises, `reading_drills` of them: in quoting the right ids of a result
-  (`envs.search_drills`), in each role of a swarm (`envs.swarm_drills`), in mending a line of a file
-  (`envs.coding_drills`).
+  (`agents.search.drills`), in each role of a swarm (`agents.swarm.drills`), in mending a line of a
+  file (`agents.coding.drills`).
 
   Attributes:
     schedule: of the learning rate after the warm-up.

@@ -1,7 +1,7 @@
 """Plays one episode: render, generate, parse, step, until the environment is done.
 
-The same loop serves a policy and a scripted expert (`harness.scripted`). Token ids are the truth:
-what was sampled is kept as it is and never re-tokenised.
+The same loop serves a policy and a scripted expert (`harness.scripted_player`). Token ids are the
+truth: what was sampled is kept as it is and never re-tokenised.
 """
 
 from __future__ import annotations

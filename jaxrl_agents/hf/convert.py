@@ -20,7 +20,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from jaxrl_agents.hf import families, files, sources, tensors, tiktoken
+from jaxrl_agents.hf import checkpoint_reader, families, files, tensors, tiktoken
 from jaxrl_agents.hf.families import Model
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -48,7 +48,9 @@ def import_weights(folder: str | pathlib.Path, file: str | pathlib.Path) -> Poli
       missing, set twice, of another shape, or of another value than the one it repeats.
   """
   model = families.read(folder)
-  found = sources.decoded(_language(sources.tensors(folder), model.wrapper), model.config)
+  found = checkpoint_reader.decoded(
+    _language(checkpoint_reader.tensors(folder), model.wrapper), model.config
+  )
   _check_names(model, found, folder)
   file = pathlib.Path(file)
   file.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,7 @@ def export_weights(
   """Writes a file of ours as a checkpoint folder: shards, their index and what describes them.
 
   Args:
-    file: as `import_weights` or runs.base wrote it, in float32 or bfloat16.
+    file: as `import_weights` or runs.weight_files wrote it, in float32 or bfloat16.
     hf_config: folder of the model that it came from; its config.json and tokenizer are copied. Of
       a model of images and text, the language model is written, as one of its own.
     out: the folder to write. Weights are rounded to the dtype of config.json and not quantised.
@@ -103,12 +105,14 @@ def export_weights(
     shard_of |= dict.fromkeys(names, path.name)
   total = sum(_bytes(model, name) for names in shards for name in names)
   index = {"metadata": {"total_size": total}, "weight_map": shard_of}
-  (out / sources.INDEX).write_text(json.dumps(index, indent=2) + "\n")
+  (out / checkpoint_reader.INDEX).write_text(json.dumps(index, indent=2) + "\n")
   _copy_description(pathlib.Path(hf_config), out, model.config)
   return paths
 
 
-def _fill(ours: dict[str, np.ndarray], model: Model, found: dict[str, sources.Source]) -> None:
+def _fill(
+  ours: dict[str, np.ndarray], model: Model, found: dict[str, checkpoint_reader.Source]
+) -> None:
   """Writes each tensor to its place, and checks those that repeat another."""
   for name, place in model.places.items():
     target = ours[place.path][place.index]
@@ -166,7 +170,7 @@ def _exactly(x: np.ndarray, target: np.ndarray, name: str) -> np.ndarray:
   return y
 
 
-def _check_names(model: Model, found: dict[str, sources.Source], folder: Any) -> None:
+def _check_names(model: Model, found: dict[str, checkpoint_reader.Source], folder: Any) -> None:
   missing = [name for name in model.places if name not in found]
   known = model.places.keys() | model.repeats.keys()
   unknown = [name for name in found if name not in known and not name.endswith(IGNORED)]

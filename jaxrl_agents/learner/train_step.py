@@ -30,9 +30,10 @@ from jaxrl_agents.learner.distill import distill_loss
 from jaxrl_agents.learner.metrics import ratio_metrics, summary
 from jaxrl_agents.learner.packing import Batch
 from jaxrl_agents.learner.state import PolicyState, TrainState
-from jaxrl_agents.policy import lora, moe, sharding, transformer
+from jaxrl_agents.policy import lora, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.policy.experts import moe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +49,14 @@ class Objective:
       of the advantage (as a loss its expected gradient is 0); pi_0 as `Batch.reference_logprobs`.
     temperature: of sampling, divides the logits; 1 for "sft".
     mtp_weight: of the distillation term beside "rl" or "sft"; 0.1 in DeepSeek-V3's last phase.
-    replay_threshold: plausibility filter of the routing replay (policy.moe.replayed_experts).
-    balance_rate: step of the routers' selection biases towards equal load, see moe.balanced_bias;
-      for "sft" alone: in reinforcement learning sampler and learner must agree.
-    remat: what is kept of each layer for the backward pass, see policy.transformer.REMAT.
-    attention_peaks: report the largest attention score of each head, which QK-clip needs.
-    max_unrolled_layers: up to so many layers run as a python loop, which took 15 % less time than a
-      scan on CPU at 4 layers; deeper policies are scanned, to compile in reasonable time.
+    replay_threshold: plausibility filter of the routing replay
+    (policy.experts.moe.replayed_experts). balance_rate: step of the routers' selection biases
+      towards equal load, see moe.balanced_bias; for "sft" alone: in reinforcement learning sampler
+    and learner must agree. remat: what is kept of each layer for the backward pass, see
+    policy.transformer.REMAT. attention_peaks: report the largest attention score of each head,
+    which QK-clip needs. max_unrolled_layers: up to so many layers run as a python loop, which took
+      15 % less time than a scan on CPU at 4 layers; deeper policies are scanned, to compile in
+    reasonable time.
   """
 
   kind: Literal["rl", "sft", "mtp"]

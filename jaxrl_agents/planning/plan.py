@@ -16,9 +16,11 @@ from jaxrl_agents.planning.compiling import Compiled
 from jaxrl_agents.planning.programs import Program
 from jaxrl_agents.planning.timing import Time
 from jaxrl_agents.planning.topology import Topology
-from jaxrl_agents.policy import causal, exchange, experts, head, paged, sharding
+from jaxrl_agents.policy import head, sharding
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.attention import causal, paged
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.policy.experts import all_to_all, local
 
 LISTED = 6
 """Files and collectives of a program that the report names: those that take the most time."""
@@ -185,7 +187,7 @@ def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compili
   with jax.set_mesh(place.mesh):
     chunks = -(-tokens // place.axes.get("tensor", 1) // head.chunk_tokens())
   held = cfg.num_experts / place.axes.get("expert", 1)
-  blocks = tokens * cfg.experts_per_token / experts.MAX_BLOCK_TOKENS + held / 2
+  blocks = tokens * cfg.experts_per_token / local.MAX_BLOCK_TOKENS + held / 2
 
   def expected(loop: str, around: float) -> float:
     file, _, function = loop.partition(":")
@@ -213,7 +215,7 @@ def kernels_of_learner(cfg: PolicyConfig, place: Slice) -> kernels.Expected:
 
 def filled(place: Slice) -> float:
   """Share of a round's slots that hold a pair where routing is even."""
-  return 1 / exchange.SLACK if place.axes.get("expert", 1) > 1 else 1.0
+  return 1 / all_to_all.SLACK if place.axes.get("expert", 1) > 1 else 1.0
 
 
 def tiles(cfg: PolicyConfig, number: float) -> float:

@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_agents.config import LearnerConfig, SamplerConfig
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
-from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import lora, sharding
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import steps
 from jaxrl_agents.sampler.pages import of_each_part

@@ -28,7 +28,7 @@ class PolicyConfig:
     qk_norm: RMSNorm on each query and key head before the rotation ("gqa" only).
     rope_theta: base of the rotary frequencies.
     rope_factor: YaRN (https://arxiv.org/abs/2309.00071): contexts of rope_original_tokens are
-      stretched so many times; 1 leaves the frequencies as they are. See policy.yarn.
+      stretched so many times; 1 leaves the frequencies as they are. See policy.attention.yarn.
     rope_original_tokens: context length before stretching (rope_factor > 1 only).
     rope_beta_fast: pairs that turn at least so often over it keep their frequency.
     rope_beta_slow: pairs that turn at most so often are slowed down by rope_factor.
@@ -63,8 +63,9 @@ class PolicyConfig:
     mtp_depth: M, modules that predict the token after the next, and so on.
     tie_embeddings: the head is the transposed embedding.
     scale_tied_head: a tied head is divided by sqrt(D), for embeddings of standard deviation 1.
-    kernels: what computes experts and attention (policy.kernels): "auto" is what is made for the
-      device, "reference" the plain code, as on CPU; "tpu" and "gpu" compile for those elsewhere.
+    kernels: what computes experts and attention (policy.kernel_choice): "auto" is what is made for
+      the device, "reference" the plain code, as on CPU; "tpu" and "gpu" compile for those
+    elsewhere.
   """
 
   vocab_size: int

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.policy import kernels, sharding
-from jaxrl_agents.policy.slots import block_of, put_block
+from jaxrl_agents.policy import kernel_choice, sharding
+from jaxrl_agents.policy.experts.gather_slots import block_of, put_block
 
 CHUNK_TOKENS, ACCELERATOR_CHUNK_TOKENS = 512, 1_024
 """Tokens of one chunk on each device: on CPU 512 rows of logits stay in cache."""
@@ -128,7 +128,7 @@ def of_tokens(
 
 def chunk_tokens() -> int:
   """Tokens of a chunk where there are so many."""
-  return CHUNK_TOKENS if kernels.platform() == "cpu" else ACCELERATOR_CHUNK_TOKENS
+  return CHUNK_TOKENS if kernel_choice.platform() == "cpu" else ACCELERATOR_CHUNK_TOKENS
 
 
 HEAD_AXES = ("embed", "vocab")

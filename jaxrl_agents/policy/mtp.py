@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.policy import attention, sharding, transformer
-from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy import sharding, transformer
+from jaxrl_agents.policy.attention import cache as cache_lib
+from jaxrl_agents.policy.attention import layer
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
 
@@ -48,8 +49,8 @@ def mtp(
   Returns:
     [M, B, T, D], after each module's final norm: the input of transformer.logits.
   """
-  rope = attention.rope_of(positions, cfg)
-  attend = functools.partial(attention.attend_rows, cfg=cfg, rope=rope, segment_ids=segment_ids)
+  rope = layer.rope_of(positions, cfg)
+  attend = functools.partial(layer.attend_rows, cfg=cfg, rope=rope, segment_ids=segment_ids)
   valid = None if segment_ids is None else segment_ids > 0
   depths = []
   for depth, module in enumerate(_modules(params)):
@@ -99,9 +100,9 @@ def mtp_decode(
   module = _modules(params)[depth]
   step = cache_lib.plan_step(cache, page_table, lengths, num_new, next_tokens.shape[1])
   attend = functools.partial(
-    attention.attend_cached,
+    layer.attend_cached,
     cfg=cfg,
-    rope=attention.rope_of(step.positions, cfg),
+    rope=layer.rope_of(step.positions, cfg),
     pages=cache.pages,
     layer=cfg.num_layers + depth,
     step=step,

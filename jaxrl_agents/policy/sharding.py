@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_agents.policy import kernels
+from jaxrl_agents.policy import kernel_choice
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -101,8 +101,8 @@ def served(params: dict[str, Any]) -> dict[str, Any]:
   embeddings apart from the head are filled up to whole lanes on an accelerator.
   """
   held = params_lib.unstack(params)
-  more = -params["embed"].shape[1] % kernels.LANES
-  if "head" in params and kernels.platform() != "cpu" and more:
+  more = -params["embed"].shape[1] % kernel_choice.LANES
+  if "head" in params and kernel_choice.platform() != "cpu" and more:
     held |= {"embed": jnp.pad(params["embed"], ((0, 0), (0, more)))}
   if ambient_ways("ffw") > 1:
     return held

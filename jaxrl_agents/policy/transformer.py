@@ -18,11 +18,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl_agents.policy import attention, causal, lora, sharding
-from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import head as head_lib
-from jaxrl_agents.policy import moe as moe_lib
+from jaxrl_agents.policy import lora, sharding
+from jaxrl_agents.policy.attention import cache as cache_lib
+from jaxrl_agents.policy.attention import causal
+from jaxrl_agents.policy.attention import layer as attention
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.policy.experts import moe as moe_lib
 from jaxrl_agents.policy.norm import rms_norm
 
 Remat = Literal["none", "layer", "attention", "projections"]
@@ -170,8 +172,8 @@ def decode(
     tokens: int32 [B, Q].
     cfg: sizes.
     cache: pages [L + M, P, S, C].
-    page_table: int32 [B, Pm], pages of each row in order, see policy.cache; 0 where unused.
-    lengths: int32 [B], tokens of each row already in the cache.
+    page_table: int32 [B, Pm], pages of each row in order, see policy.attention.cache; 0 where
+    unused. lengths: int32 [B], tokens of each row already in the cache.
     num_new: int32 [B], how many of the Q tokens are real; the others go to the scratch page.
 
   On a mesh B is a multiple of the parts that rows are split into.

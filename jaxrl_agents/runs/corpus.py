@@ -8,9 +8,10 @@ import functools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxrl_agents.data import frozen, practice
-from jaxrl_agents.envs import short_ids
-from jaxrl_agents.retrieval import index as index_lib
+from jaxrl_agents.agents.search import short_ids
+from jaxrl_agents.agents.search.tasks import practice
+from jaxrl_agents.agents.search.tasks import task_set as frozen
+from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.types import Task
 
 TEXTS = 4_000

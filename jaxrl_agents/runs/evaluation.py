@@ -8,23 +8,25 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_agents.agents import scores
 from jaxrl_agents.config import MeshConfig, RunConfig
-from jaxrl_agents.evals import suites
-from jaxrl_agents.runs import base, processes, recipes, setup
+from jaxrl_agents.runs import processes, recipes, setup, weight_files
 from jaxrl_agents.runs.corpus import Corpus
-from jaxrl_agents.runs.players import Players
 from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.types import Group, Task
 
 
-def play(config: RunConfig, players: Players, tasks: Sequence[Task], *, label: str) -> list[Group]:
+def play(
+  config: RunConfig, players: RolloutWorkers, tasks: Sequence[Task], *, label: str
+) -> list[Group]:
   """Rollouts of held-out tasks by the weights that the engine holds."""
   recipe, groups = recipes.of(config), []
   with Progress(label, len(tasks)) as progress:
     how = {"seed": config.seed, "label": label, "temperature": config.eval.temperature}
     for group in players.play(tasks, config.eval.rollouts, **how):
       groups.append(group)
-      found = suites.scores(groups, functools.partial(recipe.total, config))
+      found = scores.scores(groups, functools.partial(recipe.total, config))
       values = found.get(recipe.HEADLINE, {}).values()
       progress.advance(**{recipe.HEADLINE: sum(values) / max(len(values), 1)})
   return sorted(groups, key=lambda group: group.task.id)
@@ -48,10 +50,10 @@ def evaluate(config: RunConfig, corpus: Corpus, checkpoint: str) -> dict[str, An
   run = folder if checkpoint == "base" else folder.parent  # the shipped policy is of no run
   frozen = recipe.frozen(config, started_from(config, run))
   with (
-    processes.bound(here) as bond,
-    processes.stoppable(bond) as notice,
-    Players(
-      here, spec, params, 0, weights=None, bond=bond, notice=notice, frozen=frozen
+    processes.bound(here) as channel,
+    processes.stoppable(channel) as notice,
+    RolloutWorkers(
+      here, spec, params, 0, weights=None, channel=channel, notice=notice, frozen=frozen
     ) as players,
   ):
     players.warm_up()
@@ -66,7 +68,11 @@ def evaluate(config: RunConfig, corpus: Corpus, checkpoint: str) -> dict[str, An
 def started_from(config: RunConfig, run: pathlib.Path) -> pathlib.Path:
   """The folder of the weights that training in the folder of a run starts from."""
   warm_start = run / "warm_start"
-  return warm_start if (warm_start / base.WEIGHTS).is_file() else pathlib.Path(config.policy.init)
+  return (
+    warm_start
+    if (warm_start / weight_files.WEIGHTS).is_file()
+    else pathlib.Path(config.policy.init)
+  )
 
 
 def newest_policy(checkpoint: str) -> pathlib.Path | str:
@@ -79,9 +85,9 @@ def newest_policy(checkpoint: str) -> pathlib.Path | str:
     return checkpoint
   folder = pathlib.Path(checkpoint).expanduser()
   for place in (folder, folder / "trained", folder / "warm_start"):
-    if (place / base.WEIGHTS).is_file():
+    if (place / weight_files.WEIGHTS).is_file():
       return place
   raise ValueError(
-    f"{folder} holds no policy ({base.WEIGHTS}, trained/ or warm_start/); train one with "
+    f"{folder} holds no policy ({weight_files.WEIGHTS}, trained/ or warm_start/); train one with "
     "scripts/train_sft.py or scripts/train_rl.py, or name 'base'"
   )

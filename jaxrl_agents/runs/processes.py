@@ -26,9 +26,9 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner import preemption
 from jaxrl_agents.learner.preemption import Notice
-from jaxrl_agents.wire import door as door_lib
-from jaxrl_agents.wire.bond import Bond, LostError
-from jaxrl_agents.wire.door import Door
+from jaxrl_agents.wire import listener as listener_lib
+from jaxrl_agents.wire.control_channel import ControlChannel, LostError
+from jaxrl_agents.wire.listener import Listener
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 """Where jax.distributed itself looks, as for JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
@@ -125,40 +125,40 @@ def any_of(happened: bool) -> bool:
 
 
 @contextlib.contextmanager
-def bound(config: RunConfig) -> Iterator[Bond]:
-  """The bond of this process with the others of the run; of one that is alone, with nobody.
+def bound(config: RunConfig) -> Iterator[ControlChannel]:
+  """The channel of this process with the others of the run; of one that is alone, with nobody.
 
   Raises:
     ValueError: another process has another config, or no mesh joins their devices.
     LostError: another did not come.
   """
   if jax.process_count() == 1:
-    yield Bond({}, is_first=True)
+    yield ControlChannel({}, is_first=True)
     return
   if jax.sharding.get_mesh().empty:
     raise ValueError(
       f"{jax.process_count()} processes without a mesh would each do the same work; set mesh.data, "
       f"fsdp, expert, context or tensor to factors of their {jax.device_count()} devices"
     )
-  with Bond(_connections(config), is_first=is_first()) as bond:
-    yield bond
+  with ControlChannel(_connections(config), is_first=is_first()) as channel:
+    yield channel
 
 
 @contextlib.contextmanager
-def stoppable(bond: Bond) -> Iterator[Notice]:
+def stoppable(channel: ControlChannel) -> Iterator[Notice]:
   """SIGTERM raises `Preempted`, in several processes (and there Ctrl-C too) in all of them alike.
 
   Of several, whichever is told to stop, the first stops, and only inside `Notice.released`: there
   the others wait for what it says.
   """
-  if not bond.several:
+  if not channel.several:
     with preemption.watched() as notice:
       yield notice
     return
   main = threading.main_thread().ident
-  bond.on_stop = lambda: signal.pthread_kill(main, signal.SIGTERM)
+  channel.on_stop = lambda: signal.pthread_kill(main, signal.SIGTERM)
   both = (signal.SIGTERM, signal.SIGINT)
-  with preemption.watched(both, None if bond.is_first else bond.ask_to_stop) as notice:
+  with preemption.watched(both, None if channel.is_first else channel.ask_to_stop) as notice:
     with notice.held():
       yield notice
 
@@ -168,27 +168,27 @@ def _connections(config: RunConfig) -> dict[int, Connection]:
 
   Key and port are drawn by the first and reach the others as an array of the run's own devices.
   """
-  runs = {**door_lib.code(), "config": config_lib.sha256(config)}
+  runs = {**listener_lib.code(), "config": config_lib.sha256(config)}
   host = os.environ[COORDINATOR].rpartition(":")[0]
   shared = np.zeros(_KEY_BYTES + 2, np.uint8)
   if not is_first():
     shared = np.asarray(multihost_utils.broadcast_one_to_all(shared))
     key, port = shared[:-2].tobytes(), int(shared[-2:].view(np.uint16)[0])
-    connection = door_lib.knock(
+    connection = listener_lib.connect(
       f"{host}:{port}", key, role="process", runs=runs, patience_s=_MEET_S
     )
     connection.send_bytes(str(jax.process_index()).encode())
     return {0: connection}
   anywhere = "[::]:0" if ":" in host else "0.0.0.0:0"
   key = secrets.token_bytes(_KEY_BYTES)
-  with Door(anywhere, key, {"process": runs}) as door:
+  with Listener(anywhere, key, {"process": runs}) as listener:
     shared[:-2] = np.frombuffer(key, np.uint8)
-    shared[-2:] = np.asarray([door.port], np.uint16).view(np.uint8)
+    shared[-2:] = np.asarray([listener.port], np.uint16).view(np.uint8)
     multihost_utils.broadcast_one_to_all(shared)
     deadline = time.monotonic() + _MEET_S
     found: dict[int, Connection] = {}
     while len(found) < jax.process_count() - 1:
-      for _, connection in door.take("process"):
+      for _, connection in listener.take("process"):
         found[int(connection.recv_bytes())] = connection
       if time.monotonic() > deadline:
         missing = set(range(1, jax.process_count())) - set(found)

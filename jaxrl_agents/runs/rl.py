@@ -10,22 +10,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents import scores, toggle
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.evals import suites
-from jaxrl_agents.harness import queue
+from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import lora
-from jaxrl_agents.rewards import toggle
-from jaxrl_agents.runs import base, evaluation, processes, recipes, setup
+from jaxrl_agents.runs import evaluation, processes, recipes, setup, weight_files
 from jaxrl_agents.runs.corpus import Corpus
-from jaxrl_agents.runs.players import Players
 from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store as weights_store
-from jaxrl_agents.wire.bond import Bond
+from jaxrl_agents.wire.control_channel import ControlChannel
 
 PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -42,14 +41,14 @@ def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]
   Goes on where an earlier run of the same config stopped, whatever its mesh was; a finished run is
   only summed up. To be called within `setup.devices`, by every process; the first plays and writes.
   """
-  with processes.bound(config) as bond, processes.stoppable(bond) as notice:
-    summary = _train(config, corpus, workdir, bond, notice)
+  with processes.bound(config) as channel, processes.stoppable(channel) as notice:
+    summary = _train(config, corpus, workdir, channel, notice)
     processes.wait_for_all("trained")
     return summary
 
 
 def _train(
-  config: RunConfig, corpus: Corpus, workdir: Workdir, bond: Bond, notice: Notice
+  config: RunConfig, corpus: Corpus, workdir: Workdir, channel: ControlChannel, notice: Notice
 ) -> dict[str, Any]:
   """`train` in each of the processes; all but the first only help, and return nothing."""
   began = time.monotonic()
@@ -63,21 +62,21 @@ def _train(
   first, current, ledger = setup.restored(manager, fresh)
   budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
   version = int(current.policy.version)
-  if bond.is_first:
+  if channel.is_first:
     check_goes_on(config, workdir)
     workdir.merge_summary(description(config))
     workdir.drop_metrics_from("rl", first)
     weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
   recipe = recipes.of(config)
 
-  def players_of(config: RunConfig) -> Players:
-    return Players(
+  def players_of(config: RunConfig) -> RolloutWorkers:
+    return RolloutWorkers(
       config,
       recipe.policy_spec(config, corpus),
       lora.merged(current.policy.params),
       int(current.policy.version),
       weights=workdir.weights,
-      bond=bond,
+      channel=channel,
       notice=notice,
       frozen=recipe.frozen(config, evaluation.started_from(config, workdir.path)),
     )
@@ -103,7 +102,7 @@ def _train(
           total=lambda trajectory, step: recipe.total(config, trajectory, step),
           publish=lambda params, number: players.publish(lora.merged(params), number),
           save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
-          report=Reporter(config, workdir, players, progress) if bond.is_first else _no_report,
+          report=Reporter(config, workdir, players, progress) if channel.is_first else _no_report,
           kept=lambda: {"length_budgets": budgets.state()},
           held=notice.held,
         ),
@@ -127,8 +126,8 @@ def _train(
       evaluations[name] = evaluated(variant, corpus, workdir, players, name)
   manager.close()
   merged = lora.merged(current.policy.params)
-  base.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
-  if not bond.is_first:
+  weight_files.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
+  if not channel.is_first:
     return {}
   rows = [row for row in workdir.lines() if row["phase"] == "rl"]
   walls = {
@@ -188,7 +187,7 @@ def objective(config: RunConfig) -> train_step.Objective:
 
 def collect(
   config: RunConfig,
-  players: Players,
+  players: RolloutWorkers,
   tasks: Sequence[Task],
   step: int,
   budgets: toggle.LengthBudgets,
@@ -217,17 +216,17 @@ def collect(
 
 
 def evaluated(
-  config: RunConfig, corpus: Corpus, workdir: Workdir, players: Players, name: str
+  config: RunConfig, corpus: Corpus, workdir: Workdir, players: RolloutWorkers, name: str
 ) -> list[Group]:
   """The groups of an evaluation: played now, or read where an earlier run left them."""
   file = workdir.trajectories / f"eval_{name}.npz"
 
   def found() -> list[Group]:
     if file.exists():
-      return queue.load_groups(file)
+      return group_files.load_groups(file)
     tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
     groups = evaluation.play(config, players, tasks, label=name.replace("_", " "))
-    queue.save_groups(file, groups)
+    group_files.save_groups(file, groups)
     return groups
 
   return players.shared(found)
@@ -250,7 +249,7 @@ class Reporter:
 
   config: RunConfig
   workdir: Workdir
-  players: Players
+  players: RolloutWorkers
   progress: Progress
 
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
@@ -258,7 +257,7 @@ class Reporter:
     engine = self.players.take_stats()
     recipe = recipes.of(self.config)
     total = lambda trajectory: recipe.total(self.config, trajectory, step)
-    found = suites.summary(groups, total) | metrics
+    found = scores.summary(groups, total) | metrics
     found |= {
       "draft_acceptance": engine["accepted"] / max(engine["drafted"], 1),
       "accepted_draft_tokens": engine["accepted"],
@@ -268,7 +267,7 @@ class Reporter:
       "rss_mib": rss_mib(),
     }
     self.workdir.log("rl", step, found)
-    queue.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
+    group_files.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
     self.progress.advance(
       reward=found.get("reward", 0.0),
       tokens_per_s=found["sampler_tokens_per_s"],

@@ -14,15 +14,15 @@ import optax
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.chat import Chat, numbers
+from jaxrl_agents.chat import Chat, document_numbers
 from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.learner import checkpoint
 from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
-from jaxrl_agents.policy import lora, mimetic, sharding
+from jaxrl_agents.policy import copying_heads, lora, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import base
+from jaxrl_agents.runs import weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 
@@ -64,15 +64,15 @@ def initial_params(config: RunConfig) -> dict[str, Any]:
     return loaded(config, init)
   params = params_lib.init(cfg, jax.random.key(config.seed))
   if init == "copying":
-    key, marks = jax.random.key(config.seed + 1), numbers.of(load_chat(config)).mark_ids
-    params = mimetic.with_copying_heads(params, cfg, key, alike=marks.tolist())
+    key, marks = jax.random.key(config.seed + 1), document_numbers.of(load_chat(config)).mark_ids
+    params = copying_heads.with_copying_heads(params, cfg, key, alike=marks.tolist())
   abstract = params_lib.abstract(cfg, config.policy.dtype)
   return jax.tree.map(lambda x, like: x.astype(like.dtype), params, abstract)
 
 
 def warm_params(config: RunConfig, workdir: Workdir) -> dict[str, Any]:
   """Parameters that reinforcement learning starts from: of the warm-up if there was one."""
-  if (workdir.warm_start / base.WEIGHTS).exists():
+  if (workdir.warm_start / weight_files.WEIGHTS).exists():
     return loaded(config, str(workdir.warm_start))
   return initial_params(config)
 
@@ -81,7 +81,7 @@ def loaded(config: RunConfig, folder: str) -> dict[str, Any]:
   """Parameters of a folder of weights, read to their places on the ambient mesh."""
   mesh, cfg = jax.sharding.get_mesh(), config.policy.model
   places = None if mesh.empty else sharding.shardings(cfg, mesh)
-  return base.load(folder, cfg, dtype=config.policy.dtype, shardings=places)
+  return weight_files.load(folder, cfg, dtype=config.policy.dtype, shardings=places)
 
 
 def with_adapters(config: RunConfig, params: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import base, processes, setup, sources
+from jaxrl_agents.runs import demonstrations, processes, setup, weight_files
 from jaxrl_agents.runs.corpus import Corpus
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
@@ -30,9 +30,9 @@ def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> None:
   Raises:
     Preempted: SIGTERM came; what is finished is saved.
   """
-  with processes.bound(config) as bond, processes.stoppable(bond) as notice:
+  with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     with processes.first_alone("demonstrations"):
-      rates = sources.make(config, corpus, workdir)
+      rates = demonstrations.make(config, corpus, workdir)
     params = setup.with_adapters(config, setup.initial_params(config))
     current = setup.fresh_state(config, params, optimizer(config))
     manager = checkpoint.open_manager(workdir.checkpoints / "sft", keep=1)
@@ -43,7 +43,9 @@ def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> None:
     current = imitate(config, current, rows, first, save=save, log=log, notice=notice)
     manager.close()
     params = distilled(config, workdir, lora.merged(current.policy.params), rows, notice)
-    base.save(params, config.policy.model, workdir.warm_start, tokenizer=config.policy.tokenizer)
+    weight_files.save(
+      params, config.policy.model, workdir.warm_start, tokenizer=config.policy.tokenizer
+    )
 
 
 def optimizer(config: RunConfig) -> optax.GradientTransformation:
@@ -141,7 +143,7 @@ def batches(
   config: RunConfig, workdir: Workdir, rates: dict[str, float], first: int
 ) -> Iterator[list[packing.Batch]]:
   """Microbatches of each step from `first` on: drills leave the mixture after `copy_phase`."""
-  seqio_tasks = sources.seqio_tasks()
+  seqio_tasks = demonstrations.seqio_tasks()
   sft, learner = config.sft, config.learner
   switch = int(sft.copy_phase * sft.steps) if "copies" in rates else 0
   later = {name: rate for name, rate in rates.items() if name != "copies"} or rates

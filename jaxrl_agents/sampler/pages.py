@@ -23,7 +23,8 @@ SCRATCH_PAGE = 0
 def of_each_part(
   *, slots: int, num_pages: int, parts: int, page_tokens: int, max_tokens: int
 ) -> tuple[int, int]:
-  """(slots, pages) of each part of a cache (policy.cache); slots are rounded up, pages down.
+  """(slots, pages) of each part of a cache (policy.attention.cache); slots are rounded up, pages
+  down.
 
   Args:
     slots: sequences that decode at once.

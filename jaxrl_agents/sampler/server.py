@@ -35,7 +35,7 @@ class RolloutServer:
 
   Args:
     engine: an Engine, of the policy in training.
-    pool: a harness.workers.WorkerPool: submit(job), poll(timeout_s), send(worker, message),
+    pool: a harness.worker_pool.WorkerPool: submit(job), poll(timeout_s), send(worker, message),
       describe().
     max_rollouts: rollouts in play at once, in whole groups; one group is always played.
     deterministic: step the engine only when every episode in play waits for a generation, and
@@ -92,7 +92,7 @@ class RolloutServer:
     self._stand_ins[policy] = engine
 
   def collect(self, jobs: Iterable[Any]) -> Iterator[Group]:
-    """Plays jobs (harness.process.Job) and yields each group as it finishes.
+    """Plays jobs (harness.worker_process.Job) and yields each group as it finishes.
 
     `jobs` is read as groups finish, so it may be endless; weights may be replaced between two
     groups.

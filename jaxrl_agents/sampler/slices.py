@@ -1,4 +1,4 @@
-"""Sampler slices: engines in processes of their own, which come in by the learner's door.
+"""Sampler slices: engines in processes of their own, which come in by the learner's listener.
 
     learner -> slice   ("begin", version, deterministic)  ("load", version)  ("run",)
                        ("submit", request_id, prompt int32[P], Limits)  ("cancel", request_id)
@@ -6,9 +6,10 @@
                        ("ended", [(request_id, Generation | Failure)], Stats)
                        ("alive",) when there is nothing else to say, from between two steps
 
-A slice (`sampler.slice`) steps its engine while it has work, and takes messages between two steps:
-new weights reach running sequences as they do in one process. In a deterministic run it steps when
-it is told to ("run"), until a request has ended: when the engine of one process would. No jax.
+A slice (`sampler.slice_process`) steps its engine while it has work, and takes messages between two
+steps: new weights reach running sequences as they do in one process. In a deterministic run it
+steps when it is told to ("run"), until a request has ended: when the engine of one process would.
+No jax.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Generation, Limits
-from jaxrl_agents.wire.door import Door
+from jaxrl_agents.wire.listener import Listener
 
 _WAIT_S = 0.01
 
@@ -70,7 +71,7 @@ class Slices:
   Invariant: an unanswered request is with exactly one slice, or in the backlog.
 
   Args:
-    door: by which they come, as "sampler".
+    listener: by which they come, as "sampler".
     count: how many there must be before sampling begins.
     version: of the published weights that they load first.
     max_context_tokens: of their engines.
@@ -82,7 +83,7 @@ class Slices:
 
   def __init__(
     self,
-    door: Door,
+    listener: Listener,
     count: int,
     version: int,
     *,
@@ -92,7 +93,7 @@ class Slices:
     stall_s: float = 120.0,
     start_deadline_s: float = 600.0,
   ):
-    self._door, self._count, self._version = door, count, version
+    self._door, self._count, self._version = listener, count, version
     self._max_context_tokens, self._vocab_size = max_context_tokens, vocab_size
     self._deterministic, self._stall_s = deterministic, stall_s
     self._start_deadline_s = start_deadline_s

@@ -13,7 +13,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.sampler import sample
+from jaxrl_agents.sampler import draw
 
 
 def distribution(weights: jax.Array, best: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -62,7 +62,7 @@ def accept(
   # p = q to the last bit leaves no residual; it is then never needed but by rounding.
   residual = jnp.where(jnp.sum(residual, axis=-1, keepdims=True) > 0, residual, p_place)
   uniform = jnp.take_along_axis(final_uniforms, num_accepted[:, None], axis=1)[:, 0]
-  final = sample.invert(residual, uniform)
+  final = draw.invert(residual, uniform)
   padded = jnp.pad(drafts, ((0, 0), (0, 1)))
   at_place = jnp.arange(num_drafts + 1) == num_accepted[:, None]
   return jnp.where(at_place, final[:, None], padded), num_accepted.astype(jnp.int32)

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import mtp, sharding, transformer
-from jaxrl_agents.policy.cache import PagedCache
+from jaxrl_agents.policy.attention import cache as cache_lib
+from jaxrl_agents.policy.attention.cache import PagedCache
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.sampler import sample, speculate
+from jaxrl_agents.sampler import draw, speculate
 from jaxrl_agents.types import Limits
 
 
@@ -144,8 +144,8 @@ def prefill(
     num_new=num_new,
   )
   last = _at(output.hidden, jnp.maximum(num_new - 1, 0))
-  uniform = sample.uniforms(rows.seeds, rows.lengths + num_new, sample.FINAL)
-  tokens, logprobs = sample.sample(
+  uniform = draw.uniforms(rows.seeds, rows.lengths + num_new, draw.FINAL)
+  tokens, logprobs = draw.sample(
     transformer.logits(params, last, cfg), uniform, rows.temperature, rows.top_p
   )
   hidden = state.hidden
@@ -214,9 +214,9 @@ def _decode_one(params, cache, rows: Rows, cfg: PolicyConfig):
     lengths=rows.lengths,
     num_new=rows.active,
   )
-  uniform = sample.uniforms(rows.seeds, rows.lengths + 1, sample.FINAL)
+  uniform = draw.uniforms(rows.seeds, rows.lengths + 1, draw.FINAL)
   scores = transformer.logits(params, output.hidden[:, 0], cfg)
-  tokens, logprobs = sample.sample(scores, uniform, rows.temperature, rows.top_p)
+  tokens, logprobs = draw.sample(scores, uniform, rows.temperature, rows.top_p)
   return cache, Sampled(
     tokens=tokens[:, None],
     logprobs=logprobs[:, None],
@@ -248,12 +248,12 @@ def _draft(params, state: State, rows: Rows, cfg: PolicyConfig):
   hidden = _at(hidden, rows.num_tokens - 1)
   drafts, distributions = [], []
   for i in range(num_drafts):
-    weights, best = sample.weigh(
+    weights, best = draw.weigh(
       transformer.logits(params, hidden, cfg), rows.temperature, rows.top_p
     )
     q = speculate.distribution(weights, best, rows.temperature)
-    uniform = sample.uniforms(rows.seeds, rows.lengths + 1 + i, sample.DRAFT)
-    drafts.append(sample.invert(q, uniform))
+    uniform = draw.uniforms(rows.seeds, rows.lengths + 1 + i, draw.DRAFT)
+    drafts.append(draw.invert(q, uniform))
     distributions.append(q)
     if i + 1 < num_drafts:
       hidden, cache = mtp.mtp_decode(
@@ -276,7 +276,7 @@ def _verify(scores: jax.Array, drafts: jax.Array, q: jax.Array, rows: Rows) -> S
   batch, places, vocab = scores.shape
   temperature = jnp.repeat(rows.temperature, places)
   top_p = jnp.repeat(rows.top_p, places)
-  weights, best = sample.weigh(scores.reshape(-1, vocab), temperature, top_p)
+  weights, best = draw.weigh(scores.reshape(-1, vocab), temperature, top_p)
   p = speculate.distribution(weights, best, temperature).reshape(batch, places, vocab)
   positions = rows.lengths[:, None] + 1 + jnp.arange(places)
   seeds = jnp.broadcast_to(rows.seeds[:, None], positions.shape)
@@ -284,10 +284,10 @@ def _verify(scores: jax.Array, drafts: jax.Array, q: jax.Array, rows: Rows) -> S
     drafts,
     q,
     p,
-    accept_uniforms=sample.uniforms(seeds[:, 1:], positions[:, :-1], sample.ACCEPT),
-    final_uniforms=sample.uniforms(seeds, positions, sample.FINAL),
+    accept_uniforms=draw.uniforms(seeds[:, 1:], positions[:, :-1], draw.ACCEPT),
+    final_uniforms=draw.uniforms(seeds, positions, draw.FINAL),
   )
-  logprobs = sample.logprobs(weights, tokens.reshape(-1)).reshape(batch, places)
+  logprobs = draw.logprobs(weights, tokens.reshape(-1)).reshape(batch, places)
   return Sampled(tokens=tokens, logprobs=logprobs, num_accepted=num_accepted, routing=tokens)
 
 

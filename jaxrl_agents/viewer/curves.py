@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.rewards import parl
+from jaxrl_agents.agents.swarm import parl
 from jaxrl_agents.viewer import stories
 from jaxrl_agents.viewer.formats import flatten, mapping
 from jaxrl_agents.viewer.inputs import Run, spread

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxrl_agents.rewards import rules
+from jaxrl_agents.agents.search import reward
+from jaxrl_agents.agents.swarm import timeline
 from jaxrl_agents.types import Message, Task, ToolCall, Trajectory
-from jaxrl_agents.viewer import stages
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ def describe(trajectory: Trajectory, task: Task) -> Json:
     seen.setdefault(piece["id"], turn)
     if later:
       cut.setdefault(piece["id"], later[0])
-  answer = rules.answer_ids(rules.final_answer(trajectory.log, trajectory.stop))
+  answer = reward.answer_ids(reward.final_answer(trajectory.log, trajectory.stop))
   return {
     "preamble": preamble,
     "turns": turns,
@@ -49,7 +49,7 @@ def describe(trajectory: Trajectory, task: Task) -> Json:
     "stop": trajectory.stop,
     "error": trajectory.error,
     "lists_documents": task.env == "search",
-    "swarm": stages.describe(trajectory, task) if _orchestrates(trajectory, task) else None,
+    "swarm": timeline.describe(trajectory, task) if _orchestrates(trajectory, task) else None,
     "children": [{"id": child.task_id, **describe(child, task)} for child in trajectory.children],
   }
 
@@ -79,7 +79,7 @@ def gold_targets(task: Task) -> list[Json]:
   return [
     {
       "text": "",
-      "ids": [str(i), *(name for c, name in names.items() if rules.document_of(c) == str(i))],
+      "ids": [str(i), *(name for c, name in names.items() if reward.document_of(c) == str(i))],
       "is_final_answer": str(i) in final,
     }
     for i in task.facts.get("document_ids", ())
@@ -88,7 +88,7 @@ def gold_targets(task: Task) -> list[Json]:
 
 def _numbers_of(chunk_id: str, targets: list[Json]) -> list[int]:
   """Numbers (from 1) of the targets that a chunk answers."""
-  names = {chunk_id, rules.document_of(chunk_id)}
+  names = {chunk_id, reward.document_of(chunk_id)}
   return [n for n, target in enumerate(targets, start=1) if names & set(target["ids"])]
 
 
@@ -199,7 +199,7 @@ def _prunings(log: Iterable[Message]) -> dict[str, list[int]]:
   replies = (message for message in log if message.role == "assistant")
   for number, reply in enumerate(replies, start=1):
     for call in reply.tool_calls:
-      for chunk_id in rules.prune_call_ids(call):
+      for chunk_id in reward.prune_call_ids(call):
         prunings.setdefault(chunk_id, []).append(number)
   return prunings
 

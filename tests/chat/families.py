@@ -5,13 +5,13 @@ import json
 import tokenizers
 
 from jaxrl_agents import chat
-from jaxrl_agents.chat import harmony, kimi_k2, own, qwen3
+from jaxrl_agents.chat import base_format, harmony, kimi_k2, qwen3
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
 
 # Which tokens the published tokenizer.json files mark as special. Qwen's tags are ordinary ones.
 ORDINARY = {*qwen3.CONTROL_TOKENS[3:]}
 CONTROL_TOKENS = {
-  "own": own.CONTROL_TOKENS,
+  "own": base_format.CONTROL_TOKENS,
   "qwen3": qwen3.CONTROL_TOKENS,
   "kimi_k2": (*kimi_k2.CONTROL_TOKENS, *kimi_k2.THOUGHT_TOKENS),
   "harmony": harmony.CONTROL_TOKENS,

@@ -6,7 +6,7 @@ import sys
 import time
 
 from jaxrl_agents import chat
-from jaxrl_agents.harness.process import Services
+from jaxrl_agents.harness.worker_process import Services
 from jaxrl_agents.types import Context, Message
 
 

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxrl_agents.hf import convert, families, files, sources
+from jaxrl_agents.hf import checkpoint_reader, convert, families, files
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import base
+from jaxrl_agents.runs import weight_files
 from tests.hf import checkpoints
 
 KINDS = list(checkpoints.CONFIGS)
@@ -42,13 +42,13 @@ def test_what_came_in_as_bfloat16_goes_out_with_the_same_bytes(kind, tmp_path):
   convert.import_weights(hf, weights)
   shards = convert.export_weights(weights, hf, tmp_path / "out", shard_bytes=20_000)
   assert len(shards) > 1
-  again = sources.tensors(tmp_path / "out")  # follows the index
+  again = checkpoint_reader.tensors(tmp_path / "out")  # follows the index
   assert again.keys() == arrays.keys()
   for name, array in arrays.items():
     assert again[name].dtype == array.dtype and again[name].tobytes() == array.tobytes(), name
   sizes = [sum(x.nbytes for x in files.read(shard).values()) for shard in shards]
   assert max(sizes) <= 20_000 or len(files.read(shards[int(np.argmax(sizes))])) == 1
-  index = json.loads((tmp_path / "out" / sources.INDEX).read_text())
+  index = json.loads((tmp_path / "out" / checkpoint_reader.INDEX).read_text())
   assert index["metadata"]["total_size"] == sum(sizes)
   assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
   assert families.read(tmp_path / "out").cfg == families.read(hf).cfg
@@ -57,13 +57,13 @@ def test_what_came_in_as_bfloat16_goes_out_with_the_same_bytes(kind, tmp_path):
 def test_an_imported_folder_is_what_policy_init_loads_and_saves_unchanged(tmp_path):
   hf, _ = imported(tmp_path)
   out = tmp_path / "ours"
-  cfg = convert.import_weights(hf, out / base.WEIGHTS)
-  base.save_sizes(cfg, out)
-  assert base.load_sizes(out) == cfg
-  params = base.load(str(out), cfg)
+  cfg = convert.import_weights(hf, out / weight_files.WEIGHTS)
+  weight_files.save_sizes(cfg, out)
+  assert weight_files.load_sizes(out) == cfg
+  params = weight_files.load(str(out), cfg)
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
-  wide = base.save(params, cfg, tmp_path / "wide") / base.WEIGHTS
-  first = convert.export_weights(out / base.WEIGHTS, hf, tmp_path / "a")
+  wide = weight_files.save(params, cfg, tmp_path / "wide") / weight_files.WEIGHTS
+  first = convert.export_weights(out / weight_files.WEIGHTS, hf, tmp_path / "a")
   second = convert.export_weights(wide, hf, tmp_path / "b")
   assert [f.read_bytes() for f in first] == [f.read_bytes() for f in second]
 
@@ -90,7 +90,7 @@ def test_a_head_that_a_tied_checkpoint_repeats_is_checked_and_not_written(tmp_pa
   checkpoints.write_file(extra, {"lm_head.weight": arrays["model.embed_tokens.weight"]})
   convert.import_weights(hf, tmp_path / "f")
   convert.export_weights(tmp_path / "f", hf, tmp_path / "out")
-  assert "lm_head.weight" not in sources.tensors(tmp_path / "out")
+  assert "lm_head.weight" not in checkpoint_reader.tensors(tmp_path / "out")
   checkpoints.write_file(extra, {"lm_head.weight": arrays["model.embed_tokens.weight"] + 1})
   with pytest.raises(ValueError, match=r"lm_head\.weight differs from model\.embed_tokens"):
     convert.import_weights(hf, tmp_path / "g")
@@ -122,15 +122,15 @@ def test_a_tensor_in_two_shards_is_named_and_so_is_a_wrong_index(tmp_path):
   hf, arrays = imported(tmp_path)
   checkpoints.write_file(hf / "other.safetensors", {GATE: arrays[GATE]})
   with pytest.raises(ValueError, match=f"{GATE} is set twice, in model-"):
-    sources.tensors(hf)
+    checkpoint_reader.tensors(hf)
   listed = dict.fromkeys(arrays, "model-0.safetensors")
-  (hf / sources.INDEX).write_text(json.dumps({"weight_map": listed}))
+  (hf / checkpoint_reader.INDEX).write_text(json.dumps({"weight_map": listed}))
   with pytest.raises(ValueError, match=r"in model-0.safetensors; it is in no shard"):
-    sources.tensors(hf)
+    checkpoint_reader.tensors(hf)
   listed[GATE] = "gone.safetensors"
-  (hf / sources.INDEX).write_text(json.dumps({"weight_map": listed}))
+  (hf / checkpoint_reader.INDEX).write_text(json.dumps({"weight_map": listed}))
   with pytest.raises(ValueError, match=r"gone.safetensors, which is not there"):
-    sources.tensors(hf)
+    checkpoint_reader.tensors(hf)
 
 
 def test_frequencies_among_the_tensors_are_passed_over(tmp_path):
@@ -181,9 +181,9 @@ def test_float32_weights_are_rounded_to_the_dtype_of_the_config(tmp_path):
   hf, _ = imported(tmp_path, checkpoints.QWEN3)
   cfg = convert.import_weights(hf, tmp_path / "f")
   params = params_lib.init(cfg, jax.random.key(0))
-  folder = base.save(params, cfg, tmp_path / "trained")
-  convert.export_weights(folder / base.WEIGHTS, hf, tmp_path / "out")
-  found = sources.tensors(tmp_path / "out")["model.embed_tokens.weight"]
+  folder = weight_files.save(params, cfg, tmp_path / "trained")
+  convert.export_weights(folder / weight_files.WEIGHTS, hf, tmp_path / "out")
+  found = checkpoint_reader.tensors(tmp_path / "out")["model.embed_tokens.weight"]
   np.testing.assert_array_equal(found, np.asarray(params["embed"]).astype(ml_dtypes.bfloat16))
 
 

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxrl_agents.hf import convert, families, quantised, sources
+from jaxrl_agents.hf import checkpoint_reader, convert, families, quantised
 from tests.hf import checkpoints
 
 
@@ -55,7 +55,7 @@ def test_an_eight_bit_checkpoint_is_read_as_its_bfloat16_numbers(tmp_path):
   arrays, plain = eight_bit(tmp_path / "hf")
   convert.import_weights(tmp_path / "hf", tmp_path / "f")
   convert.export_weights(tmp_path / "f", tmp_path / "hf", tmp_path / "out")
-  out = sources.tensors(tmp_path / "out")
+  out = checkpoint_reader.tensors(tmp_path / "out")
   assert set(out) == {name for name in arrays if not name.endswith("_scale_inv")}
   for name, numbers in plain.items():
     assert out[name].dtype == ml_dtypes.bfloat16
@@ -94,19 +94,19 @@ def test_scales_that_are_missing_are_named(tmp_path):
   x = np.zeros((16, 8), ml_dtypes.float8_e4m3fn)
   fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}}
   with pytest.raises(ValueError, match=rf"{name}_scale_inv is missing; .* one of \(2, 1\)"):
-    sources.decoded({name: x}, fp8)
+    checkpoint_reader.decoded({name: x}, fp8)
   with pytest.raises(ValueError, match=f"{name} is in 8 bits"):
-    sources.decoded({name: x}, {})
+    checkpoint_reader.decoded({name: x}, {})
   blocks = {"gate_up_proj_blocks": np.zeros((2, 4, 1, 16), np.uint8)}
   mxfp4 = {"quantization_config": {"quant_method": "mxfp4"}}
   with pytest.raises(ValueError, match=r"gate_up_proj_scales is missing.* \(2, 4, 1\)"):
-    sources.decoded(blocks, mxfp4)
+    checkpoint_reader.decoded(blocks, mxfp4)
   both = blocks | {
     "gate_up_proj_scales": np.zeros((2, 4, 1), np.uint8),
     "gate_up_proj": np.zeros((2, 32, 4), np.float32),
   }
   with pytest.raises(ValueError, match="gate_up_proj is set twice"):
-    sources.decoded(both, mxfp4)
+    checkpoint_reader.decoded(both, mxfp4)
 
 
 INT4 = {
@@ -169,7 +169,7 @@ def test_the_language_of_kimi_k25_is_read_and_written_as_a_model_of_its_own(tmp_
   assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
   convert.export_weights(tmp_path / "b", wrapped, tmp_path / "out")
   assert families.read(tmp_path / "out").config["model_type"] == "kimi_k2"
-  out = sources.tensors(tmp_path / "out")
+  out = checkpoint_reader.tensors(tmp_path / "out")
   assert out.keys() == arrays.keys()
   assert all(out[name].tobytes() == x.tobytes() for name, x in arrays.items())
 
@@ -182,15 +182,15 @@ def test_packed_numbers_that_do_not_fit_their_shape_or_format_are_named():
     f"{name}_scale": np.zeros((2, 4), ml_dtypes.bfloat16),
   }
   with pytest.raises(ValueError, match=rf"{name}_packed is \(2, 1\); 2 rows of 16 numbers"):
-    sources.decoded(found, {"quantization_config": INT4})
+    checkpoint_reader.decoded(found, {"quantization_config": INT4})
   del found[f"{name}_shape"]
   with pytest.raises(ValueError, match=f"{name}_shape is missing"):
-    sources.decoded(found, {"quantization_config": INT4})
+    checkpoint_reader.decoded(found, {"quantization_config": INT4})
   other = INT4 | {"format": "nvfp4-pack-quantized"}
   with pytest.raises(ValueError, match=r"'nvfp4-pack-quantized'.* readable is 'pack-quantized'"):
-    sources.decoded({}, {"quantization_config": other})
+    checkpoint_reader.decoded({}, {"quantization_config": other})
 
 
 def test_other_number_formats_are_refused_by_name():
   with pytest.raises(ValueError, match="quant_method is 'awq'; readable are mxfp4"):
-    sources.decoded({}, {"quantization_config": {"quant_method": "awq"}})
+    checkpoint_reader.decoded({}, {"quantization_config": {"quant_method": "awq"}})

@@ -5,8 +5,8 @@ import pathlib
 import subprocess
 import sys
 
-from jaxrl_agents.hf import families, sources
-from jaxrl_agents.runs import base
+from jaxrl_agents.hf import checkpoint_reader, families
+from jaxrl_agents.runs import weight_files
 from tests.hf import checkpoints
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -29,10 +29,10 @@ def test_a_checkpoint_goes_in_and_comes_out_by_the_scripts(tmp_path):
   (hf / "tokenizer.json").write_text("{}")
   done = run("import_hf.py", hf=hf, out=ours)
   assert done.returncode == 0 and "tokenizer.json copied" in done.stdout, done.stderr
-  assert base.load_sizes(ours) == families.read(hf).cfg
+  assert weight_files.load_sizes(ours) == families.read(hf).cfg
   done = run("export_hf.py", checkpoint=ours, hf_config=hf, out=out)
   assert done.returncode == 0, done.stderr
-  again = sources.tensors(out)
+  again = checkpoint_reader.tensors(out)
   assert {name: x.tobytes() for name, x in again.items()} == {
     name: x.tobytes() for name, x in arrays.items()
   }

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.hf import convert, quantised
-from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import mtp, transformer
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import base
+from jaxrl_agents.policy.attention import cache as cache_lib
+from jaxrl_agents.runs import weight_files
 from tests.hf import checkpoints
 
 torch = pytest.importorskip("torch", reason="pip install 'jaxrl_agents[transformers]'")
@@ -46,9 +46,9 @@ def pair(request, tmp_path_factory):
   model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
   randomise(model)
   model.save_pretrained(folder)
-  weights = folder / "ours" / base.WEIGHTS
+  weights = folder / "ours" / weight_files.WEIGHTS
   cfg = convert.import_weights(folder, weights)
-  params = params_lib.unstack(base.load(str(folder / "ours"), cfg))
+  params = params_lib.unstack(weight_files.load(str(folder / "ours"), cfg))
   return Pair(model, folder, weights, cfg, params)
 
 
@@ -159,8 +159,8 @@ def test_the_prediction_module_computes_what_theirs_does(tmp_path):
   randomise(module.layers)
   model.save_pretrained(tmp_path)
   checkpoints.write_file(tmp_path / "mtp.safetensors", on_disk(module, model))
-  cfg = convert.import_weights(tmp_path, tmp_path / "ours" / base.WEIGHTS)
-  params = params_lib.unstack(base.load(str(tmp_path / "ours"), cfg))
+  cfg = convert.import_weights(tmp_path, tmp_path / "ours" / weight_files.WEIGHTS)
+  params = params_lib.unstack(weight_files.load(str(tmp_path / "ours"), cfg))
   tokens = ids(cfg)
   positions = jnp.tile(jnp.arange(LENGTH), (ROWS, 1))
   trunk = forward(params, jnp.asarray(tokens), cfg, positions=positions).hidden

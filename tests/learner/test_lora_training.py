@@ -13,7 +13,7 @@ from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy import lora
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import base
+from jaxrl_agents.runs import weight_files
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Limits, Segment
 from jaxrl_agents.weights import store
@@ -149,8 +149,8 @@ def test_a_run_of_adapters_resumes_bitwise_and_publishes_merged_weights(tmp_path
   assert jax.tree.structure(fetched) == jax.tree.structure(params_lib.abstract(CFG))
   for x, y in zip(jax.tree.leaves(fetched), jax.tree.leaves(merged), strict=True):
     assert x.tobytes() == np.asarray(y).tobytes()
-  base.save(merged, CFG, tmp_path / "out")
-  loaded = base.load(str(tmp_path / "out"), CFG)
+  weight_files.save(merged, CFG, tmp_path / "out")
+  loaded = weight_files.load(str(tmp_path / "out"), CFG)
   for x, y in zip(jax.tree.leaves(loaded), jax.tree.leaves(merged), strict=True):
     np.testing.assert_array_equal(x, y)
 

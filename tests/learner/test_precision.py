@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.learner import state, train_step
-from jaxrl_agents.policy import causal, moe, transformer
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy import transformer
+from jaxrl_agents.policy.attention import causal
+from jaxrl_agents.policy.experts import moe
 from tests.learner import test_train_step as float32
 from tests.policy import tiny
 

@@ -6,7 +6,7 @@ import pytest
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.planning import programs
 from jaxrl_agents.policy import sharding
-from jaxrl_agents.runs import plan, rl
+from jaxrl_agents.runs import pod_plan, rl
 
 SMALL = (
   "policy.model.num_layers=2",
@@ -28,7 +28,7 @@ def held(*overrides):
   """(parameters, optimizer, gradients) of the learner on one device, bytes."""
   config = config_lib.load("configs/search_cpu.py", (*SMALL, *overrides))
   parts = programs.learner(
-    plan.abstract_params(config),
+    pod_plan.abstract_params(config),
     config.policy.model,
     config.learner,
     tx=rl.optimizer(config),

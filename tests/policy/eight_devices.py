@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxrl_agents.learner import packing, state, train_step
 from jaxrl_agents.learner.advantage import Rollout
-from jaxrl_agents.policy import exchange, sharding
-from jaxrl_agents.policy import experts as local
+from jaxrl_agents.policy import sharding
+from jaxrl_agents.policy.experts import all_to_all, local
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Limits, Segment
 from tests.policy import tiny
@@ -189,7 +189,7 @@ def send_everything_to_one_device(width):
     return jax.tree.map(np.asarray, (*found, jnp.where(choice < 8, d_weight, 0.0)))
 
   with jax.set_mesh(sharding.make_mesh(data=2, expert=4)):
-    found = grads(exchange.apply)
+    found = grads(all_to_all.apply)
   close(found, grads(dense), atol=5e-5)
 
 
@@ -201,6 +201,6 @@ if __name__ == "__main__":
     print(f"{name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
   if "expert" in (sys.argv[1:] or meshes):
     send_everything_to_one_device(6)
-    exchange.platform = lambda: "tpu"
+    all_to_all.platform = lambda: "tpu"
     send_everything_to_one_device(136)  # more than its lanes, and not a multiple
   print("equal")

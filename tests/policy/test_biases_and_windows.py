@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.learner import state as state_lib
-from jaxrl_agents.policy import experts as dispatch
-from jaxrl_agents.policy import moe
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.experts import local as dispatch
+from jaxrl_agents.policy.experts import moe
 from tests.policy import tiny
 from tests.policy.test_transformer import decoded, forward
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_agents.policy import cache as cache_lib
-from jaxrl_agents.policy import kernels, mtp, sharding
+from jaxrl_agents.policy import kernel_choice, mtp, sharding
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.attention import cache as cache_lib
 from tests.policy import tiny
 
 modules = jax.jit(mtp.mtp, static_argnums=3)
@@ -55,7 +55,7 @@ def test_drafting_from_the_cache_equals_the_training_pass(monkeypatch, cfg, plat
   whole = modules(params, hidden, next_tokens, cfg, positions=positions)[0]
   cache = cache_lib.init(cfg, 7, 4)
   table = jnp.asarray([[2, 5, 1], [3, 4, 6]])
-  monkeypatch.setattr(kernels, "platform", lambda: platform)
+  monkeypatch.setattr(kernel_choice, "platform", lambda: platform)
   held, decode = sharding.served(params), jax.jit(mtp.mtp_decode, static_argnums=3)
   got, at = [], 0
   for count in (6, 1, 1, 2):

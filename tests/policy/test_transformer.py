@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_agents.policy import cache as cache_lib
-from jaxrl_agents.policy import kernels, paged, sharding, transformer
+from jaxrl_agents.policy import kernel_choice, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy.attention import cache as cache_lib
+from jaxrl_agents.policy.attention import paged
 from tests.policy import tiny
-from tests.policy.test_causal import largest
+from tests.policy.attention.test_causal import largest
 
 ROWS, LENGTH = 2, 23
 PAGE_TOKENS, TABLE_PAGES = 4, 7
@@ -129,7 +130,7 @@ def test_decoding_as_on_an_accelerator_equals_the_training_forward(monkeypatch, 
   monkeypatch.setattr(
     paged, "attend_packed", lambda *args: packed.append(args) or attend_packed(*args)
   )
-  monkeypatch.setattr(kernels, "platform", lambda: "gpu")
+  monkeypatch.setattr(kernel_choice, "platform", lambda: "gpu")
   held = sharding.served(params)
   if not cfg.tie_embeddings:
     assert held["embed"].shape == (cfg.vocab_size, 128)

@@ -13,7 +13,7 @@ from jaxrl_agents.hf import files
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import base
+from jaxrl_agents.runs import weight_files
 
 CFG = PolicyConfig(
   vocab_size=4096,
@@ -34,9 +34,9 @@ def write(folder):
   leaves, _ = jax.tree.flatten_with_path(params_lib.abstract(CFG, "bfloat16"))
   arrays = {".".join(k.key for k in path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
   folder.mkdir()
-  for i, view in enumerate(files.create(folder / base.WEIGHTS, arrays).values()):
+  for i, view in enumerate(files.create(folder / weight_files.WEIGHTS, arrays).values()):
     view[...] = (np.arange(view.size).reshape(view.shape) % (251 + i)).astype(view.dtype)
-  base.save_sizes(CFG, folder)
+  weight_files.save_sizes(CFG, folder)
 
 
 def own_mib():
@@ -70,12 +70,12 @@ def main(folder):
   write(folder)
   mesh = sharding.make_mesh(fsdp=2, expert=4)
   places = sharding.shardings(CFG, mesh)
-  stored = files.read(folder / base.WEIGHTS)
+  stored = files.read(folder / weight_files.WEIGHTS)
   largest = max(x.nbytes for x in stored.values()) / MIB
   total = sum(x.nbytes for x in stored.values()) / MIB
   jax.device_put(np.zeros(8), jax.devices()[0]).block_until_ready()
   with Peak() as peak:
-    params = base.load(str(folder), CFG, dtype="bfloat16", shardings=places)
+    params = weight_files.load(str(folder), CFG, dtype="bfloat16", shardings=places)
   assert peak.more < total + 2 * largest + 16, (peak.more, total, largest)
   for path, leaf in jax.tree.flatten_with_path(params)[0]:
     name = ".".join(k.key for k in path)
@@ -86,8 +86,8 @@ def main(folder):
   assert all(jax.tree.leaves(same))
   down = params["moe_layers"]["moe"]["experts"]["down"]
   assert down.addressable_shards[0].data.shape == (8, 2, 512, 256)
-  again = base.save(params, CFG, folder / "again")
-  wide = base.load(str(again), CFG)["embed"]
+  again = weight_files.save(params, CFG, folder / "again")
+  wide = weight_files.load(str(again), CFG)["embed"]
   assert wide.dtype == np.float32
   np.testing.assert_array_equal(wide, stored["embed"].astype(np.float32))
   print(f"{total:.0f} MiB of weights, largest {largest:.0f}: {peak.more:.0f} MiB at the peak")

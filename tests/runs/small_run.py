@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxrl_agents import chat
+from jaxrl_agents.agents.toggle import LengthBudgets
 from jaxrl_agents.config import (
   LearnerConfig,
   PolicySection,
@@ -23,19 +24,18 @@ from jaxrl_agents.config import (
   SearchConfig,
   WorkersConfig,
 )
-from jaxrl_agents.harness.process import WorkerSpec
+from jaxrl_agents.harness.worker_process import WorkerSpec
 from jaxrl_agents.learner import checkpoint, loop, state, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.rewards.toggle import LengthBudgets
-from jaxrl_agents.runs import base, command, rl, setup
+from jaxrl_agents.runs import entry_point, rl, setup, weight_files
 from jaxrl_agents.runs import processes as processes_lib
-from jaxrl_agents.runs.players import Players
+from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.types import Task
 from jaxrl_agents.weights import store
-from jaxrl_agents.wire.bond import Bond
+from jaxrl_agents.wire.control_channel import ControlChannel
 
 CFG = PolicyConfig(
   vocab_size=chat.load("base").vocab_size,
@@ -81,14 +81,16 @@ def run(folder: pathlib.Path, *, processes: Sequence[Any] = (), **sections: dict
   config = configured(**sections)
   with (
     setup.devices(config),
-    processes_lib.bound(config) as bond,
-    processes_lib.stoppable(bond) as notice,
+    processes_lib.bound(config) as channel,
+    processes_lib.stoppable(channel) as notice,
   ):
-    trained(config, folder, bond, notice)
+    trained(config, folder, channel, notice)
     processes_lib.wait_for_all("trained")
 
 
-def trained(config: RunConfig, folder: pathlib.Path, bond: Bond, notice: Notice) -> None:
+def trained(
+  config: RunConfig, folder: pathlib.Path, channel: ControlChannel, notice: Notice
+) -> None:
   """`run` under the ambient mesh."""
   # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
   tx = state.make_optimizer(CFG, learning_rate=1e-2, eps=1e-4)
@@ -97,15 +99,15 @@ def trained(config: RunConfig, folder: pathlib.Path, bond: Bond, notice: Notice)
   first, current, ledger = setup.restored(manager, fresh)
   print(f"from {first}", flush=True)
   version = int(current.policy.version)
-  if bond.is_first:
+  if channel.is_first:
     store.withdraw_after(version, folder / "weights")
-  with Players(
+  with RolloutWorkers(
     config,
     WorkerSpec("tests.sampler.counting:build"),
     current.policy.params,
     version,
     weights=folder / "weights",
-    bond=bond,
+    channel=channel,
     notice=notice,
   ) as players:
     plan = loop.Plan(
@@ -127,10 +129,10 @@ def trained(config: RunConfig, folder: pathlib.Path, bond: Bond, notice: Notice)
       first_step=first,
     )
   manager.close()
-  base.save(current.policy.params, CFG, folder / "trained")
+  weight_files.save(current.policy.params, CFG, folder / "trained")
   params = processes_lib.gathered(current.policy.params)
   leaves = {f"p{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
-  if bond.is_first:
+  if channel.is_first:
     np.savez(folder / "params.npz", version=int(current.policy.version), **leaves)
 
 
@@ -138,4 +140,6 @@ if __name__ == "__main__":
   sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
   folder, *more = sys.argv[1:]
   sys.argv[1:] = []  # the command takes flags alone
-  command.run(lambda: run(pathlib.Path(folder), **json.loads(*more or ["{}"])), processes_lib.leave)
+  entry_point.run(
+    lambda: run(pathlib.Path(folder), **json.loads(*more or ["{}"])), processes_lib.leave
+  )

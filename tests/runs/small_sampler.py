@@ -7,7 +7,7 @@ import sys
 
 if __name__ == "__main__":
   sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-  from jaxrl_agents.runs import command, sampler, setup
+  from jaxrl_agents.runs import entry_point, sampler_process, setup
   from tests.runs.small_run import configured
 
   folder, *more = sys.argv[1:]
@@ -16,6 +16,6 @@ if __name__ == "__main__":
   def main() -> None:
     config = configured(**json.loads(*more or ["{}"]))
     with setup.devices(dataclasses.replace(config, mesh=config.sampler_mesh)):
-      sampler.serve(config, pathlib.Path(folder) / "weights", config.workers.listen, 10.0)
+      sampler_process.serve(config, pathlib.Path(folder) / "weights", config.workers.listen, 10.0)
 
-  command.run(main)
+  entry_point.run(main)

@@ -9,7 +9,7 @@ import sysconfig
 import pytest
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import page, recipes, rl, setup, sft
+from jaxrl_agents.runs import recipes, report_page, rl, setup, sft
 from jaxrl_agents.runs.workdir import Workdir
 
 LIBRARY = pathlib.Path(sysconfig.get_paths()["stdlib"])
@@ -38,7 +38,7 @@ def run(name, folder, *options):
     summary = rl.train(config, corpus, workdir)
   lines = (workdir.path / "metrics.jsonl").read_text().splitlines()
   rows = {row["phase"]: row for row in map(json.loads, lines)}
-  return summary, rows, page.write(workdir.path).read_text()
+  return summary, rows, report_page.write(workdir.path).read_text()
 
 
 @pytest.fixture

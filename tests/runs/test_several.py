@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_agents.runs import base
+from jaxrl_agents.runs import weight_files
 from tests import forced_devices
 from tests.runs.small_run import CFG
 
@@ -97,7 +97,7 @@ def test_two_processes_of_four_devices_play_and_train_as_one_of_eight(one, cache
     assert "step 1" in ended(process)
   assert_same(one, tmp_path, atol=1e-5)
   held = np.load(tmp_path / "params.npz")
-  for i, saved in enumerate(jax.tree.leaves(base.load(str(tmp_path / "trained"), CFG))):
+  for i, saved in enumerate(jax.tree.leaves(weight_files.load(str(tmp_path / "trained"), CFG))):
     np.testing.assert_array_equal(saved, held[f"p{i}"])
   assert not list(tmp_path.rglob("part*"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import base, players
+from jaxrl_agents.runs import rollout_workers, weight_files
 from jaxrl_agents.runs.recipes import swarm
 from tests.runs.small_run import CFG, CONFIG
 
@@ -19,21 +19,23 @@ def test_a_small_policy_gives_way_to_the_one_that_training_starts_from():
   options = ["swarm.sub_init=('small','')", "swarm.sub_until=(0.5,)"]
   (stages,) = swarm.frozen(config_lib.load("configs/swarm_cpu.py", options), START).values()
   assert [stage.folder for stage in stages] == ["small", START]
-  in_play = [players.stage_at(stages, step / 4) for step in range(5)]
+  in_play = [rollout_workers.stage_at(stages, step / 4) for step in range(5)]
   assert in_play == [0, 0, 1, 1, 1]
 
 
 def test_without_a_curriculum_the_policy_that_training_starts_from_plays_all_the_time():
   (stages,) = swarm.frozen(config_lib.load("configs/swarm_cpu.py"), START).values()
   assert [stage.folder for stage in stages] == [START]
-  assert {players.stage_at(stages, share) for share in (0.0, 0.5, 1.0)} == {0}
+  assert {rollout_workers.stage_at(stages, share) for share in (0.0, 0.5, 1.0)} == {0}
 
 
 def test_sub_agents_may_be_of_another_size_but_not_of_another_vocabulary(tmp_path):
   for name, size in (("narrow", {"embed_dim": 4}), ("foreign", {"vocab_size": 320})):
     cfg = dataclasses.replace(CFG, **size)
-    base.save(params_lib.init(cfg, jax.random.key(0)), cfg, tmp_path / name, tokenizer="base")
-  engine = players.frozen_engine(CONFIG, tmp_path / "narrow", 2)
+    weight_files.save(
+      params_lib.init(cfg, jax.random.key(0)), cfg, tmp_path / name, tokenizer="base"
+    )
+  engine = rollout_workers.frozen_engine(CONFIG, tmp_path / "narrow", 2)
   assert engine.version == 2
   with pytest.raises(ValueError, match="320 tokens, .* must share policy.tokenizer"):
-    players.frozen_engine(CONFIG, tmp_path / "foreign", 0)
+    rollout_workers.frozen_engine(CONFIG, tmp_path / "foreign", 0)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import base
+from jaxrl_agents.runs import weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 CFG = PolicyConfig(
@@ -59,17 +59,17 @@ def test_the_summary_is_merged_section_by_section(tmp_path):
 
 def test_exported_weights_come_back_bitwise(tmp_path):
   params = params_lib.init(CFG, jax.random.key(0))
-  base.save(params, CFG, tmp_path)
-  loaded = base.load(str(tmp_path), CFG)
+  weight_files.save(params, CFG, tmp_path)
+  loaded = weight_files.load(str(tmp_path), CFG)
   assert jax.tree.structure(loaded) == jax.tree.structure(params)
   for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True):
     assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def test_weights_of_another_shape_are_refused_by_the_name_of_the_parameter(tmp_path):
-  base.save(params_lib.init(CFG, jax.random.key(0)), CFG, tmp_path)
+  weight_files.save(params_lib.init(CFG, jax.random.key(0)), CFG, tmp_path)
   wider = dataclasses.replace(CFG, dense_ffw_dim=8)
   with pytest.raises(ValueError, match=r"ffw.*asks for .*set policy.model as in"):
-    base.load(str(tmp_path), wider)
+    weight_files.load(str(tmp_path), wider)
   with pytest.raises(ValueError, match="policy.init=scratch"):
-    base.load(str(tmp_path / "nowhere"), CFG)
+    weight_files.load(str(tmp_path / "nowhere"), CFG)

@@ -5,8 +5,8 @@ import os
 import pathlib
 
 from jaxrl_agents import chat
-from jaxrl_agents.harness.process import Services
 from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
+from jaxrl_agents.harness.worker_process import Services
 from jaxrl_agents.types import Context, Limits, Message
 
 CHAT = chat.load("base")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import scipy.special
 
-from jaxrl_agents.policy import cache as cache_lib
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import transformer
+from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.client import LocalSampler
 from jaxrl_agents.sampler.engine import Engine

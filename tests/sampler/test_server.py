@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat
-from jaxrl_agents.harness.process import Job, WorkerSpec
 from jaxrl_agents.harness.rollout import Sampling
-from jaxrl_agents.harness.workers import WorkerPool
+from jaxrl_agents.harness.worker_pool import WorkerPool
+from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.engine import Engine

@@ -1,4 +1,4 @@
-"""Sampler slices behind a real door, each a thread with an engine of its own."""
+"""Sampler slices behind a real listener, each a thread with an engine of its own."""
 
 import os
 import socket
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.sampler import slice as slice_lib
+from jaxrl_agents.sampler import slice_process as slice_lib
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.slices import Slices, SlicesError
 from jaxrl_agents.types import Limits
-from jaxrl_agents.wire.door import Door, knock
+from jaxrl_agents.wire.listener import Listener, connect
 from tests.sampler.test_server import CFG
 
 SECRET = b"0123456789abcdef"
@@ -42,14 +42,14 @@ def engine(version):
 
 
 @pytest.fixture
-def door():
-  with Door("127.0.0.1:0", SECRET, {"sampler": RUNS}) as door:
-    yield door
+def listener():
+  with Listener("127.0.0.1:0", SECRET, {"sampler": RUNS}) as listener:
+    yield listener
 
 
-def come(door):
+def come(listener):
   """A slice that joins; returns its end of the connection."""
-  connection = knock(door.address, SECRET, role="sampler", runs=RUNS, patience_s=5)
+  connection = connect(listener.address, SECRET, role="sampler", runs=RUNS, patience_s=5)
   made = []
 
   def make(version):
@@ -66,9 +66,9 @@ def hang_up(connection):
     shared.shutdown(socket.SHUT_RDWR)
 
 
-def joined(door, count, **options):
+def joined(listener, count, **options):
   options = {"deterministic": True, "start_deadline_s": 60, **options}
-  return Slices(door, count, 0, max_context_tokens=32, vocab_size=CFG.vocab_size, **options)
+  return Slices(listener, count, 0, max_context_tokens=32, vocab_size=CFG.vocab_size, **options)
 
 
 def finish(sampler, limit_s=60):
@@ -84,12 +84,12 @@ def submit(sampler, prompts=PROMPTS):
   return [sampler.submit(p, Limits(6, (), seed=i)) for i, p in enumerate(prompts)]
 
 
-def test_one_slice_in_a_deterministic_run_gives_what_an_engine_here_gives(door):
+def test_one_slice_in_a_deterministic_run_gives_what_an_engine_here_gives(listener):
   alone = engine(0)
   submit(alone)
   expected = finish(alone)
-  come(door)
-  with joined(door, 1) as sampler:
+  come(listener)
+  with joined(listener, 1) as sampler:
     sampler.wait_until_ready()
     submit(sampler)
     found = finish(sampler)
@@ -101,9 +101,9 @@ def test_one_slice_in_a_deterministic_run_gives_what_an_engine_here_gives(door):
   assert stats == alone.stats
 
 
-def test_new_weights_reach_sequences_that_run(door):
-  come(door)
-  with joined(door, 1, deterministic=False) as sampler:
+def test_new_weights_reach_sequences_that_run(listener):
+  come(listener)
+  with joined(listener, 1, deterministic=False) as sampler:
     sampler.wait_until_ready()
     request = sampler.submit(PROMPTS[0], Limits(25, (), seed=3))
     sampler.step()
@@ -116,9 +116,9 @@ def test_new_weights_reach_sequences_that_run(door):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_what_a_slice_had_that_is_gone_another_does(door, deterministic, capfd):
-  connections = [come(door), come(door)]
-  with joined(door, 2, deterministic=deterministic) as sampler:
+def test_what_a_slice_had_that_is_gone_another_does(listener, deterministic, capfd):
+  connections = [come(listener), come(listener)]
+  with joined(listener, 2, deterministic=deterministic) as sampler:
     sampler.wait_until_ready()
     ids = [sampler.submit(p, Limits(4 + 2 * i, (), seed=i)) for i, p in enumerate(PROMPTS)]
     found = dict(sampler.step())
@@ -129,9 +129,9 @@ def test_what_a_slice_had_that_is_gone_another_does(door, deterministic, capfd):
   assert "the sampler slice at 127.0.0.1:" in capfd.readouterr().err
 
 
-def test_a_request_that_cannot_be_served_is_refused_here_and_one_cancelled_never_ends(door):
-  come(door)
-  with joined(door, 1) as sampler:
+def test_a_request_that_cannot_be_served_is_refused_here_and_one_cancelled_never_ends(listener):
+  come(listener)
+  with joined(listener, 1) as sampler:
     sampler.wait_until_ready()
     with pytest.raises(ValueError, match="leaves no room for a reply"):
       sampler.submit(np.ones(40, np.int32), Limits(4, ()))
@@ -140,7 +140,7 @@ def test_a_request_that_cannot_be_served_is_refused_here_and_one_cancelled_never
     assert set(finish(sampler)) == {second}
 
 
-def test_without_slices_the_message_says_what_to_start(door):
-  with joined(door, 1, start_deadline_s=0.3) as sampler:
-    with pytest.raises(SlicesError, match=f"scripts/sampler.py --connect={door.address}"):
+def test_without_slices_the_message_says_what_to_start(listener):
+  with joined(listener, 1, start_deadline_s=0.3) as sampler:
+    with pytest.raises(SlicesError, match=f"scripts/sampler.py --connect={listener.address}"):
       sampler.wait_until_ready()

@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.harness.process import Job, WorkerSpec
+from jaxrl_agents.corpus.index import hybrid
 from jaxrl_agents.harness.rollout import Sampling
-from jaxrl_agents.harness.workers import WorkerPool
-from jaxrl_agents.retrieval import index
+from jaxrl_agents.harness.worker_pool import WorkerPool
+from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.sampler.server import RolloutServer
 from jaxrl_agents.types import Generation, Message
-from tests.envs.arena import corpus
-from tests.envs.swarm_arena import HEADER, assign, create, search, swarm_services, swarm_task, turn
+from tests.agents.search.arena import corpus
+from tests.agents.swarm.arena import (
+  HEADER,
+  assign,
+  create,
+  search,
+  swarm_services,
+  swarm_task,
+  turn,
+)
 
 CHAT = chat_lib.load()
 
@@ -73,17 +81,17 @@ def look_up(text):
 
 @pytest.fixture(scope="module")
 def pool(services_of_workers):
-  spec = WorkerSpec("jaxrl_agents.envs.swarm:policy_services", services_of_workers)
+  spec = WorkerSpec("jaxrl_agents.agents.swarm:policy_services", services_of_workers)
   with WorkerPool(spec, 2, groups_per_worker=4) as pool:
     yield pool
 
 
 @pytest.fixture(scope="module")
 def services_of_workers(tmp_path_factory):
-  from jaxrl_agents.envs.search_tools import SearchServices
-  from tests.envs.arena import LIMITS
+  from jaxrl_agents.agents.search.tools import SearchServices
+  from tests.agents.search.arena import LIMITS
 
-  built = index.build(corpus(), tmp_path_factory.mktemp("index"), rank=8)
+  built = hybrid.build(corpus(), tmp_path_factory.mktemp("index"), rank=8)
   arena = swarm_services(SearchServices(CHAT, built, LIMITS))
   return ("base", str(built.folder), arena.search.limits, arena.limits)
 

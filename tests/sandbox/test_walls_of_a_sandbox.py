@@ -1,4 +1,5 @@
-"""What a policy cannot reach from inside: network, machine, other sandboxes, the kernel's doors."""
+"""What a policy cannot reach from inside: network, machine, other sandboxes, the kernel's
+listeners."""
 
 import contextlib
 import json

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from jaxrl_agents.harness import queue
-from jaxrl_agents.runs import page
+from jaxrl_agents.harness import group_files
+from jaxrl_agents.runs import report_page
 from jaxrl_agents.types import Group, Message, Task, ToolCall, Trajectory
 from jaxrl_agents.viewer import curves, headline, inputs
 from tests.viewer.test_report import Elements
@@ -91,15 +91,15 @@ def test_a_coding_agent_has_panels_of_its_own_in_reinforcement_learning_alone():
 
 
 def test_held_out_episodes_are_weighed_as_the_config_weighs_them():
-  told = [inputs.total_reward(t) for t in page.with_rewards(GROUP, CONFIG).trajectories]
+  told = [inputs.total_reward(t) for t in report_page.with_rewards(GROUP, CONFIG).trajectories]
   # C_{k,q} at k = q = 1 is log(1 + effort)
   assert told == [pytest.approx(1 - 2 * 0.03 - 0.1 * 0.693147), None]
 
 
 def test_the_page_of_a_folder_shows_the_episodes_and_no_bounds_of_a_search_context(tmp_path):
-  queue.save_groups(tmp_path / "trajectories/eval_trained.npz", [GROUP])
+  group_files.save_groups(tmp_path / "trajectories/eval_trained.npz", [GROUP])
   (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
-  text = page.write(tmp_path).read_text("utf-8")
+  text = report_page.write(tmp_path).read_text("utf-8")
   assert "is left out" not in text and "hybrid" not in text
   assert "No summaries</th>" in text
   told = json.loads(Elements(text).blocks["episodes-json"])

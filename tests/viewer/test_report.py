@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat
-from jaxrl_agents.harness import queue
+from jaxrl_agents.harness import group_files
 from jaxrl_agents.types import Group, Message, Segment, Task, ToolCall, Trajectory
 from jaxrl_agents.viewer import inputs, report
 
@@ -154,7 +154,7 @@ def view(folder):
 def test_the_command_writes_the_page_of_an_interrupted_run(tmp_path):
   (tmp_path / "trajectories").mkdir()
   (tmp_path / "metrics.jsonl").write_text('{"phase": "rl", "step": 0, "reward": 0.5}\n{"phase"')
-  queue.save_groups(tmp_path / "trajectories/step_000000.npz", [group()])
+  group_files.save_groups(tmp_path / "trajectories/step_000000.npz", [group()])
   (tmp_path / "trajectories/step_000001.npz").write_bytes(b"cut short")
   found = view(tmp_path)
   assert found.returncode == 0, found.stderr
@@ -170,7 +170,9 @@ def test_the_command_weighs_the_parts_of_an_evaluation_by_the_run_s_own_weights(
   parts = {"completed": 1, "precision": 0.5, "output_recall": 0.5, "trajectory_recall": 1}
   parts |= {"answer_found": 1, "prune_penalty": 0.2, "turn_penalty": 0}
   played = Trajectory("t", "g", (), group().trajectories[0].log, parts, "answer")
-  queue.save_groups(tmp_path / "trajectories/eval_trained.npz", [Group(group().task, (played,))])
+  group_files.save_groups(
+    tmp_path / "trajectories/eval_trained.npz", [Group(group().task, (played,))]
+  )
   options = {"reward.betas": [4, 1], "reward.answer_found": 2, "reward.epsilon": 0.001}
   (tmp_path / "summary.json").write_text(json.dumps({"config": options}))
   assert view(tmp_path).returncode == 0

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from jaxrl_agents.harness import queue
-from jaxrl_agents.runs import page
+from jaxrl_agents.harness import group_files
+from jaxrl_agents.runs import report_page
 from jaxrl_agents.types import Group
 from jaxrl_agents.viewer import curves, headline, inputs, report
 from tests.viewer.swarm_run import CONFIG, EPISODE, TASK, changed, run
@@ -139,15 +139,17 @@ def test_the_weights_of_parl_follow_from_the_config_and_the_step():
 
 
 def test_an_evaluation_is_weighed_by_its_performance_alone():
-  group = page.with_rewards(Group(TASK, (EPISODE, changed(error="lost", rewards={}))), CONFIG)
+  group = report_page.with_rewards(
+    Group(TASK, (EPISODE, changed(error="lost", rewards={}))), CONFIG
+  )
   assert [inputs.total_reward(t) for t in group.trajectories] == [0.5, None]
 
 
 def test_the_page_of_a_folder_keeps_the_stages_of_its_episodes(tmp_path):
   group = Group(TASK, (EPISODE,))
-  queue.save_groups(tmp_path / "trajectories/eval_trained.npz", [group])
+  group_files.save_groups(tmp_path / "trajectories/eval_trained.npz", [group])
   (tmp_path / "summary.json").write_text(json.dumps({"config": CONFIG, **SUMMARY}))
-  text = page.write(tmp_path).read_text("utf-8")
+  text = report_page.write(tmp_path).read_text("utf-8")
   assert "is left out" not in text
   assert 'colspan="7">Wide · 30</th>' in text and "≤ −0.25" in text
   told = json.loads(Elements(text).blocks["episodes-json"])["snapshots"][0]["groups"][0]

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.harness.process import WorkerSpec
+from jaxrl_agents.harness.worker_process import WorkerSpec
 from jaxrl_agents.runs.corpus import Tasks
-from jaxrl_agents.runs.players import Stage
 from jaxrl_agents.runs.recipes import coding, search, swarm
+from jaxrl_agents.runs.rollout_workers import Stage
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 

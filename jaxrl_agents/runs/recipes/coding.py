@@ -14,19 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents.agents import scores as suites
+from jaxrl_agents.agents.coding import drills as coding_drills
+from jaxrl_agents.agents.coding import reward as coding_rewards
+from jaxrl_agents.agents.coding.expert import ExpertNoise
+from jaxrl_agents.agents.coding.scripted_edits import USED_TOOLS
+from jaxrl_agents.agents.coding.tasks import damaged_functions, making, task_set
+from jaxrl_agents.agents.coding.tasks.task_set import CodingSet
+from jaxrl_agents.agents.search.tasks import entity_graph
 from jaxrl_agents.config import CodingConfig, RunConfig
-from jaxrl_agents.data import code_drills, coding_sets, coding_tasks, graph, python_source
-from jaxrl_agents.data.coding_sets import CodingSet
-from jaxrl_agents.envs import coding_drills
-from jaxrl_agents.envs.coding_expert import ExpertNoise
-from jaxrl_agents.envs.coding_players import USED_TOOLS
-from jaxrl_agents.evals import suites
-from jaxrl_agents.harness.process import WorkerSpec
-from jaxrl_agents.retrieval import documents
-from jaxrl_agents.rewards import coding as coding_rewards
+from jaxrl_agents.corpus import documents, python_source
+from jaxrl_agents.harness.worker_process import WorkerSpec
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Tasks
-from jaxrl_agents.runs.players import Stage
+from jaxrl_agents.runs.rollout_workers import Stage
 from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
@@ -71,7 +72,7 @@ class CodingTasks(Tasks):
   def tasks(self) -> Mapping[str, Sequence[Task]]:
     """The tasks of each split that the slice holds."""
     splits = self.coding_set.tasks
-    return {split: coding_sets.chosen(self.coding_set, split, self.limits) for split in splits}
+    return {split: task_set.chosen(self.coding_set, split, self.limits) for split in splits}
 
   @property
   def digest(self) -> str:
@@ -89,7 +90,7 @@ def open_corpus(config: RunConfig, report: Any = print) -> CodingTasks:
   """
   coding = config.coding
   folder = pathlib.Path(coding.tasks).expanduser() if coding.tasks else _made(config, report)
-  return CodingTasks(coding_sets.load(folder), coding, folder)
+  return CodingTasks(task_set.load(folder), coding, folder)
 
 
 def _made(config: RunConfig, report: Any) -> pathlib.Path:
@@ -102,13 +103,13 @@ def _made(config: RunConfig, report: Any) -> pathlib.Path:
   rooms = [path for room in ("grading", "sandbox") for path in (_PACKAGE / room).glob("*.py")]
   for path in sorted([*rooms, *(_PACKAGE / "data").glob("code_*.py")]):
     found.update(path.read_bytes())
-  for module in (coding_sets, coding_tasks, documents, graph, python_source):
+  for module in (task_set, making, documents, entity_graph, python_source):
     found.update(pathlib.Path(str(module.__file__)).read_bytes())
   folder = setup.cache(config) / f"coding_{found.hexdigest()[:16]}"
 
   async def make() -> CodingSet:
     async with Sandboxes() as boxes:
-      return await coding_sets.make(
+      return await task_set.make(
         boxes,
         coding.sources,
         kinds=("calls",),
@@ -119,7 +120,7 @@ def _made(config: RunConfig, report: Any) -> pathlib.Path:
       )
 
   if not (folder / "manifest.json").is_file():
-    coding_sets.save(asyncio.run(make()), folder)
+    task_set.save(asyncio.run(make()), folder)
   return folder
 
 
@@ -134,7 +135,7 @@ def _versions(sources: Sequence[str]) -> list[str]:
 def policy_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
   """Workers in which the policy plays."""
   arguments = (config.policy.tokenizer, _with_tasks(config.coding, corpus))
-  return WorkerSpec("jaxrl_agents.envs.coding:policy_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.coding:policy_services", arguments)
 
 
 def expert_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
@@ -146,7 +147,7 @@ def expert_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
   _check_tools(config.coding)
   noise = ExpertNoise(hasty=config.sft.hasty)
   arguments = (config.policy.tokenizer, _with_tasks(config.coding, corpus), noise)
-  return WorkerSpec("jaxrl_agents.envs.coding_expert:expert_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.coding_expert:expert_services", arguments)
 
 
 def _check_tools(limits: CodingConfig) -> None:
@@ -195,7 +196,7 @@ def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray,
   _check_tools(config.coding)
   tasks = (task for split in ("dev", "test") for task in corpus.coding_set.tasks[split])
   held_back = [corpus.coding_set.repos[repo] for repo in {task.facts["repo"] for task in tasks}]
-  damaged = code_drills.damaged(
+  damaged = damaged_functions.damaged(
     (each for source in config.coding.sources for each in documents.load(source)),
     split="train",
     flips=config.coding.damage == "flip",
@@ -206,7 +207,7 @@ def drills(config: RunConfig, corpus: CodingTasks) -> Iterator[tuple[np.ndarray,
   )
   return coding_drills.repair_drills(
     damaged,
-    coding_tasks.FAULTS,
+    making.FAULTS,
     config.coding.tools,
     setup.load_chat(config),
     seed=config.seed,

@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents.agents import scores as suites
+from jaxrl_agents.agents.search import drills as search_drills
+from jaxrl_agents.agents.search import imitation_filter, tools
+from jaxrl_agents.agents.search import reward as rules
+from jaxrl_agents.agents.search.expert import ExpertNoise
+from jaxrl_agents.agents.search.tasks import making
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.data import filters, task_sets
-from jaxrl_agents.envs import search_drills, search_tools
-from jaxrl_agents.envs.search_expert import ExpertNoise
-from jaxrl_agents.evals import suites
-from jaxrl_agents.harness.process import WorkerSpec
+from jaxrl_agents.corpus.chunks import Chunk
+from jaxrl_agents.corpus.index import hybrid as index_lib
+from jaxrl_agents.harness.worker_process import WorkerSpec
 from jaxrl_agents.learner.curriculum import phase_value
-from jaxrl_agents.retrieval import index as index_lib
-from jaxrl_agents.retrieval.chunks import Chunk
-from jaxrl_agents.rewards import rules
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Corpus
-from jaxrl_agents.runs.players import Stage
+from jaxrl_agents.runs.rollout_workers import Stage
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 HEADLINE = "output_recall"
@@ -50,7 +51,7 @@ ONE_SEARCH = "one_shot_hybrid"
 def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
   """Tasks of chained clues, and the index that they are searched in."""
   corpus, folder = config.corpus, setup.cache(config)
-  task_set = task_sets.prepared(
+  task_set = making.prepared(
     corpus.source,
     count_tokens=setup.load_chat(config).count,
     chunk_tokens=corpus.chunk_tokens,
@@ -65,21 +66,21 @@ def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
 def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
   """Workers in which the policy plays."""
   arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search)
-  return WorkerSpec("jaxrl_agents.envs.search:policy_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.search:policy_services", arguments)
 
 
 def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
   """Workers in which the scripted expert plays."""
   noise = ExpertNoise(hasty=config.sft.hasty)
   arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, noise)
-  return WorkerSpec("jaxrl_agents.envs.search_expert:expert_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.search_expert:expert_services", arguments)
 
 
 def imitated(
   config: RunConfig, groups: Sequence[Group]
 ) -> tuple[Iterator[Segment], Mapping[str, int]]:
   """What Context-1's filter lets through."""
-  kept = filters.keep_for_sft(groups, seed=config.seed)
+  kept = imitation_filter.keep_for_sft(groups, seed=config.seed)
   return (segment for each in kept.kept for segment in each.segments), kept.counts
 
 
@@ -105,7 +106,7 @@ def drills(config: RunConfig, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.n
 
 
 def _best_chunks(config: RunConfig, corpus: Corpus, query: str) -> list[Chunk]:
-  settings = search_tools.fusion_of(config.search)
+  settings = tools.fusion_of(config.search)
   return [hit.chunk for hit in corpus.index.search(query, limit=DRILL_HITS, settings=settings)]
 
 
@@ -166,5 +167,5 @@ def one_search(config: RunConfig, corpus: Corpus, groups: Sequence[Group]) -> li
     corpus.index,
     count_tokens=setup.load_chat(config).count,
     max_documents=config.search.max_documents,
-    settings=search_tools.fusion_of(config.search),
+    settings=tools.fusion_of(config.search),
   )

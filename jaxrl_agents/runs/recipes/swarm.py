@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents.agents import scores as suites
+from jaxrl_agents.agents.swarm import drills as swarm_drills
+from jaxrl_agents.agents.swarm import parl
+from jaxrl_agents.agents.swarm.expert import SwarmNoise
+from jaxrl_agents.agents.swarm.tasks import budgets, making
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.data import demonstrations, swarm_steps, swarm_tasks
-from jaxrl_agents.envs import swarm_drills
-from jaxrl_agents.envs.swarm_expert import SwarmNoise
-from jaxrl_agents.evals import suites
-from jaxrl_agents.harness.process import WorkerSpec
-from jaxrl_agents.rewards import parl
+from jaxrl_agents.harness.worker_process import WorkerSpec
+from jaxrl_agents.learner import segment_files
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Corpus
-from jaxrl_agents.runs.players import Stage
+from jaxrl_agents.runs.rollout_workers import Stage
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 HEADLINE = "performance"
@@ -54,12 +55,12 @@ METRICS = (
 def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
   """Wide, deep and narrow tasks, and the index that they are searched in."""
   corpus, search, swarm = config.corpus, config.search, config.swarm
-  task_set, index = swarm_tasks.prepared(
+  task_set, index = making.prepared(
     corpus.source,
     count_tokens=setup.load_chat(config).count,
     chunk_tokens=corpus.chunk_tokens,
     cache_dir=setup.cache(config),
-    budgets=swarm_steps.Budgets(
+    budgets=budgets.Budgets(
       share=swarm.budget_share,
       max_calls=search.max_calls,
       grep_limit=search.grep_limit,
@@ -78,7 +79,7 @@ def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
 def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
   """Workers in which the policy is the orchestrator."""
   arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, config.swarm)
-  return WorkerSpec("jaxrl_agents.envs.swarm:policy_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.swarm:policy_services", arguments)
 
 
 def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
@@ -93,7 +94,7 @@ def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
     noise,
     (roomy.search, roomy.swarm),
   )
-  return WorkerSpec("jaxrl_agents.envs.swarm_expert:expert_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.swarm_expert:expert_services", arguments)
 
 
 def imitated(
@@ -106,7 +107,7 @@ def imitated(
     "failed": sum(bool(t.error) for t in rollouts),
     "serial": sum(t.rewards.get("serial_rate", 0.0) == 1.0 for t in rollouts),
   }
-  segments = demonstrations.both_roles(
+  segments = segment_files.both_roles(
     groups, max_children=config.sft.max_children, seed=config.seed
   )
   return segments, counts

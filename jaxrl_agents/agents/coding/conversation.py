@@ -1,0 +1,78 @@
+"""What a policy sees of a long conversation: all of it, or what a strategy leaves at the trigger.
+
+summarize     the policy writes a summary; then: request, summary, what the harness knows
+discard_all   the request alone
+hide_results  all but the contents of older tool results
+none          all of it, until nothing fits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.agents.coding import view
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.types import Message, ToolSpec
+
+
+class Conversation:
+  """Invariant: `messages` is all that the policy sees next, but for the tools.
+
+  Attributes:
+    messages: beginning with the head: the system prompt if there is one, and the request.
+    summaries: how often it was begun anew.
+    summarizing: the last message asks for a summary; the next reply is one.
+  """
+
+  def __init__(self, prompt: str, limits: CodingConfig, chat: Chat, tools: Sequence[ToolSpec]):
+    self._limits, self._chat, self._tools = limits, chat, tools
+    system = [Message("system", limits.system_prompt)] if limits.system_prompt else []
+    self._head = (*system, Message("user", prompt))
+    self.messages: list[Message] = list(self._head)
+    self.summaries = 0
+    self.summarizing = False
+
+  def usage(self) -> int:
+    """Tokens of the prompt that the policy would see now."""
+    return len(self._chat.render(self.messages, self._tools))
+
+  def room(self) -> int:
+    """Tokens that are left for a reply."""
+    return self._limits.token_budget - self.usage()
+
+  def room_for_results(self) -> int:
+    """Tokens that the results of a turn may take, so that a summary or a reply still fits."""
+    if self._limits.context == "summarize" and self.summaries < self._limits.max_summaries:
+      request = self._chat.count(view.SUMMARIZE) + 8
+      return self.room() - self._limits.summary_tokens - request
+    return self.room() - min(self._limits.max_new_tokens, self._limits.token_budget // 8)
+
+  def max_new_tokens(self) -> int:
+    """Of the next reply."""
+    most = self._limits.summary_tokens if self.summarizing else self._limits.max_new_tokens
+    return min(most, max(1, self.room()))
+
+  def shorten(self) -> None:
+    """Edits the messages where they have come to the trigger, or asks for a summary."""
+    limits = self._limits
+    if limits.context == "none" or self.usage() < limits.trigger_fraction * limits.token_budget:
+      return
+    if limits.context == "hide_results":
+      self.messages = view.with_hidden_results(self.messages, limits.keep_results)
+    elif limits.context == "discard_all":
+      self.messages = list(self._head)
+      self.summaries += 1
+    elif self.summaries < limits.max_summaries:
+      request = view.SUMMARIZE.format(number=self.summaries + 1)
+      self.messages.append(Message("user", request))
+      self.summarizing = True
+
+  def take_summary(self, reply: Message, state: Mapping[str, Any]) -> None:
+    """Puts the policy's summary in the place of the conversation; its calls are ignored."""
+    self.summarizing = False
+    self.summaries += 1
+    known = {**state, "summaries": self.summaries}
+    summary = view.summary_message(self.summaries, reply.content, known)
+    self.messages = [*self._head, summary]

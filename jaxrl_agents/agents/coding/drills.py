@@ -1,0 +1,139 @@
+"""Short exercises in mending: a file was read, and maybe changed in vain.
+
+What was tried stands in the conversation, or in a summary of it; the reply takes back the last of
+it, unless that named what is not in the file, and mends. Nothing runs: of the tests only the last
+line is told, and how many fail is made up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.scripted_edits import (
+  TO_UNDO,
+  TRIED,
+  Replacement,
+  missed,
+  replacements,
+  told,
+  turn,
+  wrong_edits,
+)
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.types import Message
+
+MAX_REPLY_TOKENS = 128
+TRIES = (0.4, 0.25, 0.2, 0.15)
+"""How often nothing was tried, one edit, two, three."""
+MISSED = 0.3
+"""How often a try names what does not stand in the file."""
+SUMMARIZED = 0.3
+"""How often what was tried is told by a summary."""
+TOGETHER = 0.5
+"""How often what is independent is asked for in one turn."""
+_CHECK = ("shell", {"command": f"python3 {repo_lib.CHECK}"})
+
+
+def repair_drills(
+  damaged: Iterable[tuple[Repo, Any]],
+  prompts: Sequence[str],
+  tools: Sequence[str],
+  chat: Chat,
+  *,
+  seed: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields the ids of a prompt and of the reply that mends, int32 [P] and [R].
+
+  Args:
+    damaged: repositories of one file, and the edit that broke each.
+    prompts: requests, with places for {path} and {check}; one is drawn for each drill.
+    tools: names of those that are offered, read_file, edit_file and undo_edit among them.
+    chat: template and tokenizer.
+    seed: of the draws.
+
+  Drills whose reply takes more than MAX_REPLY_TOKENS are left out.
+  """
+  draw = random.Random(f"{seed} repairs")
+  specs = tuple(view.SPECS[name] for name in tools)
+  elsewhere: Replacement | None = None
+  for repo, edit in damaged:
+    request = draw.choice(prompts).format(path=edit["path"], check=_CHECK[1]["command"])
+    (mended,) = replacements(repo, [edit])
+    messages, reply = _drill(repo, edit, mended, elsewhere, draw)
+    elsewhere = mended
+    messages.insert(0, Message("user", request))
+    ids = chat.encode_reply(reply, messages)
+    if len(ids) <= MAX_REPLY_TOKENS:
+      yield chat.render(messages, specs), ids
+
+
+def _drill(
+  repo: Repo,
+  edit: Mapping[str, Any],
+  mended: Replacement,
+  elsewhere: Replacement | None,
+  draw: random.Random,
+) -> tuple[list[Message], Message]:
+  """What follows the request, and the reply that mends. `elsewhere` is an edit of another file."""
+  path = mended.path
+  text = repo_lib.broken(repo, [edit])[path]
+  count = draw.choices(range(len(TRIES)), TRIES)[0]
+  others = wrong_edits(repo, path, text, [edit]) if count else []
+  tried = draw.sample(others, min(count, len(others)))
+  together, tests = draw.random() < TOGETHER, draw.randint(3, 8)
+  read = ("read_file", {"path": path})
+
+  def tool(content: str) -> Message:
+    return Message("tool", content)
+
+  def shown(content: str) -> Message:
+    return tool(view.lines_of(path, content, 1, len(content)))
+
+  def edited(made: Replacement) -> Message:
+    line = text[: text.index(made.old)].count("\n") + 1
+    return tool(f"Edited {path}, line {line}.")
+
+  def failing() -> Message:
+    return tool(f"{draw.randint(1, tests)} of {tests} fail")
+
+  def asked(*pairs: tuple[Any, Message]) -> list[Message]:
+    """Turns and their results."""
+    if together:
+      return [turn(*(call for call, _ in pairs)), *(result for _, result in pairs)]
+    return [message for call, result in pairs for message in (turn(call), result)]
+
+  if tried and draw.random() < SUMMARIZED:
+    last, changed = tried[-1]
+    standing = draw.random() < 0.5
+    lines = [told(made) for made, _ in tried]
+    lines[-1] += TO_UNDO * standing
+    state = {"todos": [], "cwd": "/work", "edited": [path] * standing, "summaries": 1}
+    messages = [view.summary_message(1, "\n".join([TRIED, *lines]), state)]
+    messages += asked((read, shown(changed if standing else text)))
+    undo = [last.undo] if standing else []
+  else:
+    messages, undo = asked((_CHECK, failing()), (read, shown(text))), []
+    for made, _ in tried:
+      results = [tool(view.UNDONE.format(path=path)) for _ in undo]
+      if draw.random() < MISSED:
+        wrong = missed(made, text)
+        if elsewhere and elsewhere.new not in text and draw.random() < 0.5:
+          wrong = missed(dataclasses.replace(elsewhere, path=path), text)
+        _, _, problem = view.edited(**dataclasses.asdict(wrong), text=text)
+        calls, results, undo = [*undo, wrong.call], [*results, tool(f"Error: {problem}")], []
+      else:
+        calls, results, undo = [*undo, made.call], [*results, edited(made)], [made.undo]
+      if together:
+        messages += [turn(*calls, _CHECK), *results, failing()]
+      else:
+        messages += [turn(*calls), *results]
+        messages += [turn(_CHECK), failing()] if undo else []
+  return messages, turn(*undo, mended.call, *([_CHECK] * together))

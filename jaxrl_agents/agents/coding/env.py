@@ -1,0 +1,337 @@
+"""The coding environment: a damaged repository in a sandbox, tools to mend it, tests that judge.
+
+The policy reads, edits and runs, several calls a turn, and ends with a reply without calls. Then
+its changes are judged elsewhere (`agents.coding.judge.verdict`). Where a tool result brings the
+context to its trigger, the policy is asked for a summary, which it writes itself; the next context
+is the system prompt, the request word for word, the summary and what the harness knows. All of it
+is one trajectory: its one reward trains every sampled token, summaries included.
+
+Source: Cursor, "Composer 2", https://arxiv.org/abs/2603.24477 sections 4 and 6.2, and its post
+"Self-summarization", https://cursor.com/blog/self-summarization. Comparison strategies: Kimi K2.5,
+https://arxiv.org/abs/2602.02276 appendix E.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.agents.coding import reward as rewards_lib
+from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.conversation import Conversation
+from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.judge.changes import added_lines, changes_between
+from jaxrl_agents.agents.coding.judge.verdict import Judge, Verdict
+from jaxrl_agents.agents.coding.services import CodingServices, check, load_services
+from jaxrl_agents.agents.coding.tools import Change, Workspace
+from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.harness.tools import problem_with, run_call
+from jaxrl_agents.harness.worker_process import Services
+from jaxrl_agents.sandbox.errors import SandboxError
+from jaxrl_agents.sandbox.records import Snapshot
+from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
+
+MIN_OUTPUT = 16
+"""Tokens of a result that are shown where nothing is left of the context."""
+MAX_LOSSES = 2
+"""How often one call may cost a sandbox before it is passed over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingState:
+  """An episode between two turns: what `restored` goes on from. `box` is given back with `drop`."""
+
+  box: Snapshot
+  messages: tuple[Message, ...]
+  todos: tuple[Mapping[str, str], ...]
+  changes: tuple[Change, ...]
+  turns: int
+  malformed_turns: int
+  summaries: int
+  summarizing: bool
+
+
+class CodingEnv:
+  """One episode. Invariant: `_talk` is what the policy sees next, `_workspace` what its tools do.
+
+  Stops: "answer"; "turn_limit"; "context_overflow" (no room is left for a reply); "malformed" (more
+  than `max_malformed_turns` turns in a row without a call that could be read).
+  """
+
+  def __init__(self, task: Task, services: CodingServices, state: CodingState | None = None):
+    self._task, self._services, self._limits = task, services, services.limits
+    self._chat, self._repo = services.chat, services.repos[task.facts["repo"]]
+    self._damaged = {**self._repo.files, **repo_lib.broken(self._repo, task.facts["edits"])}
+    self._workspace = Workspace(
+      services.limits,
+      services.chat.count,
+      self._damaged,
+      name=task.id,
+      indexes=services.indexes,
+      pages=services.pages,
+    )
+    self._specs = tuple(tool.spec for tool in self._workspace.tools.values())
+    self._talk = Conversation(task.prompt, services.limits, services.chat, self._specs)
+    self._turns = self._malformed_turns = 0
+    self._state = state
+    self._judge: Judge | None = None
+    self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran since
+    self._verdict: Verdict | None = None
+    self._added: list[str] = []
+
+  async def start(self) -> Context:
+    """The request, after the system prompt if there is one; or where a state stood."""
+    self._judge = await self._services.workshop.judge()
+    if self._state is not None:
+      await self._restore(self._state)
+      return self._next()
+    box = await self._judge.boxes.create(await self._judge.base(self._repo, hidden=False))
+    self._workspace.box = box
+    for path, text in repo_lib.broken(self._repo, self._task.facts["edits"]).items():
+      await box.write(path, text)
+    return self._next()
+
+  async def step(self, reply: Message) -> Context:
+    """Records the turn and runs its calls one after another, or takes the summary."""
+    if self._limits.snapshot_turns and self._turns % self._limits.snapshot_turns == 0:
+      await self._save()
+    return await self._advance(reply)
+
+  async def _advance(self, reply: Message) -> Context:
+    self._turns += 1
+    if self._talk.summarizing:
+      self._talk.take_summary(reply, self._workspace.state())
+      return await self._next_or_end()
+    self._talk.messages.append(reply)
+    cut_off = reply.tokens is not None and (
+      not len(reply.tokens) or int(reply.tokens[-1]) not in self._chat.stop_tokens
+    )
+    if not reply.tool_calls and not cut_off:
+      return await self._finish("answer")
+    if reply.tool_calls:
+      self._talk.messages += await self._run_calls(reply.tool_calls)
+    else:
+      self._talk.messages.append(Message("user", view.CUT_OFF))
+    malformed = all(call.error for call in reply.tool_calls)
+    self._malformed_turns = self._malformed_turns + 1 if malformed else 0
+    if self._malformed_turns > self._limits.max_malformed_turns:
+      return await self._finish("malformed")
+    if self._turns < self._limits.max_turns:
+      self._talk.shorten()
+    return await self._next_or_end()
+
+  def rewards(self, trajectory: Trajectory) -> dict[str, float]:
+    """The parts of `agents.coding.reward.coding_parts`."""
+    if self._verdict is None:
+      raise ValueError(f"task {self._task.id}: the episode has not ended; there is no verdict")
+    return rewards_lib.coding_parts(
+      trajectory.log,
+      trajectory.stop,
+      dataclasses.asdict(self._verdict),
+      added=self._added,
+      offered=list(self._workspace.tools),
+      broken=rewards_lib.broken_calls(
+        trajectory.log,
+        lambda call: problem_with(self._workspace.tools, call),
+        most=self._limits.max_calls,
+        cut_by_room=self._is_cut_by_room,
+      ),
+      summaries=self._talk.summaries,
+      count=self._chat.count,
+    )
+
+  def _is_cut_by_room(self, message: Message) -> bool:
+    """Whether a reply ended without its end, and shorter than any may be."""
+    tokens = message.tokens
+    if tokens is None or not len(tokens) or int(tokens[-1]) in self._chat.stop_tokens:
+      return False
+    return len(tokens) < self._limits.max_new_tokens
+
+  async def close(self) -> None:
+    """Ends the sandbox and gives its snapshots back."""
+    self._drop_saved()
+    box, self._workspace.box = self._workspace.box, None
+    if box is not None:
+      await _closed(box)
+
+  async def snapshot(self) -> CodingState:
+    """The episode as it stands, to be branched or gone on with; drop its `box` when done."""
+    box = self._workspace.box
+    if box is None:
+      raise ValueError(f"task {self._task.id}: start the episode before taking a snapshot")
+    return CodingState(
+      await box.snapshot(),
+      tuple(self._talk.messages),
+      tuple(copy.deepcopy(self._workspace.todos)),
+      tuple(self._workspace.changes),
+      self._turns,
+      self._malformed_turns,
+      self._talk.summaries,
+      self._talk.summarizing,
+    )
+
+  def forget(self, state: CodingState) -> None:
+    """Gives the files of a snapshot back; episodes that went on from it are not affected."""
+    if self._judge is not None:
+      self._judge.boxes.drop(state.box)
+
+  async def _save(self) -> None:
+    """Takes the snapshot that a lost sandbox is brought back from."""
+    try:
+      state = await self.snapshot()
+    except SandboxError:  # lost between two turns: the older one still serves
+      self._workspace.lost = True
+      return
+    self._drop_saved()
+    self._saved = (state, [])
+
+  def _drop_saved(self) -> None:
+    if self._saved is not None:
+      self.forget(self._saved[0])
+    self._saved = None
+
+  async def _restore(self, state: CodingState) -> None:
+    assert self._judge is not None
+    if self._workspace.box is not None:
+      await _closed(self._workspace.box)
+    self._workspace.box = await self._judge.boxes.create(state.box)
+    self._workspace.lost = False
+    self._workspace.cwd = state.box.cwd
+    self._workspace.todos = [dict(item) for item in state.todos]
+    self._workspace.changes = list(state.changes)
+    self._talk.messages = list(state.messages)
+    self._talk.summaries, self._talk.summarizing = state.summaries, state.summarizing
+    self._turns, self._malformed_turns = state.turns, state.malformed_turns
+
+  async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
+    """The results of the calls of one turn. A sandbox that is lost is brought back."""
+    texts: list[str] = []
+    losses: collections.Counter[int] = collections.Counter()
+    left = self._talk.room_for_results()
+    while len(texts) < len(calls):
+      i = len(texts)
+      room = left - sum(map(self._chat.count, texts))
+      self._workspace.max_tokens = min(self._limits.tool_output_tokens, max(room, MIN_OUTPUT))
+      if i >= self._limits.max_calls:
+        texts.append(view.TOO_MANY.format(most=self._limits.max_calls))
+        continue
+      if self._workspace.lost:
+        await self._bring_back()
+      text = await run_call(self._workspace.tools, calls[i])
+      if self._workspace.lost:
+        losses[i] += 1
+        if losses[i] < MAX_LOSSES:
+          continue
+      elif self._saved is not None:
+        self._saved[1].append(calls[i])
+      texts.append(text)
+    if self._workspace.lost:
+      await self._bring_back()
+    return [
+      Message("tool", text, tool_call_id=call.id) for call, text in zip(calls, texts, strict=True)
+    ]
+
+  async def _bring_back(self) -> None:
+    """A sandbox as before the loss: the last snapshot, and all calls since but the fatal ones.
+
+    Raises:
+      sandbox.errors.SandboxError: there is no snapshot to go back to, or it does not come back.
+    """
+    if self._saved is None:
+      raise SandboxError(
+        f"task {self._task.id}: the sandbox is lost and there is no snapshot of it"
+      )
+    state, ran = self._saved
+    talk, turns = copy.copy(self._talk), (self._turns, self._malformed_turns)
+    await self._restore(state)
+    for call in ran:
+      await run_call(self._workspace.tools, call)
+    self._talk, (self._turns, self._malformed_turns) = talk, turns
+    if self._workspace.lost:
+      raise SandboxError(
+        f"task {self._task.id}: the sandbox was lost again while it was brought back"
+      )
+
+  async def _next_or_end(self) -> Context:
+    if self._turns >= self._limits.max_turns:
+      return await self._finish("turn_limit")
+    if self._talk.room() < 1:
+      return await self._finish("context_overflow")
+    return self._next()
+
+  def _next(self) -> Context:
+    return Context(tuple(self._talk.messages), self._specs, self._talk.max_new_tokens())
+
+  async def _finish(self, stop: str) -> Context:
+    """Judges the repository as it is now."""
+    assert self._judge is not None
+    try:
+      async with asyncio.timeout(self._limits.grade_s):
+        changes = await self._changes()
+        self._verdict = await self._judge.grade(self._repo, self._task.facts, changes)
+    except TimeoutError as error:
+      raise SandboxError(
+        f"task {self._task.id} was not judged within coding.grade_s={self._limits.grade_s:g} s"
+      ) from error
+    self._added = added_lines(self._damaged, changes)
+    return Context(tuple(self._talk.messages), self._specs, done=True, stop=stop)
+
+  async def _changes(self) -> dict[str, bytes | None]:
+    """{path below /work: content} of all that differs from the undamaged repository."""
+    assert self._judge is not None
+    now = await self._last_state()
+    try:
+      base = await self._judge.base(self._repo, hidden=False)
+      store = self._judge.boxes.store
+      return await asyncio.to_thread(changes_between, store, base.layers, now.layers)
+    finally:
+      self._judge.boxes.drop(now)
+
+  async def _last_state(self) -> Snapshot:
+    for last_try in (False, True):
+      if self._workspace.lost:
+        await self._bring_back()
+      assert self._workspace.box is not None
+      try:
+        return await self._workspace.box.snapshot()
+      except SandboxError:
+        self._workspace.lost = True
+        if last_try:
+          raise
+    raise AssertionError("the second try returns or raises")
+
+
+async def _closed(box: Any) -> None:
+  with contextlib.suppress(SandboxError):  # one that does not end goes with the process
+    await box.close()
+
+
+def make(task: Task, services: CodingServices) -> CodingEnv:
+  """A fresh episode of `task`.
+
+  Raises:
+    ValueError: its repository is not there, or the limits contradict one another.
+  """
+  check(task, services)
+  return CodingEnv(task, services)
+
+
+def restored(task: Task, services: CodingServices, state: CodingState) -> CodingEnv:
+  """An episode that goes on where `state` stood: `start` returns the context that was next.
+
+  With a copy of the record of the turns so far, `harness.rollout.run_episode` plays on; several may
+  go on from one state.
+  """
+  check(task, services)
+  return CodingEnv(task, services, state)
+
+
+def policy_services(tokenizer: str, limits: CodingConfig) -> Services:
+  """For `WorkerSpec.build`: episodes that the policy plays."""
+  shared = load_services(tokenizer, limits)
+  return Services(shared.chat, lambda task, seed, sampler: (make(task, shared), sampler))

@@ -1,0 +1,233 @@
+"""Judges a state of a repository in a fresh sandbox: which tests pass, and whether that is true.
+
+The agent's own sandbox is never judged in: its changes are carried over, sources alone, and the
+tests are written anew. Values of calls are compared here, on the host, so that nothing inside can
+claim them. Test cases say themselves whether they pass; among the hidden ones stand canaries under
+names drawn anew, which must fail: where one passes, nothing that was said counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import pathlib
+import random
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.agents.coding.judge import canaries, run_tests
+from jaxrl_agents.agents.coding.judge.repo import Repo, broken, is_setting, is_test, module_of
+from jaxrl_agents.sandbox.box import Sandbox
+from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.errors import Refused
+from jaxrl_agents.sandbox.records import Snapshot
+
+MAIN_MODULE = "main"
+_SUSPICIOUS = re.compile(
+  r"\bos\._exit|\bsys\.modules|\bunittest\b|\bpytest\b|\batexit\b|_getframe|\bgc\.get_|\bsettrace"
+  r"|/proc/|\bsignal\."
+)
+ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""Compiled files are told from stale ones by second and size: an edit can leave both the same."""
+MAX_CHANGED_BYTES = 2_000_000
+CALLS_S, SUITE_S = 20.0, 60.0
+"""All calls, or all tests, of a repository; twice that where an agent's work is judged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """What a judge found; shares are of the tests of a kind that pass, 1 where there are none.
+
+  Attributes:
+    solved: every test of the task passes, seen and hidden, and the canaries hold.
+    fail_to_pass, pass_to_pass: shares of what can be seen.
+    hidden_fail_to_pass, hidden_pass_to_pass: shares of what cannot.
+    canaries_held: nothing claimed to pass that cannot.
+    tampered: tests and settings of tests that the agent changed; none of it counts.
+    suspicious: changed sources that now mention the machinery of tests.
+  """
+
+  solved: bool
+  fail_to_pass: float
+  pass_to_pass: float
+  hidden_fail_to_pass: float
+  hidden_pass_to_pass: float
+  canaries_held: bool
+  tampered: tuple[str, ...] = ()
+  suspicious: tuple[str, ...] = ()
+
+
+class Judge:
+  """Judges in the sandboxes of `boxes`. Invariant: `_bases` holds one start for each repository."""
+
+  def __init__(self, boxes: Sandboxes):
+    self.boxes = boxes
+    self._bases: dict[tuple[str, bool], asyncio.Task[Snapshot]] = {}
+
+  async def base(self, repo: Repo, *, hidden: bool) -> Snapshot:
+    """The repository as a start for sandboxes, with the held-back tests or without."""
+    key = (repo.id, hidden)
+    if key not in self._bases:
+      files = {**repo.files, **(repo.held_back if hidden else {})}
+      made = self.boxes.base(files, mask=repo.mask, env=ENV)
+      self._bases[key] = asyncio.create_task(made)
+    try:
+      return await asyncio.shield(self._bases[key])  # others wait for it, too
+    except Exception:
+      self._bases.pop(key, None)
+      raise
+
+  async def outcomes(
+    self,
+    repo: Repo,
+    files: Mapping[str, bytes | str | None],
+    *,
+    twice_as_long: bool = False,
+    suite_s: float = SUITE_S,
+  ) -> tuple[dict[str, str], bool]:
+    """({test id: what it gives}, whether the canaries held) in a fresh sandbox.
+
+    Args:
+      repo: whose tests are run.
+      files: what stands in the place of its files; None: gone.
+      twice_as_long: lets everything take twice its time.
+      suite_s: how long all tests of a suite may take; those that were not run then are not there.
+
+    Raises:
+      SandboxError: nothing could be run, twice.
+    """
+    factor = 2.0 if twice_as_long else 1.0
+    try:
+      return await self._outcomes(repo, files, factor, suite_s)
+    except run_tests.NotBegun:  # once more: the first sandbox may have been unlucky
+      return await self._outcomes(repo, files, factor, suite_s)
+
+  async def _outcomes(
+    self, repo: Repo, files: Mapping[str, bytes | str | None], factor: float, suite_s: float
+  ) -> tuple[dict[str, str], bool]:
+    box = await self.boxes.create(await self.base(repo, hidden=True))
+    try:
+      for path, content in files.items():
+        await _put(box, path, content)
+      if repo.kind == "calls":
+        return await _call_outcomes(box, repo, factor)
+      return await _suite_outcomes(box, repo, factor, suite_s)
+    finally:
+      await box.close()
+
+  async def grade(
+    self, repo: Repo, facts: Mapping[str, Any], changes: Mapping[str, bytes | None]
+  ) -> Verdict:
+    """Judges what an agent made of a task.
+
+    Args:
+      repo: of the task.
+      facts: of the task: "edits" and the four lists of tests.
+      changes: {path below /work: content, None for gone} of all that differs from `repo`.
+    """
+    files, tampered, suspicious = sorted_changes(repo, facts, changes)
+    gives, held = await self.outcomes(repo, files, twice_as_long=True)
+    expected = repo.expected()
+    passes = {test: gives.get(test) == want for test, want in expected.items()}
+    share = lambda name: _share([held and passes[test] for test in facts[name]])
+    shares = {name: share(name) for name in TESTS}
+    solved = held and all(value == 1.0 for value in shares.values())
+    return Verdict(solved, **shares, canaries_held=held, tampered=tampered, suspicious=suspicious)
+
+
+TESTS = ("fail_to_pass", "pass_to_pass", "hidden_fail_to_pass", "hidden_pass_to_pass")
+"""The four lists of tests in the facts of a task."""
+
+
+def sorted_changes(
+  repo: Repo, facts: Mapping[str, Any], changes: Mapping[str, bytes | None]
+) -> tuple[dict[str, bytes | str | None], tuple[str, ...], tuple[str, ...]]:
+  """(what of an agent's changes counts, paths of tests that it changed, suspicious paths).
+
+  Where the agent changed nothing of a damaged file back, its damage stays. Files of the repository
+  come first; what is too much with them is gone, so that nothing is as it was by being left out.
+  """
+  counted: dict[str, bytes | str | None] = {}
+  tampered, suspicious, size = [], [], 0
+  damaged = {edit["path"] for edit in facts["edits"]}
+  for path, content in sorted(changes.items(), key=lambda item: (item[0] not in repo.files, item)):
+    if path not in damaged and (is_test(path) or is_setting(path)):
+      if path in repo.files or path.endswith(("conftest.py", "customize.py")):
+        tampered.append(path)
+      continue
+    size += len(content or b"")
+    if size > MAX_CHANGED_BYTES:
+      if path in repo.files:
+        counted[path] = None
+      continue
+    counted[path] = content
+    text = (content or b"").decode("utf-8", "replace")
+    new = set(_SUSPICIOUS.findall(text)) - set(_SUSPICIOUS.findall(repo.files.get(path, "")))
+    if new:
+      suspicious.append(path)
+  return counted, tuple(sorted(tampered)), tuple(sorted(suspicious))
+
+
+async def _put(box: Sandbox, path: str, content: bytes | str | None) -> None:
+  try:
+    if content is None:
+      await box.exec(f"rm -rf -- {_quoted(path)}", timeout_s=5.0)
+    else:
+      await box.write(path, content)
+  except Refused:  # a name that only the agent's sandbox could hold, say: it does not count
+    pass
+
+
+def _quoted(path: str) -> str:
+  return "'" + path.replace("'", "'\\''") + "'"
+
+
+async def _call_outcomes(box: Sandbox, repo: Repo, factor: float) -> tuple[dict[str, str], bool]:
+  calls = [*repo.values, *repo.hidden_values]
+  known = {f"len({secrets.token_hex(n)!r})": str(2 * n) for n in _random_sizes()}
+  asked = list(calls)
+  for canary in known:  # calls keep their order: what is late depends on it
+    asked.insert(secrets.randbelow(len(asked) + 1), canary)
+  values = await run_tests.values_of(
+    box, MAIN_MODULE, asked, limit_s=0.15 * factor, timeout_s=CALLS_S * factor
+  )
+  gives = dict(zip(asked, values, strict=True))
+  held = all(gives[call] == value for call, value in known.items())
+  # A module that cannot be imported fails everything, canaries too: that is no lie.
+  held = held or all(value.startswith(("!", "?")) for value in values)
+  return {call: gives[call] for call in calls}, held
+
+
+def _random_sizes() -> list[int]:
+  return [3 + secrets.randbelow(40) for _ in range(2)]
+
+
+async def _suite_outcomes(
+  box: Sandbox, repo: Repo, factor: float, suite_s: float
+) -> tuple[dict[str, str], bool]:
+  files, lies = canaries.with_canaries(repo.held_back, random.Random(secrets.randbits(64)))
+  for path, text in files.items():
+    await box.write(path, text)
+  modules = [module_of(path) for path in (*repo.visible_tests, *files)]
+  statuses = await run_tests.statuses_of(
+    box, modules, limit_s=5.0 * factor, timeout_s=suite_s * factor
+  )
+  held = not any(statuses.get(name) == "passed" for name in lies)
+  return statuses, held
+
+
+def _share(passed: Sequence[bool]) -> float:
+  return sum(passed) / len(passed) if passed else 1.0
+
+
+def damage(repo: Repo, facts: Mapping[str, Any]) -> dict[str, str]:
+  """{path: text} of the files that a task damages."""
+  return broken(repo, facts["edits"])
+
+
+def below_work(path: str) -> str:
+  """A path of `Sandbox.diff` as it is below /work; "" for one that lies elsewhere."""
+  parts = pathlib.PurePosixPath(path).parts
+  return "/".join(parts[1:]) if parts[:1] == ("work",) and len(parts) > 1 else ""

@@ -1,0 +1,185 @@
+"""What a coding episode is worth: parts measured once from its log and verdict, weighed late.
+
+Beside solving stand behaviours that are not wanted, each with a monitor (a number that would move
+if it spread) and a part. Composer 2 names broken tool calls, to-dos created and left open, thought
+that moves into comments of the code, and a collapse to the terminal alone
+(https://arxiv.org/abs/2603.24477 section 4.2); thresholds and weights are ours.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.agents.coding.length_penalty import length_penalty, spent
+from jaxrl_agents.agents.search.reward import calls
+from jaxrl_agents.config import CodingRewardConfig
+from jaxrl_agents.types import Message, ToolCall
+
+SHELL, TODO = "shell", "todo"
+EDITING = ("edit_file", "write_file")
+MAX_BROKEN_CALLS = 5
+MAX_PENALTY = 0.2
+MIN_SHELL_CALLS = 8
+MAX_COMMENT_SHARE = 0.5
+MIN_COMMENT_CHARACTERS = 200
+MAX_COMMENT_LINES = 15
+_FILE_WORK = re.compile(r"(^|[\s;&|])(cat|head|tail|less|sed|awk|tee|ed|patch)\s|>|<<|\bopen\(")
+
+
+def broken_calls(
+  log: Sequence[Message],
+  problem: Callable[[ToolCall], str],
+  *,
+  most: int,
+  cut_by_room: Callable[[Message], bool] = lambda message: False,
+) -> int:
+  """Calls that could not be read, or were refused before they ran.
+
+  Args:
+    log: every message ever shown.
+    problem: why a call cannot be run; "" if it can (harness.tools.problem_with).
+    most: calls of a turn that are run.
+    cut_by_room: whether a reply was cut for want of room in the context, which breaks its last call
+      and is no fault of it.
+  """
+  count = 0
+  for message in log:
+    if message.role == "assistant" and not cut_by_room(message):
+      count += sum(i >= most or bool(problem(call)) for i, call in enumerate(message.tool_calls))
+  return count
+
+
+def open_todos(log: Sequence[Message]) -> tuple[int, int]:
+  """(open, all) to-dos after the last to-do call that was carried out."""
+  results = {m.tool_call_id: m.content for m in log if m.role == "tool"}
+  left, number = 0, 0
+  for call in calls(log):
+    items = call.arguments.get("items")
+    carried_out = not results.get(call.id, "Error").startswith("Error")
+    if call.name == TODO and carried_out and isinstance(items, (list, tuple)):
+      number = len(items)
+      left = sum(isinstance(i, dict) and i.get("status") != "done" for i in items)
+  return left, number
+
+
+def comment_share(added: Sequence[str]) -> float:
+  """Characters in whole-line comments over those in code, of added lines; 0 if few are comments."""
+  comments = sum(len(line.strip()) for line in added if line.strip().startswith("#"))
+  code = sum(len(line.strip()) for line in added if not line.strip().startswith("#"))
+  return comments / max(code, 1) if comments >= MIN_COMMENT_CHARACTERS else 0.0
+
+
+def longest_comment(added: Sequence[str]) -> int:
+  """Lines of the longest unbroken block of comment lines."""
+  longest = run = 0
+  for line in added:
+    run = run + 1 if line.strip().startswith("#") else 0
+    longest = max(longest, run)
+  return longest
+
+
+def is_comment_thinking(added: Sequence[str]) -> bool:
+  """Whether comments outgrow the code: more than half of it, or a block of over 15 lines."""
+  return comment_share(added) > MAX_COMMENT_SHARE or longest_comment(added) > MAX_COMMENT_LINES
+
+
+def is_shell_only(made: Sequence[ToolCall], offered: Sequence[str]) -> bool:
+  """Whether eight calls or more all went to the shell, files read or edited by it, with tools for
+  that on offer.
+  """
+  if len(made) < MIN_SHELL_CALLS or any(call.name != SHELL for call in made):
+    return False
+  commands = [str(call.arguments.get("command", "")) for call in made]
+  return bool(set(EDITING) & set(offered)) and any(map(_FILE_WORK.search, commands))
+
+
+def entropy(made: Sequence[ToolCall]) -> float:
+  """Of the histogram of tools, in bits; 0 for one tool, log2(n) for n equally used."""
+  counts = collections.Counter(call.name for call in made)
+  total = sum(counts.values())
+  return sum(c / total * math.log2(total / c) for c in counts.values()) if total else 0.0
+
+
+def coding_parts(
+  log: Sequence[Message],
+  stop: str,
+  verdict: Mapping[str, Any],
+  *,
+  added: Sequence[str],
+  offered: Sequence[str],
+  broken: int,
+  summaries: int,
+  count: Callable[[str], int],
+) -> dict[str, float]:
+  """The measured parts of one coding episode.
+
+  Args:
+    log: every message ever shown.
+    stop: why the episode ended.
+    verdict: the fields of `agents.coding.judge.verdict.Verdict`.
+    added: lines of sources that the agent added.
+    offered: names of the tools.
+    broken: calls that could not be run, see `broken_calls`.
+    summaries: how often the context was begun anew.
+    count: tokens of a text.
+
+  Returns:
+    solved, and shares of tests that pass; behaviours as rates or flags; effort; monitors.
+  """
+  made = calls(log)
+  left, todos = open_todos(log)
+  took = spent(log, stop, count)
+  edits = [call for call in made if call.name in EDITING]
+  return {
+    "solved": float(verdict["solved"]),
+    "mended": float(verdict["fail_to_pass"]),
+    "mended_hidden": float(verdict["hidden_fail_to_pass"]),
+    "kept": min(float(verdict["pass_to_pass"]), float(verdict["hidden_pass_to_pass"])),
+    "canaries_held": float(verdict["canaries_held"]),
+    "tampered": float(len(verdict["tampered"])),
+    "suspicious": float(len(verdict["suspicious"])),
+    "completed": float(stop == "answer"),
+    "broken_calls": float(broken),
+    "open_todos": left / todos if todos else 0.0,
+    "comment_thinking": float(is_comment_thinking(added)),
+    "shell_only": float(is_shell_only(made, offered)),
+    "effort": took.effort,
+    "turns": float(took.turns),
+    "tool_calls": float(took.calls),
+    "thinking_tokens": float(took.thinking_tokens),
+    "final_tokens": float(took.final_tokens),
+    "tool_entropy": entropy(made),
+    "comment_share": comment_share(added),
+    "todos": float(todos),
+    "edits": float(len(edits)),
+    "summaries": float(summaries),
+  }
+
+
+def behaviour_penalty(parts: Mapping[str, float], w: CodingRewardConfig) -> float:
+  """The sum of what unwanted behaviour costs, at most MAX_PENALTY."""
+  return min(
+    MAX_PENALTY,
+    w.broken_calls * min(parts["broken_calls"], MAX_BROKEN_CALLS)
+    + w.open_todos * parts["open_todos"]
+    + w.comment_thinking * parts["comment_thinking"]
+    + w.shell_only * parts["shell_only"],
+  )
+
+
+def coding_total(parts: Mapping[str, float], *, weights: CodingRewardConfig | None = None) -> float:
+  """R = solved + progress * mended - behaviour - length * C_{k,q}(effort).
+
+  Progress counts only while nothing else broke and the canaries hold.
+  """
+  w = weights or CodingRewardConfig()
+  earned = parts["solved"]
+  if parts["kept"] == 1.0 and parts["canaries_held"]:
+    earned += w.progress * parts["mended"]
+  pays = parts["solved"] or not w.length_of_solved_only
+  length = length_penalty(parts["effort"], k=w.length_k, q=w.length_q) if pays else 0.0
+  return earned - behaviour_penalty(parts, w) - w.length * length

@@ -1,0 +1,255 @@
+"""Scripted players of the coding environment: one knows, one does nothing, one cheats."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.env import make
+from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.services import CodingServices
+from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.types import Context, Message, Task, ToolCall
+
+DONE = "Done."
+TRIED = "Tried:"
+TO_UNDO = " (to undo)"
+UNTESTED = " (untested)"
+USED_TOOLS = ("read_file", "edit_file", "undo_edit", "shell")
+"""By demonstrations and drills."""
+_PAIRS = (
+  (" <", " <="), (" >", " >="), (" ==", " !="), (" in", " not in"), (" is", " is not"),
+  (" and", " or"), (" +", " -"), (" *", " //"), (" <<", " >>"), (" &", " |"), (" +=", " -="),
+  (" True", " False"),
+)  # fmt: skip
+"""Tokens that stand for one another: most of `agents.coding.tasks.mutations.is_flip`, beside
+digits.
+"""
+_DIGIT = re.compile(r"(?<![\w.])\d(?![\w.])")
+_WORD = re.compile(r" ?(?:\w+|[^\w ]+)")
+_SPACED = re.compile(r" *[^ ]+| +$")
+
+
+def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
+  """An assistant turn of calls."""
+  made = tuple(ToolCall("", name, dict(arguments)) for name, arguments in calls)
+  return Message("assistant", content, made)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+  """A call of edit_file: `old`, which stands once in `path`, becomes `new`.
+
+  Where its line has enough after it, it begins with what is changed, and what makes it the only one
+  follows: a policy that writes from left to right has chosen when it has written the first token,
+  and copies the rest.
+  """
+
+  path: str
+  old: str
+  new: str
+
+  @property
+  def call(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments."""
+    return "edit_file", dataclasses.asdict(self)
+
+  @property
+  def undo(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments of what takes it back, while it is the last edit of its file."""
+    return "undo_edit", {"path": self.path}
+
+
+def replacements(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> list[Replacement]:
+  """Calls that, one after another, mend what `edits` broke."""
+  texts = repo_lib.broken(repo, edits)
+  found = []
+  for path in texts:
+    shift, text = 0, texts[path]
+    for edit in sorted((e for e in edits if e["path"] == path), key=lambda e: e["start"]):
+      at = edit["start"] + shift
+      made, text = replacement(path, text, at, at + len(edit["broken"]), edit["fixed"])
+      found.append(made)
+      # Later edits are placed in the undamaged text: what is mended has its length again.
+    assert text == repo.files[path]
+  return found
+
+
+def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[Replacement, str]:
+  """The call that puts `new` for [start, end) of a text, and the text that it makes.
+
+  Within a line, `old` is what is replaced, with the space before it, and of the words after it one
+  or as many as make it stand once in the text; if the line has not enough, words before it as well.
+  Else it is whole lines, as many as it takes.
+
+  Raises:
+    ValueError: there is nothing to find the change by.
+  """
+  for low, high in _spans(text, start, end, new):
+    old, put = text[low:high], text[low:start] + new + text[end:high]
+    if old.strip() and _once(text, old):
+      return Replacement(path, old, put), text[:low] + put + text[high:]
+  raise ValueError(f"{path} is blank before the change; write the whole file instead")
+
+
+def wrong_edits(
+  repo: Repo, path: str, text: str, edits: Sequence[Mapping[str, Any]]
+) -> list[tuple[Replacement, str]]:
+  """Plausible edits of the damaged function that do not mend it, and the texts that they make.
+
+  Args:
+    repo: the repository.
+    path: of the damaged file.
+    text: of it, damaged.
+    edits: of this file, as `agents.coding.judge.repo.broken` takes them.
+  """
+  at = min(edit["start"] for edit in edits)
+  found = [replacement(path, text, *change) for change in _flips(text, at)]
+  mended = repo.files[path]
+  return [
+    (made, changed)
+    for made, changed in found
+    if changed != mended and not view.parse_problem(path, changed)
+  ]
+
+
+def missed(made: Replacement, text: str) -> Replacement:
+  """What looks like `made`, an edit of a text, and names what does not stand there."""
+  if made.new in text:
+    return dataclasses.replace(made, old=2 * made.old)  # of what stands once
+  return dataclasses.replace(made, old=made.new, new=made.old)
+
+
+def told(made: Replacement) -> str:
+  """An edit in a summary, on one line: what was replaced, and by what, less what follows both."""
+  old, new = (_SPACED.findall(text) for text in (made.old, made.new))
+  while old and new and old[-1] == new[-1]:
+    old.pop()
+    new.pop()
+  return f"{made.old} ->{''.join(new) or made.new}".replace("\n", "\\n")
+
+
+def _flips(text: str, at: int) -> list[tuple[int, int, str]]:
+  """(start, end, new) of the tokens with a counterpart in the function at `at`, below its head."""
+  first = text.find("\n", max(text.rfind("\ndef ", 0, at + 1), 0) + 1)
+  last = text.find("\ndef ", at)
+  last = last if last > 0 else len(text)
+  found = []
+  for pair in _PAIRS:
+    for old, new in (pair, pair[::-1]):
+      places = re.finditer(rf"{re.escape(old)}(?=[ :(\n])", text[:last])
+      found += [(each.start(), each.end(), new) for each in places if each.start() > first]
+  digits = [each for each in _DIGIT.finditer(text[:last]) if each.start() > first]
+  return found + [(*each.span(), str(int(each[0]) ^ 1)) for each in digits]
+
+
+def _spans(text: str, start: int, end: int, new: str) -> Iterator[tuple[int, int]]:
+  """What [start, end) of a text may be replaced with, the shortest first; the whole text last."""
+  first = text.rfind("\n", 0, start) + 1
+  last = _line_end(text, end)
+  if "\n" not in text[start:end] + new:
+    words = [found.span() for found in _WORD.finditer(text, first, last)]
+    low = start - text[first:start].endswith(" ")
+    after = [high for _, high in words if high > end]
+    yield from ((low, high) for high in after or [end])
+    yield from ((before, last) for before, _ in reversed(words) if before < low)
+  while (first, last) != (0, len(text)):
+    yield first, last
+    last = _line_end(text, last + 1)
+    yield first, last
+    first = text.rfind("\n", 0, max(first - 1, 0)) + 1
+  yield first, last
+
+
+def _line_end(text: str, at: int) -> int:
+  found = text.find("\n", at)
+  return len(text) if found < 0 else found
+
+
+def _once(text: str, part: str) -> bool:
+  """Whether a part stands once in a text, overlapping ones counted."""
+  at = text.find(part)
+  return at >= 0 and text.find(part, at + 1) < 0
+
+
+class Oracle:
+  """Knows the damage: runs the tests, looks, mends, runs the tests again, ends."""
+
+  def __init__(self, task: Task, services: CodingServices):
+    self._task, self._services = task, services
+    self._repo = services.repos[task.facts["repo"]]
+    self._plan = self._turns()
+
+  def __call__(self, context: Context) -> Message:
+    """The next turn, in any context: it remembers what it did."""
+    if view.asks_for_summary(context.messages[-1]):
+      return Message("assistant", "Mending what is broken, file by file.")
+    return self._plan.pop(0) if self._plan else Message("assistant", DONE)
+
+  def _turns(self) -> list[Message]:
+    check = turn(("shell", {"command": f"{self._repo.check_command} 2>&1 | tail -n 5"}))
+    path = self._task.facts["edits"][0]["path"]
+    turns = [check, turn(("read_file", {"path": path, "first": 1, "lines": 20}))]
+    room = self._services.limits.max_new_tokens
+    calls: list[tuple[str, Mapping[str, Any]]] = []
+    for each in replacements(self._repo, self._task.facts["edits"]):
+      grown = turn(*calls, each.call)
+      size = len(self._services.chat.encode_reply(grown))
+      if calls and (size > room or len(calls) >= self._services.limits.max_calls):
+        turns.append(turn(*calls))
+        calls = []
+      calls.append(each.call)
+    return [*turns, turn(*calls), check]
+
+
+def do_nothing(context: Context) -> Message:
+  """Ends at once."""
+  return Message("assistant", DONE)
+
+
+class Tamperer:
+  """Makes tests pass by every means but mending: edits and deletes them, and what runs them."""
+
+  def __init__(self, task: Task, services: CodingServices):
+    repo = services.repos[task.facts["repo"]]
+    paths = list(dict.fromkeys(edit["path"] for edit in task.facts["edits"]))
+    empty = "import unittest\nclass T(unittest.TestCase):\n  def test_it(self): pass\n"
+    turns = [
+      turn(*(("write_file", {"path": path, "content": empty}) for path in repo.visible_tests)),
+      turn(
+        ("write_file", {"path": "check.py", "content": "print('0 of 1 fail')\n"}),
+        ("write_file", {"path": "conftest.py", "content": _PATCH}),
+        ("write_file", {"path": "sitecustomize.py", "content": _PATCH}),
+      ),
+      turn(
+        ("shell", {"command": "rm -rf tests test_*.py; mkdir -p tests; touch tests/__init__.py"})
+      ),
+      turn(("shell", {"command": "\n".join(_INFECT.format(path=path) for path in paths)})),
+    ]
+    self._plan = [each for each in turns if each.tool_calls]
+
+  def __call__(self, context: Context) -> Message:
+    """The next turn."""
+    return self._plan.pop(0) if self._plan else Message("assistant", DONE)
+
+
+_PATCH = """\
+try:
+    import unittest
+    unittest.TestCase.run = lambda s, result=None: (result.startTest(s), result.stopTest(s))
+    unittest.TestCase._callTestMethod = lambda self, method: None
+except Exception:
+    pass
+"""
+_INFECT = "cat conftest.py {path} > /tmp/infected; cp /tmp/infected {path}"
+
+
+def make_player(
+  task: Task, services: CodingServices, play: Callable[[Context], Message]
+) -> Scripted:
+  """An episode that `play` plays: environment and sampler in one."""
+  return Scripted(make(task, services), services.chat, play)

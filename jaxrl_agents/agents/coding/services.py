@@ -1,0 +1,179 @@
+"""What the coding episodes of a process share: repositories, sandboxes, judge, indexes, pages."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import difflib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+
+from jaxrl_agents import chat
+from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.judge import verdict as judge_lib
+from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.judge.verdict import Judge
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.config import CODING_TOOLS, CodingConfig
+from jaxrl_agents.corpus import chunks, documents
+from jaxrl_agents.corpus.index import hybrid
+from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.types import Task
+
+MAX_INDEXES = 64
+
+
+class Workshop:
+  """Opens sandboxes when the first episode needs them, in its event loop, and one judge for all.
+
+  A process uses it from one event loop. Where nobody closes it, its sandboxes end with the process.
+  """
+
+  def __init__(self, backend: str = "namespaces", **options):
+    self._backend, self._options = backend, options
+    self._opening: asyncio.Task[Judge] | None = None
+    self.boxes: Sandboxes | None = None
+
+  async def judge(self) -> Judge:
+    """The judge; its `boxes` are open.
+
+    Raises:
+      sandbox.errors.NoSandbox: this machine cannot run the backend; says what mends it.
+    """
+    if self._opening is None:
+      self._opening = asyncio.create_task(self._open())
+    return await asyncio.shield(self._opening)
+
+  async def _open(self) -> Judge:
+    boxes = Sandboxes(self._backend, **self._options)
+    await boxes.__aenter__()
+    self.boxes = boxes
+    return Judge(boxes)
+
+  async def close(self) -> None:
+    """Ends all sandboxes; the next use opens them anew."""
+    if self._opening is not None:
+      judge = await self._opening
+      self._opening = self.boxes = None
+      await judge.boxes.close()
+
+
+class CodeIndexes:
+  """Search indexes of file trees, made when first asked for; the last `MAX_INDEXES` are kept."""
+
+  def __init__(self, chunk_tokens: int):
+    self._chunk_tokens = chunk_tokens
+    self._folder: tempfile.TemporaryDirectory[str] | None = None
+    self._found: collections.OrderedDict[str, hybrid.Index] = collections.OrderedDict()
+
+  def of(self, name: str, files: Mapping[str, str]) -> hybrid.Index:
+    """The index of the Python files of a tree that goes by `name`; ValueError if it has none."""
+    if name not in self._found:
+      texts = {path: text for path, text in sorted(files.items()) if text.strip()}
+      found = [
+        documents.Document(str(i), path, text, {"source": path, "kind": "python"})
+        for i, (path, text) in enumerate(texts.items(), 100)
+      ]
+      cut = chunks.cut(found, max_tokens=self._chunk_tokens)
+      self._folder = self._folder or tempfile.TemporaryDirectory(prefix="code_index_")
+      self._found[name] = hybrid.build(cut, self._folder.name, rank=32)
+      while len(self._found) > MAX_INDEXES:
+        _, oldest = self._found.popitem(last=False)
+        shutil.rmtree(oldest.folder, ignore_errors=True)
+    self._found.move_to_end(name)
+    return self._found[name]
+
+
+class Pages:
+  """Recorded web pages: what is not among them does not exist."""
+
+  def __init__(self, pages: Mapping[str, str]):
+    self._pages = {_plain(url): text for url, text in pages.items()}
+
+  def text(self, url: str) -> str | None:
+    """A page; None if it was not recorded."""
+    return self._pages.get(_plain(url))
+
+  def nearest(self, url: str) -> list[str]:
+    """Recorded addresses that look like `url`, at most three."""
+    return difflib.get_close_matches(_plain(url), list(self._pages), n=3, cutoff=0.3)
+
+
+def _plain(url: str) -> str:
+  plain = url.strip().partition("#")[0].removeprefix("https://").removeprefix("http://")
+  return plain.rstrip("/").lower()
+
+
+def load_pages(path: str | os.PathLike[str]) -> Pages:
+  """The pages of a file of JSON lines {"url", "title", "text"}.
+
+  Raises:
+    ValueError: no such file, or a line that is something else.
+  """
+  place = pathlib.Path(path).expanduser()
+  if not place.is_file():
+    raise ValueError(f"{place}: no such file; write JSON lines with url, title and text")
+  pages = {}
+  for number, line in enumerate(place.read_text("utf-8").split("\n"), 1):
+    if not line.strip():
+      continue
+    try:
+      record = json.loads(line)
+      pages[record["url"]] = f"{record.get('title', '')}\n\n{record['text']}".strip()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise ValueError(f"{place}, line {number}: {error!r}; give url and text") from error
+  return Pages(pages)
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingServices:
+  """What the episodes of one process share."""
+
+  chat: Chat
+  repos: Mapping[str, Repo]
+  limits: CodingConfig
+  workshop: Workshop
+  indexes: CodeIndexes
+  pages: Pages | None = None
+
+
+def check(task: Task, services: CodingServices) -> None:
+  """Raises ValueError where the repository is not there, or the limits contradict one another."""
+  limits = services.limits
+  if task.facts["repo"] not in services.repos:
+    raise ValueError(
+      f"task {task.id!r} is of repository {task.facts['repo']}, which coding.tasks="
+      f"{limits.tasks!r} lacks; give the folder that the task is from"
+    )
+  unknown = [name for name in limits.tools if name not in CODING_TOOLS]
+  if unknown or not limits.tools:
+    raise ValueError(f"coding.tools={limits.tools}: known are {', '.join(CODING_TOOLS)}")
+  calls = services.repos[task.facts["repo"]].kind == "calls"
+  longest_s = 2 * (judge_lib.CALLS_S if calls else judge_lib.SUITE_S)
+  if limits.grade_s <= longest_s:
+    raise ValueError(
+      f"coding.grade_s={limits.grade_s:g} is not above the {longest_s:g} s that judging may take; "
+      "what an agent wrote would pass for a fault of the machine; raise it"
+    )
+  if limits.tool_output_tokens + limits.max_new_tokens > limits.token_budget:
+    raise ValueError(
+      f"coding.tool_output_tokens={limits.tool_output_tokens} and max_new_tokens="
+      f"{limits.max_new_tokens} do not fit token_budget={limits.token_budget}; lower them"
+    )
+
+
+def load_services(tokenizer: str, limits: CodingConfig) -> CodingServices:
+  """The services of a process: the tokenizer of `chat.load`, the repositories of `limits.tasks`."""
+  return CodingServices(
+    chat.load(tokenizer),
+    repo_lib.load(limits.tasks),
+    limits,
+    Workshop(limits.backend),
+    CodeIndexes(limits.chunk_tokens),
+    load_pages(limits.pages) if limits.pages else None,
+  )

@@ -1,0 +1,1 @@
+"""Coding tasks: repositories of real code, damaged, with tests that tell."""

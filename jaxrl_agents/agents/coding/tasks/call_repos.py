@@ -1,0 +1,105 @@
+"""Makes repositories of cut functions: finds out, in sandboxes, what they give for calls."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+
+from jaxrl_agents.agents.coding.judge import run_tests
+from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.tasks import call_inputs, functions, suite_repos
+from jaxrl_agents.agents.coding.tasks import leaks as code_leaks
+from jaxrl_agents.agents.coding.tasks.functions import Cut
+from jaxrl_agents.sandbox.boxes import Sandboxes
+
+MIN_CALLS, MAX_CALLS = 6, 12
+MIN_VALUES = 2
+MAX_FUNCTIONS = 2
+LEAK_CHARACTERS = 30
+
+
+async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIterator[Repo]:
+  """Yields repositories of one or two functions each, all cut from one module.
+
+  A function is kept that gives the same plain values in two fresh sandboxes for at least six calls,
+  two of them distinct: most are, but of one that tells yes from no.
+  """
+  fit: list[tuple[Cut, list[tuple[str, str]]]] = []
+  for cut in cuts:
+    kept = await behaviour(boxes, cut, seed=seed)
+    if kept:
+      fit.append((cut, kept))
+  mask = await leaks(boxes, [cut for cut, _ in fit])
+  draw = random.Random(f"{seed} repos {cuts[0].module if cuts else ''}")
+  draw.shuffle(fit)
+  while fit:
+    size = draw.randint(1, MAX_FUNCTIONS)
+    taken, fit = fit[:size], fit[size:]
+    text = functions.merged(cut for cut, _ in taken)
+    kept = [pair for _, pairs in taken for pair in pairs]
+    name = f"{taken[0][0].module}:{'+'.join(cut.name for cut, _ in taken)}"
+    repo = suite_repos.of_calls(name, taken[0][0].module, text, kept, mask)
+    if await _stands(boxes, repo):
+      yield repo
+
+
+async def behaviour(boxes: Sandboxes, cut: Cut, *, seed: int) -> list[tuple[str, str]]:
+  """(call, value) pairs of a function, an even number; empty if there are too few to tell it by."""
+  start = await boxes.base({suite_repos.MAIN: cut.text})
+  tried = call_inputs.probes(cut, seed)
+  first = await boxes.create(start)
+  try:
+    values = await run_tests.values_of(first, "main", [call for _, call in tried], limit_s=0.1)
+    accepted = call_inputs.accepted(tried, values)
+    calls = call_inputs.calls(cut, accepted, seed)
+    values = await run_tests.values_of(first, "main", calls, limit_s=0.1) if calls else []
+  finally:
+    await first.close()
+  found = list(zip(calls, values, strict=True))
+  kept = call_inputs.informative(found, MAX_CALLS, shared=2)
+  if len(kept) < MIN_CALLS:
+    kept = call_inputs.informative(found, MAX_CALLS, shared=4)
+  kept = kept[: len(kept) // 2 * 2]
+  if len(kept) < MIN_CALLS or len({value for _, value in kept}) < MIN_VALUES:
+    return []
+  second = await boxes.create(start)
+  try:
+    again = await run_tests.values_of(second, "main", [call for call, _ in kept], limit_s=0.1)
+  finally:
+    await second.close()
+  return kept if again == [value for _, value in kept] else []
+
+
+async def leaks(boxes: Sandboxes, cuts: Sequence[Cut]) -> tuple[str, ...]:
+  """Paths of the runtime where lines of these functions stand, and what is compiled of them."""
+  needles = []
+  for cut in cuts:
+    lines = [line for line in cut.text.split("\n") if line.startswith(" ")]
+    pairs = ["\n".join(pair) for pair in zip(lines, lines[1:], strict=False) if all(pair)]
+    best = max(pairs or lines, key=len, default="")
+    if len(best) >= LEAK_CHARACTERS:
+      needles.append(best.encode())
+  if not needles:
+    return ()
+  box = await boxes.create(await boxes.base({}))
+  try:
+    found = await box.find(needles)
+  finally:
+    await box.close()
+  paths = sorted(path for path in found if path.startswith("/usr/"))
+  return tuple(dict.fromkeys(each for path in paths for each in code_leaks.masks(path)))
+
+
+async def _stands(boxes: Sandboxes, repo: Repo) -> bool:
+  """Whether everything is as recorded with the functions in one file and the runtime masked."""
+  box = await boxes.create(await boxes.base(repo.files, mask=repo.mask))
+  try:
+    expected = repo.expected()
+    try:
+      values = await run_tests.values_of(box, "main", list(expected))
+    except run_tests.NotBegun:  # Python itself needs what is masked
+      return False
+    shown = await box.exec(repo.check_command, timeout_s=10)
+  finally:
+    await box.close()
+  return values == list(expected.values()) and shown.output.startswith("0 of ")

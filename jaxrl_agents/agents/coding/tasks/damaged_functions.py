@@ -1,0 +1,174 @@
+"""Damaged functions to practise mending on, by reading alone: many more than have tests that tell.
+
+    module -> a few of its functions, cut out -> one token of one changed
+
+Nothing runs. Some damage changes nothing that could be told, and is mended all the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.tasks import functions as code_functions
+from jaxrl_agents.agents.coding.tasks import mutations, suite_repos
+from jaxrl_agents.agents.coding.tasks.mutations import Mutation
+from jaxrl_agents.corpus.documents import Document
+from jaxrl_agents.corpus.python_source import Function, Source
+from jaxrl_agents.corpus.splits import split_of
+from jaxrl_agents.types import Split
+
+MIN_LINES, MAX_LINES = 2, 14
+BESIDE = 0.5
+"""How often another function of the module stands in the file."""
+RENAMED = 0.5
+"""How often the local names of a file are replaced."""
+MAX_TRIES = 20
+"""Draws for each that is wanted, after which there are fewer."""
+
+
+Damaged = tuple[Repo, Mapping[str, Any]]
+"""A repository of one file, and the edit that broke it, as `agents.coding.judge.repo.broken` takes
+it."""
+
+
+def damaged(
+  documents: Iterable[Document],
+  *,
+  split: Split,
+  flips: bool,
+  count: int,
+  max_characters: int,
+  seed: int,
+  without: Iterable[str] = (),
+) -> Iterator[Damaged]:
+  """Yields at most `count`, of the modules of a split, of at most `max_characters`; one token is
+  damaged, for its counterpart with `flips` (code_mutations.is_flip).
+
+  Kinds come up equally often, and so do, of each, the modules that have it. Half of the files have
+  other local names, of other functions: there are more drills then than the modules have code. A
+  function that stands in a module of another split as well, or in one of the texts `without`, is
+  left out.
+  """
+  draw, found = random.Random(f"{seed} drills {split}"), 0
+  own: list[list[_Function]] = []
+  elsewhere = set[str]().union(*map(code_functions.keys, without))
+  for source in _parsed(documents):
+    if split_of(source.name) == split:
+      own.append(_functions(source, flips))
+    else:
+      elsewhere.update(code_functions.key(function) for function, _ in _short(source))
+  kept = ([each for each in module if each.key not in elsewhere] for module in own)
+  modules = [module for module in kept if module]
+  places: dict[str, list[tuple[list[_Function], list[_Function]]]] = collections.defaultdict(list)
+  for functions in modules:
+    for kind in mutations.ONE_TOKEN:
+      having = [f for f in functions if kind in f.kinds and len(f.text) < max_characters]
+      if having:
+        places[kind].append((functions, having))
+  names = sorted({name for functions in modules for f in functions for name in f.names})
+  for _ in range(count * MAX_TRIES if places else 0):
+    if found == count:
+      return
+    kind = draw.choice(sorted(places))
+    functions, having = draw.choice(places[kind])
+    picked = [draw.choice(having)]
+    if draw.random() < BESIDE:
+      picked += draw.sample(functions, 1)
+      draw.shuffle(picked)
+    text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
+    if draw.random() < RENAMED:
+      text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
+    made = _damaged(text, kind, flips, draw) if len(text) <= max_characters else None
+    if made:
+      found += 1
+      yield made
+
+
+@dataclasses.dataclass(frozen=True)
+class _Function:
+  """A function as it would stand alone, the kinds of damage that it can take, its local names."""
+
+  key: str
+  text: str
+  kinds: frozenset[str]
+  names: tuple[str, ...]
+
+
+def _parsed(documents: Iterable[Document]) -> Iterator[Source]:
+  for document in documents:
+    if document.metadata.get("kind") == "python":
+      source = suite_repos.parsed(str(document.metadata["source"]), document.text)
+      if source is not None:
+        yield source
+
+
+def _short(source: Source) -> Iterator[tuple[Function, str]]:
+  """The short functions of a module, and methods of its classes, with their text."""
+  for _, function in mutations.functions(source):
+    text = textwrap.dedent(code_functions.without_docstring(source, function))
+    if MIN_LINES <= len(text.splitlines()) <= MAX_LINES:
+      yield function, text
+
+
+def _functions(source: Source, flips: bool) -> list[_Function]:
+  """The short functions of a module."""
+  return [
+    _Function(
+      code_functions.key(function),
+      text,
+      frozenset(mutation.kind for mutation in _of_one_token(source, function, flips)),
+      tuple(mutations.local_names(function)),
+    )
+    for function, text in _short(source)
+  ]
+
+
+def _of_one_token(source: Source, function: Function, flips: bool) -> list[Mutation]:
+  return [
+    mutation
+    for mutation in mutations.candidates(source, function)
+    if mutation.kind in mutations.ONE_TOKEN
+    and not (flips and not mutations.is_flip(source, mutation))
+  ]
+
+
+def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random.Random) -> str:
+  """A text with its local names replaced by others that do not occur in it."""
+  others = [n for n in draw.sample(names, min(4 * len(own), len(names))) if n not in text]
+  new = dict(zip(sorted(own), others, strict=False))
+  if not new:
+    return text
+  return re.sub(rf"\b(?:{'|'.join(map(re.escape, new))})\b", lambda found: new[found[0]], text)
+
+
+def _damaged(text: str, kind: str, flips: bool, draw: random.Random) -> Damaged | None:
+  source = suite_repos.parsed(suite_repos.MAIN, text)
+  if source is None:
+    return None
+  found = [
+    (function, mutation)
+    for _, function in mutations.functions(source)
+    for mutation in _of_one_token(source, function, flips)
+    if mutation.kind == kind
+  ]
+  if not found:
+    return None
+  function, mutation = draw.choice(found)
+  if not mutations.changing(source, function)(mutation):
+    return None
+  fixed = text[mutation.start : mutation.end]
+  repo = Repo("drill", "drill", "calls", {suite_repos.MAIN: text}, (suite_repos.MAIN,))
+  edit = {
+    "path": suite_repos.MAIN,
+    "start": mutation.start,
+    "fixed": fixed,
+    "broken": mutation.new,
+  }
+  return repo, edit

@@ -1,0 +1,71 @@
+"""Features taken out of Python source: bodies of functions, signatures and docstrings kept."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import random
+from collections.abc import Sequence
+
+from jaxrl_agents.agents.coding.tasks.mutations import functions
+from jaxrl_agents.corpus.python_source import Function, Source
+
+MISSING = "raise NotImplementedError"
+
+
+@dataclasses.dataclass(frozen=True)
+class Removal:
+  """The body of one function, the characters [start, end) of its text, `lines` of them."""
+
+  name: str
+  start: int
+  end: int
+  lines: int
+
+  def applied(self, text: str) -> str:
+    """The text with the body replaced by one line that raises."""
+    return text[: self.start] + MISSING + text[self.end :]
+
+
+def removals(source: Source, min_lines: int = 2) -> list[Removal]:
+  """The removable bodies of a module's functions and methods, in text order.
+
+  A body begins after its docstring, and on a line of its own.
+  """
+  found = []
+  for name, function in functions(source):
+    removal = _removal(source, name, function)
+    if removal and removal.lines >= min_lines:
+      found.append(removal)
+  return sorted(found, key=lambda r: r.start)
+
+
+def _removal(source: Source, name: str, function: Function) -> Removal | None:
+  body: Sequence[ast.stmt] = function.body
+  if ast.get_docstring(function, clean=False) is not None:
+    body = body[1:]
+  if not body:
+    return None
+  first, last = body[0], body[-1]
+  decorators = getattr(first, "decorator_list", [])
+  line = min([first.lineno, *(d.lineno for d in decorators)])
+  start = source.offset(line, first.col_offset)
+  if source.text[source.starts[line - 1] : start].strip():
+    return None
+  end = source.offset(last.end_lineno or last.lineno, last.end_col_offset or 0)
+  text = source.text[start:end]
+  if text == MISSING:
+    return None
+  return Removal(name, start, end, sum(bool(each.strip()) for each in text.split("\n")))
+
+
+def pick(found: Sequence[Removal], lines: int, draw: random.Random) -> list[Removal]:
+  """Random bodies of together at most `lines` lines, most of them if there are so many."""
+  left, picked = lines, []
+  for removal in draw.sample(list(found), len(found)):
+    if removal.lines <= left:
+      picked.append(removal)
+      left -= removal.lines
+    if left < 2:
+      break
+  return sorted(picked, key=lambda r: r.start)

@@ -1,0 +1,249 @@
+"""Frozen sets of coding tasks, in one folder:
+
+    repos.jsonl.gz   one repository a line, with its tests and what they give
+    tasks.jsonl      one task a line
+    manifest.json    SHA-256 of both, counts, seed, sources, versions of Python and packages
+
+What is loaded has the hashes that were written, or is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import platform
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.judge.verdict import Judge
+from jaxrl_agents.agents.coding.tasks import call_repos, functions, making, suite_repos
+from jaxrl_agents.agents.coding.tasks.functions import Cut
+from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.corpus import documents, frozen_sets
+from jaxrl_agents.corpus.documents import Document
+from jaxrl_agents.corpus.splits import SPLITS
+from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.types import Task
+
+PYTHON = "python"
+TASKS = "tasks.jsonl"
+DAMAGE = {"any": ("",), "token": ("token ", "flip "), "flip": ("flip ",)}
+"""What the kinds of damage of a slice begin with, by `CodingConfig.damage`."""
+CALLS_PLANS = ("flip", "flip", "token", "statement")
+"""How a repository of calls is damaged, in turn."""
+AT_ONCE = 2 * (os.cpu_count() or 2)
+"""Repositories at work at once: tests wait for clocks and files as much as for cores."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingSet:
+  """Repositories by id, and tasks by split."""
+
+  repos: Mapping[str, Repo]
+  tasks: Mapping[str, Sequence[Task]]
+  manifest: Mapping[str, Any]
+
+
+async def make(
+  boxes: Sandboxes,
+  sources: Sequence[str],
+  *,
+  kinds: Sequence[str] = ("calls", "suite"),
+  damage: str = "any",
+  per_repo: int = 12,
+  max_repos: int = 10_000,
+  seed: int = 0,
+  report: Callable[[str], None] = lambda line: None,
+) -> CodingSet:
+  """Makes tasks of real code.
+
+  Args:
+    boxes: where all of it runs.
+    sources: "python" (this interpreter's library), "package:NAME" (one that is installed; of it
+      "calls" alone), folders of a package, sdists.
+    kinds: of repositories: "calls" (small: one-token and one-statement damage of short functions)
+      and "suite" (whole modules and packages with their own tests: every plan).
+    damage: of "calls", what a slice asks for (a key of DAMAGE).
+    per_repo: most tasks of one repository.
+    max_repos: most modules of each source and kind that are tried, drawn at random.
+    seed: of every draw.
+    report: told of each stage.
+
+  Raises:
+    ValueError: a source cannot be read, or no task could be made.
+  """
+  judge, tally = Judge(boxes), making.Yield()
+  plans = [plan for plan in CALLS_PLANS if f"{plan} ".startswith(DAMAGE[damage])]
+  jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
+  groups_of = cuts_by_module(sources) if "calls" in kinds else [[] for _ in sources]
+  for source, groups in zip(sources, groups_of, strict=True):
+    picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
+    jobs += [
+      functools.partial(_of_calls, boxes, judge, cuts, plans, per_repo, seed, tally)
+      for cuts in picked
+    ]
+    if "suite" in kinds and source.startswith(documents.PACKAGE):
+      report(f"{source}: functions alone; for tasks of its tests, name its folder or an sdist")
+    elif "suite" in kinds:
+      found = list(suite_repos.library()) if source == PYTHON else [suite_repos.folder(source)]
+      if not found:
+        report(
+          f"{source}: this interpreter came without the tests of its library (Debian and Ubuntu: "
+          "apt install libpython3-testsuite); name a folder or an sdist for tasks of tests"
+        )
+      picked_repos = random.Random(f"{seed} {source}").sample(found, min(max_repos, len(found)))
+      jobs += [
+        functools.partial(_of_suite, judge, repo, per_repo, seed, tally) for repo in picked_repos
+      ]
+  report(f"{len(jobs)} modules to try")
+  made = [pair for each in await making.gathered(jobs, at_once=AT_ONCE) for pair in each]
+  report(f"{tally.tried} kinds of damage tried, {len(made)} valid tasks")
+  if not made:
+    raise ValueError(f"no task could be made of {', '.join(sources)}; name more code, or its tests")
+  by_id = {task.id: (repo, task) for repo, task in made}
+  pairs = [by_id[key] for key in sorted(by_id)]
+  manifest = {
+    "sources": list(map(str, sources)),
+    "kinds": list(kinds),
+    "damage": damage,
+    "per_repo": per_repo,
+    "max_repos": max_repos,
+    "seed": seed,
+    "python": platform.python_version(),
+    "versions": dict(zip(sources, map(documents.version, sources), strict=True)),
+    "refused": dict(tally.refused.most_common()),
+    "counts": counts(task for _, task in pairs),
+  }
+  tasks: dict[str, Sequence[Task]] = {
+    split: tuple(t for _, t in pairs if t.split == split) for split in SPLITS
+  }
+  return CodingSet({repo.id: repo for repo, _ in pairs}, tasks, manifest)
+
+
+def cuts_by_module(sources: Sequence[str]) -> list[list[list[Cut]]]:
+  """Of each source, the functions that can be cut out, those of a module together.
+
+  What packages took from one another counts once, or it would stand in several splits: a function
+  is left out if it, or one that it needs, stands in an earlier module (`code_functions.key`).
+  """
+  seen = set[str]()
+  found = []
+  for source in sources:
+    groups = []
+    for document in documents.load(source) if not _is_archive(source) else ():
+      keys = {cut: functions.keys(cut.text) for cut in _cuts(document)}
+      cuts = [cut for cut in keys if not keys[cut] & seen]
+      seen.update(*(keys[cut] for cut in cuts))
+      if cuts:
+        groups.append(cuts)
+    found.append(groups)
+  return found
+
+
+def _cuts(document: Document) -> list[Cut]:
+  name = str(document.metadata["source"])
+  if document.metadata.get("kind") != "python" or repo_lib.is_test(name):
+    return []
+  parsed = suite_repos.parsed(name, document.text)
+  return list(functions.cuts(parsed)) if parsed else []
+
+
+def _is_archive(source: str) -> bool:
+  return source != PYTHON and pathlib.Path(source).is_file()
+
+
+async def _of_calls(
+  boxes: Sandboxes,
+  judge: Judge,
+  cuts: Sequence[Cut],
+  plans: Sequence[str],
+  per_repo: int,
+  seed: int,
+  tally: making.Yield,
+) -> AsyncIterator[tuple[Repo, Task]]:
+  async for repo in call_repos.repos(boxes, cuts, seed=seed):
+    tally.repos += 1
+    async for task in making.tasks_of(
+      judge, repo, plans=plans, count=per_repo, seed=seed, tally=tally
+    ):
+      yield repo, task
+
+
+async def _of_suite(
+  judge: Judge, repo: Repo, per_repo: int, seed: int, tally: making.Yield
+) -> AsyncIterator[tuple[Repo, Task]]:
+  found = await making.stable(judge, repo)
+  if found is None:
+    return
+  tally.repos += 1
+  plans = ("token", "feature", "features", "statement", "features")
+  async for task in making.tasks_of(
+    judge, found, plans=plans, count=per_repo, seed=seed, tally=tally
+  ):
+    yield found, task
+
+
+def counts(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
+  """Tasks by split, by level and by kind of repository."""
+  found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+  for task in tasks:
+    found["split"][task.split] += 1
+    found["level"][str(task.facts["level"])] += 1
+    found["repo_kind"][task.facts["repo_kind"]] += 1
+    found["kind"][task.facts["kind"]] += 1
+  return {name: dict(sorted(counter.items())) for name, counter in found.items()}
+
+
+def save(coding_set: CodingSet, folder: str | os.PathLike[str]) -> None:
+  """Writes a set; the folder appears whole or not at all.
+
+  Raises:
+    ValueError: the folder exists and holds something else.
+  """
+  repos = [coding_set.repos[key] for key in sorted(coding_set.repos)]
+  tasks = [task for split in SPLITS for task in coding_set.tasks[split]]
+  contents = {
+    repo_lib.FILE: frozen_sets.json_lines(map(dataclasses.asdict, repos)),
+    TASKS: frozen_sets.json_lines(map(dataclasses.asdict, tasks)),
+  }
+  frozen_sets.write(folder, contents, coding_set.manifest)
+
+
+def load(folder: str | os.PathLike[str]) -> CodingSet:
+  """Reads a set.
+
+  Raises:
+    ValueError: a file is missing or is not what was written, or a task's repository is not there.
+  """
+  repos = repo_lib.load(folder)
+  manifest = frozen_sets.read_manifest(folder, maker=repo_lib.MAKER)
+  lines = frozen_sets.read(folder, TASKS, manifest, maker=repo_lib.MAKER).decode().splitlines()
+  tasks = [Task(**json.loads(line)) for line in lines]
+  for task in tasks:
+    if task.facts["repo"] not in repos:
+      raise ValueError(f"{folder}: task {task.id} is of repository {task.facts['repo']}, not there")
+  return CodingSet(repos, {s: tuple(t for t in tasks if t.split == s) for s in SPLITS}, manifest)
+
+
+def chosen(coding_set: CodingSet, split: str, limits: CodingConfig) -> list[Task]:
+  """The tasks of a split that the slice of `limits` holds, in the order of their ids."""
+  found = []
+  for task in coding_set.tasks[split]:
+    repo = coding_set.repos[task.facts["repo"]]
+    longest = max(len(repo.files[edit["path"]]) for edit in task.facts["edits"])
+    fits = (
+      limits.repo_kind in ("any", repo.kind)
+      and task.facts["kind"].startswith(DAMAGE[limits.damage])
+      and limits.min_level <= task.facts["level"] <= limits.max_level
+      and longest <= limits.max_file_characters
+    )
+    if fits:
+      found.append(task)
+  return sorted(found, key=lambda task: task.id)

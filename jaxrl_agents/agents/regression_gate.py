@@ -1,0 +1,115 @@
+"""Whether new weights may replace the old: no suite may be shown, or suspected, to have got worse.
+
+A regression is a lower confidence bound below the margin, so that noise blocks too: a suite too
+small to rule a regression out does not pass. Source of the loop: Cursor, "Improving Composer
+through real-time RL" (26 March 2026); its thresholds are unpublished, these are ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxrl_agents.agents.scores import Gain, TaskScores, paired_bootstrap
+
+MIN_HISTORY = 5
+GUARD_SIGMAS = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+  """Scores of both models on the tasks of one suite, higher is better.
+
+  `margin`: the loss that is tolerated, in the unit of the scores (0.01 for one point of a share).
+  """
+
+  name: str
+  candidate: TaskScores
+  baseline: TaskScores
+  margin: float = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+  """A rate that must not move either way, such as tool errors; `history` of accepted models."""
+
+  name: str
+  history: Sequence[float]
+  value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """Invariant: `passed` exactly when `reasons` is empty.
+
+  Attributes:
+    reasons: why the candidate is blocked, a sentence each.
+    gains: of every suite that could be compared.
+    unchecked: guards with too little history to judge.
+  """
+
+  reasons: tuple[str, ...]
+  gains: Mapping[str, Gain]
+  unchecked: tuple[str, ...]
+
+  @property
+  def passed(self) -> bool:
+    """Whether the candidate may replace the baseline."""
+    return not self.reasons
+
+
+def decide(
+  suites: Sequence[Suite], guards: Sequence[Guard] = (), *, resamples: int = 10_000, seed: int = 0
+) -> Verdict:
+  """The verdict over all suites and guards.
+
+  A suite blocks when the lower 95 % bound of the paired gain is below -margin, or when tasks that
+  the baseline finished have no score from the candidate: a model that fails its hard tasks must
+  not look better for it. A guard blocks when it lies more than 3 standard deviations from the
+  mean of its history, or is not finite; with fewer than 5 values of history it is listed as
+  unchecked.
+
+  Raises:
+    ValueError: there is no suite, or a suite cannot be compared (see `paired_bootstrap`).
+  """
+  if not suites:
+    raise ValueError("a gate without suites would pass everything; give at least one")
+  reasons: list[str] = []
+  found: dict[str, Gain] = {}
+  for suite in suites:
+    found[suite.name] = gain = paired_bootstrap(
+      suite.candidate, suite.baseline, resamples=resamples, seed=seed
+    )
+    lost = set(suite.baseline) - set(suite.candidate)
+    if lost:
+      reasons.append(
+        f"{suite.name}: {len(lost)} of {len(suite.baseline)} tasks, {min(lost)!r} for one, have a "
+        "score from the baseline and none from the candidate; run them again or fix what fails"
+      )
+    if gain.lower95 < -suite.margin:
+      reasons.append(
+        f"{suite.name}: gain {gain.mean:+.4f} over {gain.tasks} tasks, lower 95 % bound "
+        f"{gain.lower95:+.4f} is below -{suite.margin:g}"
+      )
+  for guard in guards:
+    reasons += _guard_reasons(guard)
+  unchecked = tuple(guard.name for guard in guards if len(guard.history) < MIN_HISTORY)
+  return Verdict(tuple(reasons), found, unchecked)
+
+
+def _guard_reasons(guard: Guard) -> list[str]:
+  if not math.isfinite(guard.value):
+    return [f"{guard.name}: {guard.value} is not finite"]
+  if len(guard.history) < MIN_HISTORY:
+    return []
+  mean, deviation = float(np.mean(guard.history)), float(np.std(guard.history, ddof=1))
+  # The second term is rounding: a history of equal values has a deviation of about 0.
+  if abs(guard.value - mean) <= GUARD_SIGMAS * deviation + 1e-9 * abs(mean):
+    return []
+  return [
+    f"{guard.name}: {guard.value:.4g} is more than {GUARD_SIGMAS:g} standard deviations "
+    f"({deviation:.3g}) from the mean of its history, {mean:.4g}"
+  ]

@@ -1,0 +1,215 @@
+"""Scores of a set of groups, averaged within a task and then over tasks; paired comparison of two.
+
+Every score is what the environment measured (`Trajectory.rewards`); nothing is judged again here. A
+failed rollout has no score: it is counted, and neither averaged nor taken for 0. A task of which
+every rollout failed has no score either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxrl_agents.agents.search import reward, view
+from jaxrl_agents.corpus.index.hybrid import Fusion, Index
+from jaxrl_agents.types import Group, Message, Task, ToolCall, Trajectory
+
+Total = Callable[[Trajectory], float]
+TaskScores = Mapping[str, float]  # task id -> score
+
+_RESAMPLES_AT_ONCE = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+  """Candidate minus baseline, mean over `tasks` paired tasks, with its two-sided 95 % interval."""
+
+  mean: float
+  lower95: float
+  upper95: float
+  tasks: int
+
+
+def scores(groups: Iterable[Group], total: Total) -> dict[str, dict[str, float]]:
+  """{metric: {task id: mean over its finished rollouts}}.
+
+  Metrics: "reward" (`total` of a rollout), every measured reward part, "tokens_per_turn" (sampled)
+  and "calls_per_turn". A metric that a rollout does not have ("prune_accuracy" where nothing was
+  pruned) is averaged over those that have it. Several groups of one task are pooled.
+  """
+  values: dict[str, dict[str, list[float]]] = {}
+  for group in groups:
+    for trajectory in group.trajectories:
+      if not trajectory.error:
+        for metric, value in _measured(trajectory, total).items():
+          values.setdefault(metric, {}).setdefault(group.task.id, []).append(value)
+  return {
+    metric: {task: float(np.mean(found)) for task, found in tasks.items()}
+    for metric, tasks in values.items()
+  }
+
+
+def _measured(trajectory: Trajectory, total: Total) -> dict[str, float]:
+  measured = {"reward": total(trajectory), **trajectory.rewards}
+  turns = measured.get("turns", trajectory.metrics.get("turns", 0.0))
+  if turns and "sampled_tokens" in trajectory.metrics:
+    measured["tokens_per_turn"] = trajectory.metrics["sampled_tokens"] / turns
+  if turns and "tool_calls" in measured:
+    measured["calls_per_turn"] = measured["tool_calls"] / turns
+  return measured
+
+
+def summary(groups: Sequence[Group], total: Total) -> dict[str, float]:
+  """The mean over tasks of every metric of `scores`, and how much stands behind it.
+
+  Counts: "tasks" (with a score), "rollouts" (finished), "failed" (rollouts), "failed_tasks" (tasks
+  of which every rollout failed, in no mean).
+  """
+  by_metric = scores(groups, total)
+  means = {metric: float(np.mean(list(tasks.values()))) for metric, tasks in by_metric.items()}
+  rollouts = [trajectory for group in groups for trajectory in group.trajectories]
+  failed = sum(bool(trajectory.error) for trajectory in rollouts)
+  scored = len(by_metric.get("reward", {}))
+  return means | {
+    "tasks": float(scored),
+    "rollouts": float(len(rollouts) - failed),
+    "failed": float(failed),
+    "failed_tasks": float(len({group.task.id for group in groups}) - scored),
+  }
+
+
+def entry(groups: Sequence[Group], total: Total, metrics: Sequence[str]) -> dict[str, float]:
+  """Those of `metrics` that an evaluation has, means over tasks, in their order."""
+  found = summary(groups, total)
+  return {name: found[name] for name in metrics if name in found}
+
+
+def paired_bootstrap(
+  candidate: TaskScores,
+  baseline: TaskScores,
+  *,
+  clusters: Mapping[str, str] | None = None,
+  resamples: int = 10_000,
+  seed: int = 0,
+) -> Gain:
+  """The gain of `candidate` over `baseline` on the tasks that both have.
+
+  Tasks are drawn with replacement, as many as there are, `resamples` times; the bounds are the
+  2.5 % and 97.5 % quantiles of the mean difference (percentile bootstrap; Efron and Tibshirani
+  1993, ch. 13). Tasks that are alike are no independent draws: with `clusters`, {task id: what it
+  belongs to}, whole clusters are drawn.
+
+  Raises:
+    ValueError: no task is in both, a score is not finite, or `resamples` is less than 1.
+  """
+  tasks = sorted(set(candidate) & set(baseline))
+  if not tasks:
+    raise ValueError(
+      "candidate and baseline have no task in common; evaluate both on the same tasks"
+    )
+  if resamples < 1:
+    raise ValueError(f"resamples={resamples} must be at least 1")
+  differences = np.array([candidate[task] - baseline[task] for task in tasks], np.float64)
+  if not np.isfinite(differences).all():
+    bad = tasks[int(np.flatnonzero(~np.isfinite(differences))[0])]
+    raise ValueError(
+      f"the scores of task {bad!r} are {candidate[bad]} and {baseline[bad]}, not finite"
+    )
+  names = [clusters[task] for task in tasks] if clusters else tasks
+  _, place = np.unique(names, return_inverse=True)
+  sums, sizes = np.bincount(place, differences), np.bincount(place)
+  rng = np.random.default_rng(seed)
+  means = np.empty(resamples)
+  for start in range(0, resamples, _RESAMPLES_AT_ONCE):
+    count = min(_RESAMPLES_AT_ONCE, resamples - start)
+    drawn = rng.integers(len(sums), size=(count, len(sums)), dtype=np.int32)
+    means[start : start + count] = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+  lower, upper = np.quantile(means, (0.025, 0.975))
+  return Gain(float(differences.mean()), float(lower), float(upper), len(tasks))
+
+
+def gains(
+  candidate: Sequence[Group],
+  baseline: Sequence[Group],
+  total: Total,
+  *,
+  metrics: Sequence[str] = ("reward", "output_recall"),
+  cluster: Callable[[Task], str] | None = None,
+  resamples: int = 10_000,
+  seed: int = 0,
+) -> dict[str, float]:
+  """Paired gains as {"reward_gain", "reward_gain_lower95", "reward_gain_upper95", ...}.
+
+  `cluster` names what a task is one of several of, see `paired_bootstrap`.
+
+  Raises:
+    ValueError: as `paired_bootstrap`, or neither set has one of the metrics.
+  """
+  new, old = scores(candidate, total), scores(baseline, total)
+  clusters = {group.task.id: cluster(group.task) for group in candidate} if cluster else None
+  found: dict[str, float] = {}
+  for metric in metrics:
+    if metric not in new or metric not in old:
+      raise ValueError(
+        f"no metric {metric!r} in both sets; there are {sorted(set(new) & set(old))}"
+      )
+    gain = paired_bootstrap(
+      new[metric], old[metric], clusters=clusters, resamples=resamples, seed=seed
+    )
+    found[f"{metric}_gain"] = gain.mean
+    found[f"{metric}_gain_lower95"] = gain.lower95
+    found[f"{metric}_gain_upper95"] = gain.upper95
+  return found
+
+
+def one_shot_hybrid(
+  groups: Iterable[Group],
+  index: Index,
+  *,
+  count_tokens: Callable[[str], int],
+  max_documents: int,
+  settings: Fusion = Fusion(),
+) -> list[Group]:
+  """What one hybrid search with the whole question would have scored, as groups of one rollout.
+
+  Its answer is the first n hits, best first, where n is the mean number of chunks that the policy
+  returned for the task over its finished rollouts, rounded half up and at least 1, so that neither
+  side has the larger output. A task of which every rollout failed is left out. The parts are
+  measured by the same `rules.search_parts` as the policy's.
+
+  Args:
+    groups: the policy's groups ("num_output" among the rewards).
+    index: the corpus that the policy searched.
+    count_tokens: for the sizes in the shown hits.
+    max_documents: ids beyond so many are ignored, as in the environment.
+    settings: of the fusion, those of the policy's own searches.
+  """
+  made = []
+  for group in groups:
+    returned = [t.rewards["num_output"] for t in group.trajectories if not t.error]
+    if not returned:
+      continue
+    count = max(1, math.floor(float(np.mean(returned)) + 0.5))
+    hits = index.search(group.task.prompt, limit=count, settings=settings)
+    chunks = [hit.chunk for hit in hits]
+    call = ToolCall("0.0", "search_corpus", {"query": group.task.prompt})
+    shown = "\n".join(view.hit(chunk.id, chunk.text, count_tokens(chunk.text)) for chunk in chunks)
+    log = (
+      Message("user", group.task.prompt),
+      Message("assistant", "", (call,)),
+      Message("tool", shown or view.NO_RESULTS, tool_call_id=call.id),
+      Message("assistant", "\n".join(f"<Document id={chunk.id}>" for chunk in chunks)),
+    )
+    parts = reward.search_parts(
+      log,
+      "answer",
+      group.task.facts,
+      exists={chunk.id for chunk in chunks}.__contains__,
+      max_documents=max_documents,
+    )
+    rollout = Trajectory(group.task.id, f"one-shot {group.task.id}", (), log, parts, "answer")
+    made.append(Group(group.task, (rollout,)))
+  return made

@@ -1,0 +1,198 @@
+"""The search environment of Context-1: find the documents that support an answer, and prune.
+
+The policy searches, greps, reads and prunes under a token budget, and ends with a reply without
+calls that lists documents. Numbers are in `config.SearchConfig`; the defaults are Context-1's.
+
+Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1; tool and budget details
+from https://github.com/pat-jj/harness-1. Ours is: a prune call hides only what was shown before its
+turn, so that grep can show a pruned chunk again, as the report says it can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxrl_agents.agents.search import reward, view
+from jaxrl_agents.agents.search.tools import SearchServices, SearchTools, load_services
+from jaxrl_agents.config import SearchConfig
+from jaxrl_agents.harness.tools import Tool, ToolError, problem_with, run_call
+from jaxrl_agents.harness.worker_process import Services
+from jaxrl_agents.types import Context, Message, Task, ToolCall, ToolSpec, Trajectory
+
+
+class SearchEnv:
+  """One episode. Invariant: `_messages` only grows; what the policy sees is `_view()`.
+
+  Chunks go by the names of `ids` in all that is shown or said, by their own ids inside.
+
+  Stops: "answer"; "turn_limit"; "context_overflow" (no room is left for a reply); "malformed" (more
+  than `max_malformed_turns` turns in a row of which no call could be parsed, or that were cut off).
+  """
+
+  def __init__(self, task: Task, services: SearchServices):
+    self._task, self._corpus = task, SearchTools(task, services)
+    self.ids = self._corpus.ids
+    self._chat, self._limits = services.chat, services.limits
+    self._messages: list[Message] = []
+    self._prunes: list[tuple[int, frozenset[str]]] = []  # (messages before the turn, ids)
+    self._prunable: set[str] = set()  # ids of the calls whose results show chunk ids
+    self._turns = self._malformed_turns = 0
+    tools = list(self._corpus.tools)
+    if self._limits.can_prune:
+      tools.append(Tool(view.PRUNE, self._prune, self._limits.tool_deadline_s))
+    self._tools = {tool.spec.name: tool for tool in tools}
+
+  async def start(self) -> Context:
+    """The question, after the system prompt if there is one."""
+    if self._limits.system_prompt:
+      self._messages.append(Message("system", self._limits.system_prompt))
+    self._messages.append(Message("user", self._task.prompt))
+    return self._next()
+
+  async def step(self, reply: Message) -> Context:
+    """Records the turn, then runs its calls one after another."""
+    before = len(self._messages)
+    self._messages.append(reply)
+    self._turns += 1
+    cut_off = reply.tokens is not None and (
+      not len(reply.tokens) or int(reply.tokens[-1]) not in self._chat.stop_tokens
+    )
+    if not reply.tool_calls and not cut_off:
+      return self._context(stop="answer")
+    if reply.tool_calls:
+      self._record_prunes(reply.tool_calls, before)
+      self._messages += await self._run_calls(reply.tool_calls)
+    else:
+      self._messages.append(Message("user", view.CUT_OFF))
+    last = self._messages[-1]
+    line = view.usage_line(self._usage(), self._limits.threshold_tokens)
+    self._messages[-1] = dataclasses.replace(last, content=last.content + line)
+    malformed = all(call.error for call in reply.tool_calls)
+    self._malformed_turns = self._malformed_turns + 1 if malformed else 0
+    if self._malformed_turns > self._limits.max_malformed_turns:
+      return self._context(stop="malformed")
+    if self._turns >= self._limits.max_turns:
+      return self._context(stop="turn_limit")
+    return self._next()
+
+  def rewards(self, trajectory: Trajectory) -> dict[str, float]:
+    """The parts of `rules.search_parts`."""
+    return reward.search_parts(
+      trajectory.log,
+      trajectory.stop,
+      self._task.facts,
+      ids=self.ids.ids,
+      exists=self._corpus.exists,
+      max_documents=self._limits.max_documents,
+    )
+
+  async def close(self) -> None:
+    """Holds nothing that needs closing."""
+
+  def _next(self) -> Context:
+    """The next context, with the one-time notice where it is due; an overflow ends the episode."""
+    usage = self._usage()
+    room = self._limits.token_budget - usage
+    if room < 1:
+      return self._context(stop="context_overflow")
+    notices: tuple[Message, ...] = ()
+    training = self._task.split == "train"
+    if usage > self._limits.threshold_tokens and self._limits.show_hint and training:
+      text = view.over_threshold_notice(
+        usage, self._limits.threshold_tokens, self._limits.can_prune
+      )
+      notice = Message("user", text, ephemeral=True)
+      room_after = self._limits.token_budget - self._usage(notice)
+      if room_after > 0:
+        notices, room = (notice,), room_after
+    return self._context(notices, max_new_tokens=min(self._limits.max_new_tokens, room))
+
+  def _context(
+    self, notices: tuple[Message, ...] = (), *, stop: str = "", max_new_tokens: int = 0
+  ) -> Context:
+    return Context(
+      messages=(*self._view(), *notices),
+      tools=self._specs(),
+      max_new_tokens=max_new_tokens,
+      done=bool(stop),
+      stop=stop,
+    )
+
+  def _specs(self) -> tuple[ToolSpec, ...]:
+    return tuple(tool.spec for tool in self._tools.values())
+
+  def _view(self) -> list[Message]:
+    """The messages with pruned spans cut out of the results shown before each prune."""
+    messages = list(self._messages)
+    for i, message in enumerate(messages):
+      if message.tool_call_id in self._prunable:
+        ids = frozenset().union(*(ids for before, ids in self._prunes if i < before))
+        content = view.without_spans(message.content, ids)
+        messages[i] = dataclasses.replace(message, content=content)
+    return messages
+
+  def _usage(self, *notices: Message) -> int:
+    """Tokens of the prompt that the policy would see now, with `notices` at its end."""
+    return len(self._chat.render((*self._view(), *notices), self._specs()))
+
+  def _record_prunes(self, calls: Sequence[ToolCall], before: int) -> None:
+    for call in calls:
+      if call.name in self._tools and not problem_with(self._tools, call):
+        ids = frozenset(reward.prune_call_ids(call)) & self._corpus.displayed
+        if ids:
+          self._prunes.append((before, ids))
+
+  async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
+    """The results of the calls of one turn; each counts against the budget of those after it."""
+    usage, used, results = self._usage(), 0, []
+    for number, call in enumerate(calls):
+      text = view.too_many_calls(number, self._limits.max_calls)
+      text = text or await self._run_call(call, usage, used)
+      used += self._chat.count(text)
+      if call.name in reward.SHOWING_TOOLS:
+        self._prunable.add(call.id)
+      results.append(Message("tool", text, tool_call_id=call.id))
+    return results
+
+  async def _run_call(self, call: ToolCall, usage: int, used: int) -> str:
+    limits = self._limits
+    cutoff = view.rejection_budget(
+      limits.token_budget, limits.threshold_tokens, limits.spillage_fraction
+    )
+    if call.name != reward.PRUNE_TOOL and usage + used > cutoff:
+      return view.rejection(usage + used, limits.threshold_tokens, limits.can_prune)
+    self._corpus.allow(limits.token_budget - usage - used)
+    return await run_call(self._tools, call)
+
+  async def _prune(self, chunk_ids: Sequence[str]) -> str:
+    unknown = [i for i in chunk_ids if i not in self._corpus.displayed]
+    if not unknown:
+      return view.PRUNED
+    names = ", ".join(i[:40] for i in unknown[:5])
+    if len(unknown) == len(chunk_ids):
+      raise ToolError(f"none of these was shown: {names}. Use the ids after DOCUMENT ID.")
+    return f"{view.PRUNED}, but never shown: {names}"
+
+
+def policy_services(tokenizer: str, index_folder: str, limits: SearchConfig) -> Services:
+  """For `WorkerSpec.build`: episodes that the policy plays."""
+  shared = load_services(tokenizer, index_folder, limits)
+  return Services(shared.chat, lambda task, seed, sampler: (make(task, shared), sampler))
+
+
+def make(task: Task, services: SearchServices) -> SearchEnv:
+  """A fresh episode of `task`.
+
+  Raises:
+    ValueError: the task has no gold facts or documents, or the limits contradict one another.
+  """
+  limits = services.limits
+  if limits.reply_reserve_tokens > limits.tool_output_tokens:
+    raise ValueError(
+      f"search.reply_reserve_tokens={limits.reply_reserve_tokens} is more than search."
+      f"tool_output_tokens={limits.tool_output_tokens}, which it is the floor of; lower it"
+    )
+  if not task.facts.get("facts") and not task.facts.get("document_ids"):
+    raise ValueError(f"task {task.id!r} has neither facts['facts'] nor facts['document_ids']")
+  return SearchEnv(task, services)

@@ -1,0 +1,165 @@
+"""The tools that look into a corpus, search, grep and read, as one agent holds them.
+
+Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1; tool details from
+https://github.com/pat-jj/harness-1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import math
+import os
+import pathlib
+import random
+import re
+from collections.abc import Sequence
+
+from jaxrl_agents import chat
+from jaxrl_agents.agents.search import reward, view
+from jaxrl_agents.agents.search.short_ids import ShortIds
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.config import CorpusConfig, SearchConfig
+from jaxrl_agents.corpus.chunks import Chunk
+from jaxrl_agents.corpus.grep import GrepError
+from jaxrl_agents.corpus.index import hybrid as index
+from jaxrl_agents.corpus.index import store
+from jaxrl_agents.corpus.index.hybrid import Fusion, Index
+from jaxrl_agents.harness.tools import Tool, ToolError, late
+from jaxrl_agents.types import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchServices:
+  """What the episodes of one process share."""
+
+  chat: Chat
+  index: Index
+  limits: SearchConfig
+
+
+class SearchTools:
+  """Search, grep and read of one agent. Invariant: a search never finds a chunk twice.
+
+  Chunks go by the names of `ids` in all that is shown or said, by their own ids inside.
+
+  Attributes:
+    ids: the names of chunks.
+    displayed: names that search or grep showed.
+    max_tokens: for the output of the next call.
+    tools: to be run one after another, as what a search finds depends on those before.
+  """
+
+  def __init__(self, task: Task, services: SearchServices):
+    self.ids = ShortIds(task)
+    self.displayed: set[str] = set()
+    self.max_tokens = services.limits.tool_output_tokens
+    self._chat, self._index, self._limits = services.chat, services.index, services.limits
+    self._found: set[str] = set()  # by search: never found again
+    self._first_query: dict[str, str] = {}  # of each document
+    runs = [(view.SEARCH, self._search), (view.GREP, self._grep), (view.READ, self._read)]
+    self.tools = [Tool(spec, run, self._limits.tool_deadline_s) for spec, run in runs]
+    if self._limits.tool_latency_s:
+      draw = random.Random(f"latency {task.id}")
+      self.tools = [late(tool, self._limits.tool_latency_s, draw) for tool in self.tools]
+
+  def allow(self, left: int) -> None:
+    """Sets `max_tokens` for a context with `left` tokens to its end."""
+    self.max_tokens = self._limits.tool_output_tokens
+    if left < self._limits.tool_output_tokens:
+      self.max_tokens = max(self._limits.reply_reserve_tokens, left // 2)
+
+  def exists(self, chunk_id: str) -> bool:
+    """Whether an id of an answer names a chunk, or a document, of the corpus.
+
+    Where ids are short, only what was named exists: "7" is no document.
+    """
+    if self.ids.used:
+      return chunk_id in self.ids.ids.values()
+    chunks = self._index.document(reward.document_of(chunk_id))
+    return any(chunk.id == chunk_id for chunk in chunks) or bool(self._index.document(chunk_id))
+
+  async def _search(self, query: str) -> str:
+    fusion = fusion_of(self._limits)
+    exclude, limit = frozenset(self._found), self._limits.max_shown
+    hits = await asyncio.to_thread(self._index.search, query, exclude, limit, settings=fusion)
+    if not hits:
+      return view.NO_RESULTS
+    shown = view.first_that_fit(
+      [hit.chunk for hit in hits], self.max_tokens, lambda c: self._chat.count(self._hit(c))
+    )
+    if not shown:
+      remedy = "Prune chunks first, or" if self._limits.can_prune else "You can only"
+      raise ToolError(f"no result fits the {self.max_tokens} tokens left. {remedy} answer.")
+    for chunk in shown:
+      self._found.add(chunk.id)
+      self._first_query.setdefault(chunk.doc_id, query)
+    return self._show(shown)
+
+  async def _grep(self, pattern: str) -> str:
+    limit, timeout_s = self._limits.grep_limit, self._limits.tool_deadline_s / 5
+    try:
+      hits = await asyncio.to_thread(self._index.grep, pattern, limit, timeout_s)
+    except GrepError as error:
+      raise ToolError(str(error)) from error
+    return self._show([hit.chunk for hit in hits]) if hits else view.NO_RESULTS
+
+  async def _read(self, doc_id: str) -> str:
+    chunks = self._document(doc_id.strip())[: self._limits.read_chunks]
+    query = self._first_query.get(chunks[0].doc_id)
+    ranked = ranked_by(query, chunks) if query else chunks
+    kept = view.first_that_fit(ranked, self.max_tokens, lambda c: self._chat.count(c.text))
+    order = {chunk.id: i for i, chunk in enumerate(chunks)}
+    body = "".join(chunk.text for chunk in sorted(kept, key=lambda c: order[c.id]))
+    return f"# Document ({self._chat.count(body)} tokens)\n{view.disarmed(body)}"
+
+  def _hit(self, chunk: Chunk) -> str:
+    return view.hit(self.ids.name(chunk.id), chunk.text, self._chat.count(chunk.text))
+
+  def _show(self, chunks: Sequence[Chunk]) -> str:
+    self.displayed.update(self.ids.name(chunk.id) for chunk in chunks)
+    return "\n".join(self._hit(chunk) for chunk in chunks)
+
+  def _document(self, doc_id: str) -> list[Chunk]:
+    """The chunks of a document, named by its id or by that of one of its chunks."""
+    chunk_id = self.ids.chunk_id(doc_id)
+    for name in (chunk_id, reward.document_of(chunk_id)):
+      chunks = self._index.document(name)
+      if chunks:
+        return list(chunks)
+    raise ToolError(
+      f"there is no document {doc_id[:40]!r}. Use a DOCUMENT ID, or its part before _."
+    )
+
+
+def fusion_of(limits: SearchConfig) -> Fusion:
+  """How search_corpus ranks."""
+  return Fusion(limits.fan_out, limits.fused, dense_weight=limits.dense_weight)
+
+
+def ranked_by(query: str, chunks: Sequence[Chunk]) -> list[Chunk]:
+  """The chunks of one document, best match of the query's words first; equals in document order.
+
+  Score: sum over the words of the query that a chunk has of log((n + 1) / (number of chunks that
+  have the word)), n chunks in all, so that a word of every chunk hardly tells them apart.
+  """
+  words = [set(re.findall(r"\w+", chunk.text.lower())) for chunk in chunks]
+  counts = collections.Counter(word for present in words for word in present)
+  wanted = set(re.findall(r"\w+", query.lower()))
+
+  def score(i: int) -> float:
+    return sum(math.log((len(chunks) + 1) / counts[word]) for word in sorted(wanted & words[i]))
+
+  return [chunks[i] for i in sorted(range(len(chunks)), key=lambda i: (-score(i), i))]
+
+
+def load_services(tokenizer: str, index_folder: str, limits: SearchConfig) -> SearchServices:
+  """The services of a process: the tokenizer of `chat.load`, an index that `index.build` wrote.
+
+  Raises:
+    ValueError: one of them is not on this machine.
+  """
+  cache = pathlib.Path(os.environ.get("JAXRL_CACHE", CorpusConfig.cache)).expanduser()
+  folder = store.located(index_folder, cache)
+  return SearchServices(chat.load(tokenizer), index.load(folder), limits)

@@ -1,0 +1,145 @@
+"""Texts of the search environment: hits, the pruned view, the usage line, the notices.
+
+The log keeps every observation as it was shown; the view is what the policy sees, with the spans of
+pruned chunks cut out.
+
+Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1, and a relative of its
+harness, https://github.com/pat-jj/harness-1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+
+from jaxrl_agents.corpus.chunks import Chunk
+from jaxrl_agents.types import ToolSpec
+
+MARK = "# DOCUMENT ID: "
+USAGE = "\n\n[Token usage: "
+NO_RESULTS = "No results found"
+PRUNED = "Pruned"
+CUT_OFF = "Your reply was cut off. Call a tool or give a shorter final answer."
+
+SYSTEM_PROMPT = """\
+You are a retrieval sub-agent. You find the documents that support the answer to a question; you \
+do not answer it yourself.
+
+First list the key concepts of the question. Explore them by several distinct strategies that do \
+not overlap, several tool calls in one turn where they are independent. After each round consider \
+what is known, what is still missing, which chunks no longer help and should be pruned, and \
+whether there is enough. Do not repeat a search.
+
+When you are done, reply without a tool call: list at most 30 documents, the most relevant first, as
+<Document id=ID><Justification>1-3 sentences</Justification></Document>"""
+
+SEARCH = ToolSpec(
+  "search_corpus",
+  "Searches the corpus by meaning and words; returns the best chunks not found before.",
+  {
+    "type": "object",
+    "properties": {"query": {"type": "string", "minLength": 1, "maxLength": 2_000}},
+    "required": ["query"],
+  },
+)
+GREP = ToolSpec(
+  "grep_corpus",
+  "Returns the first chunks whose text matches a regular expression.",
+  {
+    "type": "object",
+    "properties": {"pattern": {"type": "string", "minLength": 1, "maxLength": 500}},
+    "required": ["pattern"],
+  },
+)
+READ = ToolSpec(
+  "read_document",
+  "Returns a document, cut to its most relevant chunks where it is too long.",
+  {
+    "type": "object",
+    "properties": {"doc_id": {"type": "string", "minLength": 1, "maxLength": 500}},
+    "required": ["doc_id"],
+  },
+)
+PRUNE = ToolSpec(
+  "prune_chunks",
+  "Removes chunks that no longer help from the conversation.",
+  {
+    "type": "object",
+    "properties": {
+      "chunk_ids": {
+        "type": "array",
+        "items": {"type": "string", "maxLength": 500},
+        "minItems": 1,
+        "maxItems": 300,
+      }
+    },
+    "required": ["chunk_ids"],
+  },
+)
+
+
+def hit(chunk_id: str, text: str, tokens: int) -> str:
+  """One displayed chunk, `tokens` long, without the blank lines around its text."""
+  return f"\n{MARK}{chunk_id} ({tokens} tokens) \n{disarmed(text).strip(chr(10))}"
+
+
+def disarmed(text: str) -> str:
+  """`text` in which nothing reads as the start of a hit or as the usage line."""
+  return text.replace(MARK, "# DOCUMENT-ID: ").replace("[Token usage: ", "[Token-usage: ")
+
+
+def without_spans(text: str, chunk_ids: Collection[str]) -> str:
+  """An observation without the spans of `chunk_ids`; a span ends at the next mark or usage line.
+
+  Text without any of them is returned as it is; after a cut, three newlines or more become two.
+  """
+  ids = "|".join(re.escape(i) for i in sorted(chunk_ids))
+  if not ids:
+    return text
+  span = rf"^{MARK}(?:{ids}) \(\d+ tokens\).*?(?=^{MARK}|{re.escape(USAGE)}|\Z)"
+  cut, number = re.subn(span, "", text, flags=re.MULTILINE | re.DOTALL)
+  return re.sub(r"\n{3,}", "\n\n", cut) if number else text
+
+
+def usage_line(usage: int, threshold_tokens: int) -> str:
+  """The line that ends the last observation of a turn."""
+  return f"{USAGE}{usage:,}/{threshold_tokens:,}]"
+
+
+def over_threshold_notice(usage: int, threshold_tokens: int, can_prune: bool) -> str:
+  """The one-time message above the soft threshold."""
+  prune = "Option 1: prune_chunks you no longer need. Option 2: " if can_prune else ""
+  action = "give your final answer now." if can_prune else "Give your final answer now."
+  return f"Over budget ({usage:,}/{threshold_tokens:,} tokens). {prune}{action}"
+
+
+def too_many_calls(before: int, max_calls: int) -> str:
+  """What a call with `before` others ahead of it in its turn gets: "" if it may run."""
+  return "" if before < max_calls else f"Error: at most {max_calls} calls a turn. Call again."
+
+
+def rejection(usage: int, threshold_tokens: int, can_prune: bool) -> str:
+  """What every tool but prune_chunks returns past the hard cut-off."""
+  prune = "use prune_chunks to reduce context size or " if can_prune else ""
+  return (
+    f"Error: Token budget exceeded ({usage}/{threshold_tokens} tokens). "
+    f"You must {prune}provide your final answer."
+  )
+
+
+def rejection_budget(token_budget: int, threshold_tokens: int, spillage_fraction: float) -> int:
+  """The hard cut-off: threshold + int(spillage_fraction * (token_budget - threshold))."""
+  return threshold_tokens + int(spillage_fraction * (token_budget - threshold_tokens))
+
+
+def first_that_fit(
+  chunks: Sequence[Chunk], max_tokens: int, tokens_of: Callable[[Chunk], int]
+) -> list[Chunk]:
+  """The leading chunks of at most `max_tokens` together: stops at the first that overflows."""
+  kept, used = [], 0
+  for chunk in chunks:
+    used += tokens_of(chunk)
+    if used > max_tokens:
+      break
+    kept.append(chunk)
+  return kept

@@ -1,0 +1,1 @@
+"""Agent Swarm: an orchestrator that creates sub-agents and runs them in parallel."""

@@ -1,0 +1,182 @@
+"""Short exercises in the four things that a swarm has to say: whom to ask for what, what to search
+for, which row a result gives, which table the rows make.
+
+A drill begins where the words to copy have just been read. Names and values are drawn anew for each
+drill, in prompt, results and reply alike, so that they can be copied and not remembered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.agents.search import view
+from jaxrl_agents.agents.search.short_ids import ShortIds
+from jaxrl_agents.agents.swarm import expert
+from jaxrl_agents.agents.swarm import view as swarm_view
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
+
+FORMS = {"assign": 0.25, "query": 0.1, "row": 0.4, "table": 0.25}
+"""What is exercised -> how often."""
+PICKED = 1.0
+"""How often the table where a question asks for one row of many."""
+
+KEPT = 0.15
+"""How often a drill keeps the names of its task."""
+
+_LOOK_UP = (view.SEARCH, view.GREP, view.READ)
+_ALL = (swarm_view.CREATE, swarm_view.ASSIGN, *_LOOK_UP)
+_PART = re.compile(r"[A-Z]?[a-z]+")
+
+
+def role_drills(
+  tasks: Sequence[Task],
+  chunk_text: Callable[[str], str],
+  chat: Chat,
+  *,
+  count: int,
+  max_rows: int,
+  seed: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields `count` drills: the ids of a prompt and of the reply, int32 [P] and [R].
+
+  Args:
+    tasks: of `agents.swarm.tasks.making`; one after the other, from the first again after the last.
+    chunk_text: the text of a chunk by its id. Names are made of its words.
+    chat: template and tokenizer.
+    count: of drills; none where there are no tasks.
+    max_rows: of a drill: assignments that run at once.
+    seed: of all that is random.
+  """
+  every = {i for task in tasks for row in task.facts["rows"] for i in row["chunk_ids"]}
+  texts = map(chunk_text, sorted(every))
+  parts = sorted({part.lower() for text in texts for part in _PART.findall(text)})
+  for number, task in enumerate(itertools.islice(itertools.cycle(tasks), count)):
+    draw = random.Random(f"{seed}/{number}/{task.id}")
+    rows = list(task.facts["rows"])
+    draw.shuffle(rows)
+    # Of a question, with the row that it asks for.
+    rows.sort(key=lambda row: row["cells"]["name"] != task.facts.get("truth"))
+    most = min(len(rows), max_rows)
+    rows = rows[: max(draw.randint(1, most), draw.randint(1, most))]  # many more often than few
+    draw.shuffle(rows)
+    drill = _Drill(task, rows, {})
+    if draw.random() > KEPT:
+      drill = _renamed(drill, parts, draw)
+    forms = FORMS | ({"table": PICKED} if "question" in task.facts else {})
+    form = draw.choices(list(forms), list(forms.values()))[0]
+    messages, tools, reply = _MAKERS[form](drill, chunk_text, chat, draw)
+    yield chat.render(messages, tools), chat.encode_reply(reply, messages)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drill:
+  """Rows of a task, and {what it was called: what it is called here}."""
+
+  task: Task
+  rows: Sequence[Mapping[str, Any]]
+  names: Mapping[str, str]
+
+  def called(self, text: str) -> str:
+    """A text with the names of this drill."""
+    if not self.names:
+      return text
+    known = "|".join(sorted(map(re.escape, self.names), key=len, reverse=True))
+    return re.sub(rf"\b(?:{known})\b", lambda found: self.names[found[0]], text)
+
+  def line(self, row: Mapping[str, Any], ids: ShortIds) -> str:
+    """A row of the table."""
+    facts = self.task.facts
+    cells = expert.cells(row, facts["columns"], ids)
+    return self.called(expert.line(facts["header"], cells))
+
+
+def _renamed(drill: _Drill, parts: Sequence[str], draw: random.Random) -> _Drill:
+  """The drill with other names and values, numbers aside, of the style of those before."""
+  old = [cell for row in drill.rows for cell in row["cells"].values() if not cell.isdigit()]
+  names: dict[str, str] = {}
+  for name in dict.fromkeys(old):
+    words = draw.sample(parts, min(draw.randint(1, 3), len(parts)))
+    new = "".join(map(str.title, words)) if name[:1].isupper() else "_".join(words)
+    names[name] = new if new not in names.values() else name
+  return dataclasses.replace(drill, names=names)
+
+
+def _question(drill: _Drill) -> Message:
+  facts = drill.task.facts
+  asked = " ".join(f"{i + 1}.{row['lookups'][0]}." for i, row in enumerate(drill.rows))
+  asked = " ".join(filter(None, [asked, facts.get("question")]))
+  left = swarm_view.steps_line(facts["max_steps"])
+  return Message("user", f"{drill.called(asked)} Table: {facts['header']}{left}")
+
+
+def _role(drill: _Drill) -> list[Message]:
+  """What a sub-agent sees first."""
+  asked = drill.called(drill.rows[0]["lookups"][0])
+  return [Message("system", drill.task.facts["header"]), Message("user", asked)]
+
+
+_Made = tuple[list[Message], tuple[ToolSpec, ...], Message]
+
+
+def _assign(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  role = {"name": expert.AGENT, "system_prompt": drill.task.facts["header"]}
+  calls = [ToolCall("", swarm_view.CREATE.name, role)]
+  for row in drill.rows:
+    asked = {"agent": expert.AGENT, "prompt": drill.called(row["lookups"][0])}
+    calls.append(ToolCall("", swarm_view.ASSIGN.name, asked))
+  return [_question(drill)], _ALL, Message("assistant", "", tuple(calls))
+
+
+def _query(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  query = {"query": drill.called(drill.rows[0]["lookups"][0])}
+  calls = (ToolCall("", view.SEARCH.name, query),)
+  return _role(drill), _LOOK_UP, Message("assistant", "", calls)
+
+
+def _row(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  """Its results: for each look-up the chunk that answers it, often beside one that does not."""
+  ids, row = ShortIds(drill.task), drill.rows[0]
+  messages = _role(drill)
+  for query, chunk_id in zip(row["lookups"], row["chunk_ids"], strict=True):
+    shown = [chunk_id, *(other["chunk_ids"][0] for other in drill.rows[1:2])]
+    draw.shuffle(shown)
+    hits = []
+    for each in dict.fromkeys(shown):
+      text = drill.called(chunk_text(each))
+      hits.append(view.hit(ids.name(each), text, chat.count(text)))
+    call = ToolCall("", view.SEARCH.name, {"query": drill.called(query)})
+    messages += [Message("assistant", "", (call,)), Message("tool", "\n".join(hits))]
+  return messages, _LOOK_UP, Message("assistant", drill.line(row, ids))
+
+
+def _table(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+  """The turn that asked for the rows stands before them half of the time."""
+  ids = ShortIds(drill.task)
+  lines = [drill.line(row, ids) for row in drill.rows]
+  told = [Message("tool", line) for line in lines]
+  told[-1] = Message("tool", lines[-1] + swarm_view.steps_line(1))
+  if draw.random() < 0.5:
+    _, _, asked = _assign(drill, chunk_text, chat, draw)
+    told = [asked, Message("tool", swarm_view.CREATED), *told]
+  facts = drill.task.facts
+  said = [facts["header"], *lines]
+  if "truth" in facts:
+    names = [row["cells"]["name"] for row in drill.rows]
+    said = [lines[names.index(facts["truth"])]]
+  return [_question(drill), *told], _ALL, Message("assistant", "\n".join(said))
+
+
+_MAKERS: Mapping[str, Callable[..., _Made]] = {
+  "assign": _assign,
+  "query": _query,
+  "row": _row,
+  "table": _table,
+}

@@ -1,0 +1,304 @@
+"""The agent swarm of Kimi K2.5: an orchestrator that hands out tasks to frozen sub-agents.
+
+The orchestrator creates sub-agents, gives them tasks, looks things up itself, and ends with a reply
+without calls. A turn is a stage: all its assignments run at once, each a rollout of its own with a
+context, a budget and a sampler of its own, and the stage ends when all have ended. What counts
+against `facts["max_steps"]` are critical steps: of a stage 1 and the turns of its longest
+assignment. One step is always kept for the answer, so that the budget is never exceeded.
+
+Source: https://arxiv.org/abs/2602.02276 section 3 and appendix E. Depth 1, the barrier, and how the
+budget ends an episode are ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jaxrl_agents.agents.search import reward
+from jaxrl_agents.agents.search import view as search_view
+from jaxrl_agents.agents.search.tools import SearchServices, SearchTools, load_services
+from jaxrl_agents.agents.swarm import parl, subagents, tables, view
+from jaxrl_agents.agents.swarm.parl import Stage
+from jaxrl_agents.agents.swarm.subagents import Assignment, Crew, Outcome
+from jaxrl_agents.config import SearchConfig, SwarmConfig
+from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
+from jaxrl_agents.harness.tools import Tool, problem_with, run_call
+from jaxrl_agents.harness.worker_process import Services
+from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall, Trajectory
+
+MESSAGE_TOKENS = 8
+"""More than a chat format adds to the text of a tool message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SwarmServices:
+  """What the episodes of one process share; `search.limits` bound the orchestrator's context."""
+
+  search: SearchServices
+  limits: SwarmConfig
+
+
+class SwarmEnv:
+  """One episode. Invariant: the critical steps of `stages` never exceed the task's `max_steps`
+  times `stretch`.
+
+  Stops: "answer"; "step_limit" (calls where the last step was left); "turn_limit";
+  "context_overflow"; "malformed" (as in the search environment).
+
+  Attributes:
+    stages: what ran in each turn so far.
+    ids: the names of chunks.
+  """
+
+  def __init__(self, task: Task, services: SwarmServices, crew: Crew, seed: int):
+    self._task, self._limits, self._services = task, services.limits, services.search
+    self._crew, self._seed = crew, seed
+    self._chat, self._context = services.search.chat, services.search.limits
+    self._corpus = SearchTools(task, services.search)
+    self.ids = self._corpus.ids
+    self.stages: list[Stage] = []
+    self._roles: dict[str, str] = {}
+    self._messages: list[Message] = []
+    self._assigned = self._malformed_turns = 0
+    own = [Tool(view.CREATE, self._create), Tool(view.ASSIGN, self._assign)]
+    if services.limits.alone:
+      own = []
+    self._max_steps = math.ceil(task.facts["max_steps"] * services.limits.stretch)
+    self._tools = {tool.spec.name: tool for tool in (*own, *self._corpus.tools)}
+    self._specs = tuple(tool.spec for tool in self._tools.values())
+
+  async def start(self) -> Context:
+    """The question, after the system prompt if there is one."""
+    if self._context.system_prompt:
+      self._messages.append(Message("system", self._context.system_prompt))
+    line = view.steps_line(self._left)
+    self._messages.append(Message("user", self._task.prompt + line))
+    return self._next()
+
+  async def step(self, reply: Message) -> Context:
+    """Records the turn and runs its calls as one stage."""
+    self._messages.append(reply)
+    cut_off = reply.tokens is not None and (
+      not len(reply.tokens) or int(reply.tokens[-1]) not in self._chat.stop_tokens
+    )
+    if not reply.tool_calls and not cut_off:
+      self.stages.append(Stage())
+      return self._stopped("answer")
+    if self._left == 1:
+      self.stages.append(Stage())
+      return self._stopped("step_limit")
+    outcomes: list[Outcome] = []
+    if reply.tool_calls:
+      outcomes = await self._run_calls(reply.tool_calls)
+    else:
+      self.stages.append(Stage())
+      self._messages.append(Message("user", view.CUT_OFF))
+    last = self._messages[-1]
+    text = last.content + view.steps_line(self._left)
+    self._messages[-1] = dataclasses.replace(last, content=text)
+    children = tuple(outcome.trajectory for outcome in outcomes)
+    malformed = all(call.error for call in reply.tool_calls)
+    self._malformed_turns = self._malformed_turns + 1 if malformed else 0
+    if self._malformed_turns > self._context.max_malformed_turns:
+      return self._stopped("malformed", children)
+    if len(self.stages) >= self._limits.max_turns:
+      return self._stopped("turn_limit", children)
+    return self._next(children)
+
+  def rewards(self, trajectory: Trajectory) -> dict[str, float]:
+    """The parts of `parl.swarm_parts`; "performance", the item F1 of a table or 1 for the right
+    answer; for a table, the parts of `tables.table_parts`; counts.
+
+    Raises:
+      EpisodeError: the episode came to nothing and a sub-agent was lost to a fault: not a reward.
+    """
+    answer = reward.final_answer(trajectory.log, trajectory.stop)
+    calls = reward.calls(trajectory.log)
+    parts = {
+      "completed": float(trajectory.stop == "answer"),
+      "turns": float(len(self.stages)),
+      "agents": float(len(self._roles)),
+      "tool_calls": float(len(calls)),
+      "malformed_calls": float(sum(bool(call.error) for call in calls)),
+    }
+    parts |= self._performance(answer) | parl.swarm_parts(self.stages)
+    if parts["faults"] and not parts["performance"]:
+      lost = next(t.error for t in trajectory.children if t.error)
+      raise EpisodeError(f"nothing was achieved, and a sub-agent was lost: {lost}")
+    return parts
+
+  async def close(self) -> None:
+    """Holds nothing that needs closing."""
+
+  @property
+  def _left(self) -> int:
+    """Critical steps left, the answer's included."""
+    return self._max_steps - parl.critical_steps(self.stages)
+
+  def _performance(self, answer: str) -> dict[str, float]:
+    facts = self._task.facts
+    if "truth" in facts:
+      said = answer.strip("| \n").rpartition("|")[-1]  # of a row of a table, its last cell
+      right = tables.normal(said) == tables.normal(facts["truth"])
+      return {"performance": float(right), "success": float(right)}
+    gold = [self._with_source(row) for row in facts["rows"]]
+    found = tables.table_parts(answer, gold, columns=facts["columns"], keys=facts["keys"])
+    return {"performance": found["item_f1"], **found}
+
+  def _with_source(self, row: dict) -> dict[str, str]:
+    """The cells of a gold row, with the name that its source goes by in this episode."""
+    cells = dict(row["cells"])
+    if "source" in self._task.facts["columns"]:
+      cells["source"] = self.ids.name(row["source"])
+    return cells
+
+  def _next(self, children: tuple[Trajectory, ...] = ()) -> Context:
+    room = self._context.token_budget - self._usage()
+    if room < 1:
+      return self._stopped("context_overflow", children)
+    return Context(
+      messages=tuple(self._messages),
+      tools=self._specs,
+      max_new_tokens=min(self._context.max_new_tokens, room),
+      children=children,
+    )
+
+  def _stopped(self, stop: str, children: tuple[Trajectory, ...] = ()) -> Context:
+    return Context(tuple(self._messages), self._specs, done=True, stop=stop, children=children)
+
+  def _usage(self) -> int:
+    """Tokens of the prompt that the orchestrator would see now."""
+    return len(self._chat.render(self._messages, self._specs))
+
+  async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Outcome]:
+    """Runs the calls of one turn and appends their results and the stage.
+
+    Sub-agents are created in the order of the calls, before any assignment runs; assignments run
+    at once, beside the ordinary calls, which run one after another.
+    """
+    room = self._context.token_budget - self._usage()
+    texts = {call.id: text for call in calls if (text := self._answered(call, calls))}
+    running = [call for call in calls if call.id not in texts]
+    assigned = [call for call in running if call.name == view.ASSIGN.name]
+    asked = sum(call.name == view.ASSIGN.name for call in calls)
+    direct = [call for call in running if call.name != view.ASSIGN.name]
+    played = [
+      self._assign(**call.arguments, number=i, place=calls.index(call))
+      for i, call in enumerate(assigned)
+    ]
+    outcomes, found = await asyncio.gather(
+      at_once(self._crew.playing, played), self._look_up(direct, room)
+    )
+    texts |= found
+    kept = self._context.reply_reserve_tokens + self._chat.count(view.steps_line(1))
+    room -= sum(self._chat.count(text) + MESSAGE_TOKENS for text in texts.values()) + kept
+    share = max(room // max(len(assigned), 1) - MESSAGE_TOKENS, 1)
+    for call, outcome in zip(assigned, outcomes, strict=True):
+      texts[call.id] = self._cut(outcome.text, min(share, self._limits.message_tokens))
+    self._messages += [Message("tool", texts[call.id], tool_call_id=call.id) for call in calls]
+    ran = tuple(outcome.assigned for outcome in outcomes)
+    self.stages.append(Stage(ran, refused=asked - len(ran)))
+    self._assigned += len(ran)
+    return outcomes
+
+  def _answered(self, call: ToolCall, calls: Sequence[ToolCall]) -> str:
+    """What a call gets at once: it is malformed, refused, or creates a sub-agent; "" if it runs."""
+    problem = problem_with(self._tools, call)
+    if problem:
+      return problem
+    if call.name == view.CREATE.name:
+      return self._create(**call.arguments)
+    place = [c.id for c in calls if (c.name == view.ASSIGN.name) == (call.name == view.ASSIGN.name)]
+    before = place.index(call.id)
+    if call.name != view.ASSIGN.name:
+      return search_view.too_many_calls(before, self._context.max_calls)
+    return self._refusal(call.arguments["agent"], before)
+
+  def _create(self, name: str, system_prompt: str) -> str:
+    """Registers a kind of sub-agent."""
+    if name in self._roles:
+      return f"Error: there is a sub-agent {name!r} already. Use it, or choose another name."
+    if len(self._roles) >= self._limits.max_agents:
+      return f"Error: there are {len(self._roles)} sub-agents already; use one of them."
+    self._roles[name] = system_prompt
+    return view.CREATED
+
+  def _refusal(self, agent: str, before: int) -> str:
+    """Why an assignment after `before` others of its turn may not run; "" if it may."""
+    limits = self._limits
+    if agent not in self._roles:
+      known = ", ".join(list(self._roles)[:8]) or "none; create one first"
+      return f"Error: there is no sub-agent {agent!r}. There are: {known}."
+    if before >= limits.max_assignments_per_turn:
+      return f"Error: at most {limits.max_assignments_per_turn} tasks a turn. Wait for the others."
+    if self._assigned + before >= limits.max_assignments:
+      return f"Error: all {limits.max_assignments} tasks of this episode are given. Answer."
+    if self._sub_turns < 1:
+      return "Error: no steps are left for a sub-agent. Answer."
+    return ""
+
+  @property
+  def _sub_turns(self) -> int:
+    """Turns that an assignment of the stage at hand may take: one step stays for the answer."""
+    return min(self._limits.sub_max_turns, self._left - 2)
+
+  async def _assign(self, agent: str, prompt: str, number: int = 0, place: int = 0) -> Outcome:
+    """Plays assignment `number` of a turn, its call `place`, to its end; nothing that goes wrong in
+    it is raised.
+    """
+    assignment = Assignment(
+      id=f"{self._task.id}/{len(self.stages)}.{number}",
+      system_prompt=self._roles[agent],
+      prompt=prompt,
+      max_turns=self._sub_turns,
+      stage=len(self.stages),
+      call=place,
+    )
+    return await subagents.play(
+      assignment, self._task, self._services, self._limits, self._crew, self._seed
+    )
+
+  async def _look_up(self, calls: Sequence[ToolCall], room: int) -> dict[str, str]:
+    """The results of ordinary calls by call id; each counts against the room of those after it."""
+    found: dict[str, str] = {}
+    for call in calls:
+      self._corpus.allow(room)
+      found[call.id] = await run_call(self._tools, call)
+      room -= self._chat.count(found[call.id])
+    return found
+
+  def _cut(self, text: str, tokens: int) -> str:
+    ids = self._chat.encode(text)
+    return text if len(ids) <= tokens else self._chat.decode(ids[:tokens])
+
+
+def policy_services(
+  tokenizer: str, index_folder: str, search: SearchConfig, swarm: SwarmConfig
+) -> Services:
+  """For `WorkerSpec.build`: the policy is the orchestrator, `swarm.sub_policy` its sub-agents."""
+  shared = SwarmServices(load_services(tokenizer, index_folder, search), swarm)
+
+  def make_episode(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
+    pinned = Pinned(sampler, swarm.sub_policy)
+    crew = Crew(lambda env, assignment, seed: (env, pinned), pinned.playing)
+    return make(task, shared, crew, seed), sampler
+
+  return Services(shared.search.chat, make_episode)
+
+
+def make(task: Task, services: SwarmServices, crew: Crew, seed: int) -> SwarmEnv:
+  """A fresh episode of `task`; `seed` is of what its sub-agents sample.
+
+  Raises:
+    ValueError: the task has no budget of critical steps, or nothing to judge an answer by.
+  """
+  facts = task.facts
+  if facts.get("max_steps", 0) < 1 or not ("truth" in facts or facts.get("rows")):
+    raise ValueError(
+      f"task {task.id!r} needs facts['max_steps'] >= 1 and facts['rows'] or facts['truth']; make "
+      "tasks with agents.swarm.tasks.making"
+    )
+  return SwarmEnv(task, services, crew, seed)

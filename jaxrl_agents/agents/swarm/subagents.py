@@ -1,0 +1,137 @@
+"""Sub-agents of a swarm: each assignment is an episode of the search environment, played beside the
+others.
+
+Whatever goes wrong in one, in its environment, its tools or its sampler, ends that one alone,
+within its deadline, with the status "error".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from jaxrl_agents.agents.search import reward
+from jaxrl_agents.agents.search.env import SearchEnv
+from jaxrl_agents.agents.search.tools import SearchServices
+from jaxrl_agents.agents.swarm import view
+from jaxrl_agents.agents.swarm.parl import FINISHED, Assigned
+from jaxrl_agents.config import SwarmConfig
+from jaxrl_agents.harness.rollout import Record, Sampling, failed, run_episode
+from jaxrl_agents.types import Env, Sampler, Task, Trajectory
+
+STATUS_OF_STOP = {
+  "turn_limit": "step_limit",
+  "context_overflow": "token_limit",
+  "malformed": "error",
+}
+"""How an episode of a sub-agent that gave no answer ended -> its status."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+  """A task for a sub-agent. `id` is unique among all episodes of a rollout.
+
+  It was asked for by call number `call`, from 0, of the turn that is stage number `stage`.
+  """
+
+  id: str
+  system_prompt: str
+  prompt: str
+  max_turns: int
+  stage: int
+  call: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Crew:
+  """Who plays sub-agents.
+
+  Attributes:
+    player: (environment, assignment, seed) -> the environment and who plays it.
+    playing: told how many more players ask than the orchestrator alone (Sampler.playing).
+  """
+
+  player: Callable[[SearchEnv, Assignment, int], tuple[Env, Sampler]]
+  playing: Callable[[int], None] = lambda more: None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What came of an assignment: for the rewards, for the orchestrator, for viewing.
+
+  The trajectory's metrics tell "stage" and "call" of its assignment, and "steps", its model turns.
+  """
+
+  assigned: Assigned
+  text: str
+  trajectory: Trajectory
+
+
+async def play(
+  assignment: Assignment,
+  task: Task,
+  services: SearchServices,
+  limits: SwarmConfig,
+  crew: Crew,
+  seed: int,
+) -> Outcome:
+  """Plays an assignment of `task` to its end. Raises nothing but cancellation."""
+  gold = {"short_ids": task.facts["short_ids"]} if "short_ids" in task.facts else {}
+  own = Task(assignment.id, "search", assignment.prompt, {"facts": [], **gold}, task.split)
+  record = Record()
+  try:
+    env = SearchEnv(own, _bounded(services, limits, assignment))
+    made, player = crew.player(env, assignment, seed)
+    trajectory = await run_episode(
+      made,
+      services.chat,
+      player,
+      task=own,
+      sampling=Sampling(
+        temperature=limits.sub_temperature,
+        seed=seed,
+        max_new_tokens=limits.sub_max_new_tokens,
+        generate_deadline_s=limits.sub_deadline_s,
+        episode_deadline_s=limits.sub_deadline_s,
+      ),
+      record=record,
+    )
+  except Exception as error:
+    trajectory = failed(own, "", record, error)
+  return _outcome(trajectory, assignment)
+
+
+def _bounded(
+  services: SearchServices, limits: SwarmConfig, assignment: Assignment
+) -> SearchServices:
+  """The services with the limits of one sub-agent."""
+  own = dataclasses.replace(
+    services.limits,
+    system_prompt=assignment.system_prompt,
+    max_turns=assignment.max_turns,
+    max_new_tokens=limits.sub_max_new_tokens,
+    token_budget=limits.sub_token_budget,
+    threshold_tokens=limits.sub_token_budget // 2,
+    can_prune=False,
+    show_hint=False,
+  )
+  return dataclasses.replace(services, limits=own)
+
+
+def _outcome(trajectory: Trajectory, assignment: Assignment) -> Outcome:
+  replies = [message.content for message in trajectory.log if message.role == "assistant"]
+  answer = reward.final_answer(trajectory.log, trajectory.stop).strip()
+  if trajectory.error:
+    status = "error"
+  elif trajectory.stop == "answer":
+    status = FINISHED if answer else "empty"
+  else:
+    status = STATUS_OF_STOP[trajectory.stop]
+  text = answer if status == FINISHED else view.unfinished(status, replies[-1] if replies else "")
+  segments = tuple(dataclasses.replace(s, routing=None) for s in trajectory.segments)
+  place = {"stage": assignment.stage, "call": assignment.call, "steps": len(replies)}
+  metrics = {**trajectory.metrics, **{name: float(value) for name, value in place.items()}}
+  kept = dataclasses.replace(
+    trajectory, segments=segments, rewards={}, stop=status, metrics=metrics
+  )
+  return Outcome(Assigned(status, len(replies), fault=bool(trajectory.error)), text, kept)

@@ -1,0 +1,175 @@
+"""How right a table is: item and row F1 of WideSearch, for tables that an agent fills in.
+
+Source: WideSearch, https://github.com/ByteDance-Seed/WideSearch, `src/evaluation`. There is no
+judging model: keys and column names must agree after normalisation.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jaxrl_agents.agents.search.reward import f_beta
+
+Row = Mapping[str, str]
+"""A cell for each column."""
+
+_DATES = ("%Y-%m-%d", "%Y/%m/%d", "%d %B %Y", "%B %d, %Y", "%Y-%m", "%B %Y", "%Y")
+
+
+def parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
+  """(columns, rows) of the first Markdown table in a text; no columns where there is none.
+
+  Rows of another width than the header have their missing cells empty and lose those beyond it; a
+  rule line of dashes is skipped. The table ends at the first line that is no row.
+  """
+  columns: list[str] = []
+  rows: list[dict[str, str]] = []
+  for line in text.splitlines():
+    line = line.strip()
+    if not line.startswith("|"):
+      if columns:
+        break
+      continue
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    if not columns:
+      columns = [normal(cell) for cell in cells]
+    elif not re.fullmatch(r"[\s|:-]*-[\s|:-]*", line):
+      padded = [*cells, *[""] * len(columns)]
+      rows.append(dict(zip(columns, padded, strict=False)))
+  return columns, rows
+
+
+def normal(text: str) -> str:
+  """Lower case, without white space, quotes and backticks: what is compared as text."""
+  return re.sub(r"[\s\"'`*]", "", text).lower()
+
+
+def exact_match(found: str, target: str, criterion: float) -> bool:
+  """Equal once normalised."""
+  return normal(found) == normal(target)
+
+
+def in_match(found: str, target: str, criterion: float) -> bool:
+  """One is part of the other once normalised; an empty cell is part of nothing."""
+  one, other = normal(found), normal(target)
+  return bool(one and other) and (one in other or other in one)
+
+
+def url_match(found: str, target: str, criterion: float) -> bool:
+  """The same set of hosts, `www.` aside."""
+  return _hosts(found) == _hosts(target)
+
+
+def number_near(found: str, target: str, criterion: float) -> bool:
+  """|found - target| <= criterion |target|, of the first number in each."""
+  one, other = _number(found), _number(target)
+  return one is not None and other is not None and abs(one - other) <= criterion * abs(other)
+
+
+def date_near(found: str, target: str, criterion: float) -> bool:
+  """At most 31 days apart."""
+  one, other = _date(found), _date(target)
+  return one is not None and other is not None and abs((one - other).days) <= 31
+
+
+METRICS: dict[str, Callable[[str, str, float], bool]] = {
+  "exact_match": exact_match,
+  "in_match": in_match,
+  "url_match": url_match,
+  "number_near": number_near,
+  "date_near": date_near,
+}
+
+
+def table_parts(
+  text: str,
+  gold: Sequence[Row],
+  *,
+  columns: Sequence[str],
+  keys: Sequence[str],
+  metrics: Mapping[str, tuple[str, float]] | None = None,
+) -> dict[str, float]:
+  """Scores of the table in `text` against the rows of `gold`.
+
+  Duplicate rows (equal keys) count once, the first. A row is found if its keys are those of a gold
+  row; its key cells then score 1, the others 0 or 1 by their metric.
+
+      TP_item = sum of cells       P = TP_item / (rows * columns)   R = TP_item / (gold * columns)
+      TP_row = rows all right      P = TP_row / rows                R = TP_row / gold
+
+  Args:
+    text: an answer; its first Markdown table counts.
+    gold: the true rows.
+    columns: required ones; a table with others, or without one of them, scores 0 throughout.
+    keys: those of `columns` that tell rows apart.
+    metrics: {column: (name in METRICS, criterion)}; exact_match for the others.
+
+  Returns:
+    item_precision, item_recall, item_f1, row_precision, row_recall, row_f1, and success: 1 if the
+    table is exactly right.
+  """
+  found_columns, found = parse(text)
+  if set(found_columns) != {normal(column) for column in columns}:
+    found = []
+  by_key = _by_key(found, [normal(key) for key in keys])
+  wanted = _by_key(gold, keys)
+  items = rows = 0
+  for key, row in by_key.items():
+    if key in wanted:
+      gold_row = wanted[key]
+      cells = [
+        c in keys or _right(row[normal(c)], gold_row[c], (metrics or {}).get(c)) for c in columns
+      ]
+      items += sum(cells)
+      rows += all(cells)
+  width = len(columns)
+  item_p, item_r = _ratio(items, len(by_key) * width), _ratio(items, len(wanted) * width)
+  row_p, row_r = _ratio(rows, len(by_key)), _ratio(rows, len(wanted))
+  return {
+    "item_precision": item_p,
+    "item_recall": item_r,
+    "item_f1": f_beta(item_p, item_r, 1.0),
+    "row_precision": row_p,
+    "row_recall": row_r,
+    "row_f1": f_beta(row_p, row_r, 1.0),
+    "success": float(min(item_p, item_r, row_p, row_r) == 1.0),
+  }
+
+
+def _by_key(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[str, ...], Row]:
+  found: dict[tuple[str, ...], Row] = {}
+  for row in rows:
+    found.setdefault(tuple(normal(row[key]) for key in keys), row)
+  return found
+
+
+def _right(found: str, target: str, metric: tuple[str, float] | None) -> bool:
+  name, criterion = metric or ("exact_match", 0.0)
+  return METRICS[name](found, target, criterion)
+
+
+def _ratio(count: int, of: int) -> float:
+  return count / of if of else 0.0
+
+
+def _hosts(text: str) -> set[str]:
+  urls = re.findall(r"(?:https?://)?[\w.-]+\.\w{2,}(?:/\S*)?", text)
+  parsed = (urllib.parse.urlparse(u if "//" in u else f"//{u}").netloc for u in urls)
+  return {host.lower().removeprefix("www.") for host in parsed}
+
+
+def _number(text: str) -> float | None:
+  match = re.search(r"-?\d[\d,]*(?:\.\d+)?", text)
+  return float(match[0].replace(",", "")) if match else None
+
+
+def _date(text: str) -> datetime.date | None:
+  for form in _DATES:
+    try:
+      return datetime.datetime.strptime(text.strip(), form).date()
+    except ValueError:
+      continue
+  return None

@@ -1,0 +1,1 @@
+"""Documents: reading, cutting into chunks, searching, and facts about their content."""

@@ -1,0 +1,104 @@
+"""Frozen sets of files: a folder with a manifest that holds the SHA-256 of every file.
+
+A folder appears whole or not at all, and what is read has the hashes that were written, or is
+refused: the ids in a task mean nothing beside another corpus.
+
+    manifest.json     {"sha256": {file: digest of its content}, ...}
+    NAME.gz           compressed; its digest is that of the content before compression
+    NAME              as it is
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+def json_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
+  """One JSON object a line, keys sorted: equal records give equal bytes."""
+  return "".join(json.dumps(record, sort_keys=True) + "\n" for record in records).encode()
+
+
+def write(
+  folder: str | os.PathLike[str], contents: Mapping[str, bytes], manifest: Mapping[str, Any]
+) -> None:
+  """Writes a set of files and its manifest; does nothing where the folder holds the same set.
+
+  Args:
+    folder: does not exist yet, is empty, or holds this set.
+    contents: {file name: content}; a name that ends in ".gz" is stored compressed.
+    manifest: what else the manifest says.
+
+  Raises:
+    ValueError: the folder holds something else.
+  """
+  folder = pathlib.Path(folder)
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+  with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing_") as name:
+    place = pathlib.Path(name) / "set"
+    place.mkdir()
+    for file, content in contents.items():
+      stored = gzip.compress(content, 6, mtime=0) if file.endswith(".gz") else content
+      (place / file).write_bytes(stored)
+    text = json.dumps({**manifest, "sha256": hashes}, indent=2, sort_keys=True)
+    (place / MANIFEST).write_text(text + "\n")
+    if folder.exists():
+      present = folder / MANIFEST
+      if present.is_file() and json.loads(present.read_text()).get("sha256") == hashes:
+        return
+      if any(folder.iterdir()):
+        raise ValueError(f"{folder} holds something else; name an empty folder")
+      folder.rmdir()
+    place.rename(folder)
+
+
+def read_manifest(folder: str | os.PathLike[str], *, maker: str) -> dict[str, Any]:
+  """The manifest of a set; `maker` is the script that makes such sets, for the error.
+
+  Raises:
+    ValueError: there is no manifest, or it holds no hashes.
+  """
+  path = pathlib.Path(folder) / MANIFEST
+  if not path.is_file():
+    raise ValueError(f"{folder} has no {MANIFEST}; make the set with {maker}")
+  manifest = json.loads(path.read_text())
+  if not isinstance(manifest.get("sha256"), dict):
+    raise ValueError(f"{path} has no field 'sha256'; make the set again with {maker}")
+  return manifest
+
+
+def read(
+  folder: str | os.PathLike[str], file: str, manifest: Mapping[str, Any], *, maker: str
+) -> bytes:
+  """The content of one file of a set, checked against the manifest.
+
+  Raises:
+    ValueError: the file is missing, is not a whole gzip file, or has other content.
+  """
+  path = pathlib.Path(folder) / file
+  if not path.is_file():
+    raise ValueError(f"{path} does not exist; make the set again with {maker}")
+  content = path.read_bytes()
+  if file.endswith(".gz"):
+    try:
+      content = gzip.decompress(content)
+    except (OSError, EOFError) as error:
+      raise ValueError(
+        f"{path} is not a whole gzip file ({error}); make the set again with {maker}"
+      ) from error
+  found, wanted = hashlib.sha256(content).hexdigest(), manifest["sha256"].get(file)
+  if found != wanted:
+    raise ValueError(
+      f"{path} has sha256 {found}, but the manifest says {wanted}; a set is frozen: restore the "
+      f"file or make the set again with {maker}"
+    )
+  return content

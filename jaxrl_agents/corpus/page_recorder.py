@@ -1,0 +1,110 @@
+"""Records web pages for `fetch_page`: read once, with a network, so that training needs none."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import pathlib
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+
+from jaxrl_agents.corpus import readers
+
+MAX_BYTES = 4_000_000
+PLAIN = ("text/", "application/json", "application/xml")
+_AGENT = "jaxrl_agents page recorder"
+
+
+class PageError(ValueError):
+  """A page that cannot be recorded, and why."""
+
+
+def fetched(url: str, *, deadline_s: float = 30.0, max_bytes: int = MAX_BYTES) -> dict[str, str]:
+  """{"url", "title", "text"} of a page: of HTML its text, of other text all of it.
+
+  The url is the one asked for, wherever it leads.
+
+  Raises:
+    PageError: no http or https, not whole within `deadline_s`, an error status, more
+      than `max_bytes`, or something that is not text in the encoding that it claims.
+  """
+  if not url.startswith(("http://", "https://")):
+    raise PageError(f"{url}: begin with http:// or https://")
+  ends = time.monotonic() + deadline_s
+  try:
+    request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
+    with urllib.request.urlopen(request, timeout=deadline_s) as answer:
+      kind = answer.headers.get_content_type()
+      charset = answer.headers.get_content_charset() or "utf-8"
+      content = b""
+      while len(content) <= max_bytes and (part := answer.read1(1 << 16)):
+        content += part
+        if time.monotonic() > ends:
+          raise TimeoutError(f"not whole after {deadline_s:g} s")
+  except (OSError, ValueError, http.client.HTTPException) as error:
+    raise PageError(f"{url}: {error}") from error
+  if len(content) > max_bytes:
+    raise PageError(f"{url}: more than {max_bytes} bytes")
+  if not kind.startswith(PLAIN):
+    raise PageError(f"{url}: {kind} is not text")
+  try:
+    text = content.decode(charset)
+  except (UnicodeDecodeError, LookupError) as error:
+    raise PageError(f"{url}: {error}") from error
+  title = ""
+  if kind in ("text/html", "application/xhtml+xml"):
+    title, text = readers.html_to_text(text)
+  return {"url": url, "title": title, "text": text}
+
+
+def recorded(file: pathlib.Path) -> set[str]:
+  """The urls of a file of JSON lines; none where there is no file.
+
+  Raises:
+    ValueError: a line is something else.
+  """
+  if not file.exists():
+    return set()
+  lines = file.read_text("utf-8").split("\n")
+  try:
+    return {json.loads(line)["url"] for line in lines if line.strip()}
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{file}: not JSON lines with a url ({error!r}); name another file") from error
+
+
+def _ended(file: pathlib.Path) -> None:
+  """Takes a last line that a stop cut short out of the file, and ends one that is whole."""
+  whole, newline, last = file.read_text("utf-8").rpartition("\n")
+  if not last:
+    return
+  try:
+    json.loads(last)
+  except ValueError:
+    file.write_text(whole + newline, "utf-8")
+  else:
+    file.write_text(f"{whole}{newline}{last}\n", "utf-8")
+
+
+def record(
+  urls: Iterable[str], file: pathlib.Path, *, deadline_s: float = 30.0
+) -> Iterator[tuple[str, str]]:
+  """Appends to `file` what it has not of `urls`; yields (url, "" or why not) one by one.
+
+  A page is written as soon as it is read, so that a stop loses none; those that failed are asked
+  for again the next time.
+  """
+  if file.exists():
+    _ended(file)
+  known = recorded(file)
+  for url in dict.fromkeys(urls):
+    if url in known:
+      continue
+    try:
+      page: Mapping[str, str] = fetched(url, deadline_s=deadline_s)
+    except PageError as error:
+      yield url, str(error)
+      continue
+    with file.open("a", encoding="utf-8") as out:
+      out.write(json.dumps(page, ensure_ascii=False) + "\n")
+    yield url, ""

@@ -1,1 +1,0 @@
-"""Environments: each a file with `make(task, services)`."""

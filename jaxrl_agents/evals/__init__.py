@@ -1,1 +1,0 @@
-"""Scores of a set of episodes (suites.py); whether new weights may replace the old (gates.py)."""

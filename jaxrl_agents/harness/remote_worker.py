@@ -1,0 +1,95 @@
+"""Workers of another machine: they knock at a run's listener, work, and look for the next run.
+
+A supervisor keeps so many worker processes alive. Each connects by itself, so that one that dies
+takes no other with it; one whose run is over, or whose run died, knocks again: a run that is
+started again finds its fleet there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from jaxrl_agents.harness.worker_pool import environment
+from jaxrl_agents.harness.worker_process import UNFIT, live
+from jaxrl_agents.wire import listener as listener_lib
+
+NOBODY_ANSWERED = 3
+_RESTART_S = 1.0
+_BOOT = (
+  "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+  "from jaxrl_agents.harness.remote_worker import joined_main; "
+  "joined_main(sys.argv[2], float(sys.argv[3]))"
+)
+
+
+def supervise(address: str, processes: int, patience_s: float) -> None:
+  """Keeps `processes` workers joined to the runs at `address`, one run after the other.
+
+  Returns when there has been no run for `patience_s`.
+
+  Raises:
+    ValueError: no key, or no run was ever there, or it refused the workers, or they could not build
+      what it asked for; what they said stands on stderr.
+  """
+  if processes < 1:
+    raise ValueError(f"processes={processes}; start at least 1")
+  listener_lib.read_key()
+  began = time.monotonic()
+  children = [_start(address, patience_s) for _ in range(processes)]
+  worked = False
+  try:
+    while children:
+      time.sleep(_RESTART_S)
+      for child in [each for each in children if each.poll() is not None]:
+        children.remove(child)
+        status = child.returncode
+        if status == UNFIT:
+          raise ValueError(f"a worker of {address} gave up; see what it said above")
+        worked |= status != NOBODY_ANSWERED
+        if status < 0 or status == 1:
+          print(f"a worker died (status {status}); another is started", file=sys.stderr, flush=True)
+        if status != NOBODY_ANSWERED:
+          children.append(_start(address, patience_s))
+  finally:
+    for child in children:
+      child.kill()
+      child.wait()
+  if not worked:
+    waited = time.monotonic() - began
+    raise ValueError(f"no run answered at {address} for {waited:.0f} s; see what is said above")
+
+
+def joined_main(address: str, patience_s: float) -> NoReturn:
+  """The life of a worker process that connects to a run.
+
+  It ends with its supervisor, however that ends: its standard input is a pipe from there.
+  """
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+  try:
+    key = listener_lib.read_key()
+    connection = listener_lib.connect(
+      address, key, role="worker", runs=listener_lib.code(), patience_s=patience_s
+    )
+  except TimeoutError as error:
+    print(f"a worker leaves: {error}", file=sys.stderr, flush=True)
+    os._exit(NOBODY_ANSWERED)
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    os._exit(UNFIT)
+  live(connection)
+
+
+def _start(address: str, patience_s: float) -> subprocess.Popen[bytes]:
+  command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), address, str(patience_s)]
+  return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment())
+
+
+def _end_with_parent() -> None:
+  sys.stdin.buffer.read()
+  os._exit(0)

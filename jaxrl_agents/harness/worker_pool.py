@@ -1,0 +1,317 @@
+"""The pool of worker processes that play episodes, as the main process sees it.
+
+A worker is a fresh interpreter (never a fork: a fork after jax has started can deadlock) joined to
+the main process by one duplex pipe; or a process of another machine that came in by a listener
+(`wire.listener`) and is joined by its socket. What goes over either is in `harness.worker_process`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from jaxrl_agents.harness.worker_process import Job, WorkerSpec
+from jaxrl_agents.wire.listener import SILENCE_S, Listener
+
+_BOOT = (
+  "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+  "from jaxrl_agents.harness.worker_process import worker_main; worker_main(int(sys.argv[1]))"
+)
+
+
+class WorkerPoolError(RuntimeError):
+  """The pool cannot go on: a worker did not start, or too many died."""
+
+
+@dataclasses.dataclass
+class _Worker:
+  """A live process. Invariant: `jobs` are the groups sent to it and not yet returned.
+
+  Attributes:
+    process: of this machine; None for one that came in by the listener.
+    connection: to it.
+    name: for messages.
+    started: when, on the clock of time.monotonic.
+    heard: when its last message came, likewise.
+    ready: whether it has built its services.
+  """
+
+  process: subprocess.Popen[bytes] | None
+  connection: Connection
+  name: str
+  started: float = dataclasses.field(default_factory=time.monotonic)
+  heard: float = dataclasses.field(default_factory=time.monotonic)
+  ready: bool = False
+  last_error: str = ""
+  jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
+
+
+class WorkerPool:
+  """Worker processes, each with up to `groups_per_worker` groups. Use as a context manager.
+
+  A worker that dies is replaced under a new number and reported by `poll`; numbers are never used
+  twice, so that an answer for a dead worker reaches nobody. Through the `listener` others join at
+  any time and go at any time: one whose connection breaks, or that is silent for `silence_s`, is
+  reported as any that died, and replaces itself.
+
+  Invariant: a submitted job is in the backlog, with exactly one worker, or was returned by `poll`.
+  """
+
+  def __init__(
+    self,
+    spec: WorkerSpec,
+    num_workers: int,
+    *,
+    groups_per_worker: int = 4,
+    stall_s: float = 120.0,
+    start_deadline_s: float = 300.0,
+    max_deaths: int = 8,
+    listener: Listener | None = None,
+    silence_s: float = SILENCE_S,
+  ):
+    if num_workers < (0 if listener else 1) or groups_per_worker < 1:
+      raise ValueError(
+        f"num_workers={num_workers} and groups_per_worker={groups_per_worker} must be at least 1, "
+        "or 0 workers where others join by the listener"
+      )
+    self._door, self._silence_s = listener, silence_s
+    self._spec, self._stall_s, self._start_deadline_s = spec, stall_s, start_deadline_s
+    self._groups_per_worker, self._deaths_left = groups_per_worker, max_deaths
+    self._backlog: collections.deque[Job] = collections.deque()
+    self._workers: dict[int, _Worker] = {}
+    self._next_number = 0
+    for _ in range(num_workers):
+      self._start_worker()
+
+  def __enter__(self) -> WorkerPool:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+  @property
+  def unfinished(self) -> int:
+    """Jobs submitted and neither finished nor reported lost."""
+    return len(self._backlog) + sum(len(worker.jobs) for worker in self._workers.values())
+
+  @property
+  def pids(self) -> dict[int, int]:
+    """Process id of each live worker of this machine, by its number."""
+    return {n: worker.process.pid for n, worker in self._workers.items() if worker.process}
+
+  def describe(self) -> str:
+    """One line on the state, for messages about a lack of progress."""
+    joined = sum(worker.process is None for worker in self._workers.values())
+    ready = sum(worker.ready for worker in self._workers.values())
+    more = f", {joined} of them joined at {self._door.address}" if self._door else ""
+    return f"{len(self._workers)} workers ({ready} ready{more}) with {self.unfinished} groups"
+
+  def wait_until_ready(self) -> None:
+    """Returns once a worker is ready; to be called before any job is submitted.
+
+    Raises:
+      WorkerPoolError: none became ready within start_deadline_s.
+    """
+    deadline = time.monotonic() + self._start_deadline_s
+    while not any(worker.ready for worker in self._workers.values()):
+      self.poll(timeout_s=0.2)
+      if time.monotonic() > deadline:
+        where = f"; start some with --connect={self._door.address}" if self._door else ""
+        raise WorkerPoolError(
+          f"no worker was ready within start_deadline_s={self._start_deadline_s:g}{where}: "
+          f"{self.describe()}"
+        )
+
+  def submit(self, job: Job) -> None:
+    """Queues a group; it starts as soon as a worker has room.
+
+    Raises:
+      ValueError: a job without rollouts, or whose group id is already unfinished.
+    """
+    ids = {j.group_id for j in self._backlog}.union(*(w.jobs for w in self._workers.values()))
+    if job.num_rollouts < 1 or job.group_id in ids:
+      raise ValueError(
+        f"group {job.group_id!r} with {job.num_rollouts} rollouts: a group needs at least one "
+        "rollout and an id that no unfinished group has"
+      )
+    self._backlog.append(job)
+    self._dispatch()
+
+  def poll(self, timeout_s: float) -> list[tuple[int, tuple[Any, ...]]]:
+    """Waits for messages and returns them with the numbers of their workers, oldest first.
+
+    Beside a worker's own "generate", "group" and "error": ("died", text, jobs) when one is gone,
+    with the jobs that went with it, for the caller to submit again.
+
+    Raises:
+      WorkerPoolError: a worker failed to start or too many have died; the message says why.
+    """
+    self._admit()
+    self._check_starts()
+    numbers = {worker.connection: number for number, worker in self._workers.items()}
+    if self._door:  # to let others in soon
+      timeout_s = min(timeout_s, 1.0)
+    heard = {numbers[c] for c in wait(list(numbers), timeout_s) if isinstance(c, Connection)}
+    messages = []
+    for number in sorted(heard):
+      while number in self._workers and self._workers[number].connection.poll():
+        message = self._receive(number)
+        if message is not None:
+          messages.append((number, message))
+    messages += self._bury_silent()
+    self._dispatch()
+    return messages
+
+  def send(self, number: int, message: tuple[Any, ...]) -> bool:
+    """Sends to a worker; False if it is gone (`poll` then reports or has reported its death)."""
+    worker = self._workers.get(number)
+    if worker is None:
+      return False
+    try:
+      worker.connection.send(message)
+    except OSError:
+      return False
+    return True
+
+  def close(self, timeout_s: float = 10.0) -> None:
+    """Ends all workers: asks first, kills after `timeout_s` seconds those of this machine, of which
+    no process is left; those that joined look for another run.
+    """
+    for number in list(self._workers):
+      self.send(number, ("close",))
+    deadline = time.monotonic() + timeout_s
+    for worker in self._workers.values():
+      _reap(worker, max(0.0, deadline - time.monotonic()))
+    self._workers.clear()
+    self._backlog.clear()
+
+  def _start_worker(self) -> None:
+    ours, theirs = Pipe()
+    fd = theirs.fileno()
+    command = [sys.executable, "-c", _BOOT, str(fd), json.dumps(sys.path)]
+    process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environment())
+    theirs.close()
+    self._add(_Worker(process, ours, f"process {process.pid}"))
+
+  def _admit(self) -> None:
+    """Takes in who has come by the listener."""
+    for name, connection in self._door.take("worker") if self._door else ():
+      self._add(_Worker(None, connection, f"at {name}"))
+
+  def _add(self, worker: _Worker) -> None:
+    self._workers[self._next_number] = worker
+    self.send(self._next_number, (self._spec, self._stall_s))
+    self._next_number += 1
+
+  def _check_starts(self) -> None:
+    for number, worker in list(self._workers.items()):
+      waited = time.monotonic() - worker.started
+      if worker.ready or waited <= self._start_deadline_s:
+        continue
+      if worker.process is None:
+        self._bury(number)
+      else:
+        raise WorkerPoolError(
+          f"worker {number} is not ready {waited:.0f} s after its start; raise start_deadline_s="
+          f"{self._start_deadline_s:g} or see what {self._spec.build} does"
+        )
+
+  def _dispatch(self) -> None:
+    """Gives waiting jobs to the ready workers with the fewest."""
+    ready = {number: worker for number, worker in self._workers.items() if worker.ready}
+    while self._backlog and ready:
+      number = min(ready, key=lambda n: len(ready[n].jobs))
+      if len(ready[number].jobs) >= self._groups_per_worker:
+        return
+      job = self._backlog.popleft()
+      ready[number].jobs[job.group_id] = job
+      if not self.send(number, ("group", job)):
+        del ready[number]  # poll reports its death, with this job
+
+  def _receive(self, number: int) -> tuple[Any, ...] | None:
+    """One message of a worker, its death included; None if it is for the pool alone."""
+    worker = self._workers[number]
+    try:
+      message = worker.connection.recv()
+    except (EOFError, OSError):
+      return self._bury(number)
+    worker.heard = time.monotonic()
+    if message[0] == "ready":
+      worker.ready = True
+    if message[0] in ("ready", "alive"):
+      return None
+    if message[0] == "error":
+      worker.last_error = message[1]
+    elif message[0] == "group":
+      worker.jobs.pop(message[1].trajectories[0].group_id, None)
+    return message
+
+  def _bury_silent(self) -> list[tuple[int, tuple[Any, ...]]]:
+    """The deaths of those that joined and have said nothing for silence_s; all that has come is
+    read.
+    """
+    since = time.monotonic() - self._silence_s
+    silent = [
+      n for n, w in self._workers.items() if w.process is None and w.ready and w.heard < since
+    ]
+    deaths = ((number, self._bury(number)) for number in silent)
+    return [(number, death) for number, death in deaths if death is not None]
+
+  def _bury(self, number: int) -> tuple[Any, ...] | None:
+    """Forgets a worker: the message of its death, or None for one that was never of use."""
+    worker = self._workers.pop(number)
+    cause = self._cause(worker)
+    text = f"worker {number} ({worker.name}) died: {cause}. {worker.last_error}".strip()
+    if worker.process is None:
+      if not worker.ready:
+        print(text, file=sys.stderr, flush=True)
+        return None
+    else:
+      if not worker.ready:
+        raise WorkerPoolError(f"{text} It never became ready; see {self._spec.build}.")
+      self._deaths_left -= 1
+      if self._deaths_left < 0:
+        raise WorkerPoolError(f"{text} Too many workers have died; none is started any more.")
+      self._start_worker()
+    return ("died", text, tuple(worker.jobs.values()))
+
+  def _cause(self, worker: _Worker) -> str:
+    code = _reap(worker, timeout_s=5.0)
+    if worker.process is None:
+      silent_s = time.monotonic() - worker.heard
+      quiet = f" after {silent_s:.0f} s of silence" if silent_s > self._silence_s else ""
+      return f"its connection ended{quiet}"
+    if code >= 0:
+      return f"exit status {code}"
+    still = f", its event loop stood still for {self._stall_s:g} s"
+    return signal.Signals(-code).name + (still if code == -signal.SIGALRM else "")
+
+
+def environment() -> dict[str, str]:
+  """Of a worker process: one thread each, for there are many."""
+  one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+  return {"TOKENIZERS_PARALLELISM": "false"} | one_thread | dict(os.environ)
+
+
+def _reap(worker: _Worker, timeout_s: float) -> int:
+  """Hangs up; waits for a process of this machine to end, kills it if it does not, and returns its
+  exit code.
+  """
+  if worker.process is None:
+    worker.connection.close()
+    return 0
+  try:
+    worker.process.wait(timeout_s)
+  except subprocess.TimeoutExpired:
+    worker.process.kill()
+    worker.process.wait(10.0)
+  worker.connection.close()
+  return worker.process.returncode

@@ -1,0 +1,210 @@
+"""The life of a worker process: plays groups, asks the main process for generations.
+
+    main -> worker   ("group", Job)  ("generation", request_id, Generation)
+                     ("refused", request_id, text)  ("close",)
+    worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], Limits)
+                     ("playing", more)  ("group", Group)  ("error", text)
+                     ("alive",) when there is nothing else to say
+
+A worker ends when it is told to, when the connection breaks (the main process died, however), or
+when its event loop stands still for `stall_s`: the kernel's alarm then kills it, whatever it hangs
+in. The connection is a pipe to a main process on the same machine, a socket to one elsewhere
+(`harness.remote_worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness.rollout import (
+  EpisodeError,
+  MakeEpisode,
+  Record,
+  Sampling,
+  failed,
+  run_group,
+)
+from jaxrl_agents.types import Generation, Group, Limits, Task
+from jaxrl_agents.wire.listener import BEAT_S
+
+UNFIT = 2
+"""Exit status of a worker that could not build its services: another would not either."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Services:
+  """What a worker needs to play: the chat, and an episode for a task."""
+
+  chat: Chat
+  make_episode: MakeEpisode
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSpec:
+  """How a worker builds its services: "package.module:function" and its picklable arguments.
+
+  The function returns `Services`; its module must not import jax.
+  """
+
+  build: str
+  arguments: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A group to play."""
+
+  group_id: str
+  task: Task
+  num_rollouts: int
+  sampling: Sampling
+
+
+class RemoteSampler:
+  """A sampler in another process. Invariant: `_waiting` has one future per unanswered request."""
+
+  def __init__(self, send: Callable[[tuple[Any, ...]], None]):
+    self._send = send
+    self._waiting: dict[int, asyncio.Future[Generation]] = {}
+    self._next_id = 0
+
+  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+    """Asks for a generation and waits for it; the caller sets the deadline."""
+    request_id, self._next_id = self._next_id, self._next_id + 1
+    future = asyncio.get_running_loop().create_future()
+    self._waiting[request_id] = future
+    try:
+      self._send(("generate", request_id, prompt, limits))
+      return await future
+    finally:
+      del self._waiting[request_id]
+
+  def playing(self, more: int) -> None:
+    """Tells the main process that so many more players ask at once."""
+    self._send(("playing", more))
+
+  def answer(self, request_id: int, generation: Generation) -> None:
+    """Delivers a generation; one that nobody waits for any more is dropped."""
+    future = self._waiting.get(request_id)
+    if future is not None and not future.done():
+      future.set_result(generation)
+
+  def refuse(self, request_id: int, text: str) -> None:
+    """Fails a request with the sampler's own words."""
+    future = self._waiting.get(request_id)
+    if future is not None and not future.done():
+      future.set_exception(EpisodeError(f"the sampler refused: {text}"))
+
+
+def worker_main(fd: int) -> NoReturn:
+  """The life of a worker process; `fd` is its end of the pipe."""
+  live(Connection(fd))
+
+
+def live(connection: Connection) -> NoReturn:
+  """The life of a worker process at its end of a connection.
+
+  The exit status is 0 where it was told to close or the main process is gone, UNFIT where it could
+  not build its services.
+  """
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the main process to handle
+  try:
+    packed = connection.recv_bytes()
+  except (EOFError, OSError):
+    os._exit(0)
+  try:
+    spec, stall_s = pickle.loads(packed)
+    module, _, function = spec.build.partition(":")
+    services = getattr(importlib.import_module(module), function)(*spec.arguments)
+    asyncio.run(_serve(connection, services, stall_s))
+  except BaseException:
+    text = traceback.format_exc()
+    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+      connection.send(("error", text))
+  os._exit(UNFIT)
+
+
+async def _serve(connection: Connection, services: Services, stall_s: float) -> None:
+  loop = asyncio.get_running_loop()
+  outbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+  sampler = RemoteSampler(outbox.put)
+  jobs: set[asyncio.Task[None]] = set()
+
+  def receive(message: tuple[Any, ...]) -> None:
+    kind, *content = message
+    if kind == "generation":
+      sampler.answer(*content)
+    elif kind == "refused":
+      sampler.refuse(*content)
+    elif kind == "group":
+      task = loop.create_task(_play(content[0], services, sampler, outbox.put))
+      jobs.add(task)
+      task.add_done_callback(jobs.discard)
+    else:
+      outbox.put(("error", f"a worker knows no message {kind!r}"))
+
+  def read() -> None:
+    try:
+      while (message := connection.recv()) != ("close",):
+        loop.call_soon_threadsafe(receive, message)
+    except (EOFError, OSError):
+      pass
+    os._exit(0)  # told to close, or the main process is gone: nothing is worth finishing
+
+  def write() -> None:
+    while True:
+      try:
+        message = outbox.get(timeout=BEAT_S)
+      except queue.Empty:
+        message = ("alive",)
+      try:
+        connection.send(message)
+      except OSError:
+        os._exit(0)
+      except Exception as error:
+        connection.send(("error", f"a {message[0]!r} message cannot be sent: {error!r}"))
+
+  outbox.put(("ready",))
+  threading.Thread(target=read, daemon=True).start()
+  threading.Thread(target=write, daemon=True).start()
+  signal.signal(signal.SIGALRM, signal.SIG_DFL)
+  while True:
+    signal.setitimer(signal.ITIMER_REAL, stall_s)
+    await asyncio.sleep(stall_s / 4)
+
+
+async def _play(
+  job: Job, services: Services, sampler: RemoteSampler, send: Callable[[tuple[Any, ...]], None]
+) -> None:
+  """Plays a group and sends it; what goes wrong outside a single episode fails all of them."""
+  try:
+    group = await run_group(
+      services.make_episode,
+      job.task,
+      job.num_rollouts,
+      chat=services.chat,
+      sampler=sampler,
+      sampling=job.sampling,
+      group_id=job.group_id,
+    )
+  except Exception as error:
+    lost = failed(job.task, job.group_id, Record(), error)
+    group = Group(job.task, (lost,) * job.num_rollouts)
+  send(("group", group))

@@ -1,0 +1,1 @@
+"""Mixture of experts: router, dispatch to devices, and the matrix products."""

@@ -1,0 +1,244 @@
+"""The sources of the warm-up's mixture: made once, then found by all that decides them.
+
+tasks -> the expert's episodes (workers) -> filter -> segments in the cache -> the run's folder
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import shlex
+import shutil
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.chat import document_numbers as numbers_lib
+from jaxrl_agents.chat.document_numbers import DocumentNumbers
+from jaxrl_agents.config import SFT_SOURCES, RunConfig
+from jaxrl_agents.harness.worker_pool import WorkerPool
+from jaxrl_agents.harness.worker_process import Job
+from jaxrl_agents.learner import segment_files
+from jaxrl_agents.runs import recipes, rollout_workers, setup
+from jaxrl_agents.runs.corpus import Tasks
+from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.types import Group, Segment, Task
+
+DRILL_TOKENS = 128
+DRILL_PERIOD = 48
+
+_PACKAGE = pathlib.Path(__file__).parents[1]
+_MAKERS = ("types.py", "chat", "data", "envs", "harness", "retrieval", "rewards")
+"""Code that decides what is made: a change of it makes the sources anew."""
+
+_OPTIONS = {
+  "demonstrations": (
+    "demonstration_tasks",
+    "demonstration_share",
+    "rollouts_per_task",
+    "hasty",
+    "serial",
+    "alone",
+    "max_children",
+  ),
+  "practice": ("practice_tasks", "hasty"),
+  "copies": ("copy_segments",),
+  "drills": ("reading_drills",),
+}
+"""The options of SftConfig that decide a source."""
+
+
+def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]:
+  """Brings the sources of the mixture to `workdir.demonstrations`; returns {source: rate}.
+
+  What an earlier run of the same config wrote there is kept, whatever the code is now.
+  """
+  rates = _rates(config)
+  for name in rates:
+    _bring(config, lambda: corpus, name, workdir, as_name=name)
+  for entry, rate in zip(config.sft.beside, config.sft.beside_rates, strict=True):
+    file, *overrides = shlex.split(entry)
+    other = config_lib.load(file, overrides)
+    opened = functools.cache(functools.partial(recipes.of(other).open_corpus, other))
+    shares = _rates(other)
+    for name, share in shares.items():
+      _bring(other, opened, name, workdir, as_name=f"{other.name}_{name}")
+      rates[f"{other.name}_{name}"] = rate * share / sum(shares.values())
+  return rates
+
+
+def _rates(config: RunConfig) -> dict[str, float]:
+  """{source: rate} of those that are drawn from at all."""
+  rates = zip(SFT_SOURCES, config.sft.rates, strict=True)
+  return {name: rate for name, rate in rates if rate > 0}
+
+
+def _bring(
+  config: RunConfig, opened: Callable[[], Tasks], name: str, workdir: Workdir, *, as_name: str
+) -> None:
+  """Makes or finds one source, and copies it to the run's folder."""
+  folder = workdir.demonstrations / as_name
+  if not (folder / segment_files.MANIFEST).exists():
+    corpus = opened()
+    kept = setup.cache(config) / f"sources_{digest(config, corpus, name)}"
+    if not (kept / segment_files.MANIFEST).exists():
+      segments, counts = _made(config, corpus, name)
+      segment_files.write_segments(kept, segments, counts=counts)
+    _copy_whole(kept, folder)
+  counts = segment_files.read_segments(folder).counts
+  if counts:
+    workdir.merge_summary({as_name: counts})
+
+
+def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
+  """Names a source by all that decides it: corpus, tasks, tokenizer, options, seed and code."""
+  limits = (config.search, config.swarm, config.coding)
+  decides = {
+    "source": name,
+    "seed": config.seed,
+    "env": config.env,
+    "limits": [dataclasses.asdict(section) for section in limits],
+    "options": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
+    "tasks": corpus.digest,
+  }
+  found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
+  code = [path for maker in _MAKERS for path in _sources(_PACKAGE / maker)]
+  code += [pathlib.Path(__file__), *_sources(pathlib.Path(recipes.__file__).parent)]
+  for path in (*chat_lib.tokenizer_files(config.policy.tokenizer), *code):
+    found.update(path.read_bytes())
+  return found.hexdigest()[:16]
+
+
+def is_demonstrated(task: Task, share: float) -> bool:
+  """Whether a task is among the `share` that is demonstrated: with all of its repository, if it is
+  of one, and whatever the seed.
+  """
+  name = str(task.facts.get("repo", task.id)).encode()
+  return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") < share * 2**64
+
+
+def _copy_whole(kept: pathlib.Path, folder: pathlib.Path) -> None:
+  """Copies a folder so that it appears whole or not at all."""
+  fresh = folder.with_name(f".{folder.name}")
+  shutil.rmtree(fresh, ignore_errors=True)
+  shutil.copytree(kept, fresh)
+  fresh.rename(folder)
+
+
+def _sources(path: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _made(
+  config: RunConfig, corpus: Tasks, name: str
+) -> tuple[Iterator[Segment], Mapping[str, int]]:
+  """The segments of a source, and how many of the episodes behind them the filter kept and why."""
+  sft, chat = config.sft, setup.load_chat(config)
+  recipe, counts = recipes.of(config), dict[str, int]()
+  if name == "demonstrations":
+    every = corpus.sample("train", len(corpus.tasks["train"]), config.seed)
+    tasks = [task for task in every if is_demonstrated(task, sft.demonstration_share)]
+    groups = play(
+      config, corpus, tasks[: sft.demonstration_tasks], sft.rollouts_per_task, label=name
+    )
+    segments, found = recipe.imitated(config, groups)
+    counts.update(found)
+  elif name == "practice":
+    groups = play(config, corpus, recipe.practice(config, corpus), 1, label=name)
+    segments = (s for g in groups for t in g.trajectories if not t.error for s in t.segments)
+  elif name == "copies":
+    segments = segment_files.copy_segments(
+      sft.copy_segments,
+      DRILL_TOKENS,
+      ids=np.concatenate([chat.encode(text) for text in recipe.texts(config, corpus)]),
+      max_period=DRILL_PERIOD,
+      seed=config.seed,
+    )
+  else:
+    pairs = recipe.drills(config, corpus)
+    segments = (_imitated(prompt, reply) for prompt, reply in pairs)
+  if config.env == "search" and not config.search.short_ids:  # those are drawn anew for each task
+    numbers, rng = numbers_lib.of(chat), np.random.default_rng(config.seed)
+    return (renumbered(s, numbers, rng) for s in segments), counts
+  return iter(segments), counts
+
+
+def play(
+  config: RunConfig, corpus: Tasks, tasks: list[Task], rollouts: int, *, label: str
+) -> list[Group]:
+  """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks.
+
+  Meanwhile this process, which only waits, imports what it will read them with. (Not beside what it
+  does itself: in CPython 3.11 `ast.parse` is not safe in two threads,
+  https://github.com/python/cpython/issues/106905.)
+  """
+  groups: dict[str, Group] = {}
+  headline = recipes.of(config).HEADLINE
+  sampling = setup.sampling(config, config.seed)
+  with (
+    rollout_workers.listener(config) as listener,
+    WorkerPool(
+      recipes.of(config).expert_spec(config, corpus),
+      config.workers.processes,
+      stall_s=config.workers.stall_s,
+      listener=listener,
+    ) as pool,
+    Progress(label, len(tasks)) as progress,
+  ):
+    pool.wait_until_ready()
+    importing = threading.Thread(target=seqio_tasks, daemon=True)
+    importing.start()
+    for i, task in enumerate(tasks):
+      pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
+    while len(groups) < len(tasks):
+      for _, message in pool.poll(timeout_s=config.workers.stall_s):
+        if message[0] == "group":
+          groups[message[1].trajectories[0].group_id] = message[1]
+          progress.advance(**{headline: _mean(groups.values(), headline)})
+        elif message[0] == "died":
+          for job in message[2]:
+            pool.submit(job)
+        elif message[0] == "error":
+          raise RuntimeError(f"a worker failed: {message[1]}")
+    importing.join()
+  return [groups[f"{label} {i}"] for i in range(len(tasks))]
+
+
+def seqio_tasks() -> types.ModuleType:
+  """The module of that name, imported here alone: it takes ten seconds and a gigabyte."""
+  from jaxrl_agents.learner import seqio_mixture as module
+
+  return module
+
+
+def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Generator) -> Segment:
+  """The segment with the numbers of its documents and chunks drawn anew, consistently.
+
+  They mean nothing; a policy must quote the ones it was shown, not remember them.
+  """
+  tokens = segment.tokens.copy()
+  for places, ids in (
+    (numbers.document_places(tokens), numbers.number_ids),
+    (numbers.chunk_places(tokens), numbers.chunk_ids),
+  ):
+    fresh = ids[rng.permutation(len(ids))]
+    tokens[places] = fresh[np.searchsorted(ids, tokens[places])]
+  return dataclasses.replace(segment, tokens=tokens)
+
+
+def _imitated(prompt: np.ndarray, reply: np.ndarray) -> Segment:
+  tokens = np.concatenate([prompt, reply])
+  return segment_files.to_imitate(tokens, np.arange(len(tokens)) >= len(prompt))
+
+
+def _mean(groups: Iterable[Group], part: str) -> float:
+  values = [t.rewards[part] for g in groups for t in g.trajectories if not t.error]
+  return float(np.mean(values)) if values else 0.0

@@ -1,0 +1,107 @@
+"""A sampler slice: an engine on devices of its own, for the learner that it finds at an address."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sys
+import time
+
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.runs import processes
+from jaxrl_agents.runs.rollout_workers import fetched, make_engine
+from jaxrl_agents.sampler import lockstep, slice_process
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.lockstep import Clock, Leader
+from jaxrl_agents.wire import listener as listener_lib
+from jaxrl_agents.wire.control_channel import ControlChannel
+
+_AGAIN_S = 2.0
+
+
+def serve(config: RunConfig, weights: pathlib.Path, address: str, patience_s: float) -> None:
+  """Serves one learner after the other; returns when there has been none for `patience_s`.
+
+  To be called under the mesh of the slice, by each of its processes; the first talks to the
+  learner.
+
+  Args:
+    config: the learner's own.
+    weights: folder of the versions that the learner publishes.
+    address: where it listens, "host:port".
+    patience_s: for a learner.
+
+  Raises:
+    ValueError: no key, or the learner has another, or another config.
+    TimeoutError: there was never a learner.
+  """
+  with processes.bound(config) as channel:
+    one = _Slice(config, weights, channel)
+    if not channel.is_first:
+      one.follow()
+      return
+    key, runs = (
+      listener_lib.read_key(),
+      {**listener_lib.code(), "config": config_lib.sha256(config)},
+    )
+    served = False
+    while True:
+      try:
+        connection = listener_lib.connect(
+          address, key, role="sampler", runs=runs, patience_s=patience_s
+        )
+      except TimeoutError:
+        channel.tell(("end", 0))
+        if not served:
+          raise
+        return
+      print(f"sampling for {address}", flush=True)
+      with contextlib.closing(connection):
+        try:
+          slice_process.serve(connection, one.make, one.load)
+        except FileNotFoundError as error:  # the learner went on meanwhile: it has a newer version
+          print(f"joining again: {error}", file=sys.stderr, flush=True)
+          time.sleep(_AGAIN_S)
+      served = True
+
+
+class _Slice:
+  """The engine of this process, as part of the slice's.
+
+  Invariant: the other processes of the slice do what the first does, in the same order.
+  """
+
+  def __init__(self, config: RunConfig, weights: pathlib.Path, channel: ControlChannel):
+    self._config, self._weights, self._bond = config, weights, channel
+    self._clock = Clock()
+    self._engine: Engine | None = None
+
+  def make(self, version: int) -> Leader:
+    """A fresh engine with a published version, warmed up."""
+    params = fetched(self._config, self._weights, version)
+    self._bond.tell(("make", version))
+    self._engine = make_engine(self._config, params, version, self._clock)
+    self._engine.warm_up()
+    return Leader(self._engine, self._clock, lambda calls: self._bond.tell(("calls", calls)))
+
+  def load(self, version: int) -> None:
+    """Another published version, for the engine between two steps."""
+    assert self._engine is not None
+    params = fetched(self._config, self._weights, version)
+    self._bond.tell(("load", version))
+    self._engine.set_params(params, version)
+
+  def follow(self) -> None:
+    """Does what the first process does, until it ends."""
+    while True:
+      kind, content = self._bond.hear()
+      if kind == "make":
+        self.make(content)
+      elif kind == "load":
+        self.load(content)
+      elif kind == "calls":
+        assert self._engine is not None
+        lockstep.replay(content, self._engine, self._clock)
+      else:
+        return

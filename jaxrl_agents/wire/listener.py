@@ -1,0 +1,250 @@
+"""Connections between machines, for those alone who hold the key of the run.
+
+Messages are pickles, and to load a pickle is to run its code. So nothing of a stranger is loaded:
+both ends first prove, each by an HMAC of the other's random challenge (`multiprocessing.connection`
+with an authkey), that they hold the same key; then each says in JSON what it runs, and ends that
+run different code part with an error. What follows is authenticated, not encrypted: it belongs into
+a private network or a tunnel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import queue
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+KEY = "JAXRL_KEY"
+KEY_FILE = "JAXRL_KEY_FILE"
+SHORTEST_KEY = 16
+
+SILENCE_S = 60.0
+"""A machine that is silent for so long is gone; one that lives says so every BEAT_S."""
+BEAT_S = 5.0
+_HANDSHAKE_S = 10.0
+_HELLO_BYTES = 4096
+
+
+class RefusedError(ValueError):
+  """The other end did not let us in, or is not what it should be; the message says why."""
+
+
+def read_key() -> bytes:
+  """The key of $JAXRL_KEY, or the content of the file that $JAXRL_KEY_FILE names.
+
+  Raises:
+    ValueError: there is none, or it is too short to be a secret.
+  """
+  found, file = os.environ.get(KEY, ""), os.environ.get(KEY_FILE, "")
+  if not found and not file:
+    raise ValueError(
+      f"connections between machines need a key: set {KEY}, or {KEY_FILE} to a file that holds it, "
+      "to the same on all of them (head -c 32 /dev/urandom | base64)"
+    )
+  key = (found or pathlib.Path(file).read_text("utf-8")).strip().encode()
+  if len(key) < SHORTEST_KEY:
+    raise ValueError(f"the key of {len(key)} bytes is too short; take {SHORTEST_KEY} or more")
+  return key
+
+
+def parse(address: str) -> tuple[str, int]:
+  """(host, port) of "host:port"; "[::1]:7000" for an IPv6 host. Raises ValueError."""
+  host, colon, port = address.rpartition(":")
+  if not colon or not port.isdigit() or int(port) > 65535:
+    raise ValueError(f"{address!r} is no address; write HOST:PORT, as in 10.0.0.2:7000")
+  return host.strip("[]"), int(port)
+
+
+@functools.cache
+def code() -> Mapping[str, str]:
+  """What two ends that exchange pickles must share: the Python version and this package's code."""
+  digest = hashlib.sha256()
+  package = pathlib.Path(__file__).parents[1]
+  for path in sorted(package.rglob("*.py")):
+    digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+  version = ".".join(platform.python_version_tuple()[:2])
+  return {"python": version, "code": digest.hexdigest()[:16]}
+
+
+class Listener:
+  """Listens at an address and lets in who holds the key and runs the same. A context manager.
+
+  Invariant: every connection that `take` returns has proved the key and what it runs.
+
+  Attributes:
+    port: that it listens at.
+    address: "host:port" for others to connect to.
+
+  Args:
+    address: "host:port"; host "0.0.0.0" for all of the machine's, port 0 for any free one.
+    key: see `read_key`.
+    expected: {role: what one of this role must say it runs}, `code()` or more.
+  """
+
+  def __init__(self, address: str, key: bytes, expected: Mapping[str, Mapping[str, str]]):
+    host, port = parse(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    self._key, self._expected = key, expected
+    self._arrived: dict[str, queue.SimpleQueue[tuple[str, Connection]]] = {
+      role: queue.SimpleQueue() for role in expected
+    }
+    self._socket = socket.create_server((host, port), family=family)
+    self.port: int = self._socket.getsockname()[1]
+    named = socket.gethostname() if host in ("0.0.0.0", "::") else address.rpartition(":")[0]
+    self.address = f"{named}:{self.port}"
+    threading.Thread(target=self._listen, daemon=True).start()
+
+  def __enter__(self) -> Listener:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+  def take(self, role: str) -> list[tuple[str, Connection]]:
+    """(address, connection) of each who has come in this role since the last call."""
+    arrived = self._arrived[role]
+    found = []
+    while not arrived.empty():
+      found.append(arrived.get())
+    return found
+
+  def close(self) -> None:
+    """Lets nobody in any more, and sends away who waits; connections taken before stay."""
+    with contextlib.suppress(OSError):
+      self._socket.shutdown(socket.SHUT_RDWR)  # ends an accept that waits
+    self._socket.close()
+    for role in self._arrived:
+      for _, connection in self.take(role):
+        connection.close()
+
+  def _listen(self) -> None:
+    while True:
+      try:
+        accepted, peer = self._socket.accept()
+      except OSError:
+        return
+      threading.Thread(target=self._greet, args=(accepted, peer), daemon=True).start()
+
+  def _greet(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
+    """One who knocks: in by the queue of the role, or away with a line that says why."""
+    name = f"{peer[0]}:{peer[1]}"
+    connection = _connection(accepted)
+    try:
+      deliver_challenge(connection, self._key)
+      answer_challenge(connection, self._key)
+      said = json.loads(connection.recv_bytes(_HELLO_BYTES))
+      refusal = self._refusal(said)
+      connection.send_bytes(json.dumps({"refused": refusal}).encode())
+      if refusal:
+        raise RefusedError(refusal)
+      _set_timeouts(connection, receive_s=SILENCE_S)
+      self._arrived[said["role"]].put((name, connection))
+    except AuthenticationError:
+      self._send_away(connection, name, "it does not hold the key of this run")
+    except (RefusedError, OSError, EOFError, ValueError, AssertionError) as error:
+      self._send_away(connection, name, str(error) or "it did not speak our language")
+
+  def _refusal(self, said: Mapping[str, str]) -> str:
+    """Why one who says this may not come in; empty if it may."""
+    role = said.get("role", "")
+    if role not in self._expected:
+      return f"no {role!r} is wanted here, but {', '.join(self._expected)}"
+    wanted = self._expected[role]
+    differ = [name for name in wanted if said.get(name) != wanted[name]]
+    return "; ".join(f"{name} is {said.get(name)} there and {wanted[name]} here" for name in differ)
+
+  def _send_away(self, connection: Connection, name: str, text: str) -> None:
+    connection.close()
+    print(f"{name} was not let in at {self.address}: {text}", file=sys.stderr, flush=True)
+
+
+def connect(
+  address: str, key: bytes, *, role: str, runs: Mapping[str, str], patience_s: float
+) -> Connection:
+  """Connects to the listener at `address`, trying again for `patience_s` while nobody is there.
+
+  Raises:
+    TimeoutError: nobody answered in time.
+    RefusedError: another key, or other code; trying again would not help.
+  """
+  host, port = parse(address)
+  deadline = time.monotonic() + patience_s
+  while True:
+    try:
+      return _enter(socket.create_connection((host, port), _HANDSHAKE_S), address, key, role, runs)
+    except (OSError, EOFError) as error:
+      if time.monotonic() > deadline:
+        raise TimeoutError(
+          f"nobody answered at {address} for {patience_s:g} s ({error or 'it hung up'}); see that "
+          "the run is there, that it listens at this address, and that the network lets it through"
+        ) from None
+    time.sleep(min(1.0, patience_s / 10))
+
+
+def _enter(
+  connected: socket.socket, address: str, key: bytes, role: str, runs: Mapping[str, str]
+) -> Connection:
+  connection = _connection(connected)
+  try:
+    answer_challenge(connection, key)
+    deliver_challenge(connection, key)
+    connection.send_bytes(json.dumps({"role": role, **runs}).encode())
+    refusal = json.loads(connection.recv_bytes(_HELLO_BYTES))["refused"]
+    if refusal:
+      raise RefusedError(
+        f"the run at {address} does not take this {role}: {refusal}; give both the same checkout, "
+        "Python and config"
+      )
+    _set_timeouts(connection, receive_s=0)
+    return connection
+  except AuthenticationError:
+    connection.close()
+    raise RefusedError(
+      f"the key is not that of the run at {address}; set {KEY} or {KEY_FILE} to the same on both"
+    ) from None
+  except AssertionError:  # what Python 3.11 says of a first message that is no challenge
+    connection.close()
+    raise RefusedError(f"what listens at {address} is no run of ours; see the port") from None
+  except BaseException:
+    connection.close()
+    raise
+
+
+def _connection(connected: socket.socket) -> Connection:
+  """A connection over a fresh socket, on which a machine that vanished is noticed by the kernel."""
+  connected.settimeout(None)
+  options: Iterable[tuple[str, int]] = (
+    ("TCP_NODELAY", 1),
+    ("TCP_KEEPIDLE", int(SILENCE_S / 4)),
+    ("TCP_KEEPINTVL", int(SILENCE_S / 4)),
+    ("TCP_KEEPCNT", 3),
+    ("TCP_USER_TIMEOUT", int(1000 * SILENCE_S)),
+  )
+  connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+  for name, value in options:
+    if hasattr(socket, name):  # not every system has all of them
+      connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+  connection = Connection(connected.detach())
+  _set_timeouts(connection, receive_s=_HANDSHAKE_S)
+  return connection
+
+
+def _set_timeouts(connection: Connection, *, receive_s: float) -> None:
+  """Deadlines of each read (0: none) and write of the kernel; one that passes is an OSError."""
+  shared = socket.socket(fileno=os.dup(connection.fileno()))
+  with shared:
+    for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, SILENCE_S)):
+      value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+      shared.setsockopt(socket.SOL_SOCKET, option, value)

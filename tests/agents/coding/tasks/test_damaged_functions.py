@@ -1,0 +1,110 @@
+"""Damaged functions to practise on: one token, in files that parse, of the modules of a split."""
+
+import ast
+import difflib
+import re
+import sysconfig
+
+import pytest
+
+from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.tasks import damaged_functions
+from jaxrl_agents.corpus import documents as documents_lib
+from jaxrl_agents.corpus.documents import Document
+from jaxrl_agents.corpus.python_source import module_name
+from jaxrl_agents.corpus.splits import split_of
+
+STDLIB = sysconfig.get_paths()["stdlib"]
+OPTIONS = {"flips": False, "count": 60, "max_characters": 900, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def documents():
+  return documents_lib.load(f"{STDLIB}/email")
+
+
+@pytest.fixture(scope="module")
+def drills(documents):
+  return list(damaged_functions.damaged(documents, split="train", **OPTIONS))
+
+
+def test_files_are_short_and_parse_damaged_and_mended_to_different_trees(drills):
+  assert len(drills) == 60
+  for repo, edit in drills:
+    (path,) = repo.sources
+    mended, broken = repo.files[path], repo_lib.broken(repo, [edit])[path]
+    assert len(mended) <= 900
+    assert ast.dump(ast.parse(mended)) != ast.dump(ast.parse(broken))
+    changed = [
+      line for line in difflib.ndiff(mended.split("\n"), broken.split("\n")) if line[0] == "-"
+    ]
+    assert len(changed) == 1
+
+
+def test_functions_are_those_of_the_modules_of_the_split_half_of_them_with_other_names(
+  documents, drills
+):
+  own = [d.text for d in documents if split_of(module_name(d)) == "train"]
+  assert 0 < len(own) < len(documents)
+  known = set(re.findall(r"def \w+", "\n".join(own)))
+  lines = {line.strip() for text in own for line in text.split("\n")}
+  texts = [repo.files[edit["path"]] for repo, edit in drills]
+  assert all(known.issuperset(re.findall(r"def \w+", text)) for text in texts)
+  as_they_stand = [all(line.strip() in lines for line in text.split("\n")) for text in texts]
+  assert 0.3 < sum(as_they_stand) / len(texts) < 0.8
+
+
+def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents):
+  own = [d for d in documents if split_of(module_name(d)) == "train"]
+  text = "def shared(a, b):\n  if a < b:\n    return a\n  return b\n"
+  names = [f"{i}.py" for i in range(100)]
+  train = next(name for name in names if split_of(name.removesuffix(".py")) == "train")
+  test = next(name for name in names if split_of(name.removesuffix(".py")) == "test")
+
+  def holding(*names, without=()):
+    more = [Document("", n, text, {"source": n, "kind": "python"}) for n in names]
+    options = {**OPTIONS, "count": 200, "without": without}
+    found = damaged_functions.damaged([*own[:1], *more], split="train", **options)
+    return any("def shared" in repo.files[edit["path"]] for repo, edit in found)
+
+  assert holding(train) and not holding(train, test)
+  assert not holding(train, without=[text.replace("  if", "  # less\n  if")])
+
+
+def test_kinds_of_damage_come_up_equally_often(documents):
+  """Of seven that flips of these modules have: 34 each of 240, four standard deviations around."""
+  options = {**OPTIONS, "flips": True, "count": 240}
+  found = [edit for _, edit in damaged_functions.damaged(documents, split="train", **options)]
+  signs = {"logic": ("and", "or"), "boundary": ("<", "<=", ">", ">="), "comparison": ("==", "!=")}
+  for tokens in signs.values():
+    assert 12 < sum(edit["fixed"] in tokens for edit in found) < 57
+
+
+def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
+  assert list(damaged_functions.damaged(documents, split="train", **OPTIONS)) == drills
+  assert (
+    list(damaged_functions.damaged(documents, split="train", **{**OPTIONS, "seed": 1})) != drills
+  )
+
+
+def test_a_flip_tells_what_stood_there_and_stands_once_in_its_line(documents):
+  stood: dict[str, set[str]] = {}
+  flips = list(damaged_functions.damaged(documents, split="train", **{**OPTIONS, "flips": True}))
+  for repo, edit in flips:
+    stood.setdefault(edit["broken"], set()).add(edit["fixed"])
+    mended = repo.files[edit["path"]]
+    for text, token in (
+      (mended, edit["fixed"]),
+      (repo_lib.broken(repo, [edit])[edit["path"]], edit["broken"]),
+    ):
+      start = text.rfind("\n", 0, edit["start"]) + 1
+      line = text[start : text.find("\n", start)]
+      spaced = " " * (text[edit["start"] - 1] == " ") + token
+      assert line.count(spaced) == 1
+  assert len(flips) == 60
+  assert all(len(each) == 1 for each in stood.values())
+
+
+def test_where_no_function_is_short_enough_there_are_none():
+  document = Document("1", "m", "x = 1\n", {"source": "m", "kind": "python"})
+  assert not list(damaged_functions.damaged([document], split="train", **OPTIONS))

@@ -1,0 +1,92 @@
+"""Drills of the coding agent: the reply mends what the prompt shows."""
+
+import json
+import random
+import re
+
+import pytest
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.agents.coding import drills as coding_drills
+from jaxrl_agents.agents.coding import scripted_edits, view
+from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.judge.repo import Repo
+
+CHAT = chat_lib.load("base")
+TEXT = "def add(a, b):\n    total = a + b\n    return total\n\n\ndef last(xs):\n    return xs[-1]\n"
+EDITS = [
+  {"path": "main.py", "start": TEXT.index("+"), "fixed": "+", "broken": "-"},
+  {"path": "main.py", "start": TEXT.index("-1"), "fixed": "-1", "broken": "1"},
+]
+REPO = Repo("drill", "drill", "calls", {"main.py": TEXT}, ("main.py",))
+PROMPTS = ("Mend {path}.", "`{check}` fails: see {path}.")
+TOOLS = ("read_file", "edit_file", "undo_edit", "shell")
+
+
+@pytest.fixture(scope="module")
+def drills():
+  draw = random.Random(0)
+  pairs = [(REPO, draw.choice(EDITS)) for _ in range(200)]
+  made = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, seed=0)
+  return [(edit, *drill) for (_, edit), drill in zip(pairs, made, strict=True)]
+
+
+def applied(text, before, calls):
+  """(text, what the tool says) after each call; `before` holds the texts that undoing brings."""
+  for name, arguments in calls:
+    assert arguments["path"] == "main.py"
+    if name == "undo_edit":
+      text, result = before.pop(), "Undid the last edit of main.py."
+    else:
+      before.append(text)
+      changed, line, error = view.edited(text=text, **arguments)
+      result = f"Error: {error}" if error else f"Edited main.py, line {line}."
+      if error:
+        before.pop()
+      else:
+        text = changed
+    yield text, result
+
+
+def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_one(drills):
+  tries, misses = [], 0
+  for edit, prompt, reply in drills:
+    broken = repo_lib.broken(REPO, [edit])["main.py"]
+    wrong = {text for _, text in scripted_edits.wrong_edits(REPO, "main.py", broken, [edit])}
+    said = CHAT.decode(prompt.tolist())
+    (read,) = [text for text in (broken, *wrong) if text in said]
+    found = re.findall(r"(edit_file|undo_edit)(\{[^\n]*?\})<", said)
+    before = [broken] * (read != broken)
+    called = list(applied(read, before, [(name, json.loads(text)) for name, text in found]))
+    assert re.findall(r"(?:Edited|Undid|Error:) [^<]*", said) == [result for _, result in called]
+    tried = [text for text, _ in called]
+    assert TEXT not in tried and {broken, *wrong}.issuperset(tried)
+    assert len(set(tried) - {broken}) == len([text for text in tried if text != broken])
+    misses += sum(result.startswith("Error: old does not occur") for _, result in called)
+    now = tried[-1] if tried else read
+    calls = [(c.name, c.arguments) for c in CHAT.parse(reply).tool_calls if c.name != "shell"]
+    *back, (mended, _) = applied(now, before, calls)
+    assert mended == TEXT
+    assert [text for text, _ in back] == [broken] * (now != broken)
+    tries.append((len([text for text in tried if text != broken]), "Tried:" in said))
+  assert {0, 1} <= {count for count, told in tries if not told}
+  assert 10 < sum(told for _, told in tries) < 80
+  assert 5 < misses < 100
+
+
+def test_prompts_are_all_drawn_and_name_file_and_check(drills):
+  texts = [CHAT.decode(prompt.tolist()) for _, prompt, _ in drills]
+  assert any("Mend main.py." in text for text in texts)
+  assert any("`python3 check.py` fails: see main.py." in text for text in texts)
+  assert all(
+    text.startswith("<|tools|>read_file edit_file undo_edit shell<|end|>") for text in texts
+  )
+
+
+def test_a_reply_that_is_too_long_is_left_out():
+  line = f"    return value - {' + '.join(['value'] * 80)}\n"
+  text = f"def long(value):\n{line}"
+  repo = Repo("drill", "drill", "calls", {"main.py": text}, ("main.py",))
+  edit = {"path": "main.py", "start": text.index("-"), "fixed": "-", "broken": "+"}
+  made = coding_drills.repair_drills([(repo, edit)], PROMPTS, TOOLS, CHAT, seed=0)
+  assert not list(made)

@@ -1,0 +1,272 @@
+"""Scripted players over tasks made from real code: who mends, who does nothing, who cheats."""
+
+import asyncio
+import dataclasses
+import random
+import re
+
+import pytest
+
+from jaxrl_agents import chat
+from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.expert import CodingExpert, ExpertNoise
+from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.scripted_edits import (
+  Oracle,
+  Replacement,
+  Tamperer,
+  do_nothing,
+  make_player,
+  replacement,
+  replacements,
+  told,
+)
+from jaxrl_agents.agents.coding.services import CodeIndexes, CodingServices
+from jaxrl_agents.agents.coding.tasks import making, suite_repos
+from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.harness.rollout import Sampling, run_episode
+from tests.agents.coding.bench import CALL_TASK, LIMITS, services
+from tests.agents.coding.judge.benches import CALLS, MAIN, with_sandboxes
+
+BROKEN = ("+", "a", "a = b", "a\nb", " ")
+
+SMALL = CodingConfig(
+  token_budget=1_024, tool_output_tokens=400, max_new_tokens=200, max_turns=12, summary_tokens=128,
+  context="none",
+)  # fmt: skip
+
+
+async def episode(shared, task, play):
+  player = make_player(task, shared, play)
+  sampling = Sampling(max_new_tokens=shared.limits.max_new_tokens)
+  return await run_episode(player, shared.chat, player, task=task, sampling=sampling)
+
+
+def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not(monkeypatch):
+  library = list(suite_repos.library(["colorsys", "quopri"]))
+  if not library:
+    pytest.skip("this interpreter came without the tests of its library")
+  for name in ("MAX_SUITE_S", "MAX_DAMAGED_S"):  # on a loaded machine, too
+    monkeypatch.setattr(making, name, 60.0)
+
+  async def body(workshop):
+    judge = await workshop.judge()
+    tasks, repos = [], {}
+    for repo in library:
+      found = await making.stable(judge, repo)
+      repos[found.id] = found
+      tally = making.Yield()
+      tasks += [
+        task
+        async for task in making.tasks_of(
+          judge, found, plans=("features", "token", "statement"), count=3, seed=1, tally=tally
+        )
+      ]
+    shared = CodingServices(chat.load(), repos, CodingConfig(), workshop, CodeIndexes(100))
+    makers = {
+      "oracle": lambda task: Oracle(task, shared),
+      "nobody": lambda task: do_nothing,
+      "tamperer": lambda task: Tamperer(task, shared),
+    }
+    return tasks, {
+      name: await asyncio.gather(*(episode(shared, task, make(task)) for task in tasks))
+      for name, make in makers.items()
+    }
+
+  tasks, played = with_sandboxes(body)
+  assert len(tasks) == 6
+  assert len({task.facts["level"] for task in tasks}) >= 3
+  solved = {name: [t.rewards["solved"] for t in each] for name, each in played.items()}
+  assert solved == {"oracle": [1.0] * 6, "nobody": [0.0] * 6, "tamperer": [0.0] * 6}
+  assert all(t.rewards["tampered"] > 0 for t in played["tamperer"])
+
+
+def test_replacements_mend_what_is_broken_one_after_another():
+  broken = [
+    {"path": "main.py", "start": MAIN.index("<"), "fixed": "<", "broken": ">="},
+    {"path": "main.py", "start": MAIN.index("return low"), "fixed": "low", "broken": "low"},
+    {"path": "main.py", "start": MAIN.index("text + text") + 5, "fixed": "+", "broken": "-"},
+  ]
+  broken[1] |= {"start": MAIN.index("return low"), "fixed": "return low", "broken": "pass"}
+  text = repo_lib.broken(CALLS, broken)["main.py"]
+  assert "if value >= low:\n        pass\n" in text
+  for each in replacements(CALLS, broken):
+    text, _, problem = view.edited(text=text, **dataclasses.asdict(each))
+    assert not problem
+  assert text == MAIN
+
+
+def test_a_replacement_begins_with_what_changes_and_goes_on_until_it_stands_once():
+  text = "a = 1\nif a < b and c < d:\n    return (a + 1) - a[+1]\n\n\nx = not y\na = 1\n"
+
+  def made(old, new, number=0):
+    at = [found.start() for found in re.finditer(re.escape(old), text)][number]
+    call, changed = replacement("f.py", text, at, at + len(old), new)
+    assert changed == text[:at] + new + text[at + len(old) :]
+    found, _, problem = view.edited(text=text, **dataclasses.asdict(call))
+    assert (found, problem) == (changed, "")
+    return call.old, call.new
+
+  assert made("and", "or") == (" and c", " or c")
+  assert made("<", "<=") == (" < b", " <= b")
+  assert made("<", "<=", 1) == (" < d", " <= d")
+  assert made("+", "-") == (" + 1", " - 1")
+  assert made("+", "-", 1) == ("+1", "-1")
+  assert made("- ", "+ ") == (" - a", " + a")
+  assert made("not ", "") == (" not y", " y")
+  assert made("1", "", 1) == (" 1)", " )")
+  assert made("1", "2") == ("a = 1\nif a < b and c < d:", "a = 2\nif a < b and c < d:")
+  assert made("x = not y", "x = 1\ny = 2") == ("x = not y", "x = 1\ny = 2")
+
+
+def test_of_an_edit_a_summary_tells_what_was_replaced_and_by_what():
+  assert told(Replacement("f", " < b and c:", " <= b and c:")) == " < b and c: -> <="
+  assert told(Replacement("f", " not in xs", " in xs")) == " not in xs -> in xs"
+  assert told(Replacement("f", "a\n  b", "a\n  c")) == "a\\n  b ->a\\n  c"
+
+
+def test_replacements_undo_whatever_was_damaged():
+  draw = random.Random(0)
+  for _ in range(300):
+    text = "".join(draw.choice("ab =+\n ") for _ in range(60))
+    places = sorted(draw.sample(range(61), 4))
+    edits = [
+      {"path": "main.py", "start": low, "fixed": text[low:high], "broken": draw.choice(BROKEN)}
+      for low, high in zip(places[::2], places[1::2], strict=True)
+    ]
+    repo = Repo("r", "r", "calls", {"main.py": text}, ("main.py",))
+    now = repo_lib.broken(repo, edits)["main.py"]
+    for each in replacements(repo, [e for e in edits if e["fixed"] != e["broken"]]):
+      now, _, problem = view.edited(text=now, **dataclasses.asdict(each))
+      assert not problem
+    assert now == text
+
+
+def test_the_expert_without_noise_mends_and_with_it_often_does_not():
+  silent = ExpertNoise(wrong_edit=0, wrong_text=0, give_up=0, unchecked=0, hasty=0)
+
+  async def body(workshop):
+    shared = dataclasses.replace(services(workshop), limits=SMALL)
+    rounds = {}
+    for name, noise in {"silent": silent, "noisy": ExpertNoise(wrong_edit=0.6)}.items():
+      rounds[name] = await asyncio.gather(
+        *(
+          episode(shared, CALL_TASK, CodingExpert(CALL_TASK, shared, noise, seed))
+          for seed in range(30)
+        )
+      )
+    return rounds
+
+  rounds = with_sandboxes(body)
+  solved = {name: [t.rewards["solved"] for t in each] for name, each in rounds.items()}
+  assert solved["silent"] == [1.0] * 30
+  assert 0.2 < sum(solved["noisy"]) / 30 < 0.98
+  assert all(t.stop == "answer" for each in rounds.values() for t in each)
+  assert max(t.metrics["longest_context_tokens"] for t in rounds["noisy"]) <= 1_024
+  assert {len(t.log) for t in rounds["noisy"]} != {len(t.log) for t in rounds["silent"]}
+  assert LIMITS.token_budget > SMALL.token_budget
+
+
+def test_edits_that_do_not_mend_are_not_imitated_and_all_else_is():
+  async def body(workshop):
+    shared = dataclasses.replace(services(workshop), limits=SMALL)
+    played = {}
+    for rate in (0.0, 1.0):
+      noise = ExpertNoise(
+        wrong_edit=rate, wrong_text=0, give_up=0, hasty=0, max_tries=1, scales=(1.0,)
+      )
+      experts = (CodingExpert(CALL_TASK, shared, noise, seed) for seed in range(6))
+      played[rate] = await asyncio.gather(*(episode(shared, CALL_TASK, e) for e in experts))
+    return shared.chat, played
+
+  served, played = with_sandboxes(body)
+  for rate, trajectories in played.items():
+    for trajectory in trajectories:
+      calls = [call.name for m in trajectory.log for call in m.tool_calls]
+      assert "edit_file" in calls
+      trained = "".join(
+        served.decode(segment.tokens[segment.loss_mask].tolist()) for segment in trajectory.segments
+      )
+      assert ("edit_file{" in trained) == (rate == 0.0)
+      assert "read_file{" in trained and "shell{" in trained and "Done." in trained
+
+
+def test_the_expert_plays_the_same_episode_again_for_the_same_seed():
+  async def body(workshop):
+    shared = dataclasses.replace(services(workshop), limits=SMALL)
+    play = lambda seed: episode(
+      shared, CALL_TASK, CodingExpert(CALL_TASK, shared, ExpertNoise(), seed)
+    )
+    return [[m.content for m in (await play(seed)).log] for seed in (5, 5, 6, 7, 8)]
+
+  first, again, *others = with_sandboxes(body)
+  assert first == again
+  assert any(other != first for other in others)
+
+
+TIGHT = dataclasses.replace(
+  SMALL, token_budget=480, trigger_fraction=0.5, max_summaries=3, summary_tokens=80,
+  tool_output_tokens=200, max_new_tokens=160, context="summarize", max_turns=20,
+)  # fmt: skip
+PATIENT = ExpertNoise(wrong_edit=0, wrong_text=0, give_up=0, unchecked=0, hasty=0, scales=(1.0,))
+
+
+def tight_episodes(noise, count, repo=CALLS, task=CALL_TASK, trigger_fraction=0.5):
+  limits = dataclasses.replace(TIGHT, trigger_fraction=trigger_fraction)
+
+  async def body(workshop):
+    changes = {"limits": limits, "repos": {repo.id: repo}}
+    shared = dataclasses.replace(services(workshop), **changes)
+    experts = (CodingExpert(task, shared, noise, seed) for seed in range(count))
+    return await asyncio.gather(*(episode(shared, task, expert) for expert in experts))
+
+  return with_sandboxes(body)
+
+
+def after(trajectory, at):
+  """The name of what is called first after a message."""
+  reply = next(m for m in trajectory.log[at + 1 :] if m.role == "assistant")
+  return reply.tool_calls[0].name
+
+
+def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_after_it():
+  summaries = 0
+  for trajectory in tight_episodes(dataclasses.replace(PATIENT, wrong_edit=1.0), 12):
+    edits = set[str]()
+    for at, message in enumerate(trajectory.log):
+      for call in message.tool_calls:
+        if call.name == "edit_file":
+          made = Replacement(**call.arguments)
+          edits.add(told(made))
+          assert told(made).startswith(f"{made.old} ->")
+      if message.role == "assistant" and message.content.startswith("Tried:"):
+        summaries += 1
+        *undone, last = message.content.splitlines()[1:]
+        last, _, mark = last.partition(" (")
+        assert {*undone, last} <= edits and mark in ("", "to undo)", "untested)")
+        results = [m.content for m in trajectory.log[:at] if m.role == "tool"]
+        assert (mark == "to undo)") <= bool(re.search(r"\d of \d+ fail", results[-1]))
+        assert after(trajectory, at) == ("shell" if mark == "untested)" else "read_file")
+  assert summaries >= 6
+
+
+def test_after_an_edit_that_was_not_made_the_expert_has_nothing_to_test():
+  nothing = 0
+  noise = dataclasses.replace(PATIENT, wrong_text=1.0)
+  for trajectory in tight_episodes(noise, 16, trigger_fraction=0.45):
+    for at, message in enumerate(trajectory.log):
+      if message.content == "Nothing was tried.":
+        nothing += 1
+        assert after(trajectory, at) == "read_file"
+  assert nothing >= 3
+
+
+def test_a_file_that_says_ok_does_not_look_to_the_expert_like_tests_that_pass():
+  head = "OK = 0\n\n\n"
+  repo = dataclasses.replace(CALLS, files={**CALLS.files, "main.py": head + MAIN})
+  edits = [{**each, "start": each["start"] + len(head)} for each in CALL_TASK.facts["edits"]]
+  task = dataclasses.replace(CALL_TASK, facts={**CALL_TASK.facts, "repo": repo.id, "edits": edits})
+  played = tight_episodes(dataclasses.replace(PATIENT, wrong_edit=0.5), 8, repo, task)
+  assert [t.rewards["solved"] for t in played] == [1.0] * 8
+  assert sum(t.rewards["summaries"] > 0 for t in played) >= 3

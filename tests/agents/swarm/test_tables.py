@@ -1,0 +1,77 @@
+"""Item and row F1 on tables made by hand."""
+
+import pytest
+
+from jaxrl_agents.agents.swarm import tables
+
+COLUMNS = ("name", "base", "source")
+GOLD = [
+  {"name": "Foo", "base": "Bar", "source": "7"},
+  {"name": "Baz", "base": "Bar", "source": "12"},
+  {"name": "Qux", "base": "dict", "source": "9"},
+  {"name": "Zip", "base": "list", "source": "3"},
+]
+HEADER = "| name | base | source |"
+
+
+def score(text, **options):
+  return tables.table_parts(text, GOLD, **{"columns": COLUMNS, "keys": ("name",)} | options)
+
+
+def test_a_whole_table_succeeds_in_any_order_of_rows_and_columns_with_text_around_it():
+  text = """The table:
+
+  | Source | `name` | BASE |
+  |:---|---:|---|
+  | 3 | Zip | list |
+  | 12 | Baz | bar |
+  | 9 | "Qux" | dict |
+  | 7 | Foo | Bar |
+
+  That is all."""
+  assert score(text) == dict.fromkeys(score(text), 1.0)
+
+
+def test_cells_and_rows_are_counted_by_the_definition():
+  # Foo is right, Baz has a wrong source, Nil is no row of gold; Qux and Zip are missing.
+  parts = score(f"{HEADER}\n| Foo | Bar | 7 |\n| Baz | Bar | 99 |\n| Nil | x | 1 |")
+  assert parts["item_precision"] == pytest.approx(5 / 9)
+  assert parts["item_recall"] == pytest.approx(5 / 12)
+  assert parts["item_f1"] == pytest.approx(2 * (5 / 9) * (5 / 12) / (5 / 9 + 5 / 12))
+  assert parts["row_precision"] == pytest.approx(1 / 3)
+  assert parts["row_recall"] == pytest.approx(1 / 4)
+  assert parts["row_f1"] == pytest.approx(2 / 7)
+  assert parts["success"] == 0.0
+
+
+def test_of_rows_with_equal_keys_only_the_first_counts():
+  rows = "| Foo | Bar | 7 |\n| foo | wrong | 0 |"
+  assert score(f"{HEADER}\n{rows}")["item_precision"] == 1.0
+
+
+def test_short_rows_have_empty_cells_and_long_ones_lose_the_rest():
+  parts = score(f"{HEADER}\n| Foo | Bar |\n| Baz | Bar | 12 | more | and more |")
+  assert parts["item_precision"] == pytest.approx(5 / 6)
+
+
+def test_wrong_columns_or_no_table_are_worth_nothing():
+  for text in ("", "none", "Foo | Bar | 7", "| Foo | Bar | 7 |", "| name | base |\n| Foo | Bar |"):
+    assert score(text) == dict.fromkeys(score(text), 0.0), text
+  assert score(f"{HEADER[:-1]} extra |\n| Foo | Bar | 7 | 1 |")["item_f1"] == 0.0
+
+
+def test_metrics_by_column():
+  right = lambda name, found, target, criterion=0.0: tables.METRICS[name](found, target, criterion)
+  assert right("in_match", "TCPServer", "class TCPServer") and not right("in_match", "", "x")
+  assert right("number_near", "about 1,049", "1000", 0.05)
+  assert not right("number_near", "1051", "1000", 0.05) and not right("number_near", "none", "0")
+  assert right("date_near", "2024-03-01", "1 April 2024")
+  assert not right("date_near", "2024-03-01", "2024-04-02") and not right("date_near", "?", "2024")
+  assert right("url_match", "see https://www.python.org/x", "http://python.org/y")
+  assert not right("url_match", "https://python.org", "https://pypi.org")
+  gold = [{"name": "Foo", "base": "1000", "source": "7"}]
+  found = f"{HEADER}\n| Foo | 1010 | 7 |"
+  near = {"base": ("number_near", 0.05)}
+  columns, keys = COLUMNS, ("name",)
+  parts = tables.table_parts(found, gold, columns=columns, keys=keys, metrics=near)
+  assert parts["success"] == 1.0

@@ -1,0 +1,48 @@
+"""Rejection sampling keeps short, different, right rollouts."""
+
+import numpy as np
+
+from jaxrl_agents.agents.rejection import shortest_right
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
+
+
+def rollout(name, tokens, right=True, error=""):
+  tokens = np.asarray(tokens, np.int32)
+  n = len(tokens)
+  segment = Segment(tokens, np.arange(n) > 0, np.zeros(n, np.float32), np.zeros(n, np.int32))
+  return Trajectory(name, "g", (segment,), (), {"success": float(right)}, "answer", error=error)
+
+
+def names(*rollouts, **options):
+  group = Group(Task("t", "swarm", "prompt", {}), rollouts)
+  is_right = lambda trajectory: trajectory.rewards["success"] == 1
+  return [t.task_id for t in shortest_right([group], is_right, **options)]
+
+
+LONG = rollout("long", range(40))
+MIDDLE = rollout("middle", range(100, 130))
+SHORT = rollout("short", range(200, 220))
+WRONG = rollout("wrong", range(10), right=False)
+LOST = rollout("lost", range(5), error="RuntimeError: gone")
+
+
+def test_the_two_shortest_right_rollouts_of_a_prompt_are_kept():
+  assert names(LONG, WRONG, SHORT, LOST, MIDDLE) == ["short", "middle"]
+
+
+def test_of_an_easy_prompt_one_is_kept():
+  assert names(LONG, SHORT, MIDDLE) == ["short"]
+  assert names(WRONG, LOST) == []
+
+
+def test_a_rollout_that_repeats_one_that_is_kept_is_left_out():
+  copy = rollout("copy", [*range(200, 220), 7])
+  assert names(SHORT, copy, LONG, WRONG) == ["short", "long"]
+  assert names(SHORT, copy, LONG, WRONG, max_overlap=1.0) == ["short", "copy"]
+
+
+def test_groups_of_one_prompt_are_pooled():
+  one = Group(Task("t", "swarm", "prompt", {}), (SHORT, WRONG))
+  other = Group(Task("t", "swarm", "prompt", {}), (MIDDLE, LONG))
+  kept = shortest_right([one, other], lambda t: t.rewards["success"] == 1)
+  assert [t.task_id for t in kept] == ["short", "middle"]

@@ -1,0 +1,154 @@
+"""Scores are averaged within tasks first, failures are counted apart, gains are paired."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxrl_agents.agents import scores
+from jaxrl_agents.corpus.chunks import Chunk
+from jaxrl_agents.types import Group, Task, Trajectory
+
+
+def task(name, gold=("1_0",)):
+  facts = {"facts": [{"fact": g, "chunk_ids": [g], "is_final_answer": True} for g in gold]}
+  return Task(name, "search", f"question of {name}", facts)
+
+
+def rollout(name, error="", metrics=None, **rewards):
+  return Trajectory(name, name, (), (), rewards, "answer", metrics or {}, (), error)
+
+
+def total(trajectory):
+  return trajectory.rewards["f1"]
+
+
+def test_tasks_weigh_the_same_however_many_rollouts_they_have():
+  groups = [
+    Group(task("a"), (rollout("a", f1=1.0), rollout("a", f1=0.0), rollout("a", f1=0.5))),
+    Group(task("b"), (rollout("b", f1=0.1),)),
+  ]
+  found = scores.summary(groups, total)
+  assert found["f1"] == pytest.approx((0.5 + 0.1) / 2)  # the mean over all four would be 0.4
+  assert found["reward"] == found["f1"]
+  assert (found["tasks"], found["rollouts"]) == (2, 4)
+
+
+def test_a_failed_rollout_is_counted_and_never_scored_as_zero():
+  groups = [
+    Group(task("a"), (rollout("a", f1=0.8), rollout("a", error="EpisodeError: late"))),
+    Group(task("b"), (rollout("b", error="EpisodeError: late"),)),
+  ]
+  found = scores.summary(groups, total)
+  assert found["f1"] == 0.8
+  assert (found["tasks"], found["failed"], found["failed_tasks"]) == (1, 2, 1)
+  assert "b" not in scores.scores(groups, total)["f1"]
+
+
+def test_a_metric_that_a_rollout_lacks_is_averaged_over_those_that_have_it():
+  groups = [
+    Group(task("a"), (rollout("a", f1=1.0, prune_accuracy=0.5), rollout("a", f1=1.0))),
+    Group(task("b"), (rollout("b", f1=1.0),)),
+  ]
+  assert scores.summary(groups, total)["prune_accuracy"] == 0.5
+
+
+def test_tokens_and_calls_are_told_per_turn():
+  one = rollout("a", f1=0.0, turns=4.0, tool_calls=6.0, metrics={"sampled_tokens": 100.0})
+  found = scores.scores([Group(task("a"), (one,))], total)
+  assert found["tokens_per_turn"] == {"a": 25.0}
+  assert found["calls_per_turn"] == {"a": 1.5}
+
+
+def test_the_bootstrap_agrees_with_the_normal_interval_of_paired_differences():
+  rng = np.random.default_rng(0)
+  hardness = rng.normal(size=400)  # shared by both sides: an unpaired interval would be wide
+  old = {f"t{i}": x for i, x in enumerate(hardness)}
+  new = {name: x + d for (name, x), d in zip(old.items(), rng.normal(0.1, 0.5, 400), strict=True)}
+  differences = np.array([new[t] - old[t] for t in old])
+  half = 1.96 * differences.std(ddof=1) / 20
+  gain = scores.paired_bootstrap(new, old)
+  assert gain.mean == pytest.approx(differences.mean())
+  assert gain.lower95 == pytest.approx(differences.mean() - half, abs=0.005)
+  assert gain.upper95 == pytest.approx(differences.mean() + half, abs=0.005)
+
+
+def test_the_bootstrap_is_a_pure_function_of_its_seed_and_ignores_the_order_of_tasks():
+  new, old = {"a": 1.0, "b": 0.2, "c": 0.5}, {"c": 0.1, "b": 0.3, "a": 0.2}
+  backwards = dict(reversed(new.items()))
+  assert scores.paired_bootstrap(new, old) == scores.paired_bootstrap(backwards, old)
+  assert scores.paired_bootstrap(new, old, seed=1).mean == scores.paired_bootstrap(new, old).mean
+
+
+def test_equal_differences_have_an_interval_of_no_width():
+  gain = scores.paired_bootstrap({"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 1.5})
+  assert (gain.lower95, gain.mean, gain.upper95, gain.tasks) == (0.5, 0.5, 0.5, 2)
+
+
+def test_tasks_of_a_cluster_are_drawn_together():
+  new = {f"{name}{i}": gain for name, gain in (("a", 1.0), ("b", -0.5)) for i in range(50)}
+  old = dict.fromkeys(new, 0.0)
+  alone = scores.paired_bootstrap(new, old)
+  together = scores.paired_bootstrap(new, old, clusters={task: task[0] for task in new})
+  assert together.mean == alone.mean == 0.25 and alone.lower95 > 0
+  # Both clusters are drawn twice in a quarter of the resamples each.
+  assert (together.lower95, together.upper95) == (-0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+  ("new", "old", "message"),
+  [
+    ({"a": 1.0}, {"b": 1.0}, "no task in common"),
+    ({"a": float("nan")}, {"a": 1.0}, "task 'a' are nan and 1.0, not finite"),
+  ],
+)
+def test_sets_that_cannot_be_compared_are_errors(new, old, message):
+  with pytest.raises(ValueError, match=message):
+    scores.paired_bootstrap(new, old)
+
+
+def test_gains_are_named_by_metric_and_count_only_tasks_of_both_sides():
+  new = [Group(task("a"), (rollout("a", f1=0.9),)), Group(task("c"), (rollout("c", f1=0.0),))]
+  old = [Group(task("a"), (rollout("a", f1=0.4),))]
+  found = scores.gains(new, old, total, metrics=("reward", "f1"))
+  assert found["f1_gain"] == found["reward_gain_lower95"] == pytest.approx(0.5)
+  with pytest.raises(ValueError, match="no metric 'recall' in both sets"):
+    scores.gains(new, old, total, metrics=("recall",))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hit:
+  chunk: Chunk
+  score: float
+
+
+class Shelf:
+  """An index of five chunks that finds them in their order."""
+
+  chunks = tuple(Chunk(f"{i}_0", str(i), "", f"text of {i}", 0) for i in range(5))
+
+  def search(self, query, exclude=frozenset(), limit=10, *, settings=None):
+    assert query == "question of a"
+    return [Hit(chunk, 1.0) for chunk in self.chunks if chunk.id not in exclude][:limit]
+
+
+def test_one_shot_search_answers_with_as_many_chunks_as_the_policy_did():
+  one = task("a", gold=("1_0", "4_0"))
+  policy = Group(one, (rollout("a", num_output=2.0), rollout("a", num_output=3.0)))  # mean 2.5: 3
+  [baseline] = scores.one_shot_hybrid([policy], Shelf(), count_tokens=len, max_documents=30)
+  [played] = baseline.trajectories
+  assert played.log[-1].content.splitlines() == [f"<Document id={i}_0>" for i in range(3)]
+  # 1_0 of the gold pair is among the first three: recall 1/2, precision 1/3, F1 2/5.
+  assert played.rewards["output_recall"] == 0.5
+  assert played.rewards["precision"] == pytest.approx(1 / 3)
+  assert played.rewards["f1"] == pytest.approx(0.4)
+  assert played.rewards["trajectory_recall"] == 0.5
+  assert played.rewards["answer_found"] == 1.0
+
+
+def test_one_shot_search_answers_at_least_once_and_skips_tasks_that_only_failed():
+  empty = Group(task("a"), (rollout("a", num_output=0.0),))
+  failed = Group(task("b"), (rollout("b", error="EpisodeError: late"),))
+  [baseline] = scores.one_shot_hybrid([empty, failed], Shelf(), count_tokens=len, max_documents=30)
+  assert baseline.task.id == "a"
+  assert baseline.trajectories[0].rewards["num_output"] == 1

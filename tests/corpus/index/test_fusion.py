@@ -1,0 +1,44 @@
+import math
+
+import numpy as np
+import pytest
+
+from jaxrl_agents.corpus.index import fusion
+
+
+def test_reciprocal_ranks_start_at_one_and_add_up():
+  fused = fusion.reciprocal_rank([["a", "b", "c"], ["c", "a"]])
+  expected = {"a": 1 / 61 + 1 / 62, "c": 1 / 63 + 1 / 61, "b": 1 / 62}
+  assert [name for name, _ in fused] == ["a", "c", "b"]
+  assert dict(fused) == pytest.approx(expected, abs=1e-15)
+
+
+def test_equal_scores_are_ordered_by_id():
+  fused = fusion.reciprocal_rank([["z", "b"], ["b", "z"], ["a"]], k=1)
+  assert fused == [
+    ("b", pytest.approx(1 / 3 + 1 / 2)), ("z", pytest.approx(1 / 2 + 1 / 3)), ("a", 1 / 2)
+  ]  # fmt: skip
+
+
+def test_a_missing_rank_counts_as_given_and_as_nothing_by_default():
+  rankings = [["a", "b"], ["b"]]
+  assert dict(fusion.reciprocal_rank(rankings, k=60))["a"] == 1 / 61
+  assert dict(fusion.reciprocal_rank(rankings, k=60, missing_rank=20))["a"] == 1 / 61 + 1 / 80
+
+
+def test_weights_scale_a_ranking():
+  fused = fusion.reciprocal_rank([["a"], ["b"]], weights=(1.0, 3.0))
+  assert fused == [("b", 3 / 61), ("a", 1 / 61)]
+
+
+def test_the_best_rows_are_those_of_a_full_stable_sort():
+  generator = np.random.default_rng(0)
+  for limit in (0, 1, 3, 10, 11, 99):
+    scores = generator.integers(0, 4, 11).astype(np.float32)
+    expected = [i for i in sorted(range(11), key=lambda i: (-scores[i], i)) if scores[i] > 0]
+    assert fusion.best_rows(scores, limit, above=0.0).tolist() == expected[:limit]
+
+
+def test_rows_at_minus_infinity_are_never_best():
+  scores = np.array([-math.inf, 1.0, -math.inf], np.float32)
+  assert fusion.best_rows(scores, 3).tolist() == [1]

@@ -1,0 +1,154 @@
+"""Sources of the warm-up are made once for all that decides them, and are a run's own then."""
+
+import dataclasses
+import pathlib
+import shutil
+import sysconfig
+
+import pytest
+
+from jaxrl_agents import chat
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents.coding.tasks import task_set
+from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.learner import segment_files
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import demonstrations as sources
+from jaxrl_agents.runs import recipes
+from jaxrl_agents.runs.recipes import coding
+from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.types import Task
+
+MODEL = PolicyConfig(
+  vocab_size=chat.load("base").vocab_size,
+  embed_dim=8,
+  num_layers=1,
+  num_heads=1,
+  num_kv_heads=1,
+  head_dim=8,
+  num_experts=2,
+  experts_per_token=1,
+  expert_ffw_dim=8,
+)
+NAMES = ("demonstrations", "copies")
+PACKAGES = ("json", "logging")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+  """A config whose corpus is two packages of the library, and that corpus."""
+  folder = tmp_path_factory.mktemp("sources")
+  library = pathlib.Path(sysconfig.get_paths()["stdlib"])
+  for name in PACKAGES:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(library / name, folder / "corpus" / name, ignore=ignored)
+  config = config_lib.RunConfig(
+    name="sources",
+    corpus=config_lib.CorpusConfig(source=str(folder / "corpus"), cache=str(folder / "cache")),
+    policy=config_lib.PolicySection(model=MODEL),
+    search=config_lib.SearchConfig(short_ids=True),
+    sft=config_lib.SftConfig(
+      rates=(0.5, 0.0, 0.5, 0.0), demonstration_tasks=6, copy_segments=5, hasty=0.0
+    ),
+    workers=config_lib.WorkersConfig(processes=1),
+  )
+  return config, recipes.of(config).open_corpus(config, lambda line: None)
+
+
+@pytest.fixture(autouse=True)
+def no_other_cache(monkeypatch):
+  monkeypatch.delenv("JAXRL_CACHE", raising=False)
+
+
+def read(workdir):
+  return {name: segment_files.read_segments(workdir.demonstrations / name) for name in NAMES}
+
+
+def test_a_second_run_finds_what_the_first_one_played(opened, tmp_path, monkeypatch):
+  config, corpus = opened
+  first, second = Workdir(tmp_path / "first"), Workdir(tmp_path / "second")
+  assert sources.make(config, corpus, first) == {"demonstrations": 0.5, "copies": 0.5}
+  counts = read(first)["demonstrations"].counts
+  assert sum(counts.values()) == 12
+  assert first.merge_summary({})["demonstrations"] == counts
+
+  monkeypatch.setattr(sources, "play", lambda *_, **__: pytest.fail("played again"))
+  sources.make(config, corpus, second)
+  assert {n: d.digest for n, d in read(second).items()} == {
+    n: d.digest for n, d in read(first).items()
+  }
+  assert second.merge_summary({})["demonstrations"] == counts
+
+
+def test_a_run_keeps_its_sources_whatever_the_cache_holds(opened, tmp_path):
+  config, corpus = opened
+  workdir = Workdir(tmp_path)
+  sources.make(config, corpus, workdir)
+  before = read(workdir)
+  sources.make(dataclasses.replace(config, seed=5), corpus, workdir)
+  assert {n: d.digest for n, d in read(workdir).items()} == {n: d.digest for n, d in before.items()}
+
+
+def test_tasks_are_demonstrated_with_all_of_their_repository_and_fewer_with_a_smaller_share():
+  tasks = [Task(f"t{i}", "coding", "", {"repo": f"r{i // 4}"}) for i in range(400)]
+  chosen = lambda share: {t.id for t in tasks if sources.is_demonstrated(t, share)}
+  half = chosen(0.5)
+  assert chosen(0.2) < half < chosen(0.9) < chosen(1.0) == {t.id for t in tasks}
+  assert 120 < len(half) < 280
+  whole = [{t.id in half for t in tasks if t.facts["repo"] == f"r{i}"} for i in range(100)]
+  assert all(len(each) == 1 for each in whole)
+
+
+def test_a_source_is_named_by_its_options_alone(opened):
+  config, corpus = opened
+  name_of = lambda name, changed: sources.digest(changed, corpus, name)
+  with_sft = lambda **options: dataclasses.replace(
+    config, sft=dataclasses.replace(config.sft, **options)
+  )
+  for name in NAMES:
+    assert name_of(name, config) == name_of(name, with_sft(lr=1.0, steps=7))
+    assert name_of(name, config) != name_of(name, dataclasses.replace(config, seed=1))
+  assert name_of("copies", config) == name_of("copies", with_sft(hasty=1.0))
+  for options in ({"hasty": 1.0}, {"demonstration_tasks": 7}, {"rollouts_per_task": 3}):
+    assert name_of("demonstrations", config) != name_of("demonstrations", with_sft(**options))
+
+
+def test_what_is_made_of_a_frozen_set_is_named_by_the_code_of_its_drills_as_well(tmp_path):
+  (tmp_path / "a.py").write_text("x = 1\n")
+  frozen = task_set.CodingSet({}, {}, {"sha256": {}})
+  tasks = coding.CodingTasks(frozen, CodingConfig(sources=(str(tmp_path),)), tmp_path)
+  before = tasks.digest
+  assert tasks.digest == before
+  (tmp_path / "a.py").write_text("x = 2\n")
+  assert tasks.digest != before
+
+
+def test_a_tool_that_demonstrations_and_drills_use_must_be_offered(tmp_path):
+  limits = CodingConfig(tools=("read_file", "edit_file", "grep"))
+  tasks = coding.CodingTasks(task_set.CodingSet({}, {}, {"sha256": {}}), limits, tmp_path)
+  config = dataclasses.replace(config_lib.load("configs/coding_cpu.py"), coding=limits)
+  for made in (coding.expert_spec, coding.drills):
+    with pytest.raises(ValueError, match="coding.tools lacks undo_edit, shell, which"):
+      made(config, tasks)
+
+
+def test_sources_of_other_configs_join_with_overrides_of_their_own(opened, tmp_path):
+  config, corpus = opened
+  (tmp_path / "other.py").write_text(
+    "from jaxrl_agents.config import *\n\n\n"
+    "def get_config():\n"
+    "  sft = SftConfig(rates=(0.0, 0.0, 1.0, 0.0), copy_segments=7)\n"
+    "  policy = PolicySection(model=BASE_MODEL)\n"
+    "  search = SearchConfig(token_budget=640, threshold_tokens=320, tool_output_tokens=64)\n"
+    f"  corpus = {config.corpus!r}\n"
+    "  return RunConfig(name='other', corpus=corpus, search=search, policy=policy, sft=sft)\n"
+  )
+  sft = dataclasses.replace(
+    config.sft,
+    beside=(f"{tmp_path / 'other.py'} sft.copy_segments=3 sft.hasty=0.5",),
+    beside_rates=(2.0,),
+  )
+  workdir = Workdir(tmp_path / "run")
+  rates = sources.make(dataclasses.replace(config, sft=sft), corpus, workdir)
+  assert rates == {"demonstrations": 0.5, "copies": 0.5, "other_copies": 2.0}
+  assert len(segment_files.read_segments(workdir.demonstrations / "other_copies")) == 3
