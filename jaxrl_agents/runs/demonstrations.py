@@ -36,7 +36,7 @@ DRILL_TOKENS = 128
 DRILL_PERIOD = 48
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
-_MAKERS = ("types.py", "chat", "data", "envs", "harness", "retrieval", "rewards")
+_MAKERS = ("types.py", "agents", "chat", "corpus", "harness")
 """Code that decides what is made: a change of it makes the sources anew."""
 
 _OPTIONS = {

@@ -164,7 +164,7 @@ def test_a_round_on_an_accelerator_holds_a_thousand_keys_or_a_quarter_of_a_milli
   monkeypatch,
 ):
   assert [paged.pages_of_round(1, 64, columns) for columns in (1, 2, 100)] == [1, 2, 2]
-  monkeypatch.setattr(paged.kernels, "platform", lambda: "tpu")
+  monkeypatch.setattr(paged.kernel_choice, "platform", lambda: "tpu")
   of = paged.pages_of_round
   assert [of(1, 64, 100), of(1, 16, 100), of(2_048, 64, 100), of(4, 1_024, 100)] == [16, 64, 2, 2]
   assert [of(1, 64, 5), of(1, 16, 63), of(4, 1_024, 1)] == [5, 63, 1]  # no more than there are

@@ -81,7 +81,7 @@ def look_up(text):
 
 @pytest.fixture(scope="module")
 def pool(services_of_workers):
-  spec = WorkerSpec("jaxrl_agents.agents.swarm:policy_services", services_of_workers)
+  spec = WorkerSpec("jaxrl_agents.agents.swarm.env:policy_services", services_of_workers)
   with WorkerPool(spec, 2, groups_per_worker=4) as pool:
     yield pool
 

@@ -21,9 +21,8 @@ from jaxrl_agents.agents.coding.expert import ExpertNoise
 from jaxrl_agents.agents.coding.scripted_edits import USED_TOOLS
 from jaxrl_agents.agents.coding.tasks import damaged_functions, making, task_set
 from jaxrl_agents.agents.coding.tasks.task_set import CodingSet
-from jaxrl_agents.agents.search.tasks import entity_graph
 from jaxrl_agents.config import CodingConfig, RunConfig
-from jaxrl_agents.corpus import documents, python_source
+from jaxrl_agents.corpus import documents
 from jaxrl_agents.harness.worker_process import WorkerSpec
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.corpus import Tasks
@@ -100,11 +99,9 @@ def _made(config: RunConfig, report: Any) -> pathlib.Path:
   asked = [coding.sources, versions, corpus.seed, coding.damage, coding.tasks_per_repo]
   found = hashlib.sha256(json.dumps(asked).encode())
   found.update(platform.python_version().encode())
-  rooms = [path for room in ("grading", "sandbox") for path in (_PACKAGE / room).glob("*.py")]
-  for path in sorted([*rooms, *(_PACKAGE / "data").glob("code_*.py")]):
+  rooms = ("sandbox", "corpus", "agents/coding/tasks", "agents/coding/judge")
+  for path in sorted(path for room in rooms for path in (_PACKAGE / room).rglob("*.py")):
     found.update(path.read_bytes())
-  for module in (task_set, making, documents, entity_graph, python_source):
-    found.update(pathlib.Path(str(module.__file__)).read_bytes())
   folder = setup.cache(config) / f"coding_{found.hexdigest()[:16]}"
 
   async def make() -> CodingSet:
@@ -135,7 +132,7 @@ def _versions(sources: Sequence[str]) -> list[str]:
 def policy_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
   """Workers in which the policy plays."""
   arguments = (config.policy.tokenizer, _with_tasks(config.coding, corpus))
-  return WorkerSpec("jaxrl_agents.agents.coding:policy_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.coding.env:policy_services", arguments)
 
 
 def expert_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
@@ -147,7 +144,7 @@ def expert_spec(config: RunConfig, corpus: CodingTasks) -> WorkerSpec:
   _check_tools(config.coding)
   noise = ExpertNoise(hasty=config.sft.hasty)
   arguments = (config.policy.tokenizer, _with_tasks(config.coding, corpus), noise)
-  return WorkerSpec("jaxrl_agents.agents.coding_expert:expert_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.coding.expert:expert_services", arguments)
 
 
 def _check_tools(limits: CodingConfig) -> None:

@@ -66,14 +66,14 @@ def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
 def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
   """Workers in which the policy plays."""
   arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search)
-  return WorkerSpec("jaxrl_agents.agents.search:policy_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.search.env:policy_services", arguments)
 
 
 def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
   """Workers in which the scripted expert plays."""
   noise = ExpertNoise(hasty=config.sft.hasty)
   arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, noise)
-  return WorkerSpec("jaxrl_agents.agents.search_expert:expert_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.search.expert:expert_services", arguments)
 
 
 def imitated(

@@ -79,7 +79,7 @@ def open_corpus(config: RunConfig, report: Any = print) -> Corpus:
 def policy_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
   """Workers in which the policy is the orchestrator."""
   arguments = (config.policy.tokenizer, str(corpus.index.folder), config.search, config.swarm)
-  return WorkerSpec("jaxrl_agents.agents.swarm:policy_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.swarm.env:policy_services", arguments)
 
 
 def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
@@ -94,7 +94,7 @@ def expert_spec(config: RunConfig, corpus: Corpus) -> WorkerSpec:
     noise,
     (roomy.search, roomy.swarm),
   )
-  return WorkerSpec("jaxrl_agents.agents.swarm_expert:expert_services", arguments)
+  return WorkerSpec("jaxrl_agents.agents.swarm.expert:expert_services", arguments)
 
 
 def imitated(

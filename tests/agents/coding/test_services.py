@@ -38,7 +38,7 @@ def test_a_line_that_is_no_page_is_named(tmp_path, line):
 
 
 def test_a_folder_without_tasks_is_an_error_that_says_how_to_make_some(tmp_path):
-  with pytest.raises(ValueError, match=r"make coding tasks with scripts/make_coding_tasks.py"):
+  with pytest.raises(ValueError, match=r"make the set with scripts/make_coding_tasks.py"):
     services.load_services("base", CodingConfig(tasks=str(tmp_path)))
   with pytest.raises(ValueError, match="no such file; write JSON lines"):
     services.load_pages(tmp_path / "absent.jsonl")
