@@ -43,7 +43,7 @@ from jaxrl_agents import config
 
 SWARM = "sft.demonstration_tasks=2400 sft.reading_drills=30000 sft.rates=(0.4,0,0,0.6)"
 CODING = (
-  "sft.demonstration_tasks=3000 sft.rollouts_per_task=12 sft.hasty=0.2 sft.reading_drills=60000 "
+  "sft.demonstration_tasks=3000 sft.rollouts_per_task=12 coding.hasty=0.2 sft.reading_drills=60000 "
   "sft.rates=(0.4,0,0,0.6)"
 )
 

@@ -5,14 +5,15 @@ python scripts/train_rl.py  --config=configs/coding_cpu.py --workdir=W
 """
 
 from jaxrl_agents import config
+from jaxrl_agents.agents.coding.config import CodingConfig
 
 
 def get_config() -> config.RunConfig:
   """The small slice: short functions of real code cut out, one token of them changed."""
   return config.RunConfig(
     name="coding_cpu",
-    env="coding",
-    coding=config.CodingConfig(
+    agent="coding",
+    agent_config=CodingConfig(
       sources=("python", "package:numpy", "package:scipy", "package:jax"),
       repo_kind="calls",
       damage="flip",
@@ -30,6 +31,7 @@ def get_config() -> config.RunConfig:
       command_s=10.0,
       grade_s=60.0,
       snapshot_turns=0,
+      hasty=0.6,
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
     sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=1.0),
@@ -41,7 +43,6 @@ def get_config() -> config.RunConfig:
       demonstration_tasks=1_000,
       demonstration_share=0.5,
       rollouts_per_task=2,
-      hasty=0.6,
       reading_drills=5_000,
       rates=(0.5, 0.0, 0.0, 0.5),
       mtp_steps=10,

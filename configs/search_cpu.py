@@ -9,13 +9,15 @@ search of as many chunks has 0.26, 0.20, 0.24.
 """
 
 from jaxrl_agents import config
+from jaxrl_agents.agents.search.config import SearchConfig
 
 
 def get_config() -> config.RunConfig:
   """The main job: the standard library as corpus, budgets a thirtieth of the published ones."""
   return config.RunConfig(
     name="search_cpu",
-    search=config.SearchConfig(
+    agent="search",
+    agent_config=SearchConfig(
       token_budget=1_024,
       threshold_tokens=512,
       spillage_fraction=0.5,
@@ -28,6 +30,7 @@ def get_config() -> config.RunConfig:
       max_new_tokens=160,
       max_documents=12,
       short_ids=True,
+      hasty=0.8,
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
     sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=0.5),
@@ -38,7 +41,6 @@ def get_config() -> config.RunConfig:
       rows_per_step=8,
       demonstration_tasks=500,
       rollouts_per_task=1,
-      hasty=0.8,
       mtp_steps=10,
     ),
     learner=config.LearnerConfig(

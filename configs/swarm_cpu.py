@@ -5,28 +5,30 @@ python scripts/train_rl.py  --config=configs/swarm_cpu.py --workdir=W
 """
 
 from jaxrl_agents import config
+from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.agents.swarm.config import SwarmConfig
 
 
 def get_config() -> config.RunConfig:
   """Tables and chains of the standard library; an orchestrator and sub-agents of one size."""
   return config.RunConfig(
     name="swarm_cpu",
-    env="swarm",
-    search=config.SearchConfig(
-      token_budget=1_280,
-      threshold_tokens=640,
-      tool_output_tokens=136,
-      reply_reserve_tokens=32,
-      max_shown=2,
-      dense_weight=0.1,
-      grep_limit=1,
-      max_turns=8,
-      max_calls=1,
-      max_new_tokens=448,
-      short_ids=True,
-      can_prune=False,
-    ),
-    swarm=config.SwarmConfig(
+    agent="swarm",
+    agent_config=SwarmConfig(
+      search=SearchConfig(
+        token_budget=1_280,
+        threshold_tokens=640,
+        tool_output_tokens=136,
+        reply_reserve_tokens=32,
+        max_shown=2,
+        dense_weight=0.1,
+        grep_limit=1,
+        max_turns=8,
+        max_calls=1,
+        max_new_tokens=448,
+        short_ids=True,
+        can_prune=False,
+      ),
       budget_share=0.25,
       sub_token_budget=640,
       sub_max_new_tokens=64,
@@ -34,8 +36,10 @@ def get_config() -> config.RunConfig:
       message_tokens=48,
       sub_max_turns=8,
       sub_deadline_s=400.0,
+      serial=0.5,
+      single=0.08,
+      max_children=6,
     ),
-    parl=config.ParlConfig(),
     policy=config.PolicySection(model=config.BASE_MODEL),
     workers=config.WorkersConfig(stall_s=600.0),
     sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=1, temperature=1.0),
@@ -46,9 +50,6 @@ def get_config() -> config.RunConfig:
       rows_per_step=4,
       demonstration_tasks=900,
       rollouts_per_task=1,
-      serial=0.5,
-      alone=0.08,
-      max_children=6,
       reading_drills=6_000,
       rates=(0.35, 0.0, 0.0, 0.65),
       mtp_steps=10,

@@ -9,7 +9,7 @@ import pathlib
 from absl import flags
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import config_flags, entry_point, evaluation, recipes, setup
+from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
 
 _config = config_flags.define()
 _CHECKPOINT = flags.DEFINE_string(
@@ -24,7 +24,7 @@ def main() -> None:
   config = config_lib.with_overrides(_config(), [f"eval.split={_SPLIT.value}"])
   setup.compilation_cache(config)
   with setup.devices(config):
-    found = evaluation.evaluate(config, recipes.of(config).open_corpus(config), _CHECKPOINT.value)
+    found = evaluation.evaluate(config, setup.open_tasks(config), _CHECKPOINT.value)
   text = json.dumps(found, indent=2)
   print(text)
   if _JSON.value:

@@ -12,7 +12,7 @@ it stopped. Of several processes that share the disk each runs it, with its own 
 
 from absl import flags
 
-from jaxrl_agents.runs import config_flags, entry_point, processes, recipes, report_page, rl, setup
+from jaxrl_agents.runs import config_flags, entry_point, processes, report_page, rl, setup
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -27,7 +27,7 @@ def main() -> None:
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
   with processes.first_alone("corpus"):
-    corpus = recipes.of(config).open_corpus(config)
+    corpus = setup.open_tasks(config)
   with setup.devices(config):
     rl.train(config, corpus, workdir)
   if processes.is_first():

@@ -12,7 +12,7 @@ another mesh. Of several processes that share the disk each runs it, with its ow
 
 from absl import flags
 
-from jaxrl_agents.runs import config_flags, entry_point, processes, recipes, setup, sft
+from jaxrl_agents.runs import config_flags, entry_point, processes, setup, sft
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -27,7 +27,7 @@ def main() -> None:
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
   with processes.first_alone("corpus"):
-    corpus = recipes.of(config).open_corpus(config)
+    corpus = setup.open_tasks(config)
   with setup.devices(config):
     sft.train(config, corpus, workdir)
   print(f"the warm start is in {workdir.warm_start}")

@@ -2,6 +2,8 @@
 remedy.
 """
 
+import dataclasses
+
 import pytest
 
 from jaxrl_agents import config
@@ -12,12 +14,17 @@ PATH = "configs/search_cpu.py"
 def test_an_override_is_read_as_the_type_of_its_option():
   loaded = config.load(
     PATH,
-    ["learner.lr=3e-5", "learner.steps=1_000", "search.can_prune=false", "reward.betas=(4, 2)"],
+    [
+      "learner.lr=3e-5",
+      "learner.steps=1_000",
+      "search.can_prune=false",
+      "search.reward.betas=(4, 2)",
+    ],
   )
   assert loaded.learner.lr == 3e-5
   assert loaded.learner.steps == 1000
-  assert loaded.search.can_prune is False
-  assert loaded.reward.betas == (4.0, 2.0)
+  assert loaded.agent_config.can_prune is False
+  assert loaded.agent_config.reward.betas == (4.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +55,11 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("mesh.expert=3", "learner.rows_per_microbatch=4 does not split"),
     ("mesh.context=3", "learner.row_tokens=1024 does not split"),
     ("mesh.fsdp=0", "a factor below 1"),
-    ("env=swam", r"did you mean 'swarm'\?"),
-    ("env=swarm", "set search.can_prune=False"),
-    ("parl.finish=0.2", "options of parl have no effect with env=search; .*set env=swarm"),
-    ("toggle.phase_steps=2", "has no effect with env=search"),
+    ("agent=swam", r"did you mean 'swarm'\?"),
+    ("agent=nowhere.agent:AGENT", "No module named 'nowhere'; write package.module:name"),
+    ("agent=tests.sampler.counting:AGNT", r"defines no 'AGNT'; did you mean 'AGENT'\?"),
+    ("swarm.parl.finish=0.2", r"no option 'swarm.parl.finish'; did you mean"),
+    ("toggle.phase_steps=2", "has no effect with agent=search"),
     ("toggle.solved=2", "solved is a share"),
     ("learner.optimizer=moun", r"did you mean 'muon'\?"),
     ("policy.dtype=bfloat16", r"learner.canary_bound=0.0001 is below .* set it to 0.1 or more"),
@@ -60,6 +68,21 @@ def test_an_override_is_read_as_the_type_of_its_option():
 def test_a_bad_override_names_the_cause_and_the_remedy(override, message):
   with pytest.raises(ValueError, match=message):
     config.load(PATH, [override])
+
+
+def test_another_agent_begins_with_its_own_defaults_and_its_section_goes_by_its_name():
+  loaded = config.load(PATH, ["agent=tests.sampler.counting:AGENT", "counting.max_turns=3"])
+  assert (loaded.agent_config.max_turns, loaded.agent_config.token_budget) == (3, 64)
+  assert config.options(loaded)["counting.max_turns"] == 3
+  with pytest.raises(ValueError, match=r"did you mean 'counting.max_turns'\?"):
+    config.load(PATH, ["agent=tests.sampler.counting:AGENT", "counting.max_turn=3"])
+  with pytest.raises(ValueError, match="agent_config is a CountingConfig, but the options of"):
+    dataclasses.replace(loaded, agent="swarm")
+
+
+def test_a_swarm_that_prunes_is_an_error():
+  with pytest.raises(ValueError, match="set swarm.search.can_prune=False"):
+    config.load("configs/swarm_cpu.py", ["swarm.search.can_prune=true"])
 
 
 def test_a_budget_of_all_the_steps_of_a_single_agent_is_an_error():
@@ -83,7 +106,7 @@ def test_a_divisor_of_a_loss_that_has_none_is_an_error():
 
 def test_annealing_that_leaves_no_step_to_the_task_alone_is_an_error():
   with pytest.raises(ValueError, match="anneal_end=1 leaves none of the 20 steps"):
-    config.load("configs/swarm_cpu.py", ["parl.anneal_end=1.0"])
+    config.load("configs/swarm_cpu.py", ["swarm.parl.anneal_end=1.0"])
 
 
 def test_adapters_with_an_optimizer_of_full_parameters_are_an_error():

@@ -8,14 +8,11 @@ every rollout failed has no score either.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_agents.agents.search import reward, view
-from jaxrl_agents.corpus.index.hybrid import Fusion, Index
-from jaxrl_agents.types import Group, Message, Task, ToolCall, Trajectory
+from jaxrl_agents.types import Group, Task, Trajectory
 
 Total = Callable[[Trajectory], float]
 TaskScores = Mapping[str, float]  # task id -> score
@@ -33,7 +30,12 @@ class Gain:
   tasks: int
 
 
-def scores(groups: Iterable[Group], total: Total) -> dict[str, dict[str, float]]:
+def carried(trajectory: Trajectory) -> float:
+  """The reward that was measured when the rollout ended (agents.agent.rewarded)."""
+  return trajectory.metrics["reward"]
+
+
+def scores(groups: Iterable[Group], total: Total = carried) -> dict[str, dict[str, float]]:
   """{metric: {task id: mean over its finished rollouts}}.
 
   Metrics: "reward" (`total` of a rollout), every measured reward part, "tokens_per_turn" (sampled)
@@ -62,7 +64,7 @@ def _measured(trajectory: Trajectory, total: Total) -> dict[str, float]:
   return measured
 
 
-def summary(groups: Sequence[Group], total: Total) -> dict[str, float]:
+def summary(groups: Sequence[Group], total: Total = carried) -> dict[str, float]:
   """The mean over tasks of every metric of `scores`, and how much stands behind it.
 
   Counts: "tasks" (with a score), "rollouts" (finished), "failed" (rollouts), "failed_tasks" (tasks
@@ -81,10 +83,10 @@ def summary(groups: Sequence[Group], total: Total) -> dict[str, float]:
   }
 
 
-def entry(groups: Sequence[Group], total: Total, metrics: Sequence[str]) -> dict[str, float]:
-  """Those of `metrics` that an evaluation has, means over tasks, in their order."""
-  found = summary(groups, total)
-  return {name: found[name] for name in metrics if name in found}
+def entry(groups: Sequence[Group], metrics: Sequence[str] = ()) -> dict[str, float]:
+  """Those of `metrics` that an evaluation has (all for none), means over tasks, in their order."""
+  found = summary(groups)
+  return {name: found[name] for name in metrics or found if name in found}
 
 
 def paired_bootstrap(
@@ -134,9 +136,9 @@ def paired_bootstrap(
 def gains(
   candidate: Sequence[Group],
   baseline: Sequence[Group],
-  total: Total,
+  total: Total = carried,
   *,
-  metrics: Sequence[str] = ("reward", "output_recall"),
+  metrics: Sequence[str] = ("reward",),
   cluster: Callable[[Task], str] | None = None,
   resamples: int = 10_000,
   seed: int = 0,
@@ -163,53 +165,3 @@ def gains(
     found[f"{metric}_gain_lower95"] = gain.lower95
     found[f"{metric}_gain_upper95"] = gain.upper95
   return found
-
-
-def one_shot_hybrid(
-  groups: Iterable[Group],
-  index: Index,
-  *,
-  count_tokens: Callable[[str], int],
-  max_documents: int,
-  settings: Fusion = Fusion(),
-) -> list[Group]:
-  """What one hybrid search with the whole question would have scored, as groups of one rollout.
-
-  Its answer is the first n hits, best first, where n is the mean number of chunks that the policy
-  returned for the task over its finished rollouts, rounded half up and at least 1, so that neither
-  side has the larger output. A task of which every rollout failed is left out. The parts are
-  measured by the same `rules.search_parts` as the policy's.
-
-  Args:
-    groups: the policy's groups ("num_output" among the rewards).
-    index: the corpus that the policy searched.
-    count_tokens: for the sizes in the shown hits.
-    max_documents: ids beyond so many are ignored, as in the environment.
-    settings: of the fusion, those of the policy's own searches.
-  """
-  made = []
-  for group in groups:
-    returned = [t.rewards["num_output"] for t in group.trajectories if not t.error]
-    if not returned:
-      continue
-    count = max(1, math.floor(float(np.mean(returned)) + 0.5))
-    hits = index.search(group.task.prompt, limit=count, settings=settings)
-    chunks = [hit.chunk for hit in hits]
-    call = ToolCall("0.0", "search_corpus", {"query": group.task.prompt})
-    shown = "\n".join(view.hit(chunk.id, chunk.text, count_tokens(chunk.text)) for chunk in chunks)
-    log = (
-      Message("user", group.task.prompt),
-      Message("assistant", "", (call,)),
-      Message("tool", shown or view.NO_RESULTS, tool_call_id=call.id),
-      Message("assistant", "\n".join(f"<Document id={chunk.id}>" for chunk in chunks)),
-    )
-    parts = reward.search_parts(
-      log,
-      "answer",
-      group.task.facts,
-      exists={chunk.id for chunk in chunks}.__contains__,
-      max_documents=max_documents,
-    )
-    rollout = Trajectory(group.task.id, f"one-shot {group.task.id}", (), log, parts, "answer")
-    made.append(Group(group.task, (rollout,)))
-  return made

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
-from typing import Any
 
-from jaxrl_agents.config.sections import (
-  SFT_SOURCES,
-  CodingConfig,
-  CodingRewardConfig,
-  LearnerConfig,
-  MeshConfig,
-  ParlConfig,
-  RewardConfig,
-  RunConfig,
-  SearchConfig,
-  SwarmConfig,
-  limits,
-)
+from jaxrl_agents.config import import_path
+from jaxrl_agents.config.sections import SFT_SOURCES, LearnerConfig, MeshConfig, RunConfig
 
 BFLOAT16_GAP = 0.1
 """Of log-probabilities of sampler and learner that both compute in bfloat16, at the least."""
@@ -33,6 +19,7 @@ def validate(config: RunConfig) -> RunConfig:
   """
   learner, sampler = config.learner, config.sampler
   _check_contexts(config)
+  import_path.agent(config.agent).check(config.agent_config, learner.steps, config.workers.stall_s)
   if len(config.sft.rates) != len(SFT_SOURCES):
     raise ValueError(
       f"sft.rates={config.sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
@@ -54,8 +41,6 @@ def validate(config: RunConfig) -> RunConfig:
     )
   _check_mesh(config.mesh, learner)
   _check_fleet(config)
-  _check_env(config)
-  _check_swarm(config)
   _check_toggle(config)
   if learner.kl < 0 or learner.constant_tokens < 0:
     raise ValueError(
@@ -91,94 +76,16 @@ def validate(config: RunConfig) -> RunConfig:
 
 def _check_contexts(config: RunConfig) -> None:
   learner, sampler = config.learner, config.sampler
-  section = "coding" if config.env == "coding" else "search"
-  budget, search = limits(config).token_budget, config.search
+  section, budget = import_path.agent(config.agent).name, config.agent_config.token_budget
   if learner.row_tokens < budget:
     raise ValueError(
       f"learner.row_tokens={learner.row_tokens} cannot hold a context of {section}.token_budget="
       f"{budget}; raise learner.row_tokens or lower {section}.token_budget"
     )
-  if config.env != "coding" and search.threshold_tokens >= budget:
-    raise ValueError(
-      f"search.threshold_tokens={search.threshold_tokens} must be below search.token_budget="
-      f"{budget}"
-    )
-  if search.tool_latency_s < 0:
-    raise ValueError(f"search.tool_latency_s={search.tool_latency_s:g} must be 0 or more seconds")
   if sampler.num_pages * sampler.page_tokens < 2 * budget:
     raise ValueError(
       f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
       f"two contexts of {budget} tokens; raise sampler.num_pages"
-    )
-
-
-SECTIONS: Mapping[str, Mapping[str, Any]] = {
-  "search": {"search": SearchConfig(), "reward": RewardConfig()},
-  "swarm": {"swarm": SwarmConfig(), "parl": ParlConfig()},
-  "coding": {"coding": CodingConfig(), "coding_reward": CodingRewardConfig()},
-}
-"""The sections that have an effect in one environment alone, as they are by default."""
-
-
-def _check_env(config: RunConfig) -> None:
-  idle = {
-    name: default
-    for env, sections in SECTIONS.items()
-    for name, default in sections.items()
-    if env != config.env and (name, config.env) != ("search", "swarm")
-  }
-  for name, default in idle.items():
-    if getattr(config, name) != default:
-      raise ValueError(
-        f"options of {name} have no effect with env={config.env}; leave them as they are, or set "
-        f"env={next(env for env, sections in SECTIONS.items() if name in sections)}"
-      )
-
-
-def _check_swarm(config: RunConfig) -> None:
-  swarm, parl = config.swarm, config.parl
-  if config.env != "swarm":
-    return
-  if config.search.can_prune:
-    raise ValueError(
-      "search.can_prune=True has no effect with env=swarm: contexts are split there, not pruned; "
-      "set search.can_prune=False"
-    )
-  if swarm.sub_init and not swarm.sub_policy:
-    raise ValueError(
-      "swarm.sub_init has no effect with swarm.sub_policy='': sub-agents are then the policy in "
-      "training; name a policy, or leave sub_init empty"
-    )
-  if swarm.sub_deadline_s >= config.workers.stall_s:
-    raise ValueError(
-      f"swarm.sub_deadline_s={swarm.sub_deadline_s:g} must be below workers.stall_s="
-      f"{config.workers.stall_s:g}, when the run is given up"
-    )
-  steps = config.learner.steps
-  if steps > 1 and parl.anneal_end * steps > steps - 1:
-    raise ValueError(
-      f"parl.anneal_end={parl.anneal_end:g} leaves none of the {steps} steps to the "
-      "reward of the task alone; lower it"
-    )
-  if not 0 < parl.anneal_end <= 1 or parl.target_width < 2:
-    raise ValueError(
-      f"parl.anneal_end={parl.anneal_end} must be in (0, 1] and parl.target_width="
-      f"{parl.target_width} at least 2"
-    )
-  if not 0 < swarm.budget_share < 1:
-    raise ValueError(f"swarm.budget_share={swarm.budget_share:g} must be above 0 and below 1")
-  ends = (0.0, *swarm.sub_until, 1.0)
-  if len(ends) != max(len(swarm.sub_init), 1) + 1 or any(
-    later <= earlier for earlier, later in itertools.pairwise(ends)
-  ):
-    raise ValueError(
-      f"swarm.sub_until={swarm.sub_until} must name one share of the steps, rising within (0, 1), "
-      f"for each of swarm.sub_init={swarm.sub_init} but the last"
-    )
-  if swarm.sub_token_budget > config.search.token_budget:
-    raise ValueError(
-      f"swarm.sub_token_budget={swarm.sub_token_budget} is more than search.token_budget="
-      f"{config.search.token_budget}, for which samplers and rows are made; lower it"
     )
 
 
@@ -188,10 +95,10 @@ def _check_toggle(config: RunConfig) -> None:
     raise ValueError(
       f"{toggle}: phase_steps counts up from 0, solved is a share and percentile one of 100"
     )
-  if toggle.phase_steps and config.env == "search":
+  if toggle.phase_steps and not import_path.agent(config.agent).success:
     raise ValueError(
-      f"toggle.phase_steps={toggle.phase_steps} has no effect with env=search, whose rollouts are "
-      "never just right; set toggle.phase_steps=0"
+      f"toggle.phase_steps={toggle.phase_steps} has no effect with agent={config.agent}, whose "
+      "rewards have no part that says that a rollout is right; set toggle.phase_steps=0"
     )
 
 

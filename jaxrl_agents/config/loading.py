@@ -14,6 +14,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from jaxrl_agents.config import import_path
 from jaxrl_agents.config.checks import validate
 from jaxrl_agents.config.sections import RunConfig
 
@@ -54,12 +55,12 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 def options(config: Any, prefix: str = "") -> dict[str, Any]:
   """Every option as {"section.option": value}, sections flattened."""
   flat: dict[str, Any] = {}
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
+  for name, field in _fields(config).items():
+    value = getattr(config, field)
     if dataclasses.is_dataclass(value):
-      flat |= options(value, f"{prefix}{field.name}.")
+      flat |= options(value, f"{prefix}{name}.")
     else:
-      flat[prefix + field.name] = value
+      flat[prefix + name] = value
   return flat
 
 
@@ -79,23 +80,36 @@ def sha256(config: RunConfig) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _fields(section: Any) -> dict[str, str]:
+  """{name in overrides: field} of a section: the options of an agent go by the agent's name."""
+  names = {field.name: field.name for field in dataclasses.fields(section)}
+  if isinstance(section, RunConfig):
+    own = import_path.agent(section.agent).name
+    names = {own if name == "agent_config" else name: field for name, field in names.items()}
+  return names
+
+
 def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
-  names = [f.name for f in dataclasses.fields(section)]
-  if path[0] not in names:
+  fields = _fields(section)
+  names = list(fields)
+  if path[0] not in fields:
     parent = full[: len(full) - len(".".join(path))]
     raise ValueError(
       f"no option {full!r}; {_nearest(parent + path[0], [parent + n for n in names])}"
     )
-  current = getattr(section, path[0])
+  name = fields[path[0]]
+  current = getattr(section, name)
   if len(path) > 1:
     if not dataclasses.is_dataclass(current):
       raise ValueError(f"option {full!r} goes deeper than {path[0]!r}, which holds a value")
-    return dataclasses.replace(section, **{path[0]: _replaced(current, path[1:], text, full)})
+    return dataclasses.replace(section, **{name: _replaced(current, path[1:], text, full)})
   if dataclasses.is_dataclass(current):
     inner = [f"{full}.{f.name}" for f in dataclasses.fields(current)]
     raise ValueError(f"{full!r} is a section; set one of its options: {', '.join(inner)}")
-  hint = typing.get_type_hints(type(section))[path[0]]
-  return dataclasses.replace(section, **{path[0]: _value(hint, text, full)})
+  value = _value(typing.get_type_hints(type(section))[name], text, full)
+  if isinstance(section, RunConfig) and name == "agent" and value != section.agent:
+    return dataclasses.replace(section, agent=value, agent_config=None)
+  return dataclasses.replace(section, **{name: value})
 
 
 _EXAMPLES: dict[Any, str] = {

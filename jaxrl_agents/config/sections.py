@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
+from jaxrl_agents.config import import_path
 from jaxrl_agents.policy.config import PolicyConfig
 
 
@@ -19,136 +20,6 @@ class CorpusConfig:
   seed: int = 0
   dense: Literal["lsa", "minilm"] = "lsa"
   cache: str = "~/.cache/jaxrl_agents"
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchConfig:
-  """Limits of the search environment, in tokens of the policy's tokenizer (Context-1's numbers).
-
-  `token_budget` bounds the whole context; past `threshold_tokens` (also the denominator of the
-  usage line) a hint is shown; past threshold + spillage_fraction * (budget - threshold) every tool
-  but prune_chunks is rejected. `short_ids` calls chunks by numbers of the task
-  (agents.search.short_ids). Of the calls of one turn those beyond `max_calls` are refused.
-  `tool_latency_s` is the median of what each call waits beside its work, as for a service on a
-  network: to see wall-clock with.
-  """
-
-  token_budget: int = 32_268
-  threshold_tokens: int = 16_384
-  spillage_fraction: float = 0.5
-  tool_output_tokens: int = 4_096
-  reply_reserve_tokens: int = 512
-  max_shown: int = 10
-  grep_limit: int = 5
-  fan_out: int = 25
-  fused: int = 50
-  dense_weight: float = 1.0
-  read_chunks: int = 300
-  max_turns: int = 128
-  max_calls: int = 64
-  max_new_tokens: int = 2_048
-  max_documents: int = 30
-  max_malformed_turns: int = 3
-  short_ids: bool = False
-  can_prune: bool = True
-  show_hint: bool = True
-  tool_deadline_s: float = 10.0
-  tool_latency_s: float = 0.0
-  system_prompt: str = ""
-
-
-CODING_TOOLS = (
-  "read_file",
-  "edit_file",
-  "undo_edit",
-  "write_file",
-  "shell",
-  "grep",
-  "search_code",
-  "fetch_page",
-  "todo",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class CodingConfig:
-  """Tasks and limits of the coding environment, in tokens of the policy's tokenizer.
-
-  Attributes:
-    tasks: folder of a frozen set (scripts/make_coding_tasks.py); "": short functions of `sources`
-      (of each "python", "package:NAME" of one that is installed, or a folder), damaged when a run
-      first needs them, at most `tasks_per_repo` times each.
-    sources: also what drills are made of, but for functions that the set holds back.
-    repo_kind, damage, min_level, max_level, max_file_characters: the slice of it that is played:
-      "calls" are short functions in one file, "token" is damage of one token, "flip" one put
-      for its counterpart ("<" for "<=", "and" for "or": `agents.coding.tasks.mutations.is_flip`),
-      levels are those of `agents.coding.tasks.making` (0: one line; 3: 61 to 300 lines).
-    tools: of CODING_TOOLS, what is offered.
-    token_budget: of the whole context.
-    context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
-      "summarize" (the policy writes what goes on, `max_summaries` times), "discard_all" (the tool
-      history goes), "hide_results" (all but the last `keep_results` results go), "none".
-    tool_output_tokens: most of one observation.
-    command_s: what a shell command may take.
-    snapshot_turns: turns between snapshots that a lost sandbox is brought back from; 0 for none.
-    pages: JSON lines {"url", "title", "text"} that fetch_page reads; "" for none.
-    backend: of the sandboxes.
-  """
-
-  tasks: str = ""
-  sources: tuple[str, ...] = ("python",)
-  tasks_per_repo: int = 6
-  repo_kind: Literal["any", "calls", "suite"] = "any"
-  damage: Literal["any", "token", "flip"] = "any"
-  min_level: int = 0
-  max_level: int = 3
-  max_file_characters: int = 400_000
-  tools: tuple[str, ...] = CODING_TOOLS
-  token_budget: int = 131_072
-  context: Literal["summarize", "discard_all", "hide_results", "none"] = "summarize"
-  trigger_fraction: float = 0.7
-  max_summaries: int = 8
-  summary_tokens: int = 4_096
-  keep_results: int = 5
-  tool_output_tokens: int = 8_192
-  max_new_tokens: int = 8_192
-  max_turns: int = 200
-  max_calls: int = 16
-  max_malformed_turns: int = 3
-  search_results: int = 5
-  chunk_tokens: int = 256
-  command_s: float = 60.0
-  grade_s: float = 300.0
-  snapshot_turns: int = 1
-  pages: str = ""
-  backend: str = "namespaces"
-  system_prompt: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class CodingRewardConfig:
-  """Weights of a coding episode's reward (Composer 2 publishes the kinds of terms, no values).
-
-  R = solved + progress * share of failing tests mended - behaviour - length * C_{k,q}(effort)
-
-  Attributes:
-    progress: of the share of tests that failed and pass now.
-    broken_calls: each call that is malformed, refused or of an unknown tool; at most five count.
-    open_todos: of the share of to-dos left open.
-    comment_thinking, shell_only: where the behaviour is seen. All four together cost at most 0.2.
-    length_k, length_q, length: of the nonlinear length penalty; `length` 0 leaves it out.
-    length_of_solved_only: an episode that failed pays nothing for its length.
-  """
-
-  progress: float = 0.0
-  broken_calls: float = 0.02
-  open_todos: float = 0.05
-  comment_thinking: float = 0.05
-  shell_only: float = 0.05
-  length_k: float = 1.0
-  length_q: float = 1.0
-  length: float = 0.05
-  length_of_solved_only: bool = False
 
 
 BASE_MODEL = PolicyConfig(
@@ -237,78 +108,6 @@ class WorkersConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardConfig:
-  """Weights of the reward parts and their floor (Context-1's reward; `beta` per epoch or phase)."""
-
-  f_beta: float = 0.7
-  trajectory_recall: float = 0.3
-  answer_found: float = 1.0
-  prune_penalty: float = 1.0
-  turn_penalty: float = 1.0
-  epsilon: float = 0.001
-  betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class SwarmConfig:
-  """Limits of the agent swarm. The tools that look into the corpus, and the context of the
-  orchestrator (`token_budget`), are those of SearchConfig, without pruning.
-
-  Attributes:
-    sub_policy: name of the frozen policy that plays sub-agents (Limits.policy); "" is the policy in
-      training itself.
-    sub_init: folders of its weights, of any sizes, small to large for a curriculum; "" for those
-      that training starts from. None: those alone.
-    sub_until: shares of the training steps at which the next of `sub_init` takes over.
-    alone: the orchestrator has the tools of the corpus alone, and no sub-agents.
-    budget_share: the budget of critical steps of a wide or deep task, as a share of the steps that
-      a single agent needs: the smaller, the larger the tasks.
-    stretch: factor of the tasks' budgets of critical steps.
-    max_turns: of the orchestrator, whatever its task's budget of critical steps.
-    sub_max_turns: of a sub-agent; what is left of the critical steps may be less.
-    sub_token_budget: of the context of a sub-agent.
-    sub_max_new_tokens: of one turn of a sub-agent.
-    sub_temperature: at which sub-agents are sampled.
-    sub_deadline_s: after which a sub-agent is given up; below workers.stall_s, when the run is.
-    message_tokens: of what a sub-agent returns; the rest is cut.
-    max_agents: that an episode may create.
-    max_assignments_per_turn: that run at once; more are refused.
-    max_assignments: of an episode.
-  """
-
-  sub_policy: str = "frozen"
-  sub_init: tuple[str, ...] = ()
-  sub_until: tuple[float, ...] = ()
-  alone: bool = False
-  budget_share: float = 0.4
-  stretch: float = 1.0
-  max_turns: int = 15
-  sub_max_turns: int = 100
-  sub_token_budget: int = 32_268
-  sub_max_new_tokens: int = 2_048
-  sub_temperature: float = 1.0
-  sub_deadline_s: float = 100.0
-  message_tokens: int = 512
-  max_agents: int = 16
-  max_assignments_per_turn: int = 16
-  max_assignments: int = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class ParlConfig:
-  """Weights of PARL's auxiliary rewards at the start; cosine to 0 at `anneal_end` of the steps.
-
-  `target_width`: assignments at once beyond which r_parallel does not grow. All ours: Kimi K2.5
-  published no numbers.
-  """
-
-  parallel: float = 0.1
-  finish: float = 0.1
-  anneal_end: float = 0.6
-  target_width: int = 4
-
-
-@dataclasses.dataclass(frozen=True)
 class ToggleConfig:
   """Phases in which what is solved must be solved within a length (agents.toggle).
 
@@ -341,18 +140,12 @@ class SftConfig:
   Attributes:
     schedule: of the learning rate after the warm-up.
     demonstration_tasks: tasks of the train split, played `rollouts_per_task` times and filtered.
-    hasty: probability that the expert, in an episode, asks for one clue alone and answers: what
-      reinforcement learning is to unlearn.
-    serial: of a swarm, probability that the orchestrator of an episode does everything itself.
-    alone: of a swarm, probability that an episode is that of a single agent without the two tools,
-      which has the steps and the context that it needs.
     demonstration_share: of the train split, what may be demonstrated, by whole repositories where
       there are any: the rest is new to reinforcement learning.
-    max_children: of a swarm, sub-agents of an episode that are imitated beside their orchestrator.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
     rates: of demonstrations, practice, copies and drills in the mixture.
     beside: files of other configs, each with overrides after it ("configs/swarm_cpu.py
-      sft.alone=0.1"), whose sources join the mixture, at a rate of `beside_rates` for those of
+      swarm.single=0.1"), whose sources join the mixture, at a rate of `beside_rates` for those of
       each: for a policy that is to be the base of all of them.
     balance_rate: step of the routers' selection biases towards equal load of the experts.
     mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
@@ -370,10 +163,6 @@ class SftConfig:
   demonstration_tasks: int = 400
   demonstration_share: float = 1.0
   rollouts_per_task: int = 2
-  hasty: float = 0.3
-  serial: float = 0.7
-  alone: float = 0.0
-  max_children: int = 2
   practice_tasks: int = 0
   copy_segments: int = 0
   reading_drills: int = 0
@@ -467,21 +256,22 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-  """Everything a run depends on. Two runs of the same config and code are the same run."""
+  """Everything a run depends on. Two runs of the same config and code are the same run.
+
+  Attributes:
+    agent: "search", "swarm" or "coding", or the import path of another one, "package.module:NAME".
+    agent_config: options of the agent, an instance of its `config` class; None stands for its
+      defaults. In overrides and summaries the section goes by the agent's name.
+  """
 
   name: str
   policy: PolicySection
-  env: Literal["search", "swarm", "coding"] = "search"
+  agent: str = "search"
+  agent_config: Any = None
   seed: int = 0
   corpus: CorpusConfig = CorpusConfig()
-  search: SearchConfig = SearchConfig()
-  coding: CodingConfig = CodingConfig()
-  coding_reward: CodingRewardConfig = CodingRewardConfig()
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
-  reward: RewardConfig = RewardConfig()
-  swarm: SwarmConfig = SwarmConfig()
-  parl: ParlConfig = ParlConfig()
   toggle: ToggleConfig = ToggleConfig()
   lora: LoraConfig = LoraConfig()
   sft: SftConfig = SftConfig()
@@ -490,7 +280,12 @@ class RunConfig:
   sampler_mesh: MeshConfig = MeshConfig()
   eval: EvalConfig = EvalConfig()
 
-
-def limits(config: RunConfig) -> SearchConfig | CodingConfig:
-  """The section that bounds the contexts of the policy in training."""
-  return config.coding if config.env == "coding" else config.search
+  def __post_init__(self):
+    expected = import_path.agent(self.agent).config
+    if self.agent_config is None:
+      object.__setattr__(self, "agent_config", expected())
+    elif not isinstance(self.agent_config, expected):
+      raise ValueError(
+        f"agent_config is a {type(self.agent_config).__name__}, but the options of agent="
+        f"{self.agent} are a {expected.__name__}; pass one, or name the other agent"
+      )

@@ -108,11 +108,3 @@ def _mark(task: Task) -> str:
   """Names a task by what it is, as its id may be given anew."""
   what = json.dumps([task.prompt, task.facts], sort_keys=True, default=str)
   return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
-
-
-def phase_value(values: Sequence[float], step: int, steps: int) -> float:
-  """The value of the phase that `step` of `steps` falls in, the phases being equally long.
-
-  Context-1 anneals beta between epochs: values (4, 3.5, 3, 2.5, 2) are those of its five epochs.
-  """
-  return values[min(step * len(values) // max(steps, 1), len(values) - 1)]

@@ -18,14 +18,13 @@ import hashlib
 import json
 import os
 import pathlib
-import random
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jaxrl_agents.types import Group, Segment
+from jaxrl_agents.types import Segment
 
 MANIFEST = "manifest.json"
 _ARRAYS = ("tokens", "loss_mask", "offsets")
@@ -153,23 +152,6 @@ def copy_segments(
     period = int(rng.integers(2, max_period + 1))
     string = rng.choice(ids, size=period).astype(np.int32)
     yield to_imitate(np.resize(string, length), np.arange(length) >= period)
-
-
-def both_roles(groups: Iterable[Group], *, max_children: int, seed: int) -> Iterator[Segment]:
-  """Yields the segments of finished episodes of a swarm and of some of their sub-agents.
-
-  Of each episode at most `max_children` sub-agents that finished, drawn at random: there are many
-  to one orchestrator, and they are short.
-  """
-  for group in groups:
-    for number, trajectory in enumerate(group.trajectories):
-      if trajectory.error:
-        continue
-      yield from trajectory.segments
-      finished = [child for child in trajectory.children if child.stop == "finished"]
-      draw = random.Random(f"{seed}/{group.task.id}/{number}")
-      for child in draw.sample(finished, min(max_children, len(finished))):
-        yield from child.segments
 
 
 def to_imitate(tokens: np.ndarray, loss_mask: np.ndarray) -> Segment:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import optax
 
-from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner.train_step import Objective
 from jaxrl_agents.planning import advice, compiling, flops, kernels, layout, programs, timing
@@ -114,7 +113,7 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
     ValueError: the run does not divide over the mesh.
   """
   cfg, section, mesh = config.policy.model, config.sampler, place.mesh
-  context = config_lib.limits(config).token_budget
+  context = config.agent_config.token_budget
   dtype = config.policy.dtype
   parts = programs.sampler(cfg, section, mesh, context_tokens=context, dtype=dtype)
   held = {

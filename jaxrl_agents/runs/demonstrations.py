@@ -14,20 +14,19 @@ import shlex
 import shutil
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents.agent import EXPERT, Tasks
 from jaxrl_agents.chat import document_numbers as numbers_lib
 from jaxrl_agents.chat.document_numbers import DocumentNumbers
 from jaxrl_agents.config import SFT_SOURCES, RunConfig
-from jaxrl_agents.harness.worker_pool import WorkerPool
-from jaxrl_agents.harness.worker_process import Job
+from jaxrl_agents.corpus import code_digest
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import recipes, rollout_workers, setup
-from jaxrl_agents.runs.corpus import Tasks
+from jaxrl_agents.runs import rollout_workers, setup
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
@@ -35,21 +34,13 @@ from jaxrl_agents.types import Group, Segment, Task
 DRILL_TOKENS = 128
 DRILL_PERIOD = 48
 
-_PACKAGE = pathlib.Path(__file__).parents[1]
-_MAKERS = ("types.py", "agents", "chat", "corpus", "harness")
-"""Code that decides what is made: a change of it makes the sources anew."""
-
 _OPTIONS = {
   "demonstrations": (
     "demonstration_tasks",
     "demonstration_share",
     "rollouts_per_task",
-    "hasty",
-    "serial",
-    "alone",
-    "max_children",
   ),
-  "practice": ("practice_tasks", "hasty"),
+  "practice": ("practice_tasks",),
   "copies": ("copy_segments",),
   "drills": ("reading_drills",),
 }
@@ -67,7 +58,7 @@ def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]
   for entry, rate in zip(config.sft.beside, config.sft.beside_rates, strict=True):
     file, *overrides = shlex.split(entry)
     other = config_lib.load(file, overrides)
-    opened = functools.cache(functools.partial(recipes.of(other).open_corpus, other))
+    opened = functools.cache(functools.partial(setup.open_tasks, other))
     shares = _rates(other)
     for name, share in shares.items():
       _bring(other, opened, name, workdir, as_name=f"{other.name}_{name}")
@@ -99,20 +90,22 @@ def _bring(
 
 
 def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
-  """Names a source by all that decides it: corpus, tasks, tokenizer, options, seed and code."""
-  limits = (config.search, config.swarm, config.coding)
+  """Names a source by all that decides it: tasks, tokenizer, options, seed, and the code that makes
+  it (without comments and docstrings).
+  """
+  agent = setup.agent(config)
+  options = dataclasses.asdict(config.agent_config)
   decides = {
     "source": name,
     "seed": config.seed,
-    "env": config.env,
-    "limits": [dataclasses.asdict(section) for section in limits],
-    "options": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
+    "agent": config.agent,
+    "options": {k: v for k, v in options.items() if k not in agent.reward_sections},
+    "sft": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
     "tasks": corpus.digest,
+    "code": code_digest.of(type(agent).__module__, alone=__name__),
   }
   found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
-  code = [path for maker in _MAKERS for path in _sources(_PACKAGE / maker)]
-  code += [pathlib.Path(__file__), *_sources(pathlib.Path(recipes.__file__).parent)]
-  for path in (*chat_lib.tokenizer_files(config.policy.tokenizer), *code):
+  for path in chat_lib.tokenizer_files(config.policy.tokenizer):
     found.update(path.read_bytes())
   return found.hexdigest()[:16]
 
@@ -133,40 +126,36 @@ def _copy_whole(kept: pathlib.Path, folder: pathlib.Path) -> None:
   fresh.rename(folder)
 
 
-def _sources(path: pathlib.Path) -> list[pathlib.Path]:
-  return sorted(path.rglob("*.py")) if path.is_dir() else [path]
-
-
 def _made(
   config: RunConfig, corpus: Tasks, name: str
 ) -> tuple[Iterator[Segment], Mapping[str, int]]:
   """The segments of a source, and how many of the episodes behind them the filter kept and why."""
-  sft, chat = config.sft, setup.load_chat(config)
-  recipe, counts = recipes.of(config), dict[str, int]()
+  sft = config.sft
+  agent, setting, counts = setup.agent(config), setup.setting(config), dict[str, int]()
   if name == "demonstrations":
     every = corpus.sample("train", len(corpus.tasks["train"]), config.seed)
     tasks = [task for task in every if is_demonstrated(task, sft.demonstration_share)]
     groups = play(
       config, corpus, tasks[: sft.demonstration_tasks], sft.rollouts_per_task, label=name
     )
-    segments, found = recipe.imitated(config, groups)
+    segments, found = agent.imitated(setting, groups)
     counts.update(found)
   elif name == "practice":
-    groups = play(config, corpus, recipe.practice(config, corpus), 1, label=name)
+    groups = play(config, corpus, agent.practice(setting, corpus), 1, label=name)
     segments = (s for g in groups for t in g.trajectories if not t.error for s in t.segments)
   elif name == "copies":
     segments = segment_files.copy_segments(
       sft.copy_segments,
       DRILL_TOKENS,
-      ids=np.concatenate([chat.encode(text) for text in recipe.texts(config, corpus)]),
+      ids=np.concatenate([setting.chat.encode(text) for text in agent.texts(setting, corpus)]),
       max_period=DRILL_PERIOD,
       seed=config.seed,
     )
   else:
-    pairs = recipe.drills(config, corpus)
+    pairs = agent.drills(setting, corpus)
     segments = (_imitated(prompt, reply) for prompt, reply in pairs)
-  if config.env == "search" and not config.search.short_ids:  # those are drawn anew for each task
-    numbers, rng = numbers_lib.of(chat), np.random.default_rng(config.seed)
+  if agent.has_stable_ids(config.agent_config):
+    numbers, rng = numbers_lib.of(setting.chat), np.random.default_rng(config.seed)
     return (renumbered(s, numbers, rng) for s in segments), counts
   return iter(segments), counts
 
@@ -180,35 +169,21 @@ def play(
   does itself: in CPython 3.11 `ast.parse` is not safe in two threads,
   https://github.com/python/cpython/issues/106905.)
   """
+  agent = setup.agent(config)
+  agent.check_player(EXPERT, config.agent_config)
+  importing = threading.Thread(target=seqio_tasks, daemon=True)
+  spec, sampling = setup.worker_spec(config, corpus, EXPERT), setup.sampling(config, config.seed)
   groups: dict[str, Group] = {}
-  headline = recipes.of(config).HEADLINE
-  sampling = setup.sampling(config, config.seed)
-  with (
-    rollout_workers.listener(config) as listener,
-    WorkerPool(
-      recipes.of(config).expert_spec(config, corpus),
-      config.workers.processes,
-      stall_s=config.workers.stall_s,
-      listener=listener,
-    ) as pool,
-    Progress(label, len(tasks)) as progress,
-  ):
-    pool.wait_until_ready()
-    importing = threading.Thread(target=seqio_tasks, daemon=True)
-    importing.start()
-    for i, task in enumerate(tasks):
-      pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
-    while len(groups) < len(tasks):
-      for _, message in pool.poll(timeout_s=config.workers.stall_s):
-        if message[0] == "group":
-          groups[message[1].trajectories[0].group_id] = message[1]
-          progress.advance(**{headline: _mean(groups.values(), headline)})
-        elif message[0] == "died":
-          for job in message[2]:
-            pool.submit(job)
-        elif message[0] == "error":
-          raise RuntimeError(f"a worker failed: {message[1]}")
-    importing.join()
+  values: list[float] = []
+  with Progress(label, len(tasks)) as progress:
+    for group in rollout_workers.scripted(
+      config, spec, tasks, rollouts, sampling, label=label, ready=importing.start
+    ):
+      groups[group.trajectories[0].group_id] = group
+      parts = [t.rewards for t in group.trajectories if not t.error]
+      values += [each[agent.headline] for each in parts if agent.headline in each]
+      progress.advance(**{agent.headline: sum(values) / max(len(values), 1)})
+  importing.join()
   return [groups[f"{label} {i}"] for i in range(len(tasks))]
 
 
@@ -237,8 +212,3 @@ def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Genera
 def _imitated(prompt: np.ndarray, reply: np.ndarray) -> Segment:
   tokens = np.concatenate([prompt, reply])
   return segment_files.to_imitate(tokens, np.arange(len(tokens)) >= len(prompt))
-
-
-def _mean(groups: Iterable[Group], part: str) -> float:
-  values = [t.rewards[part] for g in groups for t in g.trajectories if not t.error]
-  return float(np.mean(values)) if values else 0.0

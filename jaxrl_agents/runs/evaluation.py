@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores
+from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import MeshConfig, RunConfig
-from jaxrl_agents.runs import processes, recipes, setup, weight_files
-from jaxrl_agents.runs.corpus import Corpus
+from jaxrl_agents.runs import processes, rollout_workers, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
-from jaxrl_agents.runs.rollout_workers import RolloutWorkers
+from jaxrl_agents.runs.rollout_workers import RolloutWorkers, Stage
 from jaxrl_agents.types import Group, Task
 
 
 def play(
   config: RunConfig, players: RolloutWorkers, tasks: Sequence[Task], *, label: str
 ) -> list[Group]:
-  """Rollouts of held-out tasks by the weights that the engine holds."""
-  recipe, groups = recipes.of(config), []
-  with Progress(label, len(tasks)) as progress:
-    how = {"seed": config.seed, "label": label, "temperature": config.eval.temperature}
-    for group in players.play(tasks, config.eval.rollouts, **how):
-      groups.append(group)
-      found = scores.scores(groups, functools.partial(recipe.total, config))
-      values = found.get(recipe.HEADLINE, {}).values()
-      progress.advance(**{recipe.HEADLINE: sum(values) / max(len(values), 1)})
-  return sorted(groups, key=lambda group: group.task.id)
+  """Rollouts of held-out tasks by the weights that the engine holds, with their rewards."""
+  how = {"seed": config.seed, "label": label, "temperature": config.eval.temperature}
+  return collected(config, players.play(tasks, config.eval.rollouts, **how), len(tasks), label)
 
 
-def evaluate(config: RunConfig, corpus: Corpus, checkpoint: str) -> dict[str, Any]:
-  """The scores of a checkpoint on `config.eval`, beside what the recipe compares them with.
+def play_baseline(
+  config: RunConfig, corpus: Tasks, tasks: Sequence[Task], player: str
+) -> list[Group]:
+  """Rollouts of held-out tasks by a scripted player of the agent, with their rewards."""
+  spec = setup.worker_spec(config, corpus, player)
+  rollouts, sampling = config.eval.rollouts, setup.sampling(config, config.seed)
+  played = rollout_workers.scripted(config, spec, tasks, rollouts, sampling, label=player)
+  return collected(config, played, len(tasks), player)
+
+
+def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str) -> list[Group]:
+  """The groups with their rewards, in the order of their tasks, under a progress bar."""
+  agent = setup.agent(config)
+  found: list[Group] = []
+  means: list[float] = []
+  with Progress(label, count) as progress:
+    for group in groups:
+      found += agent_lib.rewarded(agent, config.agent_config, [group])
+      score = scores.scores(found[-1:]).get(agent.headline, {})
+      means += score.values()
+      progress.advance(**{agent.headline: sum(means) / max(len(means), 1)})
+  return sorted(found, key=lambda group: group.task.id)
+
+
+def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any]:
+  """The scores of a checkpoint on `config.eval`, beside what the agent compares them with.
 
   It is sampled on the devices of this process, whatever `sampler.slices` says.
   """
@@ -45,24 +62,38 @@ def evaluate(config: RunConfig, corpus: Corpus, checkpoint: str) -> dict[str, An
     sampler=dataclasses.replace(config.sampler, slices=0),
     sampler_mesh=MeshConfig(),
   )
-  recipe = recipes.of(config)
-  spec = recipe.policy_spec(config, corpus)
+  agent, spec = setup.agent(config), setup.worker_spec(config, corpus)
   run = folder if checkpoint == "base" else folder.parent  # the shipped policy is of no run
-  frozen = recipe.frozen(config, started_from(config, run))
   with (
     processes.bound(here) as channel,
     processes.stoppable(channel) as notice,
     RolloutWorkers(
-      here, spec, params, 0, weights=None, channel=channel, notice=notice, frozen=frozen
+      here,
+      spec,
+      params,
+      0,
+      weights=None,
+      channel=channel,
+      notice=notice,
+      frozen=frozen(config, started_from(config, run)),
     ) as players,
   ):
     players.warm_up()
     groups = play(here, players, tasks, label="evaluate")
+  setting = setup.setting(config)
+  played = {name: play_baseline(config, corpus, tasks, name) for name in agent.baselines}
   return {
     "checkpoint": checkpoint,
     "split": config.eval.split,
-    **recipe.scores(config, corpus, groups),
+    **agent.scores(setting, corpus, groups),
+    **{name: agent.entry(setting, groups) for name, groups in played.items()},
   }
+
+
+def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[Stage, ...]]:
+  """The policies that play beside the one in training; `start`: what training starts from."""
+  weights = setup.agent(config).frozen(config.agent_config, start)
+  return {name: tuple(Stage(*each) for each in found) for name, found in weights.items()}
 
 
 def started_from(config: RunConfig, run: pathlib.Path) -> pathlib.Path:

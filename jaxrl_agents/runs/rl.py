@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores, toggle
+from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import evaluation, processes, recipes, setup, weight_files
-from jaxrl_agents.runs.corpus import Corpus
+from jaxrl_agents.runs import evaluation, processes, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
@@ -28,14 +30,11 @@ from jaxrl_agents.wire.control_channel import ControlChannel
 
 PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
-JUDGED = (
-  *("env", "seed", "corpus", "search", "swarm", "coding", "policy", "reward", "coding_reward"),
-  "eval",
-)
-"""Options and sections that decide what an evaluation is."""
+JUDGED = ("agent", "seed", "corpus", "policy", "eval")
+"""Options and sections that decide what an evaluation is, beside the agent's own."""
 
 
-def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]:
+def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   """Trains from the warm start in `workdir` (or `policy.init`); returns the summary.
 
   Goes on where an earlier run of the same config stopped, whatever its mesh was; a finished run is
@@ -48,7 +47,7 @@ def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> dict[str, Any]
 
 
 def _train(
-  config: RunConfig, corpus: Corpus, workdir: Workdir, channel: ControlChannel, notice: Notice
+  config: RunConfig, corpus: Tasks, workdir: Workdir, channel: ControlChannel, notice: Notice
 ) -> dict[str, Any]:
   """`train` in each of the processes; all but the first only help, and return nothing."""
   began = time.monotonic()
@@ -67,18 +66,17 @@ def _train(
     workdir.merge_summary(description(config))
     workdir.drop_metrics_from("rl", first)
     weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
-  recipe = recipes.of(config)
 
   def players_of(config: RunConfig) -> RolloutWorkers:
     return RolloutWorkers(
       config,
-      recipe.policy_spec(config, corpus),
+      setup.worker_spec(config, corpus),
       lora.merged(current.policy.params),
       int(current.policy.version),
       weights=workdir.weights,
       channel=channel,
       notice=notice,
-      frozen=recipe.frozen(config, evaluation.started_from(config, workdir.path)),
+      frozen=evaluation.frozen(config, evaluation.started_from(config, workdir.path)),
     )
 
   with players_of(config) as players:
@@ -99,7 +97,7 @@ def _train(
         ),
         loop.Plan(
           collect=lambda tasks, step: collect(config, players, tasks, step, budgets),
-          total=lambda trajectory, step: recipe.total(config, trajectory, step),
+          total=lambda trajectory, step: scores.carried(trajectory),
           publish=lambda params, number: players.publish(lora.merged(params), number),
           save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
           report=Reporter(config, workdir, players, progress) if channel.is_first else _no_report,
@@ -120,10 +118,16 @@ def _train(
       "trained": evaluated(config, corpus, workdir, players, "trained"),
     }
     recompiles = players.stats.compiles - compiles
-  for name, variant in recipe.variants(config).items():
+  agent = setup.agent(config)
+  for name, options in agent.variants(config.agent_config).items():
+    variant = dataclasses.replace(config, agent_config=options)
     with players_of(variant) as players:
       players.warm_up()
       evaluations[name] = evaluated(variant, corpus, workdir, players, name)
+  if channel.is_first:
+    for name in agent.baselines:
+      played = functools.partial(evaluation.play_baseline, config, corpus, player=name)
+      evaluations[name] = _kept(config, corpus, workdir, name, played)
   manager.close()
   merged = lora.merged(current.policy.params)
   weight_files.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
@@ -137,7 +141,7 @@ def _train(
     "evaluate_trained": time.monotonic() - trained,
   }
   return workdir.merge_summary(
-    recipe.compare(config, corpus, evaluations)
+    agent.compare(setup.setting(config), corpus, evaluations)
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
@@ -153,7 +157,8 @@ def check_goes_on(config: RunConfig, workdir: Workdir) -> None:
     return
   differ = config_lib.changed(workdir.read_summary().get("config", {}), config)
   told = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
-  refused = [text for name, text in told.items() if name.partition(".")[0] in JUDGED]
+  judged = (*JUDGED, setup.agent(config).name)
+  refused = [text for name, text in told.items() if name.partition(".")[0] in judged]
   if refused:
     raise ValueError(
       f"{workdir.path} holds a run with other options: {', '.join(refused)}; give these back their "
@@ -192,7 +197,7 @@ def collect(
   step: int,
   budgets: toggle.LengthBudgets,
 ) -> list[Group]:
-  """The groups of one step, in the order of their tasks, their rewards gated as configured."""
+  """The groups of one step with their rewards, gated as configured, in the order of their tasks."""
   label = f"step {step}"
   order = {f"{label} {i}": i for i in range(len(tasks))}
 
@@ -201,35 +206,44 @@ def collect(
     groups = players.play(tasks, config.learner.group_size, seed=seed, label=label)
     return sorted(groups, key=lambda group: order[group.trajectories[0].group_id])
 
-  players.turn_to(step / config.learner.steps)
+  progress = step / max(config.learner.steps, 1)
+  players.turn_to(progress)
   groups = players.shared(played)
-  if not config.toggle.phase_steps:
-    return groups
-  return toggle.gated(
-    groups,
-    budgets,
-    part=recipes.of(config).HEADLINE,
-    limited=toggle.is_limited(step, config.toggle.phase_steps),
-    solved=config.toggle.solved,
-    percentile=config.toggle.percentile,
-  )
+  agent = setup.agent(config)
+  if config.toggle.phase_steps:
+    groups = toggle.gated(
+      groups,
+      budgets,
+      part=agent.success,
+      limited=toggle.is_limited(step, config.toggle.phase_steps),
+      solved=config.toggle.solved,
+      percentile=config.toggle.percentile,
+    )
+  return agent_lib.rewarded(agent, config.agent_config, groups, progress)
 
 
 def evaluated(
-  config: RunConfig, corpus: Corpus, workdir: Workdir, players: RolloutWorkers, name: str
+  config: RunConfig, corpus: Tasks, workdir: Workdir, players: RolloutWorkers, name: str
 ) -> list[Group]:
   """The groups of an evaluation: played now, or read where an earlier run left them."""
+  played = lambda tasks: evaluation.play(config, players, tasks, label=name.replace("_", " "))
+  return players.shared(lambda: _kept(config, corpus, workdir, name, played))
+
+
+def _kept(
+  config: RunConfig,
+  corpus: Tasks,
+  workdir: Workdir,
+  name: str,
+  played: Callable[[Sequence[Task]], list[Group]],
+) -> list[Group]:
+  """The groups that an earlier run left, or else those of `played`, which are written down."""
   file = workdir.trajectories / f"eval_{name}.npz"
-
-  def found() -> list[Group]:
-    if file.exists():
-      return group_files.load_groups(file)
-    tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
-    groups = evaluation.play(config, players, tasks, label=name.replace("_", " "))
-    group_files.save_groups(file, groups)
-    return groups
-
-  return players.shared(found)
+  if file.exists():
+    return group_files.load_groups(file)
+  groups = played(corpus.sample(config.eval.split, config.eval.tasks, config.seed))
+  group_files.save_groups(file, groups)
+  return groups
 
 
 def description(config: RunConfig) -> dict[str, Any]:
@@ -255,9 +269,8 @@ class Reporter:
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     """One step of the loop."""
     engine = self.players.take_stats()
-    recipe = recipes.of(self.config)
-    total = lambda trajectory: recipe.total(self.config, trajectory, step)
-    found = scores.summary(groups, total) | metrics
+    agent = setup.agent(self.config)
+    found = scores.summary(groups) | metrics
     found |= {
       "draft_acceptance": engine["accepted"] / max(engine["drafted"], 1),
       "accepted_draft_tokens": engine["accepted"],
@@ -271,7 +284,7 @@ class Reporter:
     self.progress.advance(
       reward=found.get("reward", 0.0),
       tokens_per_s=found["sampler_tokens_per_s"],
-      **{recipe.HEADLINE: found.get(recipe.HEADLINE, 0.0)},
+      **{agent.headline: found.get(agent.headline, 0.0)},
     )
 
 

@@ -13,6 +13,7 @@ import jax
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.learner.preemption import Notice, Preempted
@@ -52,7 +53,7 @@ def make_engine(
     slots=sampler.slots,
     page_tokens=sampler.page_tokens,
     num_pages=sampler.num_pages,
-    max_context_tokens=config_lib.limits(config).token_budget,
+    max_context_tokens=config.agent_config.token_budget,
     prefill_tokens=sampler.prefill_tokens,
     draft_tokens=sampler.draft_tokens if model.mtp_depth else 0,
     dtype=config.policy.dtype,
@@ -290,7 +291,7 @@ class RolloutWorkers:
           opened,
           self._config.sampler.slices,
           version,
-          max_context_tokens=config_lib.limits(self._config).token_budget,
+          max_context_tokens=self._config.agent_config.token_budget,
           vocab_size=self._config.policy.model.vocab_size,
           deterministic=workers.deterministic,
           stall_s=workers.stall_s,
@@ -326,3 +327,53 @@ class RolloutWorkers:
       else:
         assert kind == wanted, (kind, wanted)
         return content
+
+
+def scripted(
+  config: RunConfig,
+  spec: WorkerSpec,
+  tasks: Sequence[Task],
+  rollouts: int,
+  sampling: Sampling,
+  *,
+  label: str,
+  ready: Callable[[], None] = lambda: None,
+) -> Iterator[Group]:
+  """Yields groups that scripted players play in workers, as they end; group i is "label i".
+
+  Args:
+    config: of the run.
+    spec: of the workers.
+    tasks: to play.
+    rollouts: of each task.
+    sampling: limits of the episodes.
+    label: begins the ids of the groups.
+    ready: called when the workers are ready.
+
+  Raises:
+    RuntimeError: a worker failed.
+  """
+  with (
+    listener(config) as open_listener,
+    WorkerPool(
+      spec,
+      config.workers.processes,
+      stall_s=config.workers.stall_s,
+      listener=open_listener,
+    ) as pool,
+  ):
+    pool.wait_until_ready()
+    ready()
+    for i, task in enumerate(tasks):
+      pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
+    left = len(tasks)
+    while left:
+      for _, message in pool.poll(timeout_s=config.workers.stall_s):
+        if message[0] == "group":
+          left -= 1
+          yield message[1]
+        elif message[0] == "died":
+          for job in message[2]:
+            pool.submit(job)
+        elif message[0] == "error":
+          raise RuntimeError(f"a worker failed: {message[1]}")

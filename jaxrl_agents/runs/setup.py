@@ -13,10 +13,12 @@ import jax
 import optax
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents import agent as agent_lib
+from jaxrl_agents.agents.agent import Agent, Setting, Tasks
 from jaxrl_agents.chat import Chat, document_numbers
-from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig
+from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig, import_path
 from jaxrl_agents.harness.rollout import Sampling
+from jaxrl_agents.harness.worker_process import WorkerSpec
 from jaxrl_agents.learner import checkpoint
 from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
@@ -41,19 +43,49 @@ def load_chat(config: RunConfig) -> Chat:
   return chat
 
 
+def agent(config: RunConfig) -> Agent:
+  """The agent of the run."""
+  return import_path.agent(config.agent)
+
+
+def setting(config: RunConfig) -> Setting:
+  """What the run hands to its agent."""
+  return Setting(
+    options=config.agent_config,
+    corpus=config.corpus,
+    sft=config.sft,
+    chat=load_chat(config),
+    cache=cache(config),
+    seed=config.seed,
+    resamples=config.eval.bootstrap_resamples,
+  )
+
+
+def open_tasks(config: RunConfig, report: Any = print) -> Tasks:
+  """Makes the tasks of the run's agent, or finds them in the cache.
+
+  Raises:
+    ValueError: no tasks can be made.
+  """
+  return agent(config).tasks(setting(config), report)
+
+
+def worker_spec(config: RunConfig, tasks: Tasks, player: str = "") -> WorkerSpec:
+  """Workers in which the policy plays, or a scripted player of the agent."""
+  shared, tokenizer = tasks.shared, config.policy.tokenizer
+  return agent_lib.worker_spec(config.agent, tokenizer, config.agent_config, shared, player)
+
+
 def sampling(config: RunConfig, seed: int) -> Sampling:
   """How episodes are sampled."""
-  limits, workers = config_lib.limits(config), config.workers
-  turns, turn_s = limits.max_turns, workers.stall_s
-  if config.env == "swarm":
-    turns, turn_s = config.swarm.max_turns, workers.stall_s + config.swarm.sub_deadline_s
+  options, stall_s = config.agent_config, config.workers.stall_s
   return Sampling(
     temperature=config.sampler.temperature,
     top_p=config.sampler.top_p,
     seed=seed,
-    max_new_tokens=limits.max_new_tokens,
-    generate_deadline_s=workers.stall_s,
-    episode_deadline_s=turn_s * turns,
+    max_new_tokens=options.max_new_tokens,
+    generate_deadline_s=stall_s,
+    episode_deadline_s=agent(config).turn_s(options, stall_s) * options.max_turns,
   )
 
 

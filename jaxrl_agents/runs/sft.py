@@ -13,17 +13,17 @@ import jax
 import numpy as np
 import optax
 
+from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import demonstrations, processes, setup, weight_files
-from jaxrl_agents.runs.corpus import Corpus
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 
 
-def train(config: RunConfig, corpus: Corpus, workdir: Workdir) -> None:
+def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
   """Trains on the mixture, leaves the policy in `warm_start`; resumes where an earlier run
   stopped, whatever its mesh was. To be called within `setup.devices`, by every process.
 

@@ -2,88 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from jaxrl_agents.agents.story import Comparison
+from jaxrl_agents.viewer import stories
 from jaxrl_agents.viewer.inputs import Run
-
-
-@dataclasses.dataclass(frozen=True)
-class View:
-  """What is shown of the runs of one environment.
-
-  Attributes:
-    evaluations: rows of the table, "trained" among them; the last is the rival in the panels.
-    columns: of the table: names in an entry of an evaluation, with dots between levels.
-    gains: names of "paired_bootstrap".
-    held_out: columns that have a panel of their own.
-    curves: (scalar of a step, title) of each panel below.
-  """
-
-  evaluations: tuple[str, ...]
-  columns: tuple[str, ...]
-  gains: tuple[str, ...]
-  held_out: tuple[str, ...]
-  curves: tuple[tuple[str, str], ...]
-
-
-VIEWS: Mapping[str, View] = {
-  "search": View(
-    evaluations=("warm_start", "trained", "one_shot_hybrid"),
-    columns=("reward", "output_recall", "trajectory_recall", "precision", "completed", "turns"),
-    gains=("reward", "output_recall"),
-    held_out=("reward", "output_recall", "trajectory_recall"),
-    curves=(
-      ("reward", "reward"),
-      ("output_recall", "output recall"),
-      ("trajectory_recall", "trajectory recall"),
-      ("turns", "turns"),
-      ("tool_calls", "tool calls"),
-      ("completed", "completed"),
-    ),
-  ),
-  "swarm": View(
-    evaluations=("warm_start", "trained", "single_agent_unhurried", "single_agent"),
-    columns=(
-      "reward",
-      "by_kind.wide.item_f1",
-      "by_kind.wide.critical_steps",
-      "by_kind.deep.success",
-      "by_kind.narrow.item_f1",
-      "by_kind.narrow.serial_rate",
-      "parallelism",
-      "finish_rate",
-    ),
-    gains=("reward", "single_agent_performance"),
-    held_out=("reward", "by_kind.wide.item_f1", "by_kind.narrow.serial_rate"),
-    curves=(
-      ("reward", "reward"),
-      ("performance", "performance"),
-      ("critical_steps", "critical steps"),
-      ("serial_rate", "serial rate"),
-      ("width", "assignments at once"),
-      ("finish_rate", "finish rate"),
-    ),
-  ),
-  "coding": View(
-    evaluations=("warm_start", "trained", "no_summary"),
-    columns=("reward", "solve_rate", "summaries", "invalid_tool_calls", "edits", "turns"),
-    gains=("reward", "solved", "no_summary_solved"),
-    held_out=("reward", "solve_rate", "turns"),
-    curves=(
-      ("reward", "reward"),
-      ("solved", "solved"),
-      ("edits", "edits"),
-      ("turns", "turns"),
-      ("summaries", "summaries"),
-      ("broken_calls", "broken calls"),
-    ),
-  ),
-}
-"""By environment."""
 
 SMOOTHED = 5
 """Steps behind a point of the thick lines; the thin ones are the steps themselves."""
@@ -99,7 +25,7 @@ def table(runs: Sequence[Run]) -> str:
   """A row of means for each evaluation, and gains with their lower bounds behind the trained one.
 
   Raises:
-    ValueError: a run has no evaluation yet, or the runs are of several environments.
+    ValueError: a run has no evaluation yet, or the runs are of several agents.
   """
   view = _view(runs)
   names = [_words(column) for column in view.columns]
@@ -130,7 +56,7 @@ def svg(runs: Sequence[Run]) -> str:
   reinforcement learning.
 
   Raises:
-    ValueError: no run has a step, or the runs are of several environments.
+    ValueError: no run has a step, or the runs are of several agents.
   """
   view = _view(runs)
   curves = [[row for row in run.rows if row["phase"] == "rl"] for run in runs]
@@ -156,11 +82,11 @@ def svg(runs: Sequence[Run]) -> str:
   )
 
 
-def _view(runs: Sequence[Run]) -> View:
-  found = {run.summary.get("config", {}).get("env", "search") for run in runs}
+def _view(runs: Sequence[Run]) -> Comparison:
+  found = {stories.agent(run.summary) for run in runs}
   if len(found) > 1:
-    raise ValueError(f"the runs are of several environments ({', '.join(sorted(found))}); name one")
-  return VIEWS[found.pop() if found else "search"]
+    raise ValueError(f"the runs are of several agents ({', '.join(sorted(found))}); name one")
+  return stories.of(runs[0].summary if runs else {}).compared
 
 
 def _words(name: str) -> str:
@@ -174,17 +100,17 @@ def _value(entry: Any, column: str) -> Any:
   return entry
 
 
-def _evaluated(run: Run, view: View) -> bool:
+def _evaluated(run: Run, view: Comparison) -> bool:
   found = run.summary.get("eval", {})
   return all("reward" in found.get(name, {}) for name in _shown(view))
 
 
-def _shown(view: View) -> tuple[str, str, str]:
+def _shown(view: Comparison) -> tuple[str, str, str]:
   """The evaluations in a panel: before, after, the rival."""
   return "warm_start", "trained", view.evaluations[-1]
 
 
-def _held_out(key: str, view: View, runs: Sequence[Run]) -> str:
+def _held_out(key: str, view: Comparison, runs: Sequence[Run]) -> str:
   """A line a run: hollow dot, full dot, and a bar for the rival."""
   rows = []
   for i, run in enumerate(runs):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.agents.swarm import parl
+from jaxrl_agents.agents.story import Panel
 from jaxrl_agents.viewer import stories
-from jaxrl_agents.viewer.formats import flatten, mapping
 from jaxrl_agents.viewer.inputs import Run, spread
 
 PHASE_TITLES = {"sft": "Supervised warm-up", "rl": "Reinforcement learning"}
@@ -25,30 +23,9 @@ _PART_TITLES = {
 _NOT_DRAWN = ("phase", "step", "wall_s", "time")
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-  """One chart. A key ending in "/" takes every scalar that starts so; scale "linear" or "log"."""
-
-  title: str
-  note: str
-  keys: tuple[str, ...]
-  low: float | None = None
-  high: float | None = None
-  scale: str = "linear"
-
-
 PANELS = (
   Panel("Reward", "weighted total, mean over tasks", ("reward",)),
-  Panel(
-    "Retrieval",
-    "mean over tasks",
-    ("output_recall", "trajectory_recall", "precision", "f1", "answer_found"),
-    low=0.0,
-    high=1.0,
-  ),
   Panel("Reward parts", "before weighting", ("reward/",)),
-  Panel("Pruning accuracy", "share of pruned chunks not gold", ("prune_accuracy",), high=1.0),
-  Panel("Penalties", "subtracted from the reward", ("prune_penalty", "turn_penalty"), low=0.0),
   Panel("Turns", "per episode", ("turns",), low=0.0),
   Panel("Tool calls per turn", "", ("calls_per_turn",), low=0.0),
   Panel("Tokens per turn", "sampled", ("tokens_per_turn",), low=0.0),
@@ -69,41 +46,6 @@ PANELS = (
   Panel("Memory", "resident, MiB", ("rss_mib",), low=0.0),
 )
 
-_PARALLEL, _FINISH = "parl/λ1, at once", "parl/λ2, finishing"
-
-SWARM_PANELS = (
-  Panel(
-    "Performance", "mean over tasks", ("performance", "item_f1", "row_f1", "success"), 0.0, 1.0
-  ),
-  Panel("Parallelism", "sub-agents' steps / the longest of each stage", ("parallelism",)),
-  Panel("Width", "most sub-agents at once", ("width",), low=0.0),
-  Panel("Steps", "per episode", ("critical_steps", "total_steps"), low=0.0),
-  Panel("Serial and finishing", "shares", ("serial_rate", "finish_rate"), low=0.0, high=1.0),
-  Panel("Spawned", "per episode", ("assigned", "finished", "refused", "agents"), low=0.0),
-  Panel(
-    "Sub-agents that did not finish",
-    "per episode",
-    ("sub_step_limit", "sub_token_limit", "sub_empty", "sub_error"),
-    low=0.0,
-  ),
-  Panel("Weights of PARL", "annealed to 0", (_PARALLEL, _FINISH), low=0.0),
-)
-
-CODING_PANELS = (
-  Panel("Solved", "mean over tasks", ("solved", "mended", "kept"), low=0.0, high=1.0),
-  Panel("Edits and calls", "per episode", ("edits", "tool_calls"), low=0.0),
-  Panel("Summaries", "per episode", ("summaries",), low=0.0),
-  Panel("Invalid tool calls", "per episode", ("broken_calls",), low=0.0),
-  Panel(
-    "Unwanted",
-    "rates",
-    ("tampered", "suspicious", "shell_only", "comment_thinking", "open_todos"),
-    low=0.0,
-  ),
-)
-
-_PANELS_OF = {"swarm": SWARM_PANELS, "coding": CODING_PANELS}
-
 
 def phases(run: Run) -> list[dict[str, Any]]:
   """Per phase: steps, elapsed seconds, the columns of numbers, and the panels that have any.
@@ -116,10 +58,11 @@ def phases(run: Run) -> list[dict[str, Any]]:
     rows = sorted((row for row in run.rows if row["phase"] == phase), key=lambda row: row["step"])
     rows = [rows[i] for i in spread(len(rows), MAX_POINTS)]
     columns = _columns(rows)
-    env = stories.env(run.summary)
-    own = _PANELS_OF.get(env, ()) if phase == "rl" else ()
-    if phase == "rl" and env == "swarm":
-      columns |= _annealed(run, rows)
+    own: tuple[Panel, ...] = ()
+    if phase == "rl":
+      story, options = stories.of(run.summary), stories.options(run.summary)
+      own = story.panels
+      columns |= story.computed(options, [row["step"] for row in rows])
     panels = [panel for panel in (_panel(p, columns) for p in (*own, *PANELS)) if panel]
     drawn = {key for panel in panels for key in panel["keys"]}
     others = [
@@ -137,17 +80,6 @@ def phases(run: Run) -> list[dict[str, Any]]:
       }
     )
   return sorted(found, key=lambda entry: entry["phase"] != "rl")
-
-
-def _annealed(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-  """The weights of PARL's auxiliary rewards at each step, from the config."""
-  config = dict(flatten(mapping(run.summary.get("config"))))
-  steps, end = max(int(config["learner.steps"]), 1), float(config["parl.anneal_end"])
-  weights = {_PARALLEL: float(config["parl.parallel"]), _FINISH: float(config["parl.finish"])}
-  return {
-    key: [_number(parl.annealed(weight, row["step"] / steps, end)) for row in rows]
-    for key, weight in weights.items()
-  }
 
 
 def wall_clock(run: Run) -> list[tuple[str, float]]:

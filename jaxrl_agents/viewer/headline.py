@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.formats import duration, mapping, number, signed
+from jaxrl_agents.agents.story import Story
 from jaxrl_agents.viewer import stories
-from jaxrl_agents.viewer.formats import duration, mapping, number, signed
 from jaxrl_agents.viewer.inputs import Run
 
 _NOT_A_SCORE = ("tasks", "failed", "trajectories", "failed_trajectories")
@@ -39,13 +40,11 @@ def sentence(run: Run) -> str:
   before, after = (mapping(evaluation.get(key)) for key in ("warm_start", "trained"))
   if number(before.get(story.score)) is None or number(after.get(story.score)) is None:
     return _progress(run)
-  told = [_change(run, story, before, after), stories.steps_saved(run.summary)]
+  told = [_change(run, story, before, after), story.addition(run.summary)]
   return " ".join(filter(None, told))
 
 
-def _change(
-  run: Run, story: stories.Story, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> str:
+def _change(run: Run, story: Story, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
   """What training changed, claiming no more than the bounds allow."""
   bootstrap = mapping(run.summary.get("paired_bootstrap"))
   old, new = before[story.score], after[story.score]
@@ -120,7 +119,7 @@ def table(run: Run) -> list[Row]:
   return rows
 
 
-def _section(title: str, columns: Sequence[Mapping[str, Any]], story: stories.Story) -> str:
+def _section(title: str, columns: Sequence[Mapping[str, Any]], story: Story) -> str:
   """What heads the rows of some tasks, where there are several sections."""
   tasks = next((n for n in (number(column.get("tasks")) for column in columns) if n), None)
   if not story.kinds:
@@ -129,7 +128,7 @@ def _section(title: str, columns: Sequence[Mapping[str, Any]], story: stories.St
 
 
 def _rows(
-  story: stories.Story,
+  story: Story,
   columns: Sequence[Mapping[str, Any]],
   keys: Sequence[str],
   bootstrap: Mapping[str, Any],
@@ -161,7 +160,7 @@ def _rows(
   return rows
 
 
-def _value(story: stories.Story, column: Mapping[str, Any], key: str) -> float | None:
+def _value(story: Story, column: Mapping[str, Any], key: str) -> float | None:
   without = key in story.of_sub_agents and column.get("width") == 0
   return None if without else number(column.get(key))
 
@@ -194,22 +193,9 @@ def facts(run: Run) -> list[tuple[str, str]]:
     ("canary, max |Δ log p|", _small(summary.get("canary_max_abs_logprob_difference"))),
     ("peak memory", _with_unit(summary.get("peak_rss_mib"), "MiB")),
     ("seed", _with_unit(summary.get("seed"), "")),
-    ("over a single agent", _over_a_single_agent(summary)),
-    ("critical steps, single agent to swarm", _times(summary.get("critical_steps_ratio"))),
+    *stories.of(summary).facts(summary),
   ]
   return [(what, value) for what, value in told if value]
-
-
-def _over_a_single_agent(summary: Mapping[str, Any]) -> str | None:
-  bootstrap = mapping(summary.get("paired_bootstrap"))
-  gain = number(bootstrap.get("single_agent_performance_gain"))
-  lower = number(bootstrap.get("single_agent_performance_gain_lower95"))
-  return None if gain is None or lower is None else f"{signed(gain)} (≥ {signed(lower)})"
-
-
-def _times(value: Any) -> str | None:
-  n = number(value)
-  return None if n is None else f"{n:.1f} ×"
 
 
 def _total(value: Any) -> Any:

@@ -18,8 +18,9 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from jaxrl_agents.agents import formats
 from jaxrl_agents.types import Group
-from jaxrl_agents.viewer import curves, formats, headline, stories, tokens, trajectory
+from jaxrl_agents.viewer import curves, headline, stories, tokens, trajectory
 from jaxrl_agents.viewer.inputs import Run, Snapshot, sample_rollouts, spread, total_reward
 
 MAX_BYTES = 5_000_000
@@ -92,7 +93,7 @@ def episodes(
     "snapshots": told,
     "texts": table.texts if table else [],
     "ids": table.ids if table else [],
-    "limits": token_limits(run),
+    "limits": dict(stories.of(run.summary).limits(stories.options(run.summary))),
   }
 
 
@@ -121,25 +122,6 @@ def _group(group: Group, rollouts: int, table: tokens.TokenTable | None) -> dict
   }
 
 
-def token_limits(run: Run) -> dict[str, int]:
-  """soft, hard and budget, tokens of context of the search environment; {} for other
-  environments and if not in the config.
-
-  hard = soft + int(spillage_fraction * (budget - soft)), past which only pruning is allowed.
-  """
-  config = run.summary.get("config")
-  options = dict(formats.flatten(config)) if isinstance(config, dict) else {}
-  if stories.env(run.summary) == "coding":
-    return {}
-  try:
-    soft = int(options["search.threshold_tokens"])
-    budget = int(options["search.token_budget"])
-    spillage = float(options["search.spillage_fraction"])
-  except (KeyError, ValueError):
-    return {}
-  return {"soft": soft, "hard": soft + int(spillage * (budget - soft)), "budget": budget}
-
-
 def _page(run: Run, sampled: dict[str, Any]) -> str:
   style = (ASSETS / "style.css").read_text("utf-8")
   scripts = [(ASSETS / name).read_text("utf-8") for name in _SCRIPTS]
@@ -163,6 +145,7 @@ def _page(run: Run, sampled: dict[str, Any]) -> str:
     fine=story.fine,
     rows=headline.table(run),
     counts=headline.counts(run),
+    sections=story.sections(run.summary),
     signed=formats.signed,
     phases=phases,
     clock=[(name, s, formats.duration(s), 100 * s / sum(p[1] for p in clock)) for name, s in clock],

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.harness.worker_pool import WorkerPool, WorkerPoolError
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.wire.listener import Listener, code, connect
@@ -128,8 +129,8 @@ def test_another_key_ends_the_workers_with_a_line():
 
 
 def test_a_worker_without_the_corpus_says_where_it_looked(tmp_path):
-  arguments = ("base", "/nowhere/0123abcd", None)
-  spec = WorkerSpec("jaxrl_agents.agents.search.env:policy_services", arguments)
+  arguments = ("search", "base", SearchConfig(), "/nowhere/0123abcd", "")
+  spec = WorkerSpec("jaxrl_agents.agents.agent:worker_services", arguments)
   with opened() as listener, WorkerPool(spec, 0, listener=listener, start_deadline_s=30) as pool:
     fleet = workers(listener, 1, JAXRL_CACHE=str(tmp_path))
     threading.Thread(target=lambda: fleet.wait(30)).start()

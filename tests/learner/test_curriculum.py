@@ -35,11 +35,6 @@ def test_levels_without_weight_are_not_drawn():
     stream.next(1, 1, (0.0,))
 
 
-def test_beta_falls_in_five_equal_phases_as_published():
-  betas = [curriculum.phase_value((4, 3.5, 3, 2.5, 2), step, 10) for step in range(10)]
-  assert betas == [4, 4, 3.5, 3.5, 3, 3, 2.5, 2.5, 2, 2]
-
-
 def test_a_single_epoch_hands_no_task_out_twice_across_restarts_and_then_ends():
   tasks = [
     Task(f"{level}-{i}", "toy", f"{level}-{i}", {"level": level})

@@ -1,12 +1,10 @@
 """Demonstrations on disk and copying drills, checked token by token."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.types import Group, Segment, Task, Trajectory
+from jaxrl_agents.types import Segment
 
 
 def segment(tokens, loss_mask):
@@ -97,20 +95,3 @@ def test_copying_drills_train_every_repetition_of_a_random_string():
   assert all((a.tokens == b.tokens).all() for a, b in zip(drills, again, strict=True))
   with pytest.raises(ValueError, match=r"\[2, 20\] for 40 tokens: 21"):
     next(segment_files.copy_segments(1, 40, ids=np.arange(1, 10), max_period=21, seed=0))
-
-
-def test_of_a_swarm_both_roles_are_imitated_and_only_so_many_sub_agents():
-  def episode(name, children=(), stop="answer", error=""):
-    segment = segment_files.to_imitate(np.arange(3, dtype=np.int32), np.arange(3) > 0)
-    segments = () if error else (dataclasses.replace(segment, tokens=np.full(3, name, np.int32)),)
-    return Trajectory(str(name), "g", segments, (), {}, stop, children=children, error=error)
-
-  children = tuple(episode(100 + i, stop="finished") for i in range(5))
-  lost = episode(9, stop="error", error="RuntimeError: gone")
-  first = episode(1, (*children, episode(200, stop="empty"), lost))
-  group = Group(Task("t", "swarm", "?", {}), (first, lost, episode(2)))
-  names = [
-    int(segment.tokens[0]) for segment in segment_files.both_roles([group], max_children=2, seed=0)
-  ]
-  assert names[0] == 1 and names[-1] == 2 and len(names) == 4
-  assert set(names[1:3]) < {100, 101, 102, 103, 104}

@@ -21,7 +21,6 @@ from jaxrl_agents.config import (
   PolicySection,
   RunConfig,
   SamplerConfig,
-  SearchConfig,
   WorkersConfig,
 )
 from jaxrl_agents.harness.worker_process import WorkerSpec
@@ -52,7 +51,7 @@ CONFIG = RunConfig(
   name="small",
   policy=PolicySection(model=CFG),
   seed=1,
-  search=SearchConfig(token_budget=64, max_new_tokens=6),
+  agent="tests.sampler.counting:AGENT",
   sampler=SamplerConfig(slots=4, page_tokens=8, num_pages=100, prefill_tokens=32, draft_tokens=0),
   workers=WorkersConfig(processes=1, episodes=2, stall_s=60, deterministic=True),
   learner=LearnerConfig(
@@ -60,12 +59,6 @@ CONFIG = RunConfig(
   ),
 )
 TASKS = [Task(f"t{i}", "counting", f"count {i}", {"level": 0}) for i in range(6)]
-
-
-def odd_share(trajectory) -> float:
-  """A reward that differs between any two rollouts: the share of odd ids among those sampled."""
-  sampled = np.concatenate([s.tokens[s.loss_mask] for s in trajectory.segments])
-  return float(np.mean(sampled % 2))
 
 
 def configured(**sections: dict[str, Any]) -> RunConfig:
@@ -112,7 +105,7 @@ def trained(
   ) as players:
     plan = loop.Plan(
       collect=lambda tasks, step: rl.collect(config, players, tasks, step, LengthBudgets()),
-      total=lambda trajectory, step: odd_share(trajectory),
+      total=lambda trajectory, step: trajectory.metrics["reward"],
       publish=players.publish,
       save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
       report=lambda step, metrics, groups: print(f"step {step}", flush=True),

@@ -9,13 +9,14 @@ import pytest
 
 from jaxrl_agents import chat
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents.coding import agent as coding
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.tasks import task_set
-from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.agents.search.config import SearchConfig, SearchReward
 from jaxrl_agents.learner import segment_files
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import demonstrations as sources
-from jaxrl_agents.runs import recipes
-from jaxrl_agents.runs.recipes import coding
+from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Task
 
@@ -46,13 +47,11 @@ def opened(tmp_path_factory):
     name="sources",
     corpus=config_lib.CorpusConfig(source=str(folder / "corpus"), cache=str(folder / "cache")),
     policy=config_lib.PolicySection(model=MODEL),
-    search=config_lib.SearchConfig(short_ids=True),
-    sft=config_lib.SftConfig(
-      rates=(0.5, 0.0, 0.5, 0.0), demonstration_tasks=6, copy_segments=5, hasty=0.0
-    ),
+    agent_config=SearchConfig(short_ids=True, hasty=0.0),
+    sft=config_lib.SftConfig(rates=(0.5, 0.0, 0.5, 0.0), demonstration_tasks=6, copy_segments=5),
     workers=config_lib.WorkersConfig(processes=1),
   )
-  return config, recipes.of(config).open_corpus(config, lambda line: None)
+  return config, setup.open_tasks(config, lambda line: None)
 
 
 @pytest.fixture(autouse=True)
@@ -108,9 +107,14 @@ def test_a_source_is_named_by_its_options_alone(opened):
   for name in NAMES:
     assert name_of(name, config) == name_of(name, with_sft(lr=1.0, steps=7))
     assert name_of(name, config) != name_of(name, dataclasses.replace(config, seed=1))
-  assert name_of("copies", config) == name_of("copies", with_sft(hasty=1.0))
-  for options in ({"hasty": 1.0}, {"demonstration_tasks": 7}, {"rollouts_per_task": 3}):
+  for options in ({"demonstration_tasks": 7}, {"rollouts_per_task": 3}):
     assert name_of("demonstrations", config) != name_of("demonstrations", with_sft(**options))
+  with_agent = lambda **options: dataclasses.replace(
+    config, agent_config=dataclasses.replace(config.agent_config, **options)
+  )
+  demonstrated = lambda changed: name_of("demonstrations", changed)
+  assert demonstrated(config) != demonstrated(with_agent(hasty=1.0))
+  assert demonstrated(config) == demonstrated(with_agent(reward=SearchReward(f_beta=0.1)))
 
 
 def test_what_is_made_of_a_frozen_set_is_named_by_the_code_of_its_drills_as_well(tmp_path):
@@ -126,26 +130,28 @@ def test_what_is_made_of_a_frozen_set_is_named_by_the_code_of_its_drills_as_well
 def test_a_tool_that_demonstrations_and_drills_use_must_be_offered(tmp_path):
   limits = CodingConfig(tools=("read_file", "edit_file", "grep"))
   tasks = coding.CodingTasks(task_set.CodingSet({}, {}, {"sha256": {}}), limits, tmp_path)
-  config = dataclasses.replace(config_lib.load("configs/coding_cpu.py"), coding=limits)
-  for made in (coding.expert_spec, coding.drills):
-    with pytest.raises(ValueError, match="coding.tools lacks undo_edit, shell, which"):
-      made(config, tasks)
+  config = dataclasses.replace(config_lib.load("configs/coding_cpu.py"), agent_config=limits)
+  with pytest.raises(ValueError, match="coding.tools lacks undo_edit, shell, which"):
+    sources.play(config, tasks, [], 1, label="demonstrations")
+  with pytest.raises(ValueError, match="coding.tools lacks undo_edit, shell, which"):
+    coding.AGENT.drills(setup.setting(config), tasks)
 
 
 def test_sources_of_other_configs_join_with_overrides_of_their_own(opened, tmp_path):
   config, corpus = opened
   (tmp_path / "other.py").write_text(
+    "from jaxrl_agents.agents.search.config import SearchConfig\n"
     "from jaxrl_agents.config import *\n\n\n"
     "def get_config():\n"
     "  sft = SftConfig(rates=(0.0, 0.0, 1.0, 0.0), copy_segments=7)\n"
     "  policy = PolicySection(model=BASE_MODEL)\n"
     "  search = SearchConfig(token_budget=640, threshold_tokens=320, tool_output_tokens=64)\n"
     f"  corpus = {config.corpus!r}\n"
-    "  return RunConfig(name='other', corpus=corpus, search=search, policy=policy, sft=sft)\n"
+    "  return RunConfig(name='other', corpus=corpus, agent_config=search, policy=policy, sft=sft)\n"
   )
   sft = dataclasses.replace(
     config.sft,
-    beside=(f"{tmp_path / 'other.py'} sft.copy_segments=3 sft.hasty=0.5",),
+    beside=(f"{tmp_path / 'other.py'} sft.copy_segments=3 search.hasty=0.5",),
     beside_rates=(2.0,),
   )
   workdir = Workdir(tmp_path / "run")

@@ -9,7 +9,7 @@ import sysconfig
 import pytest
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import recipes, report_page, rl, setup, sft
+from jaxrl_agents.runs import report_page, rl, setup, sft
 from jaxrl_agents.runs.workdir import Workdir
 
 LIBRARY = pathlib.Path(sysconfig.get_paths()["stdlib"])
@@ -32,7 +32,7 @@ def run(name, folder, *options):
   """The summary of a run of a config, its metrics by phase, and the page."""
   config = config_lib.load(f"configs/{name}.py", [*SMALL, *options])
   workdir = Workdir(folder / "run")
-  corpus = recipes.of(config).open_corpus(config)
+  corpus = setup.open_tasks(config)
   with setup.devices(config):
     sft.train(config, corpus, workdir)
     summary = rl.train(config, corpus, workdir)

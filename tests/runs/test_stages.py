@@ -8,8 +8,7 @@ import pytest
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import rollout_workers, weight_files
-from jaxrl_agents.runs.recipes import swarm
+from jaxrl_agents.runs import evaluation, rollout_workers, weight_files
 from tests.runs.small_run import CFG, CONFIG
 
 START = pathlib.Path("start")
@@ -17,14 +16,14 @@ START = pathlib.Path("start")
 
 def test_a_small_policy_gives_way_to_the_one_that_training_starts_from():
   options = ["swarm.sub_init=('small','')", "swarm.sub_until=(0.5,)"]
-  (stages,) = swarm.frozen(config_lib.load("configs/swarm_cpu.py", options), START).values()
+  (stages,) = evaluation.frozen(config_lib.load("configs/swarm_cpu.py", options), START).values()
   assert [stage.folder for stage in stages] == ["small", START]
   in_play = [rollout_workers.stage_at(stages, step / 4) for step in range(5)]
   assert in_play == [0, 0, 1, 1, 1]
 
 
 def test_without_a_curriculum_the_policy_that_training_starts_from_plays_all_the_time():
-  (stages,) = swarm.frozen(config_lib.load("configs/swarm_cpu.py"), START).values()
+  (stages,) = evaluation.frozen(config_lib.load("configs/swarm_cpu.py"), START).values()
   assert [stage.folder for stage in stages] == [START]
   assert {rollout_workers.stage_at(stages, share) for share in (0.0, 0.5, 1.0)} == {0}
 

@@ -1,10 +1,14 @@
 """A two-turn environment for the workers of test_server."""
 
 import asyncio
+import dataclasses
 import os
 import pathlib
 
+import numpy as np
+
 from jaxrl_agents import chat
+from jaxrl_agents.agents.agent import Agent
 from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
 from jaxrl_agents.harness.worker_process import Services
 from jaxrl_agents.types import Context, Limits, Message
@@ -37,7 +41,8 @@ class TwoTurns:
     return Context(self.messages, max_new_tokens=6, done=len(self.messages) > 4, stop="answer")
 
   def rewards(self, trajectory):
-    return {"tokens": float(sum(s.loss_mask.sum() for s in trajectory.segments))}
+    sampled = np.concatenate([s.tokens[s.loss_mask] for s in trajectory.segments])
+    return {"tokens": float(len(sampled)), "reward": float(np.mean(sampled % 2))}
 
   async def close(self):
     pass
@@ -74,6 +79,31 @@ class AsksAnother(TwoTurns):
       return str(error)
     self.maybe_die()
     return f"v{generation.versions[0]}:" + "-".join(map(str, generation.tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class CountingConfig:
+  """Options of the counting agent."""
+
+  token_budget: int = 64
+  max_new_tokens: int = 6
+  max_turns: int = 2
+
+
+class CountingAgent(Agent):
+  """Plays TwoTurns; its reward, the share of odd ids, differs between any two rollouts."""
+
+  name = "counting"
+  config = CountingConfig
+
+  def tasks(self, setting, report=print):
+    raise NotImplementedError("tests bring tasks of their own")
+
+  def episode(self, task, services, seed, sampler):
+    return AsksAnother(task, sampler) if "other" in task.facts else TwoTurns(task)
+
+
+AGENT = CountingAgent()
 
 
 def build():

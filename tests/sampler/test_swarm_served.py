@@ -1,5 +1,6 @@
 """A swarm played by real workers, its two policies by two engines behind one server."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -81,7 +82,7 @@ def look_up(text):
 
 @pytest.fixture(scope="module")
 def pool(services_of_workers):
-  spec = WorkerSpec("jaxrl_agents.agents.swarm.env:policy_services", services_of_workers)
+  spec = WorkerSpec("jaxrl_agents.agents.agent:worker_services", services_of_workers)
   with WorkerPool(spec, 2, groups_per_worker=4) as pool:
     yield pool
 
@@ -93,7 +94,8 @@ def services_of_workers(tmp_path_factory):
 
   built = hybrid.build(corpus(), tmp_path_factory.mktemp("index"), rank=8)
   arena = swarm_services(SearchServices(CHAT, built, LIMITS))
-  return ("base", str(built.folder), arena.search.limits, arena.limits)
+  limits = dataclasses.replace(arena.limits, search=arena.search.limits)
+  return ("swarm", "base", limits, str(built.folder), "")
 
 
 def test_another_engine_stands_in_for_a_frozen_policy_from_one_collection_to_the_next(pool):

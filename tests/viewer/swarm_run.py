@@ -84,7 +84,7 @@ CHILDREN = (
   child(1, 1, 0, "error", error="RuntimeError: gone"),
 )
 PARTS = {"performance": 0.5, "completed": 1.0, "width": 2.0, "finish_rate": 0.5}
-EPISODE = Trajectory("t", "g", (), LOG, PARTS, "answer", children=CHILDREN)
+EPISODE = Trajectory("t", "g", (), LOG, PARTS, "answer", {"reward": 0.5}, children=CHILDREN)
 
 
 def changed(**fields):
@@ -92,12 +92,11 @@ def changed(**fields):
 
 
 CONFIG = {
-  "env": "swarm",
-  "reward.betas": [4, 1],
+  "agent": "swarm",
   "learner.steps": 10,
-  "parl.parallel": 0.2,
-  "parl.finish": 0.1,
-  "parl.anneal_end": 0.6,
+  "swarm.parl.parallel": 0.2,
+  "swarm.parl.finish": 0.1,
+  "swarm.parl.anneal_end": 0.6,
 }
 
 

@@ -2,25 +2,13 @@
 
 import json
 
-import pytest
-
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.runs import report_page
 from jaxrl_agents.types import Group, Message, Task, ToolCall, Trajectory
 from jaxrl_agents.viewer import curves, headline, inputs
 from tests.viewer.test_report import Elements
 
-CONFIG = {
-  "env": "coding",
-  "reward.betas": [4, 1],
-  "coding_reward.broken_calls": 0.03,
-  "coding_reward.length": 0.1,
-  "coding_reward.length_k": 1.0,
-  "coding_reward.length_q": 1.0,
-  "search.threshold_tokens": 512,
-  "search.token_budget": 1024,
-  "search.spillage_fraction": 0.5,
-}
+CONFIG = {"agent": "coding"}
 PARTS = {
   "solved": 1.0,
   "mended": 1.0,
@@ -42,7 +30,7 @@ LOG = (
 GROUP = Group(
   Task("t", "coding", "One test fails.", {"level": 0, "repo": "r"}),
   (
-    Trajectory("t", "g", (), LOG, PARTS, "answer"),
+    Trajectory("t", "g", (), LOG, PARTS, "answer", {"reward": 0.9}),
     Trajectory("t", "g", (), LOG, {}, "answer", error="the sandbox is gone"),
   ),
 )
@@ -90,12 +78,6 @@ def test_a_coding_agent_has_panels_of_its_own_in_reinforcement_learning_alone():
   assert drawn == [["Solved", "Summaries", "Reward"], ["Loss"]]
 
 
-def test_held_out_episodes_are_weighed_as_the_config_weighs_them():
-  told = [inputs.total_reward(t) for t in report_page.with_rewards(GROUP, CONFIG).trajectories]
-  # C_{k,q} at k = q = 1 is log(1 + effort)
-  assert told == [pytest.approx(1 - 2 * 0.03 - 0.1 * 0.693147), None]
-
-
 def test_the_page_of_a_folder_shows_the_episodes_and_no_bounds_of_a_search_context(tmp_path):
   group_files.save_groups(tmp_path / "trajectories/eval_trained.npz", [GROUP])
   (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
@@ -104,4 +86,4 @@ def test_the_page_of_a_folder_shows_the_episodes_and_no_bounds_of_a_search_conte
   assert "No summaries</th>" in text
   told = json.loads(Elements(text).blocks["episodes-json"])
   assert told["limits"] == {}
-  assert told["snapshots"][0]["groups"][0]["rollouts"][0]["reward"] > 0.8
+  assert told["snapshots"][0]["groups"][0]["rollouts"][0]["reward"] == 0.9

@@ -57,7 +57,7 @@ def test_runs_of_a_swarm_are_told_by_kind_of_task_and_not_beside_those_of_a_sear
   entry = {"reward": 0.5, "by_kind": {"wide": {"item_f1": 0.25}}}
   evals = dict.fromkeys(["warm_start", "trained", "single_agent"], entry)
   gains = BOOTSTRAP | {f"single_agent_performance_gain{b}": 0.5 for b in ("", "_lower95")}
-  summary = {"config": {"env": "swarm"}, "eval": evals, "paired_bootstrap": gains}
+  summary = {"config": {"agent": "swarm"}, "eval": evals, "paired_bootstrap": gains}
   swarm = Run("s", ({"phase": "rl", "step": 0, "serial_rate": 1.0},), summary, ())
   lines = comparison.table([swarm]).splitlines()
   assert lines[0].startswith("| run | weights | reward | wide item f1 | wide critical steps |")

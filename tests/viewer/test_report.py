@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat
+from jaxrl_agents.agents.search import story
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.types import Group, Message, Segment, Task, ToolCall, Trajectory
-from jaxrl_agents.viewer import inputs, report
+from jaxrl_agents.viewer import inputs, report, stories
 
 ROOT = pathlib.Path(__file__).parents[2]
 CHROMIUM = next(
@@ -139,11 +140,12 @@ def test_the_thresholds_of_the_context_come_from_the_config():
     "search.threshold_tokens": 512,
     "search.spillage_fraction": 0.5,
   }
+  limits = lambda values: story.limits(stories.options({"config": values}))
   expected = {"soft": 512, "hard": 768, "budget": 1024}
-  assert report.token_limits(run(config=config)) == expected
+  assert limits(config) == expected
   nested = {"search": {k.removeprefix("search."): v for k, v in config.items()}}
-  assert report.token_limits(run(config=nested)) == expected
-  assert report.token_limits(run()) == {}
+  assert limits(nested) == expected
+  assert limits({}) == {}
 
 
 def view(folder):
@@ -164,22 +166,6 @@ def test_the_command_writes_the_page_of_an_interrupted_run(tmp_path):
   assert "1 unreadable line(s)" in text
   texts = json.loads(Elements(text).blocks["episodes-json"])["texts"]
   assert texts == [chat.load().decode([i]) for i in range(10, 16)]
-
-
-def test_the_command_weighs_the_parts_of_an_evaluation_by_the_run_s_own_weights(tmp_path):
-  parts = {"completed": 1, "precision": 0.5, "output_recall": 0.5, "trajectory_recall": 1}
-  parts |= {"answer_found": 1, "prune_penalty": 0.2, "turn_penalty": 0}
-  played = Trajectory("t", "g", (), group().trajectories[0].log, parts, "answer")
-  group_files.save_groups(
-    tmp_path / "trajectories/eval_trained.npz", [Group(group().task, (played,))]
-  )
-  options = {"reward.betas": [4, 1], "reward.answer_found": 2, "reward.epsilon": 0.001}
-  (tmp_path / "summary.json").write_text(json.dumps({"config": options}))
-  assert view(tmp_path).returncode == 0
-  text = (tmp_path / "report.html").read_text("utf-8")
-  told = json.loads(Elements(text).blocks["episodes-json"])["snapshots"][0]["groups"][0]
-  # 0.7 F + 0.3 trajectory recall + 2 answer found - 0.2, F = 0.5 whatever beta.
-  assert told["rollouts"][0]["reward"] == pytest.approx(0.35 + 0.3 + 2 - 0.2)
 
 
 def test_the_command_names_what_is_wrong_with_a_folder(tmp_path):

@@ -138,13 +138,6 @@ def test_the_weights_of_parl_follow_from_the_config_and_the_step():
   assert [p["title"] for p in phases[1]["panels"]] == ["Loss"]
 
 
-def test_an_evaluation_is_weighed_by_its_performance_alone():
-  group = report_page.with_rewards(
-    Group(TASK, (EPISODE, changed(error="lost", rewards={}))), CONFIG
-  )
-  assert [inputs.total_reward(t) for t in group.trajectories] == [0.5, None]
-
-
 def test_the_page_of_a_folder_keeps_the_stages_of_its_episodes(tmp_path):
   group = Group(TASK, (EPISODE,))
   group_files.save_groups(tmp_path / "trajectories/eval_trained.npz", [group])

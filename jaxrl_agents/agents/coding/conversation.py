@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.types import Message, ToolSpec
 
 

@@ -27,11 +27,10 @@ from jaxrl_agents.agents.coding.conversation import Conversation
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.changes import added_lines, changes_between
 from jaxrl_agents.agents.coding.judge.verdict import Judge, Verdict
-from jaxrl_agents.agents.coding.services import CodingServices, check, load_services
+from jaxrl_agents.agents.coding.services import CodingServices, check
 from jaxrl_agents.agents.coding.tools import Change, Workspace
-from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.harness.tools import problem_with, run_call
-from jaxrl_agents.harness.worker_process import Services
 from jaxrl_agents.sandbox.errors import SandboxError
 from jaxrl_agents.sandbox.records import Snapshot
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
@@ -59,8 +58,7 @@ class CodingState:
 class CodingEnv:
   """One episode. Invariant: `_talk` is what the policy sees next, `_workspace` what its tools do.
 
-  Stops: "answer"; "turn_limit"; "context_overflow" (no room is left for a reply); "malformed" (more
-  than `max_malformed_turns` turns in a row without a call that could be read).
+  Stops: `episode.Stop`, but for STEP_LIMIT.
   """
 
   def __init__(self, task: Task, services: CodingServices, state: CodingState | None = None):
@@ -77,7 +75,12 @@ class CodingEnv:
     )
     self._specs = tuple(tool.spec for tool in self._workspace.tools.values())
     self._talk = Conversation(task.prompt, services.limits, services.chat, self._specs)
-    self._turns = self._malformed_turns = 0
+    self._loop = TurnLoop(
+      self._chat.stop_tokens,
+      max_turns=self._limits.max_turns,
+      cut_off=view.CUT_OFF,
+      run_calls=self._run_calls,
+    )
     self._state = state
     self._judge: Judge | None = None
     self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran since
@@ -98,32 +101,22 @@ class CodingEnv:
 
   async def step(self, reply: Message) -> Context:
     """Records the turn and runs its calls one after another, or takes the summary."""
-    if self._limits.snapshot_turns and self._turns % self._limits.snapshot_turns == 0:
+    if self._limits.snapshot_turns and self._loop.turns % self._limits.snapshot_turns == 0:
       await self._save()
     return await self._advance(reply)
 
   async def _advance(self, reply: Message) -> Context:
-    self._turns += 1
     if self._talk.summarizing:
+      self._loop.turns += 1
       self._talk.take_summary(reply, self._workspace.state())
-      return await self._next_or_end()
-    self._talk.messages.append(reply)
-    cut_off = reply.tokens is not None and (
-      not len(reply.tokens) or int(reply.tokens[-1]) not in self._chat.stop_tokens
-    )
-    if not reply.tool_calls and not cut_off:
-      return await self._finish("answer")
-    if reply.tool_calls:
-      self._talk.messages += await self._run_calls(reply.tool_calls)
+      stop = Stop.TURN_LIMIT if self._loop.turns >= self._limits.max_turns else None
     else:
-      self._talk.messages.append(Message("user", view.CUT_OFF))
-    malformed = all(call.error for call in reply.tool_calls)
-    self._malformed_turns = self._malformed_turns + 1 if malformed else 0
-    if self._malformed_turns > self._limits.max_malformed_turns:
-      return await self._finish("malformed")
-    if self._turns < self._limits.max_turns:
-      self._talk.shorten()
-    return await self._next_or_end()
+      stop = await self._loop.take(reply, self._talk.messages)
+      if stop is None:
+        self._talk.shorten()
+    if stop is None and self._talk.room() < 1:
+      stop = Stop.CONTEXT_OVERFLOW
+    return await self._finish(stop) if stop else self._next()
 
   def rewards(self, trajectory: Trajectory) -> dict[str, float]:
     """The parts of `agents.coding.reward.coding_parts`."""
@@ -148,7 +141,7 @@ class CodingEnv:
   def _is_cut_by_room(self, message: Message) -> bool:
     """Whether a reply ended without its end, and shorter than any may be."""
     tokens = message.tokens
-    if tokens is None or not len(tokens) or int(tokens[-1]) in self._chat.stop_tokens:
+    if tokens is None or not len(tokens) or not self._loop.is_cut_off(message):
       return False
     return len(tokens) < self._limits.max_new_tokens
 
@@ -169,8 +162,8 @@ class CodingEnv:
       tuple(self._talk.messages),
       tuple(copy.deepcopy(self._workspace.todos)),
       tuple(self._workspace.changes),
-      self._turns,
-      self._malformed_turns,
+      self._loop.turns,
+      self._loop.malformed,
       self._talk.summaries,
       self._talk.summarizing,
     )
@@ -206,7 +199,7 @@ class CodingEnv:
     self._workspace.changes = list(state.changes)
     self._talk.messages = list(state.messages)
     self._talk.summaries, self._talk.summarizing = state.summaries, state.summarizing
-    self._turns, self._malformed_turns = state.turns, state.malformed_turns
+    self._loop.turns, self._loop.malformed = state.turns, state.malformed_turns
 
   async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
     """The results of the calls of one turn. A sandbox that is lost is brought back."""
@@ -247,27 +240,20 @@ class CodingEnv:
         f"task {self._task.id}: the sandbox is lost and there is no snapshot of it"
       )
     state, ran = self._saved
-    talk, turns = copy.copy(self._talk), (self._turns, self._malformed_turns)
+    talk, turns = copy.copy(self._talk), (self._loop.turns, self._loop.malformed)
     await self._restore(state)
     for call in ran:
       await run_call(self._workspace.tools, call)
-    self._talk, (self._turns, self._malformed_turns) = talk, turns
+    self._talk, (self._loop.turns, self._loop.malformed) = talk, turns
     if self._workspace.lost:
       raise SandboxError(
         f"task {self._task.id}: the sandbox was lost again while it was brought back"
       )
 
-  async def _next_or_end(self) -> Context:
-    if self._turns >= self._limits.max_turns:
-      return await self._finish("turn_limit")
-    if self._talk.room() < 1:
-      return await self._finish("context_overflow")
-    return self._next()
-
   def _next(self) -> Context:
     return Context(tuple(self._talk.messages), self._specs, self._talk.max_new_tokens())
 
-  async def _finish(self, stop: str) -> Context:
+  async def _finish(self, stop: Stop) -> Context:
     """Judges the repository as it is now."""
     assert self._judge is not None
     try:
@@ -329,9 +315,3 @@ def restored(task: Task, services: CodingServices, state: CodingState) -> Coding
   """
   check(task, services)
   return CodingEnv(task, services, state)
-
-
-def policy_services(tokenizer: str, limits: CodingConfig) -> Services:
-  """For `WorkerSpec.build`: episodes that the policy plays."""
-  shared = load_services(tokenizer, limits)
-  return Services(shared.chat, lambda task, seed, sampler: (make(task, shared), sampler))

@@ -28,17 +28,14 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   TRIED,
   UNTESTED,
   Replacement,
-  make_player,
   missed,
   replacements,
   told,
   turn,
   wrong_edits,
 )
-from jaxrl_agents.agents.coding.services import CodingServices, load_services
-from jaxrl_agents.config import CodingConfig
-from jaxrl_agents.harness.worker_process import Services
-from jaxrl_agents.types import Context, Env, Message, Sampler, Task
+from jaxrl_agents.agents.coding.services import CodingServices
+from jaxrl_agents.types import Context, Message, Task
 
 _PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
 _ALL_PASS = "All tests pass."
@@ -194,14 +191,3 @@ class CodingExpert:
     picked = self._random.choice(fresh) if fresh else None
     self._tried.update([picked[0]] if picked else [])
     return picked
-
-
-def expert_services(tokenizer: str, limits: CodingConfig, noise: ExpertNoise) -> Services:
-  """For `WorkerSpec.build`: episodes that the expert plays; the policy's sampler stays idle."""
-  shared = load_services(tokenizer, limits)
-
-  def make_episode(task: Task, seed: int, _: Sampler) -> tuple[Env, Sampler]:
-    player = make_player(task, shared, CodingExpert(task, shared, noise, seed))
-    return player, player
-
-  return Services(shared.chat, make_episode)

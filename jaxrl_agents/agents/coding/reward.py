@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.coding.config import CodingReward
 from jaxrl_agents.agents.coding.length_penalty import length_penalty, spent
 from jaxrl_agents.agents.search.reward import calls
-from jaxrl_agents.config import CodingRewardConfig
 from jaxrl_agents.types import Message, ToolCall
 
 SHELL, TODO = "shell", "todo"
@@ -160,7 +160,7 @@ def coding_parts(
   }
 
 
-def behaviour_penalty(parts: Mapping[str, float], w: CodingRewardConfig) -> float:
+def behaviour_penalty(parts: Mapping[str, float], w: CodingReward) -> float:
   """The sum of what unwanted behaviour costs, at most MAX_PENALTY."""
   return min(
     MAX_PENALTY,
@@ -171,12 +171,12 @@ def behaviour_penalty(parts: Mapping[str, float], w: CodingRewardConfig) -> floa
   )
 
 
-def coding_total(parts: Mapping[str, float], *, weights: CodingRewardConfig | None = None) -> float:
+def coding_total(parts: Mapping[str, float], *, weights: CodingReward = CodingReward()) -> float:
   """R = solved + progress * mended - behaviour - length * C_{k,q}(effort).
 
   Progress counts only while nothing else broke and the canaries hold.
   """
-  w = weights or CodingRewardConfig()
+  w = weights
   earned = parts["solved"]
   if parts["kept"] == 1.0 and parts["canaries_held"]:
     earned += w.progress * parts["mended"]

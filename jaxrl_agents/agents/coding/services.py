@@ -13,13 +13,12 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 
-from jaxrl_agents import chat
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge import verdict as judge_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.judge.verdict import Judge
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.config import CODING_TOOLS, CodingConfig
 from jaxrl_agents.corpus import chunks, documents
 from jaxrl_agents.corpus.index import hybrid
 from jaxrl_agents.sandbox.boxes import Sandboxes
@@ -150,9 +149,6 @@ def check(task: Task, services: CodingServices) -> None:
       f"task {task.id!r} is of repository {task.facts['repo']}, which coding.tasks="
       f"{limits.tasks!r} lacks; give the folder that the task is from"
     )
-  unknown = [name for name in limits.tools if name not in CODING_TOOLS]
-  if unknown or not limits.tools:
-    raise ValueError(f"coding.tools={limits.tools}: known are {', '.join(CODING_TOOLS)}")
   calls = services.repos[task.facts["repo"]].kind == "calls"
   longest_s = 2 * (judge_lib.CALLS_S if calls else judge_lib.SUITE_S)
   if limits.grade_s <= longest_s:
@@ -160,17 +156,12 @@ def check(task: Task, services: CodingServices) -> None:
       f"coding.grade_s={limits.grade_s:g} is not above the {longest_s:g} s that judging may take; "
       "what an agent wrote would pass for a fault of the machine; raise it"
     )
-  if limits.tool_output_tokens + limits.max_new_tokens > limits.token_budget:
-    raise ValueError(
-      f"coding.tool_output_tokens={limits.tool_output_tokens} and max_new_tokens="
-      f"{limits.max_new_tokens} do not fit token_budget={limits.token_budget}; lower them"
-    )
 
 
-def load_services(tokenizer: str, limits: CodingConfig) -> CodingServices:
-  """The services of a process: the tokenizer of `chat.load`, the repositories of `limits.tasks`."""
+def load_services(chat: Chat, limits: CodingConfig) -> CodingServices:
+  """The services of a process, with the repositories of `limits.tasks`."""
   return CodingServices(
-    chat.load(tokenizer),
+    chat,
     repo_lib.load(limits.tasks),
     limits,
     Workshop(limits.backend),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.services import CodeIndexes, Pages
-from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.corpus.index.hybrid import Index
 from jaxrl_agents.harness.tools import Tool, ToolError
 from jaxrl_agents.sandbox.box import Sandbox
@@ -21,6 +21,9 @@ MAX_FILE_BYTES = 1_000_000
 MARGIN_S = 70.0
 """Beyond the time of a command: the sandbox answers or is given up within it."""
 MAX_ARGUMENT_CHARACTERS = 300_000
+
+SEARCH_HITS = 5
+"""Chunks that search_code shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +190,7 @@ class Workspace:
 
   async def _search_code(self, query: str) -> str:
     found: Index = await asyncio.to_thread(self._indexes.of, self._name, self._files)
-    hits = await asyncio.to_thread(found.search, query, frozenset(), self._limits.search_results)
+    hits = await asyncio.to_thread(found.search, query, frozenset(), SEARCH_HITS)
     shown = []
     for hit in hits:
       line = self._files[hit.chunk.title][: hit.chunk.start].count("\n") + 1

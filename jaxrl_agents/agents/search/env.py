@@ -1,7 +1,7 @@
 """The search environment of Context-1: find the documents that support an answer, and prune.
 
 The policy searches, greps, reads and prunes under a token budget, and ends with a reply without
-calls that lists documents. Numbers are in `config.SearchConfig`; the defaults are Context-1's.
+calls that lists documents. Numbers are in `agents.search.config`; the defaults are Context-1's.
 
 Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1; tool and budget details
 from https://github.com/pat-jj/harness-1. Ours is: a prune call hides only what was shown before its
@@ -13,11 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.agents.search import reward, view
-from jaxrl_agents.agents.search.tools import SearchServices, SearchTools, load_services
-from jaxrl_agents.config import SearchConfig
+from jaxrl_agents.agents.search.tools import SearchServices, SearchTools
 from jaxrl_agents.harness.tools import Tool, ToolError, problem_with, run_call
-from jaxrl_agents.harness.worker_process import Services
 from jaxrl_agents.types import Context, Message, Task, ToolCall, ToolSpec, Trajectory
 
 
@@ -26,8 +25,7 @@ class SearchEnv:
 
   Chunks go by the names of `ids` in all that is shown or said, by their own ids inside.
 
-  Stops: "answer"; "turn_limit"; "context_overflow" (no room is left for a reply); "malformed" (more
-  than `max_malformed_turns` turns in a row of which no call could be parsed, or that were cut off).
+  Stops: `episode.Stop`, but for STEP_LIMIT.
   """
 
   def __init__(self, task: Task, services: SearchServices):
@@ -37,7 +35,12 @@ class SearchEnv:
     self._messages: list[Message] = []
     self._prunes: list[tuple[int, frozenset[str]]] = []  # (messages before the turn, ids)
     self._prunable: set[str] = set()  # ids of the calls whose results show chunk ids
-    self._turns = self._malformed_turns = 0
+    self._loop = TurnLoop(
+      self._chat.stop_tokens,
+      max_turns=self._limits.max_turns,
+      cut_off=view.CUT_OFF,
+      run_calls=self._run_calls,
+    )
     tools = list(self._corpus.tools)
     if self._limits.can_prune:
       tools.append(Tool(view.PRUNE, self._prune, self._limits.tool_deadline_s))
@@ -52,29 +55,12 @@ class SearchEnv:
 
   async def step(self, reply: Message) -> Context:
     """Records the turn, then runs its calls one after another."""
-    before = len(self._messages)
-    self._messages.append(reply)
-    self._turns += 1
-    cut_off = reply.tokens is not None and (
-      not len(reply.tokens) or int(reply.tokens[-1]) not in self._chat.stop_tokens
-    )
-    if not reply.tool_calls and not cut_off:
-      return self._context(stop="answer")
-    if reply.tool_calls:
-      self._record_prunes(reply.tool_calls, before)
-      self._messages += await self._run_calls(reply.tool_calls)
-    else:
-      self._messages.append(Message("user", view.CUT_OFF))
-    last = self._messages[-1]
-    line = view.usage_line(self._usage(), self._limits.threshold_tokens)
-    self._messages[-1] = dataclasses.replace(last, content=last.content + line)
-    malformed = all(call.error for call in reply.tool_calls)
-    self._malformed_turns = self._malformed_turns + 1 if malformed else 0
-    if self._malformed_turns > self._limits.max_malformed_turns:
-      return self._context(stop="malformed")
-    if self._turns >= self._limits.max_turns:
-      return self._context(stop="turn_limit")
-    return self._next()
+    stop = await self._loop.take(reply, self._messages)
+    if stop is not Stop.ANSWER:
+      last = self._messages[-1]
+      line = view.usage_line(self._usage(), self._limits.threshold_tokens)
+      self._messages[-1] = dataclasses.replace(last, content=last.content + line)
+    return self._context(stop=stop) if stop else self._next()
 
   def rewards(self, trajectory: Trajectory) -> dict[str, float]:
     """The parts of `rules.search_parts`."""
@@ -95,7 +81,7 @@ class SearchEnv:
     usage = self._usage()
     room = self._limits.token_budget - usage
     if room < 1:
-      return self._context(stop="context_overflow")
+      return self._context(stop=Stop.CONTEXT_OVERFLOW)
     notices: tuple[Message, ...] = ()
     training = self._task.split == "train"
     if usage > self._limits.threshold_tokens and self._limits.show_hint and training:
@@ -145,6 +131,7 @@ class SearchEnv:
 
   async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
     """The results of the calls of one turn; each counts against the budget of those after it."""
+    self._record_prunes(calls, len(self._messages) - 1)
     usage, used, results = self._usage(), 0, []
     for number, call in enumerate(calls):
       text = view.too_many_calls(number, self._limits.max_calls)
@@ -175,24 +162,12 @@ class SearchEnv:
     return f"{view.PRUNED}, but never shown: {names}"
 
 
-def policy_services(tokenizer: str, index_folder: str, limits: SearchConfig) -> Services:
-  """For `WorkerSpec.build`: episodes that the policy plays."""
-  shared = load_services(tokenizer, index_folder, limits)
-  return Services(shared.chat, lambda task, seed, sampler: (make(task, shared), sampler))
-
-
 def make(task: Task, services: SearchServices) -> SearchEnv:
   """A fresh episode of `task`.
 
   Raises:
-    ValueError: the task has no gold facts or documents, or the limits contradict one another.
+    ValueError: the task has no gold facts or documents.
   """
-  limits = services.limits
-  if limits.reply_reserve_tokens > limits.tool_output_tokens:
-    raise ValueError(
-      f"search.reply_reserve_tokens={limits.reply_reserve_tokens} is more than search."
-      f"tool_output_tokens={limits.tool_output_tokens}, which it is the floor of; lower it"
-    )
   if not task.facts.get("facts") and not task.facts.get("document_ids"):
     raise ValueError(f"task {task.id!r} has neither facts['facts'] nor facts['document_ids']")
   return SearchEnv(task, services)

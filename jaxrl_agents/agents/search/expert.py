@@ -17,11 +17,9 @@ from typing import Any
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import make
 from jaxrl_agents.agents.search.short_ids import ShortIds
-from jaxrl_agents.agents.search.tools import SearchServices, load_services
-from jaxrl_agents.config import SearchConfig
+from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.harness.scripted_player import Scripted
-from jaxrl_agents.harness.worker_process import Services
-from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall
+from jaxrl_agents.types import Context, Message, Task, ToolCall
 
 _USAGE = re.compile(r"\[Token usage: ([\d,]+)/")
 _WORD = re.compile(r"[A-Za-z][\w'-]*")
@@ -248,16 +246,3 @@ def make_player(task: Task, services: SearchServices, noise: ExpertNoise, seed: 
   """
   env = make(task, services)
   return Scripted(env, services.chat, SearchExpert(task, services, noise, seed, env.ids))
-
-
-def expert_services(
-  tokenizer: str, index_folder: str, limits: SearchConfig, noise: ExpertNoise
-) -> Services:
-  """For `WorkerSpec.build`: episodes that the expert plays; the policy's sampler stays idle."""
-  shared = load_services(tokenizer, index_folder, limits)
-
-  def make_episode(task: Task, seed: int, _: Sampler) -> tuple[Env, Sampler]:
-    player = make_player(task, shared, noise, seed)
-    return player, player
-
-  return Services(shared.chat, make_episode)

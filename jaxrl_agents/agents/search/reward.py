@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.config import RewardConfig
+from jaxrl_agents.agents.search.config import SearchReward
 from jaxrl_agents.types import Message, ToolCall
 
 HIT_PATTERN = re.compile(r"^# DOCUMENT ID: (\S+) \(\d+ tokens\)", re.MULTILINE)
@@ -196,8 +196,15 @@ def search_parts(
   return parts if accuracy is None else parts | {"prune_accuracy": accuracy}
 
 
+def beta_of(betas: Sequence[float], progress: float) -> float:
+  """The beta of F_beta when the share `progress` of the steps is done, the phases being equally
+  long (Context-1 lowers it from epoch to epoch: 4, 3.5, 3, 2.5, 2).
+  """
+  return betas[min(int(progress * len(betas) + 1e-9), len(betas) - 1)]
+
+
 def search_total(
-  parts: Mapping[str, float], *, beta: float, weights: RewardConfig | None = None
+  parts: Mapping[str, float], *, beta: float, weights: SearchReward = SearchReward()
 ) -> float:
   """The scalar reward of Context-1 from the parts of `search_parts`.
 
@@ -206,7 +213,7 @@ def search_total(
   An episode that did not complete gets exactly 0. That a completed but empty episode gets epsilon
   and not 0 is our reading of the report's clamp.
   """
-  w = weights or RewardConfig()
+  w = weights
   if not parts["completed"]:
     return 0.0
   r_pre = (

@@ -16,11 +16,11 @@ import random
 import re
 from collections.abc import Sequence
 
-from jaxrl_agents import chat
 from jaxrl_agents.agents.search import reward, view
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.config import CorpusConfig, SearchConfig
+from jaxrl_agents.config import CorpusConfig
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.grep import GrepError
 from jaxrl_agents.corpus.index import hybrid as index
@@ -154,12 +154,12 @@ def ranked_by(query: str, chunks: Sequence[Chunk]) -> list[Chunk]:
   return [chunks[i] for i in sorted(range(len(chunks)), key=lambda i: (-score(i), i))]
 
 
-def load_services(tokenizer: str, index_folder: str, limits: SearchConfig) -> SearchServices:
-  """The services of a process: the tokenizer of `chat.load`, an index that `index.build` wrote.
+def load_services(chat: Chat, index_folder: str, limits: SearchConfig) -> SearchServices:
+  """The services of a process, with the index that `hybrid.build` wrote.
 
   Raises:
-    ValueError: one of them is not on this machine.
+    ValueError: the index is not on this machine.
   """
   cache = pathlib.Path(os.environ.get("JAXRL_CACHE", CorpusConfig.cache)).expanduser()
   folder = store.located(index_folder, cache)
-  return SearchServices(chat.load(tokenizer), index.load(folder), limits)
+  return SearchServices(chat, index.load(folder), limits)

@@ -17,17 +17,17 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search import view as search_view
-from jaxrl_agents.agents.search.tools import SearchServices, SearchTools, load_services
+from jaxrl_agents.agents.search.tools import SearchServices, SearchTools
 from jaxrl_agents.agents.swarm import parl, subagents, tables, view
+from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.parl import Stage
 from jaxrl_agents.agents.swarm.subagents import Assignment, Crew, Outcome
-from jaxrl_agents.config import SearchConfig, SwarmConfig
 from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
 from jaxrl_agents.harness.tools import Tool, problem_with, run_call
-from jaxrl_agents.harness.worker_process import Services
-from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall, Trajectory
+from jaxrl_agents.types import Context, Message, Sampler, Task, ToolCall, Trajectory
 
 MESSAGE_TOKENS = 8
 """More than a chat format adds to the text of a tool message."""
@@ -45,8 +45,7 @@ class SwarmEnv:
   """One episode. Invariant: the critical steps of `stages` never exceed the task's `max_steps`
   times `stretch`.
 
-  Stops: "answer"; "step_limit" (calls where the last step was left); "turn_limit";
-  "context_overflow"; "malformed" (as in the search environment).
+  Stops: `episode.Stop`; STEP_LIMIT for calls where only the step of the answer was left.
 
   Attributes:
     stages: what ran in each turn so far.
@@ -62,7 +61,13 @@ class SwarmEnv:
     self.stages: list[Stage] = []
     self._roles: dict[str, str] = {}
     self._messages: list[Message] = []
-    self._assigned = self._malformed_turns = 0
+    self._assigned = 0
+    self._loop = TurnLoop(
+      self._chat.stop_tokens,
+      max_turns=self._limits.max_turns,
+      cut_off=view.CUT_OFF,
+      run_calls=self._run_calls,
+    )
     own = [Tool(view.CREATE, self._create), Tool(view.ASSIGN, self._assign)]
     if services.limits.alone:
       own = []
@@ -80,33 +85,16 @@ class SwarmEnv:
 
   async def step(self, reply: Message) -> Context:
     """Records the turn and runs its calls as one stage."""
-    self._messages.append(reply)
-    cut_off = reply.tokens is not None and (
-      not len(reply.tokens) or int(reply.tokens[-1]) not in self._chat.stop_tokens
-    )
-    if not reply.tool_calls and not cut_off:
+    self._children: tuple[Trajectory, ...] = ()
+    stop = await self._loop.take(reply, self._messages, is_last=self._left == 1)
+    if len(self.stages) < self._loop.turns:  # a turn without calls is a stage of one step
       self.stages.append(Stage())
-      return self._stopped("answer")
-    if self._left == 1:
-      self.stages.append(Stage())
-      return self._stopped("step_limit")
-    outcomes: list[Outcome] = []
-    if reply.tool_calls:
-      outcomes = await self._run_calls(reply.tool_calls)
-    else:
-      self.stages.append(Stage())
-      self._messages.append(Message("user", view.CUT_OFF))
+    if stop in (Stop.ANSWER, Stop.STEP_LIMIT):
+      return self._stopped(stop)
     last = self._messages[-1]
     text = last.content + view.steps_line(self._left)
     self._messages[-1] = dataclasses.replace(last, content=text)
-    children = tuple(outcome.trajectory for outcome in outcomes)
-    malformed = all(call.error for call in reply.tool_calls)
-    self._malformed_turns = self._malformed_turns + 1 if malformed else 0
-    if self._malformed_turns > self._context.max_malformed_turns:
-      return self._stopped("malformed", children)
-    if len(self.stages) >= self._limits.max_turns:
-      return self._stopped("turn_limit", children)
-    return self._next(children)
+    return self._stopped(stop, self._children) if stop else self._next(self._children)
 
   def rewards(self, trajectory: Trajectory) -> dict[str, float]:
     """The parts of `parl.swarm_parts`; "performance", the item F1 of a table or 1 for the right
@@ -158,7 +146,7 @@ class SwarmEnv:
   def _next(self, children: tuple[Trajectory, ...] = ()) -> Context:
     room = self._context.token_budget - self._usage()
     if room < 1:
-      return self._stopped("context_overflow", children)
+      return self._stopped(Stop.CONTEXT_OVERFLOW, children)
     return Context(
       messages=tuple(self._messages),
       tools=self._specs,
@@ -173,8 +161,8 @@ class SwarmEnv:
     """Tokens of the prompt that the orchestrator would see now."""
     return len(self._chat.render(self._messages, self._specs))
 
-  async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Outcome]:
-    """Runs the calls of one turn and appends their results and the stage.
+  async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
+    """Runs the calls of one turn, appends the stage, and returns their results.
 
     Sub-agents are created in the order of the calls, before any assignment runs; assignments run
     at once, beside the ordinary calls, which run one after another.
@@ -198,11 +186,11 @@ class SwarmEnv:
     share = max(room // max(len(assigned), 1) - MESSAGE_TOKENS, 1)
     for call, outcome in zip(assigned, outcomes, strict=True):
       texts[call.id] = self._cut(outcome.text, min(share, self._limits.message_tokens))
-    self._messages += [Message("tool", texts[call.id], tool_call_id=call.id) for call in calls]
     ran = tuple(outcome.assigned for outcome in outcomes)
     self.stages.append(Stage(ran, refused=asked - len(ran)))
     self._assigned += len(ran)
-    return outcomes
+    self._children = tuple(outcome.trajectory for outcome in outcomes)
+    return [Message("tool", texts[call.id], tool_call_id=call.id) for call in calls]
 
   def _answered(self, call: ToolCall, calls: Sequence[ToolCall]) -> str:
     """What a call gets at once: it is malformed, refused, or creates a sub-agent; "" if it runs."""
@@ -275,18 +263,10 @@ class SwarmEnv:
     return text if len(ids) <= tokens else self._chat.decode(ids[:tokens])
 
 
-def policy_services(
-  tokenizer: str, index_folder: str, search: SearchConfig, swarm: SwarmConfig
-) -> Services:
-  """For `WorkerSpec.build`: the policy is the orchestrator, `swarm.sub_policy` its sub-agents."""
-  shared = SwarmServices(load_services(tokenizer, index_folder, search), swarm)
-
-  def make_episode(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
-    pinned = Pinned(sampler, swarm.sub_policy)
-    crew = Crew(lambda env, assignment, seed: (env, pinned), pinned.playing)
-    return make(task, shared, crew, seed), sampler
-
-  return Services(shared.search.chat, make_episode)
+def sampled_crew(sampler: Sampler, policy: str) -> Crew:
+  """Sub-agents that `policy` plays, sampled by `sampler`; "" is the policy in training."""
+  pinned = Pinned(sampler, policy)
+  return Crew(lambda env, assignment, seed: (env, pinned), pinned.playing)
 
 
 def make(task: Task, services: SwarmServices, crew: Crew, seed: int) -> SwarmEnv:

@@ -18,14 +18,11 @@ from typing import Any
 from jaxrl_agents.agents.search import reward, view
 from jaxrl_agents.agents.search.env import SearchEnv
 from jaxrl_agents.agents.search.short_ids import ShortIds
-from jaxrl_agents.agents.search.tools import load_services
 from jaxrl_agents.agents.swarm import env as swarm
 from jaxrl_agents.agents.swarm import view as swarm_view
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.subagents import Assignment, Crew
-from jaxrl_agents.config import SearchConfig, SwarmConfig
 from jaxrl_agents.harness.scripted_player import Scripted
-from jaxrl_agents.harness.worker_process import Services
 from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall
 
 AGENT = "a"
@@ -227,30 +224,6 @@ def make_player(
 
   env = swarm.make(task, services, Crew(player), seed)
   return Scripted(env, chat, Orchestrator(task, services, env.ids, noise, seed))
-
-
-def expert_services(
-  tokenizer: str,
-  index_folder: str,
-  search: SearchConfig,
-  limits: SwarmConfig,
-  noise: SwarmNoise,
-  roomy: tuple[SearchConfig, SwarmConfig],
-) -> Services:
-  """For `WorkerSpec.build`: scripted episodes; what samples a policy stays idle.
-
-  The demonstrations of both roles are the segments of a trajectory and of its children. `roomy` are
-  the limits of the episodes of one agent alone.
-  """
-  shared = SwarmServices(load_services(tokenizer, index_folder, search), limits)
-  own = dataclasses.replace(shared.search, limits=roomy[0])
-  single = SwarmServices(own, roomy[1])
-
-  def make_episode(task: Task, seed: int, _: Sampler) -> tuple[Env, Sampler]:
-    made = make_player(task, shared, noise, seed, single)
-    return made, made
-
-  return Services(shared.search.chat, make_episode)
 
 
 def _random(seed: int, name: str) -> random.Random:

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxrl_agents.config import ParlConfig
+from jaxrl_agents.agents.swarm.config import ParlConfig
 
 FINISHED = "finished"
 STATUSES = (FINISHED, "step_limit", "token_limit", "empty", "error")

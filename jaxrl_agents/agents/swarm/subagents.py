@@ -14,8 +14,8 @@ from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import SearchEnv
 from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.agents.swarm import view
+from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.parl import FINISHED, Assigned
-from jaxrl_agents.config import SwarmConfig
 from jaxrl_agents.harness.rollout import Record, Sampling, failed, run_episode
 from jaxrl_agents.types import Env, Sampler, Task, Trajectory
 

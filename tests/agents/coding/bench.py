@@ -3,9 +3,9 @@
 import dataclasses
 
 from jaxrl_agents import chat
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.scripted_edits import make_player, turn
 from jaxrl_agents.agents.coding.services import CodeIndexes, CodingServices, Pages
-from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.types import Message, Task
 from tests.agents.coding.judge.benches import CALL_FACTS, CALLS, SUITE, SUITE_FACTS, with_sandboxes

@@ -6,9 +6,10 @@ import json
 import numpy as np
 import pytest
 
+from jaxrl_agents.agents.coding import config, view
 from jaxrl_agents.agents.coding import env as coding
-from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.scripted_edits import make_player
+from jaxrl_agents.agents.episode import MAX_MALFORMED_TURNS
 from jaxrl_agents.harness.resume import run_branches, run_resumable
 from jaxrl_agents.harness.rollout import Record, Sampling, begin
 from jaxrl_agents.types import Message, Task
@@ -196,7 +197,7 @@ def test_grep_lists_lines_in_order_and_refuses_wrong_patterns():
 
 def test_code_is_found_by_words_with_the_place_where_it_stands():
   query = ("search_code", {"query": "lowest price"})
-  answer = observed(query, task=SUITE_TASK, search_results=1)[0]
+  answer = observed(query, task=SUITE_TASK)[0]
   assert answer.startswith("# shop.py:9\ndef cheapest(prices):")
 
 
@@ -234,23 +235,21 @@ def test_only_offered_tools_exist():
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"tools": ("shel",)}, "known are read_file"),
-    ({"tool_output_tokens": 3_900}, "do not fit token_budget=4000"),
+    ({"tools": ("shel",)}, "must be some of read_file"),
+    ({"tool_output_tokens": 3_900, "token_budget": 4_000}, "do not fit coding.token_budget=4000"),
   ],
 )
 def test_limits_that_contradict_one_another_are_an_error(changes, message):
   with pytest.raises(ValueError, match=message):
-    coding.make(CALL_TASK, services(None, **changes))
+    config.check(config.CodingConfig(**changes))
   with pytest.raises(ValueError, match="which coding.tasks"):
     coding.make(Task("x", "coding", "", {**CALL_FACTS, "repo": "0"}), services(None))
 
 
 def test_turns_without_a_call_that_can_be_read_end_the_episode():
-  def garbled(context):
-    return Message("assistant", "", tokens=None, tool_calls=turn(("", {})).tool_calls)
-
-  trajectory = play([garbled], max_malformed_turns=1)
-  assert trajectory.stop in ("malformed", "turn_limit")
+  endless = Message("assistant", "x " * 5_000)
+  trajectory = play([endless] * (MAX_MALFORMED_TURNS + 1), max_turns=10)
+  assert trajectory.stop == "malformed"
   assert trajectory.rewards["solved"] == 0.0
   assert play([turn(CHECK)], max_turns=3).stop == "turn_limit"
 

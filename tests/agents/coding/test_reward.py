@@ -6,7 +6,7 @@ import math
 import pytest
 
 from jaxrl_agents.agents.coding import reward
-from jaxrl_agents.config import CodingRewardConfig
+from jaxrl_agents.agents.coding.config import CodingReward
 from jaxrl_agents.types import Message, ToolCall
 
 VERDICT = {
@@ -95,23 +95,23 @@ def test_entropy_of_tools_is_in_bits():
 def test_the_total_is_what_was_earned_less_behaviour_and_length():
   log = episode(("shell", {}, "Error: shell: arguments lack 'command'"))
   parts = parts_of(log) | {"broken_calls": 1.0}
-  weights = CodingRewardConfig(length=0.1, length_k=1.0, length_q=1.0)
+  weights = CodingReward(length=0.1, length_k=1.0, length_q=1.0)
   expected = 1.0 - 0.02 - 0.1 * math.log1p(parts["effort"])
   assert reward.coding_total(parts, weights=weights) == pytest.approx(expected)
 
 
 def test_a_failed_episode_pays_for_its_length_unless_only_solved_ones_do():
   parts = parts_of(episode(), verdict=VERDICT | {"solved": False, "fail_to_pass": 0.5})
-  long = CodingRewardConfig(length=0.1)
+  long = CodingReward(length=0.1)
   assert reward.coding_total(parts, weights=long) < 0
-  only = CodingRewardConfig(length=0.1, length_of_solved_only=True)
+  only = CodingReward(length=0.1, length_of_solved_only=True)
   assert reward.coding_total(parts, weights=only) == 0.0
-  some = CodingRewardConfig(length=0.0, progress=0.2)
+  some = CodingReward(length=0.0, progress=0.2)
   assert reward.coding_total(parts, weights=some) == pytest.approx(0.1)
 
 
 def test_progress_does_not_count_where_something_broke_or_a_canary_sang():
-  weights = CodingRewardConfig(length=0.0, progress=0.2)
+  weights = CodingReward(length=0.0, progress=0.2)
   failed = VERDICT | {"solved": False, "fail_to_pass": 0.5}
   broke = parts_of(episode(), verdict=failed | {"pass_to_pass": 0.9})
   lied = parts_of(episode(), verdict=failed | {"canaries_held": False})
@@ -121,4 +121,4 @@ def test_progress_does_not_count_where_something_broke_or_a_canary_sang():
 
 def test_all_behaviour_together_costs_at_most_a_fifth_of_solving():
   worst = {"broken_calls": 99.0, "open_todos": 1.0, "comment_thinking": 1.0, "shell_only": 1.0}
-  assert reward.behaviour_penalty(worst, CodingRewardConfig()) == pytest.approx(0.2)
+  assert reward.behaviour_penalty(worst, CodingReward()) == pytest.approx(0.2)

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_agents import chat
 from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.expert import CodingExpert, ExpertNoise
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
@@ -24,7 +25,6 @@ from jaxrl_agents.agents.coding.scripted_edits import (
 )
 from jaxrl_agents.agents.coding.services import CodeIndexes, CodingServices
 from jaxrl_agents.agents.coding.tasks import making, suite_repos
-from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from tests.agents.coding.bench import CALL_TASK, LIMITS, services
 from tests.agents.coding.judge.benches import CALLS, MAIN, with_sandboxes

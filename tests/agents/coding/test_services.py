@@ -2,8 +2,9 @@
 
 import pytest
 
+from jaxrl_agents import chat
 from jaxrl_agents.agents.coding import services
-from jaxrl_agents.config import CodingConfig
+from jaxrl_agents.agents.coding.config import CodingConfig
 
 
 def test_an_index_is_made_once_and_the_oldest_goes(monkeypatch):
@@ -39,6 +40,6 @@ def test_a_line_that_is_no_page_is_named(tmp_path, line):
 
 def test_a_folder_without_tasks_is_an_error_that_says_how_to_make_some(tmp_path):
   with pytest.raises(ValueError, match=r"make the set with scripts/make_coding_tasks.py"):
-    services.load_services("base", CodingConfig(tasks=str(tmp_path)))
+    services.load_services(chat.load("base"), CodingConfig(tasks=str(tmp_path)))
   with pytest.raises(ValueError, match="no such file; write JSON lines"):
     services.load_pages(tmp_path / "absent.jsonl")

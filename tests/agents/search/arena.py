@@ -3,7 +3,7 @@
 import asyncio
 
 from jaxrl_agents.agents.search import env
-from jaxrl_agents.config import SearchConfig
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.harness.scripted_player import Scripted
@@ -22,7 +22,6 @@ LIMITS = SearchConfig(
   grep_limit=3,
   max_turns=8,
   max_new_tokens=200,
-  max_malformed_turns=1,
 )
 
 

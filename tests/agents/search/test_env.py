@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from jaxrl_agents.agents.episode import MAX_MALFORMED_TURNS
+from jaxrl_agents.agents.search import config, reward, tools, view
 from jaxrl_agents.agents.search import env as search
-from jaxrl_agents.agents.search import reward, tools, view
-from jaxrl_agents.config import SearchConfig
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Message
@@ -416,17 +417,17 @@ def test_turns_that_cannot_be_parsed_are_observations_up_to_the_limit(services):
   async def episode():
     await env.start()
     contexts = []
-    for turn in range(2):
+    for turn in range(MAX_MALFORMED_TURNS + 1):
       tokens = services.chat.encode_reply(calls(("search_corpus", "river")))[:3]  # never closed
       reply = services.chat.parse(tokens)
       ids = tuple(dataclasses.replace(c, id=f"{turn}.0") for c in reply.tool_calls)
       contexts.append(await env.step(dataclasses.replace(reply, tool_calls=ids, tokens=tokens)))
     return contexts
 
-  first, second = asyncio.run(episode())
+  first, *others, last = asyncio.run(episode())
   assert "is not closed with <|/call|>" in first.messages[-1].content
-  assert not first.done
-  assert (second.done, second.stop) == (True, "malformed")
+  assert not first.done and not any(context.done for context in others)
+  assert (last.done, last.stop) == (True, "malformed")
 
 
 def test_a_reply_that_was_cut_off_is_no_answer(limited):
@@ -438,7 +439,7 @@ def test_a_reply_that_was_cut_off_is_no_answer(limited):
 
 
 def test_limits_that_contradict_one_another_are_refused(limited):
-  with pytest.raises(ValueError, match="lower it"):
-    search.make(make_task(), limited(reply_reserve_tokens=300))
+  with pytest.raises(ValueError, match="of which it is the minimum; lower it"):
+    config.check(config.SearchConfig(reply_reserve_tokens=300, tool_output_tokens=200))
   with pytest.raises(ValueError, match="has neither"):
     search.make(dataclasses.replace(make_task(), facts={}), limited())

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_agents.agents.search import reward
-from jaxrl_agents.config import RewardConfig
+from jaxrl_agents.agents.search.config import SearchReward
 from jaxrl_agents.types import Message, ToolCall
 
 FACTS = {
@@ -116,7 +116,7 @@ def test_a_completed_but_empty_episode_gets_the_floor_and_an_errored_one_zero():
 
 
 def test_weights_apply_late():
-  weights = RewardConfig(f_beta=1.0, trajectory_recall=0.0, answer_found=0.0)
+  weights = SearchReward(f_beta=1.0, trajectory_recall=0.0, answer_found=0.0)
   assert reward.search_total(PERFECT, beta=2.0, weights=weights) == pytest.approx(1.0)
 
 

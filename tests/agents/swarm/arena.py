@@ -4,9 +4,9 @@ import asyncio
 import dataclasses
 
 from jaxrl_agents.agents.swarm import env as swarm
+from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.subagents import Crew
-from jaxrl_agents.config import SwarmConfig
 from jaxrl_agents.harness.rollout import Sampling, run_episode, run_group
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Message, Task, ToolCall

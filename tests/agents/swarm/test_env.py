@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents.swarm import env as swarm
 from jaxrl_agents.agents.swarm.subagents import Crew
 from jaxrl_agents.harness import group_files
@@ -95,12 +96,12 @@ def test_a_child_tells_its_stage_the_call_that_asked_for_it_and_its_steps(arena,
     ([Message("assistant", ROW)], "finished", 1, ROW),
     ([Message("assistant", " ")], "empty", 1, "[status: empty]"),
     ([turn(search("number10")), turn(search("number20"))], "step_limit", 3, "[status: step_limit]"),
-    ([Message("assistant", "x " * 200)], "error", 2, "[status: error] x x"),
+    ([Message("assistant", "x " * 200)], "error", 4, "[status: error] x x"),
   ],
 )
 def test_a_sub_agent_ends_with_a_status(arena, turns_of, status, steps, text):
-  task = swarm_task(max_steps=5)  # 1 to assign, 3 for the sub-agent, 1 to answer
-  services = arena(search={"max_malformed_turns": 1})
+  task = swarm_task(max_steps=2 + max(steps, 3))  # 1 to assign, 1 to answer
+  services = arena()
   trajectory = play(services, [turn(create(), assign()), answer(ROW)], lambda _: turns_of, task)
   assert trajectory.children[0].stop == status
   assert trajectory.rewards["critical_steps"] == 2 + steps
@@ -303,8 +304,9 @@ def test_an_episode_that_is_given_up_takes_its_sub_agents_along(arena):
 
 
 def test_the_services_of_a_worker_hand_sub_agents_to_the_frozen_policy(arena, services):
-  limits = arena().search.limits
-  made = swarm.policy_services("base", str(services.index.folder), limits, arena().limits)
+  limits = dataclasses.replace(arena().limits, search=arena().search.limits)
+  folder = str(services.index.folder)
+  made = agent_lib.worker_services("swarm", "base", limits, folder, "")
   chat, asked = made.chat, []
   said = {
     "": iter([turn(create(), assign()), answer(ROW)]),

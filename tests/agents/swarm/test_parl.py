@@ -5,8 +5,8 @@ import math
 import pytest
 
 from jaxrl_agents.agents.swarm import parl
+from jaxrl_agents.agents.swarm.config import ParlConfig
 from jaxrl_agents.agents.swarm.parl import Assigned, Stage
-from jaxrl_agents.config import ParlConfig
 
 
 def stage(*steps, status="finished", **fields):

@@ -20,12 +20,12 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.judge.verdict import Judge
 from jaxrl_agents.agents.coding.tasks import call_repos, functions, making, suite_repos
 from jaxrl_agents.agents.coding.tasks.functions import Cut
-from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.corpus import documents, frozen_sets
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.splits import SPLITS

@@ -7,10 +7,10 @@ import tarfile
 
 import pytest
 
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.verdict import TESTS
 from jaxrl_agents.agents.coding.tasks import making, suite_repos, task_set
-from jaxrl_agents.config import CodingConfig
 from jaxrl_agents.corpus.splits import split_of
 from tests.agents.coding.judge.benches import (
   CALLS,

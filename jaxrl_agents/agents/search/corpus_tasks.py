@@ -1,13 +1,13 @@
-"""Tasks by split, and what they are about."""
+"""Tasks about a corpus, and the index that it is searched in."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
+from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.agents.search import short_ids
 from jaxrl_agents.agents.search.tasks import practice
 from jaxrl_agents.agents.search.tasks import task_set as frozen
@@ -17,29 +17,8 @@ from jaxrl_agents.types import Task
 TEXTS = 4_000
 
 
-class Tasks(abc.ABC):
-  """Tasks by split."""
-
-  @property
-  @abc.abstractmethod
-  def tasks(self) -> Mapping[str, Sequence[Task]]:
-    """The tasks of each split."""
-
-  @property
-  @abc.abstractmethod
-  def digest(self) -> str:
-    """Names the tasks, and what they are about, by content."""
-
-  def sample(self, split: str, count: int, seed: int) -> list[Task]:
-    """`count` tasks of a split in a random order; all of them if there are fewer."""
-    tasks = sorted(self.tasks[split], key=lambda task: task.id)
-    if not tasks:
-      raise ValueError(f"the corpus has no {split} tasks; use a larger one")
-    return random.Random(f"{seed} {split}").sample(tasks, min(count, len(tasks)))
-
-
 @dataclasses.dataclass(frozen=True)
-class Corpus(Tasks):
+class CorpusTasks(Tasks):
   """Tasks by split and the index that they are searched in; `short_ids` as in SearchConfig."""
 
   task_set: frozen.TaskSet
@@ -55,6 +34,11 @@ class Corpus(Tasks):
   def digest(self) -> str:
     """Of documents, tasks and index."""
     return f"{self.task_set.manifest['sha256']} {self.index.folder.name}"
+
+  @property
+  def shared(self) -> str:
+    """The folder of the index."""
+    return str(self.index.folder)
 
   def practice(self, count: int, seed: int, max_clues: int = 3) -> list[Task]:
     """Simple tasks of unrelated clues of the train split."""

@@ -3,17 +3,18 @@
 import pytest
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs.recipes import swarm
+from jaxrl_agents.agents.swarm.agent import AGENT
+from jaxrl_agents.runs import setup
 from jaxrl_agents.types import Group, Task, Trajectory
 
-CONFIG = config_lib.load("configs/swarm_cpu.py", ["eval.bootstrap_resamples=100"])
+SETTING = setup.setting(config_lib.load("configs/swarm_cpu.py", ["eval.bootstrap_resamples=100"]))
 
 
 def group(number, kind, performance, steps, error=""):
   """An evaluation of one task; wide ones have a table."""
   rewards = {"performance": performance, "critical_steps": steps, "width": 0.0}
   rewards |= {"item_f1": performance} if kind.startswith("wide") else {}
-  metrics = {"wall_s": 1.0}
+  metrics = {"wall_s": 1.0, "reward": performance}
   rollout = Trajectory("t", "g", (), (), rewards, "answer", metrics, (), error)
   return Group(Task(f"t{number}", "swarm", "", {"kind": kind}), (rollout,))
 
@@ -40,7 +41,7 @@ def evaluations(single_error=""):
 
 
 def test_the_ratio_of_steps_is_of_the_long_tasks_by_kind_and_where_the_swarm_did_no_worse():
-  found = swarm.compare(CONFIG, None, evaluations())
+  found = AGENT.compare(SETTING, None, evaluations())
   assert found["critical_steps_ratio"] == pytest.approx((16 + 20 + 20) / (4 + 4 + 5))
   assert found["critical_steps_ratio_by_kind"] == {"wide": 4.5, "deep": 4.0}
   assert found["no_worse"] == pytest.approx(2 / 3)
@@ -48,13 +49,13 @@ def test_the_ratio_of_steps_is_of_the_long_tasks_by_kind_and_where_the_swarm_did
 
 
 def test_a_task_that_one_side_lost_counts_for_neither():
-  found = swarm.compare(CONFIG, None, evaluations(single_error="lost"))
+  found = AGENT.compare(SETTING, None, evaluations(single_error="lost"))
   assert found["critical_steps_ratio"] == pytest.approx((16 + 20) / (4 + 5))
   assert found["critical_steps_ratio_by_kind"]["wide"] == 4.0
 
 
 def test_gains_over_both_single_agents_are_of_all_tasks_and_of_tables_alone():
-  bootstrap = swarm.compare(CONFIG, None, evaluations())["paired_bootstrap"]
+  bootstrap = AGENT.compare(SETTING, None, evaluations())["paired_bootstrap"]
   for name in ("single_agent", "single_agent_unhurried"):
     assert bootstrap[f"{name}_wide_item_f1_gain"] == pytest.approx(0.0)
     assert bootstrap[f"{name}_performance_gain"] == pytest.approx(0.0)

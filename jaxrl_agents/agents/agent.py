@@ -1,0 +1,287 @@
+"""What an agent brings to a run: options, tasks, episodes, rewards, warm-up, baselines, its story.
+
+An agent of one's own is a subclass of `Agent`, in a package of its own; a config names an instance
+of it by its import path (`RunConfig.agent`). The smallest has `tasks` and `episode`; what else it
+brings overrides a method that does something plain.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import pathlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.agents import scores as scores_lib
+from jaxrl_agents.agents.story import Story
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.config import CorpusConfig, SftConfig, import_path
+from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.harness.worker_process import Services, WorkerSpec
+from jaxrl_agents.types import Env, Group, Sampler, Segment, Task, Trajectory
+
+EXPERT = "expert"
+"""The scripted player whose episodes the warm-up imitates."""
+
+
+class Tasks(abc.ABC):
+  """Tasks by split."""
+
+  @property
+  @abc.abstractmethod
+  def tasks(self) -> Mapping[str, Sequence[Task]]:
+    """The tasks of the splits "train", "dev" and "test"."""
+
+  @property
+  @abc.abstractmethod
+  def digest(self) -> str:
+    """Names the tasks, and what they are about, by content."""
+
+  @property
+  def shared(self) -> Any:
+    """What workers need to play the tasks (small and picklable: a folder, a name)."""
+    return None
+
+  def sample(self, split: str, count: int, seed: int) -> list[Task]:
+    """`count` tasks of a split in a random order; all of them if there are fewer.
+
+    Raises:
+      ValueError: the split has no tasks.
+    """
+    tasks = sorted(self.tasks[split], key=lambda task: task.id)
+    if not tasks:
+      raise ValueError(f"the corpus has no {split} tasks; use a larger one")
+    return random.Random(f"{seed} {split}").sample(tasks, min(count, len(tasks)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What a run hands to its agent.
+
+  Attributes:
+    options: the agent's own section, an instance of `Agent.config`.
+    corpus, sft: the sections of that name.
+    chat: tokenizer and template of the policy.
+    cache: folder of what can be made again.
+    seed: of the run.
+    resamples: of a paired bootstrap.
+  """
+
+  options: Any
+  corpus: CorpusConfig
+  sft: SftConfig
+  chat: Chat
+  cache: pathlib.Path
+  seed: int
+  resamples: int
+
+
+class Agent(abc.ABC):
+  """What an agent brings.
+
+  Attributes:
+    name: of its section in overrides, summaries and reports.
+    config: class of its options: a frozen dataclass whose fields have defaults, with attributes
+      `token_budget` (of a context), `max_new_tokens` (of a reply) and `max_turns`.
+    reward_sections: fields of `config` that weigh rewards and decide nothing else.
+    headline: the score that progress bars show.
+    success: the part of the rewards that is 1 where a rollout is right, for Toggle; "" for none.
+    metrics: names of the scores in a summary; () for all.
+    story: what the report says.
+  """
+
+  name: str
+  config: type
+  reward_sections: tuple[str, ...] = ()
+  headline: str = "reward"
+  success: str = ""
+  metrics: tuple[str, ...] = ()
+  story: Story = Story()
+
+  @abc.abstractmethod
+  def tasks(self, setting: Setting, report: Any = print) -> Tasks:
+    """Makes the tasks, or finds them in the cache.
+
+    Raises:
+      ValueError: no tasks can be made.
+    """
+
+  @abc.abstractmethod
+  def episode(self, task: Task, services: Any, seed: int, sampler: Sampler) -> Env:
+    """A fresh episode of `task`; `services` is what `services` returned in this process.
+
+    `seed` is of what the episode draws itself; `sampler` is for policies beside the one in
+    training. Runs in a worker process, which must not import jax.
+    """
+
+  def services(self, chat: Chat, options: Any, shared: Any) -> Any:
+    """What the episodes of one worker process share: indexes, sandboxes, clients of services.
+
+    Args:
+      chat: tokenizer and template of the policy.
+      options: the agent's section.
+      shared: what `Tasks.shared` returned.
+    """
+    return options
+
+  def reward(
+    self, options: Any, parts: Mapping[str, float], progress: float | None = None
+  ) -> float:
+    """The reward of an episode from its parts, when `progress` (0 to 1) of the steps are done; at
+    evaluation (None) as after the last.
+    """
+    return parts["reward"]
+
+  def check(self, options: Any, steps: int, stall_s: float) -> None:
+    """Raises ValueError where options contradict one another, learner.steps or workers.stall_s."""
+    return None
+
+  def turn_s(self, options: Any, stall_s: float) -> float:
+    """Seconds that a turn may take, its tools included."""
+    return stall_s
+
+  def player(self, name: str, task: Task, services: Any, seed: int) -> Scripted:
+    """An episode that a scripted player plays: `EXPERT`, or a baseline.
+
+    Raises:
+      ValueError: the agent has no such player.
+    """
+    raise ValueError(
+      f"agent {self.name} has no scripted player {name!r}, which the sources demonstrations and "
+      "practice of the warm-up need; set their rates in sft.rates to 0, or start from weights"
+    )
+
+  def check_player(self, name: str, options: Any) -> None:
+    """Raises ValueError where the options do not let the scripted player play."""
+    return None
+
+  @property
+  def baselines(self) -> Sequence[str]:
+    """Names of the scripted players that are evaluated beside the policy."""
+    return ()
+
+  def imitated(
+    self, setting: Setting, groups: Sequence[Group]
+  ) -> tuple[Iterator[Segment], Mapping[str, int]]:
+    """The segments of the expert's episodes that are worth imitating, and counts of episodes."""
+    rollouts = [t for group in groups for t in group.trajectories]
+    finished = [t for t in rollouts if not t.error]
+    counts = {"played": len(rollouts), "failed": len(rollouts) - len(finished)}
+    return (segment for each in finished for segment in each.segments), counts
+
+  def practice(self, setting: Setting, tasks: Any) -> list[Task]:
+    """Simpler tasks for the warm-up.
+
+    Raises:
+      ValueError: the agent has none.
+    """
+    raise ValueError(f"there is no practice for agent={self.name}; set its rate in sft.rates to 0")
+
+  def texts(self, setting: Setting, tasks: Any) -> Sequence[str]:
+    """Texts of the kind that the policy reads."""
+    return [task.prompt for task in tasks.tasks["train"]]
+
+  def drills(self, setting: Setting, tasks: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Short exercises: the ids of a prompt and of its reply, int32 [P] and [R].
+
+    Raises:
+      ValueError: the agent has none.
+    """
+    raise ValueError(f"there are no drills for agent={self.name}; set their rate in sft.rates to 0")
+
+  def has_stable_ids(self, options: Any) -> bool:
+    """Whether ids of documents and chunks, which mean nothing, are the same in every episode, so
+    that the warm-up draws them anew.
+    """
+    return False
+
+  def variants(self, options: Any) -> Mapping[str, Any]:
+    """{name: options} of further evaluations of the trained weights."""
+    return {}
+
+  def frozen(
+    self, options: Any, start: pathlib.Path
+  ) -> Mapping[str, Sequence[tuple[str | pathlib.Path, float]]]:
+    """{policy: its weights} of those that play beside the one in training: folders, each with the
+    share of the training steps until which it plays; `start` is what training starts from.
+    """
+    return {}
+
+  def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
+    """The scores of an evaluation: means over tasks."""
+    return scores_lib.entry(groups, self.metrics)
+
+  def scores(
+    self, setting: Setting, tasks: Any, groups: Sequence[Group]
+  ) -> dict[str, dict[str, Any]]:
+    """One evaluation: "policy", and what it is compared with; means over tasks."""
+    return {"policy": self.entry(setting, groups)}
+
+  def compare(
+    self, setting: Setting, tasks: Any, evaluations: Mapping[str, Sequence[Group]]
+  ) -> dict[str, Any]:
+    """The part of the summary that tells what training changed.
+
+    Args:
+      setting: of the run.
+      tasks: of the run.
+      evaluations: "warm_start", "trained", those of `variants` and of `baselines`, on the same
+        tasks.
+
+    Returns:
+      {"eval": {name: scores}, "paired_bootstrap": gains with bounds} and what else there is.
+    """
+    gains = scores_lib.gains(
+      evaluations["trained"],
+      evaluations["warm_start"],
+      metrics=tuple(dict.fromkeys(("reward", self.headline))),
+      resamples=setting.resamples,
+      seed=setting.seed,
+    )
+    found = {name: self.entry(setting, groups) for name, groups in evaluations.items()}
+    return {"eval": found, "paired_bootstrap": gains}
+
+
+def worker_spec(agent: str, tokenizer: str, options: Any, shared: Any, player: str) -> WorkerSpec:
+  """Workers that play episodes of an agent, named as in RunConfig: by the policy, or by a scripted
+  player.
+  """
+  arguments = (agent, tokenizer, options, shared, player)
+  return WorkerSpec("jaxrl_agents.agents.agent:worker_services", arguments)
+
+
+def worker_services(name: str, tokenizer: str, options: Any, shared: Any, player: str) -> Services:
+  """For `WorkerSpec.build`; with a scripted player, what samples the policy stays idle."""
+  agent, chat = import_path.agent(name), chat_lib.load(tokenizer)
+  services = agent.services(chat, options, shared)
+
+  def policy(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
+    return agent.episode(task, services, seed, sampler), sampler
+
+  def scripted(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
+    played = agent.player(player, task, services, seed)
+    return played, played
+
+  return Services(chat, scripted if player else policy)
+
+
+def rewarded(
+  agent: Agent, options: Any, groups: Sequence[Group], progress: float | None = None
+) -> list[Group]:
+  """The groups with the reward of every finished rollout among its metrics, as "reward"."""
+
+  def weighed(trajectory: Trajectory) -> Trajectory:
+    if trajectory.error:
+      return trajectory
+    reward = agent.reward(options, trajectory.rewards, progress)
+    return dataclasses.replace(trajectory, metrics={**trajectory.metrics, "reward": reward})
+
+  return [
+    dataclasses.replace(group, trajectories=tuple(map(weighed, group.trajectories)))
+    for group in groups
+  ]

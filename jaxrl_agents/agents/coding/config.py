@@ -1,0 +1,124 @@
+"""Options of the coding agent: its tasks, limits of an episode, weights of the reward."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+TOOLS = (
+  "read_file",
+  "edit_file",
+  "undo_edit",
+  "write_file",
+  "shell",
+  "grep",
+  "search_code",
+  "fetch_page",
+  "todo",
+)
+"""Every tool that can be offered; see `agents.coding.tools`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingReward:
+  """Weights of a coding episode's reward (Composer 2 publishes the kinds of terms, no values).
+
+  R = solved + progress * share of failing tests mended - behaviour - length * C_{k,q}(effort)
+
+  Attributes:
+    progress: of the share of tests that failed before and pass now.
+    broken_calls: each call that is malformed, refused or of an unknown tool; at most five count.
+    open_todos: of the share of to-dos left open.
+    comment_thinking, shell_only: where the behaviour is seen. All four together cost at most 0.2.
+    length_k, length_q, length: of the nonlinear length penalty (agents.coding.length_penalty); with
+      length=0 there is none.
+    length_of_solved_only: an episode that failed pays nothing for its length.
+  """
+
+  progress: float = 0.0
+  broken_calls: float = 0.02
+  open_todos: float = 0.05
+  comment_thinking: float = 0.05
+  shell_only: float = 0.05
+  length_k: float = 1.0
+  length_q: float = 1.0
+  length: float = 0.05
+  length_of_solved_only: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class CodingConfig:
+  """Tasks and limits of the coding agent, in tokens of the policy's tokenizer.
+
+  Attributes:
+    tasks: folder of a frozen set (scripts/make_coding_tasks.py). Where it is empty, the set is made
+      of short functions of `sources` when a run first needs it, each damaged at most
+      `tasks_per_repo` times, and cached.
+    sources: each "python" (the standard library), "package:NAME" (an installed package) or a
+      folder. Drills are made of them, too, but not of functions that the set holds back.
+    repo_kind, damage, min_level, max_level, max_file_characters: which tasks of the set are used:
+      "calls" are short functions in one file; "token" is damage of one token, "flip" puts one token
+      for its counterpart ("<" for "<=", "and" for "or": `agents.coding.tasks.mutations.is_flip`);
+      levels are those of `agents.coding.tasks.making` (0: one line; 3: 61 to 300 lines).
+    tools: the tools of `TOOLS` that are offered.
+    token_budget: of the whole context.
+    context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
+      "summarize" (the policy writes a summary and goes on from it, at most `max_summaries` times),
+      "discard_all" (the tool history goes), "hide_results" (all but the last `keep_results` results
+      go), "none".
+    summary_tokens: of one summary.
+    tool_output_tokens: of one tool result.
+    max_new_tokens: of one reply.
+    max_turns: of the policy in an episode.
+    max_calls: calls of one turn that run; further ones are refused.
+    chunk_tokens: of the chunks that search_code searches.
+    command_s: deadline of a shell command.
+    grade_s: deadline of the judge.
+    snapshot_turns: turns between snapshots from which a lost sandbox is restored; 0 for none.
+    pages: JSON lines {"url", "title", "text"} that fetch_page reads; none where empty.
+    backend: of the sandboxes.
+    system_prompt: first message; none where empty.
+    hasty: probability that the scripted expert ends an episode without testing its last edit.
+    reward: weights of the reward.
+  """
+
+  tasks: str = ""
+  sources: tuple[str, ...] = ("python",)
+  tasks_per_repo: int = 6
+  repo_kind: Literal["any", "calls", "suite"] = "any"
+  damage: Literal["any", "token", "flip"] = "any"
+  min_level: int = 0
+  max_level: int = 3
+  max_file_characters: int = 400_000
+  tools: tuple[str, ...] = TOOLS
+  token_budget: int = 131_072
+  context: Literal["summarize", "discard_all", "hide_results", "none"] = "summarize"
+  trigger_fraction: float = 0.7
+  max_summaries: int = 8
+  summary_tokens: int = 4_096
+  keep_results: int = 5
+  tool_output_tokens: int = 8_192
+  max_new_tokens: int = 8_192
+  max_turns: int = 200
+  max_calls: int = 16
+  chunk_tokens: int = 256
+  command_s: float = 60.0
+  grade_s: float = 300.0
+  snapshot_turns: int = 1
+  pages: str = ""
+  backend: str = "namespaces"
+  system_prompt: str = ""
+  hasty: float = 0.3
+  reward: CodingReward = CodingReward()
+
+
+def check(options: CodingConfig) -> None:
+  """Raises ValueError where an option is unknown, or two contradict one another."""
+  unknown = [name for name in options.tools if name not in TOOLS]
+  if unknown or not options.tools:
+    raise ValueError(f"coding.tools={options.tools} must be some of {', '.join(TOOLS)}")
+  if options.tool_output_tokens + options.max_new_tokens > options.token_budget:
+    raise ValueError(
+      f"coding.tool_output_tokens={options.tool_output_tokens} and coding.max_new_tokens="
+      f"{options.max_new_tokens} do not fit coding.token_budget={options.token_budget}; lower them"
+    )

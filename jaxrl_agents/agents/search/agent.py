@@ -1,0 +1,176 @@
+"""Context-1's search agent: what it brings to a run (see `agents.agent`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.agents import agent as agent_lib
+from jaxrl_agents.agents import scores as scores_lib
+from jaxrl_agents.agents.agent import Agent, Setting
+from jaxrl_agents.agents.search import config, env, expert, imitation_filter, one_search, tools
+from jaxrl_agents.agents.search import drills as search_drills
+from jaxrl_agents.agents.search import reward as reward_lib
+from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
+from jaxrl_agents.agents.search.story import STORY
+from jaxrl_agents.agents.search.tasks import making
+from jaxrl_agents.agents.search.tools import SearchServices
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.corpus.chunks import Chunk
+from jaxrl_agents.corpus.index import hybrid as index_lib
+from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
+
+DRILL_HITS = 4
+
+ONE_SEARCH = "one_shot_hybrid"
+"""The name of the baseline of a single search."""
+
+
+class SearchAgent(Agent):
+  """Tasks of chained clues about a corpus; the agent searches, greps, reads and prunes."""
+
+  name = "search"
+  config = SearchConfig
+  reward_sections = ("reward",)
+  headline = "output_recall"
+  metrics = (
+    "reward",
+    "output_recall",
+    "trajectory_recall",
+    "f1",
+    "answer_found",
+    "turns",
+    "tasks",
+    "precision",
+    "num_output",
+    "tool_calls",
+    "prune_accuracy",
+    "completed",
+    "failed",
+  )
+  story = STORY
+
+  def check(self, options: SearchConfig, steps: int, stall_s: float) -> None:
+    """Raises ValueError where two options contradict one another."""
+    config.check(options)
+
+  def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
+    """Tasks of chained clues, and the index that they are searched in."""
+    task_set = making.prepared(
+      setting.corpus.source,
+      count_tokens=setting.chat.count,
+      chunk_tokens=setting.corpus.chunk_tokens,
+      cache_dir=setting.cache,
+      seed=setting.corpus.seed,
+      report=report,
+    )
+    index = index_lib.build(task_set.chunks, setting.cache, dense_leg=setting.corpus.dense)
+    return CorpusTasks(task_set, index, setting.options.short_ids)
+
+  def services(self, chat: Chat, options: SearchConfig, shared: str) -> SearchServices:
+    """The index of the folder `shared`."""
+    return tools.load_services(chat, shared, options)
+
+  def episode(self, task: Task, services: SearchServices, seed: int, sampler: Sampler) -> Env:
+    """An episode that the policy plays."""
+    return env.make(task, services)
+
+  def player(self, name: str, task: Task, services: SearchServices, seed: int) -> Scripted:
+    """An episode of the expert, which is hasty as often as the options say."""
+    if name != agent_lib.EXPERT:
+      return super().player(name, task, services, seed)
+    noise = expert.ExpertNoise(hasty=services.limits.hasty)
+    return expert.make_player(task, services, noise, seed)
+
+  def reward(
+    self, options: SearchConfig, parts: Mapping[str, float], progress: float | None = None
+  ) -> float:
+    """Context-1's reward, with the beta of the phase of training; at evaluation with the last."""
+    weights = options.reward
+    beta = reward_lib.beta_of(weights.betas, 1.0 if progress is None else progress)
+    return reward_lib.search_total(parts, beta=beta, weights=weights)
+
+  def imitated(
+    self, setting: Setting, groups: Sequence[Group]
+  ) -> tuple[Iterator[Segment], Mapping[str, int]]:
+    """What Context-1's filter lets through."""
+    kept = imitation_filter.keep_for_sft(groups, seed=setting.seed)
+    return (segment for each in kept.kept for segment in each.segments), kept.counts
+
+  def practice(self, setting: Setting, tasks: CorpusTasks) -> list[Task]:
+    """Tasks of unrelated clues."""
+    return tasks.practice(setting.sft.practice_tasks, setting.seed)
+
+  def texts(self, setting: Setting, tasks: CorpusTasks) -> Sequence[str]:
+    """Chunks."""
+    return tasks.sampled_texts()
+
+  def drills(self, setting: Setting, tasks: CorpusTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Quoting the right ids of a result."""
+    fusion = tools.fusion_of(setting.options)
+
+    def best_chunks(query: str) -> list[Chunk]:
+      hits = tasks.index.search(query, limit=DRILL_HITS, settings=fusion)
+      return [hit.chunk for hit in hits]
+
+    return search_drills.reading_drills(
+      tasks.practice(setting.sft.reading_drills, setting.seed + 1, search_drills.MAX_CLUES),
+      lambda chunk_id: tasks.index.chunk(chunk_id).text,
+      best_chunks,
+      setting.chat,
+      seed=setting.seed,
+    )
+
+  def has_stable_ids(self, options: SearchConfig) -> bool:
+    """Unless ids are short, which are drawn for each task."""
+    return not options.short_ids
+
+  def scores(
+    self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
+  ) -> dict[str, dict[str, Any]]:
+    """The policy's scores, overall and by level, beside one hybrid search."""
+    levels = sorted({group.task.facts["level"] for group in groups})
+    at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]
+    return {
+      "policy": self.entry(setting, groups),
+      ONE_SEARCH: self.entry(setting, self.one_search(setting, tasks, groups)),
+      "by_level": {str(level): self.entry(setting, at_level(level)) for level in levels},
+    }
+
+  def compare(
+    self, setting: Setting, tasks: CorpusTasks, evaluations: Mapping[str, Sequence[Group]]
+  ) -> dict[str, Any]:
+    """Gains over the warm start, and in output recall over one hybrid search."""
+    after = evaluations["trained"]
+    rival = self.one_search(setting, tasks, after)
+    gains = functools.partial(
+      scores_lib.gains, after, resamples=setting.resamples, seed=setting.seed
+    )
+    over = gains(rival, metrics=("output_recall",))
+    named = {**evaluations, ONE_SEARCH: rival}
+    return {
+      "eval": {name: self.entry(setting, groups) for name, groups in named.items()},
+      "paired_bootstrap": gains(evaluations["warm_start"], metrics=("reward", "output_recall"))
+      | {f"one_shot_{name}": value for name, value in over.items()},
+    }
+
+  def one_search(
+    self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
+  ) -> list[Group]:
+    """What one hybrid search with the whole question finds, at the same number of chunks."""
+    found = one_search.one_shot_hybrid(
+      groups,
+      tasks.index,
+      count_tokens=setting.chat.count,
+      max_documents=setting.options.max_documents,
+      settings=tools.fusion_of(setting.options),
+    )
+    return agent_lib.rewarded(self, setting.options, found)
+
+
+AGENT = SearchAgent()

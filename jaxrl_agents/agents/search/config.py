@@ -1,0 +1,97 @@
+"""Options of the search agent: limits of an episode, weights of the reward, the expert's habits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchReward:
+  """Weights of the parts of Context-1's reward, and its floor; see `agents.search.reward`.
+
+  Attributes:
+    f_beta, trajectory_recall, answer_found: weights of what is found.
+    prune_penalty, turn_penalty: factors of the two penalties.
+    epsilon: what an answered episode earns at least.
+    betas: of F_beta, one for each equally long phase of training (Context-1's five epochs).
+  """
+
+  f_beta: float = 0.7
+  trajectory_recall: float = 0.3
+  answer_found: float = 1.0
+  prune_penalty: float = 1.0
+  turn_penalty: float = 1.0
+  epsilon: float = 0.001
+  betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+  """Limits are in tokens of the policy's tokenizer; defaults are Context-1's numbers.
+
+  Attributes:
+    token_budget: of the whole context.
+    threshold_tokens: above it a hint is shown; it is the denominator of the usage line.
+    spillage_fraction: above threshold + spillage_fraction * (budget - threshold), every tool but
+      prune_chunks is refused.
+    tool_output_tokens: of one tool result.
+    reply_reserve_tokens: what a tool result gets at least where the context is nearly full.
+    max_shown: hits that one search shows.
+    grep_limit: hits that one grep shows.
+    fan_out: hits that each leg of the hybrid search contributes.
+    fused: hits that are kept after rank fusion.
+    dense_weight: of the dense leg in rank fusion; BM25 has weight 1.
+    read_chunks: chunks that read_document reads at most.
+    max_turns: of the policy in an episode.
+    max_calls: calls of one turn that run; further ones are refused.
+    max_new_tokens: of one reply.
+    max_documents: documents of an answer that count.
+    short_ids: chunks are called by numbers that are drawn for each task (agents.search.short_ids).
+    can_prune: prune_chunks is offered.
+    show_hint: the hint above the threshold is shown (in training tasks alone).
+    tool_deadline_s: of one call.
+    tool_latency_s: median of a delay before each call, as of a service on a network.
+    system_prompt: first message; none where empty.
+    hasty: probability that the scripted expert, in an episode, asks for one clue and answers.
+    reward: weights of the reward.
+  """
+
+  token_budget: int = 32_268
+  threshold_tokens: int = 16_384
+  spillage_fraction: float = 0.5
+  tool_output_tokens: int = 4_096
+  reply_reserve_tokens: int = 512
+  max_shown: int = 10
+  grep_limit: int = 5
+  fan_out: int = 25
+  fused: int = 50
+  dense_weight: float = 1.0
+  read_chunks: int = 300
+  max_turns: int = 128
+  max_calls: int = 64
+  max_new_tokens: int = 2_048
+  max_documents: int = 30
+  short_ids: bool = False
+  can_prune: bool = True
+  show_hint: bool = True
+  tool_deadline_s: float = 10.0
+  tool_latency_s: float = 0.0
+  system_prompt: str = ""
+  hasty: float = 0.3
+  reward: SearchReward = SearchReward()
+
+
+def check(options: SearchConfig) -> None:
+  """Raises ValueError where two options contradict one another."""
+  if options.threshold_tokens >= options.token_budget:
+    raise ValueError(
+      f"search.threshold_tokens={options.threshold_tokens} must be below search.token_budget="
+      f"{options.token_budget}"
+    )
+  if options.tool_latency_s < 0:
+    raise ValueError(f"search.tool_latency_s={options.tool_latency_s:g} must be 0 or more seconds")
+  if options.reply_reserve_tokens > options.tool_output_tokens:
+    raise ValueError(
+      f"search.reply_reserve_tokens={options.reply_reserve_tokens} is more than search."
+      f"tool_output_tokens={options.tool_output_tokens}, of which it is the minimum; lower it"
+    )

@@ -1,0 +1,81 @@
+"""What the report says of the search agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_agents.agents.story import Comparison, Panel, Story
+
+
+def limits(options: Mapping[str, Any], section: str = "search") -> dict[str, int]:
+  """Tokens of context: soft, hard and budget; {} where the section lacks them.
+
+  hard = soft + int(spillage_fraction * (budget - soft)), past which only pruning is allowed.
+  """
+  try:
+    soft = int(options[f"{section}.threshold_tokens"])
+    budget = int(options[f"{section}.token_budget"])
+    spillage = float(options[f"{section}.spillage_fraction"])
+  except (KeyError, ValueError):
+    return {}
+  return {"soft": soft, "hard": soft + int(spillage * (budget - soft)), "budget": budget}
+
+
+PANELS = (
+  Panel(
+    "Retrieval",
+    "mean over tasks",
+    ("output_recall", "trajectory_recall", "precision", "f1", "answer_found"),
+    low=0.0,
+    high=1.0,
+  ),
+  Panel("Pruning accuracy", "share of pruned chunks not gold", ("prune_accuracy",), high=1.0),
+  Panel("Penalties", "subtracted from the reward", ("prune_penalty", "turn_penalty"), low=0.0),
+)
+
+STORY = Story(
+  noun="reward",
+  score="reward",
+  baseline=("one_shot_hybrid", "one-shot hybrid search"),
+  columns=(
+    ("warm_start", "Warm start"),
+    ("trained", "Trained"),
+    ("one_shot_hybrid", "One-shot hybrid"),
+  ),
+  titles={
+    "reward": "Reward",
+    "output_recall": "Output recall",
+    "trajectory_recall": "Trajectory recall",
+    "output_precision": "Output precision",
+    "f1": "F1 of the output",
+    "answer_found": "Answer found",
+    "prune_accuracy": "Pruning accuracy",
+    "turns": "Turns",
+    "precision": "Precision of the output",
+    "num_output": "Chunks listed",
+    "tool_calls": "Tool calls",
+    "completed": "Episodes that answered",
+  },
+  fine=(
+    "Gain is trained minus warm start on the same tasks; its lower bound is from a paired "
+    "bootstrap over tasks. One-shot hybrid is a single BM25 + dense search with the whole "
+    "question, cut to as many chunks as the policy returned."
+  ),
+  limits=limits,
+  panels=PANELS,
+  compared=Comparison(
+    evaluations=("warm_start", "trained", "one_shot_hybrid"),
+    columns=("reward", "output_recall", "trajectory_recall", "precision", "completed", "turns"),
+    gains=("reward", "output_recall"),
+    held_out=("reward", "output_recall", "trajectory_recall"),
+    curves=(
+      ("reward", "reward"),
+      ("output_recall", "output recall"),
+      ("trajectory_recall", "trajectory recall"),
+      ("turns", "turns"),
+      ("tool_calls", "tool calls"),
+      ("completed", "completed"),
+    ),
+  ),
+)

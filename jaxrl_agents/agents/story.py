@@ -1,0 +1,107 @@
+"""What the report says of an agent: columns, names of metrics, baselines, sections of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """A section of the report: a title, a paragraph, and a table if it has a header.
+
+  Attributes:
+    title: of the section.
+    text: plain text.
+    header: titles of the table's columns.
+    rows: of the table, as many cells each as the header has.
+  """
+
+  title: str
+  text: str = ""
+  header: tuple[str, ...] = ()
+  rows: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+  """One chart. A key ending in "/" takes every scalar that starts so; scale "linear" or "log"."""
+
+  title: str
+  note: str
+  keys: tuple[str, ...]
+  low: float | None = None
+  high: float | None = None
+  scale: str = "linear"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """How runs of one agent are shown side by side.
+
+  Attributes:
+    evaluations: rows of the table, "trained" among them; the last is the rival in the panels.
+    columns: of the table: names in an entry of an evaluation, with dots between levels.
+    gains: names of "paired_bootstrap".
+    held_out: columns that have a panel of their own.
+    curves: (scalar of a step, title) of each panel below.
+  """
+
+  evaluations: tuple[str, ...] = ("warm_start", "trained")
+  columns: tuple[str, ...] = ("reward",)
+  gains: tuple[str, ...] = ("reward",)
+  held_out: tuple[str, ...] = ("reward",)
+  curves: tuple[tuple[str, str], ...] = (("reward", "reward"),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+  """What the report says of the runs of one agent.
+
+  Attributes:
+    noun: what is trained for, in the sentence.
+    score: the metric that it is.
+    gain: what its gain is told as.
+    baseline: (evaluation, words) that the trained policy is measured against in the sentence.
+    columns: (evaluation, title) of the table, the warm start and the trained policy first.
+    titles: {metric: title} in the order of the rows.
+    of_sub_agents: metrics that mean nothing where "width" is 0.
+    closed: metrics without a title are left out of the table.
+    costs: metrics of which less is better: the upper bound of their gain is told.
+    kinds: (kind, title) of tasks that have rows of their own.
+    kind_metrics: the metrics of those rows.
+    bound: heads the bounds of the gains.
+    fine: what a reader of the table must know.
+    addition: a further sentence on the result, from the summary; "" for none.
+    facts: further numbers beside the result, (what, value) each, from the summary.
+    sections: the agent's own sections of the report, from the summary.
+    limits: {"soft", "hard", "budget"}, marks on the curve of context tokens, from the options of
+      the summary ("section.option": value).
+    panels: charts of the scalars of reinforcement learning, before those of every run.
+    computed: further scalars to draw, from the options of the summary and the steps.
+    compared: how runs are shown side by side.
+  """
+
+  noun: str = "reward"
+  score: str = "reward"
+  baseline: tuple[str, str] = ("", "")
+  columns: tuple[tuple[str, str], ...] = (("warm_start", "Before"), ("trained", "Trained"))
+  titles: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"reward": "Reward"})
+  of_sub_agents: tuple[str, ...] = ()
+  closed: bool = False
+  costs: tuple[str, ...] = ()
+  gain: str = "reward"
+  kinds: tuple[tuple[str, str], ...] = ()
+  kind_metrics: tuple[str, ...] = ()
+  bound: str = "lower 95 %"
+  fine: str = ""
+  addition: Callable[[Mapping[str, Any]], str] = lambda summary: ""
+  facts: Callable[[Mapping[str, Any]], Sequence[tuple[str, str | None]]] = lambda summary: ()
+  sections: Callable[[Mapping[str, Any]], Sequence[Section]] = lambda summary: ()
+  limits: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda options: {}
+  panels: tuple[Panel, ...] = ()
+  computed: Callable[[Mapping[str, Any], Sequence[int]], Mapping[str, list[float | None]]] = (
+    lambda options, steps: {}
+  )
+  compared: Comparison = Comparison()

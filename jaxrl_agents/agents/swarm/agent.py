@@ -1,0 +1,278 @@
+"""Kimi K2.5's agent swarm: what it brings to a run (see `agents.agent`)."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import pathlib
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.agents import agent as agent_lib
+from jaxrl_agents.agents import scores as scores_lib
+from jaxrl_agents.agents.agent import Agent, Setting
+from jaxrl_agents.agents.search import tools
+from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
+from jaxrl_agents.agents.swarm import config, env, expert, parl
+from jaxrl_agents.agents.swarm import drills as swarm_drills
+from jaxrl_agents.agents.swarm.config import SwarmConfig
+from jaxrl_agents.agents.swarm.env import SwarmServices
+from jaxrl_agents.agents.swarm.story import STORY
+from jaxrl_agents.agents.swarm.tasks import budgets, making
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
+
+UNHURRIED = 1.25
+"""Steps and context of a single agent that has enough, in those that a whole table takes."""
+
+
+class SwarmAgent(Agent):
+  """Wide, deep and narrow tasks; an orchestrator looks things up itself or has them looked up."""
+
+  name = "swarm"
+  config = SwarmConfig
+  reward_sections = ("parl",)
+  headline = success = "performance"
+  metrics = (
+    "reward",
+    "performance",
+    "item_f1",
+    "row_f1",
+    "success",
+    "critical_steps",
+    "total_steps",
+    "parallelism",
+    "serial_rate",
+    "used_agents",
+    "finish_rate",
+    "width",
+    "assigned",
+    "completed",
+    "turns",
+    "tasks",
+    "faults",
+    "failed",
+  )
+  story = STORY
+
+  def check(self, options: SwarmConfig, steps: int, stall_s: float) -> None:
+    """Raises ValueError where options contradict one another or those of the run."""
+    config.check(options)
+    config.check_run(options, steps, stall_s)
+
+  def turn_s(self, options: SwarmConfig, stall_s: float) -> float:
+    """A turn of the orchestrator lasts as long as its sub-agents."""
+    return stall_s + options.sub_deadline_s
+
+  def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
+    """Wide, deep and narrow tasks, and the index that they are searched in."""
+    options, corpus = setting.options, setting.corpus
+    search = options.search
+    task_set, index = making.prepared(
+      corpus.source,
+      count_tokens=setting.chat.count,
+      chunk_tokens=corpus.chunk_tokens,
+      cache_dir=setting.cache,
+      budgets=budgets.Budgets(
+        share=options.budget_share,
+        max_calls=search.max_calls,
+        grep_limit=search.grep_limit,
+        max_assignments=options.max_assignments_per_turn,
+        token_budget=search.token_budget,
+        lookup_tokens=search.tool_output_tokens,
+        max_shown=search.max_shown,
+        dense_weight=search.dense_weight,
+      ),
+      dense=corpus.dense,
+      seed=corpus.seed,
+    )
+    return CorpusTasks(task_set, index, search.short_ids)
+
+  def services(self, chat: Chat, options: SwarmConfig, shared: str) -> SwarmServices:
+    """The index of the folder `shared`."""
+    return SwarmServices(tools.load_services(chat, shared, options.search), options)
+
+  def episode(self, task: Task, services: SwarmServices, seed: int, sampler: Sampler) -> Env:
+    """The policy is the orchestrator, `swarm.sub_policy` its sub-agents."""
+    return env.make(task, services, env.sampled_crew(sampler, services.limits.sub_policy), seed)
+
+  def player(self, name: str, task: Task, services: SwarmServices, seed: int) -> Scripted:
+    """An episode of the scripted orchestrator with scripted sub-agents; in the share of episodes
+    that the options say, that of a single agent with all the steps and room it needs.
+    """
+    if name != agent_lib.EXPERT:
+      return super().player(name, task, services, seed)
+    options = services.limits
+    unhurried = _unhurried(options)
+    roomy = SwarmServices(dataclasses.replace(services.search, limits=unhurried.search), unhurried)
+    noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
+    return expert.make_player(task, services, noise, seed, roomy)
+
+  def reward(
+    self, options: SwarmConfig, parts: Mapping[str, float], progress: float | None = None
+  ) -> float:
+    """PARL's reward with the weights of the step; at evaluation r_perf alone."""
+    return parl.parl_total(parts, u=1.0 if progress is None else progress, weights=options.parl)
+
+  def imitated(
+    self, setting: Setting, groups: Sequence[Group]
+  ) -> tuple[Iterator[Segment], Mapping[str, int]]:
+    """Both roles of every finished episode."""
+    rollouts = [t for group in groups for t in group.trajectories]
+    counts = {
+      "played": len(rollouts),
+      "failed": sum(bool(t.error) for t in rollouts),
+      "serial": sum(t.rewards.get("serial_rate", 0.0) == 1.0 for t in rollouts),
+    }
+    children = setting.options.max_children
+    return both_roles(groups, max_children=children, seed=setting.seed), counts
+
+  def texts(self, setting: Setting, tasks: CorpusTasks) -> Sequence[str]:
+    """Chunks."""
+    return tasks.sampled_texts()
+
+  def drills(self, setting: Setting, tasks: CorpusTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """What each role copies, with names drawn anew."""
+    count = setting.sft.reading_drills
+    return swarm_drills.role_drills(
+      tasks.sample("train", count, setting.seed + 1),
+      lambda chunk_id: tasks.index.chunk(chunk_id).text,
+      setting.chat,
+      count=count,
+      max_rows=setting.options.max_assignments_per_turn,
+      seed=setting.seed,
+    )
+
+  def variants(self, options: SwarmConfig) -> Mapping[str, SwarmConfig]:
+    """The same policy without the two tools: within the same critical steps, and unhurried, with
+    the steps and the context that an agent needs for a whole table.
+    """
+    alone = dataclasses.replace(options, alone=True)
+    return {"single_agent": alone, "single_agent_unhurried": _unhurried(options)}
+
+  def frozen(
+    self, options: SwarmConfig, start: pathlib.Path
+  ) -> Mapping[str, Sequence[tuple[str | pathlib.Path, float]]]:
+    """The policies of the sub-agents: that of the warm-up, or those of `swarm.sub_init`."""
+    if not options.sub_policy or options.alone:
+      return {}
+    folders = options.sub_init or ("",)
+    ends = (*options.sub_until, 1.0)
+    weights = tuple((folder or start, end) for folder, end in zip(folders, ends, strict=True))
+    return {options.sub_policy: weights}
+
+  def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
+    """Means over tasks."""
+    found = super().entry(setting, groups)
+    walls = [t.metrics["wall_s"] for group in groups for t in group.trajectories if not t.error]
+    return found | {"wall_s": sum(walls) / max(len(walls), 1)}
+
+  def scores(
+    self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
+  ) -> dict[str, dict[str, Any]]:
+    """The policy's scores, overall and by the kind of task."""
+    return {"policy": self.entry(setting, groups), "by_kind": self._by_kind(setting, groups)}
+
+  def compare(
+    self, setting: Setting, tasks: CorpusTasks, evaluations: Mapping[str, Sequence[Group]]
+  ) -> dict[str, Any]:
+    """Gains over the warm start; the swarm beside a single agent, where there is one.
+
+    "critical_steps_ratio": of the single agent that has enough steps to those of the swarm, each
+    the mean over the wide and deep tasks that both have; by kind too, and over the tasks on which
+    the swarm did no worse, "no_worse" of them.
+    """
+    after = evaluations["trained"]
+    gains = functools.partial(scores_lib.gains, resamples=setting.resamples, seed=setting.seed)
+    before = evaluations["warm_start"]
+    bootstrap = gains(after, before, metrics=("reward", "critical_steps"))
+    found: dict[str, Any] = {
+      "eval": {
+        name: self.entry(setting, groups) | {"by_kind": self._by_kind(setting, groups)}
+        for name, groups in {**evaluations, "swarm": after}.items()
+      },
+    }
+    if "single_agent" in evaluations:
+      for name in ("single_agent", "single_agent_unhurried"):
+        over = gains(after, evaluations[name], metrics=("performance", "critical_steps"))
+        ours, theirs = (_of(groups, ("wide",)) for groups in (after, evaluations[name]))
+        if ours and theirs:
+          wide = gains(ours, theirs, metrics=("item_f1",))
+          over |= {f"wide_{key}": value for key, value in wide.items()}
+        bootstrap |= {f"{name}_{key}": value for key, value in over.items()}
+      found |= _ratios(after, evaluations["single_agent_unhurried"])
+    return found | {"paired_bootstrap": bootstrap}
+
+  def _by_kind(self, setting: Setting, groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    by_kind: dict[str, list[Group]] = collections.defaultdict(list)
+    for group in groups:
+      by_kind[form(group)].append(group)
+    return {kind: self.entry(setting, each) for kind, each in sorted(by_kind.items())}
+
+
+AGENT = SwarmAgent()
+
+
+def _unhurried(options: SwarmConfig) -> SwarmConfig:
+  more = UNHURRIED / options.budget_share
+  context = math.ceil(more * options.search.token_budget)
+  return dataclasses.replace(
+    options,
+    alone=True,
+    stretch=more,
+    max_turns=math.ceil(more * options.max_turns),
+    search=dataclasses.replace(options.search, token_budget=context),
+  )
+
+
+def both_roles(groups: Iterable[Group], *, max_children: int, seed: int) -> Iterator[Segment]:
+  """Yields the segments of finished episodes of a swarm and of some of their sub-agents.
+
+  Of each episode at most `max_children` sub-agents that finished, drawn at random: there are many
+  to one orchestrator, and they are short.
+  """
+  for group in groups:
+    for number, trajectory in enumerate(group.trajectories):
+      if trajectory.error:
+        continue
+      yield from trajectory.segments
+      finished = [child for child in trajectory.children if child.stop == "finished"]
+      draw = random.Random(f"{seed}/{group.task.id}/{number}")
+      for child in draw.sample(finished, min(max_children, len(finished))):
+        yield from child.segments
+
+
+def _of(groups: Sequence[Group], forms: Sequence[str]) -> list[Group]:
+  return [group for group in groups if form(group) in forms]
+
+
+def _ratios(swarm: Sequence[Group], single: Sequence[Group]) -> dict[str, Any]:
+  """The ratios of critical steps, as `SwarmAgent.compare` has them."""
+  found: dict[str, Any] = {}
+  by_kind = {}
+  for forms in (("wide",), ("deep",), ("wide", "deep")):
+    ours, theirs = (scores_lib.scores(_of(groups, forms)) for groups in (swarm, single))
+    steps, others = ours.get("critical_steps", {}), theirs.get("critical_steps", {})
+    tasks = sorted(set(steps) & set(others))
+    if not tasks:
+      continue
+    ratio = lambda of, a=others, b=steps: sum(a[t] for t in of) / sum(b[t] for t in of)
+    if len(forms) == 1:
+      by_kind[forms[0]] = ratio(tasks)
+      continue
+    well = [t for t in tasks if ours["performance"][t] >= theirs["performance"][t]]
+    found |= {"critical_steps_ratio": ratio(tasks), "no_worse": len(well) / len(tasks)}
+    if well:
+      found["critical_steps_ratio_where_no_worse"] = ratio(well)
+  return found | {"critical_steps_ratio_by_kind": by_kind}
+
+
+def form(group: Group) -> str:
+  """ "wide", "deep" or "narrow"."""
+  return group.task.facts["kind"].partition(" ")[0]

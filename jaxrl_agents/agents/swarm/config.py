@@ -1,0 +1,143 @@
+"""Options of the agent swarm: limits of orchestrator and sub-agents, weights of PARL's rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from jaxrl_agents.agents.search import config as search_config
+from jaxrl_agents.agents.search.config import SearchConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ParlConfig:
+  """Weights of PARL's auxiliary rewards at the start; cosine to 0 at `anneal_end` of the steps.
+
+  Kimi K2.5 published no numbers: all are ours.
+
+  Attributes:
+    parallel: weight of r_parallel.
+    finish: weight of r_finish.
+    anneal_end: share of the steps at which both are 0.
+    target_width: assignments at once above which r_parallel does not grow.
+  """
+
+  parallel: float = 0.1
+  finish: float = 0.1
+  anneal_end: float = 0.6
+  target_width: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SwarmConfig:
+  """Limits of the agent swarm.
+
+  Attributes:
+    search: the tools that look into the corpus, and the orchestrator's context; without pruning.
+    parl: weights of the auxiliary rewards.
+    sub_policy: name of the frozen policy that plays the sub-agents; where it is empty, the policy
+      in training plays them.
+    sub_init: folders of the frozen policy's weights, of any size, one after the other (small to
+      large for a curriculum); "" stands for the weights that training starts from.
+    sub_until: shares of the training steps at which the next of `sub_init` takes over.
+    alone: the orchestrator has the tools of the corpus alone, and no sub-agents.
+    budget_share: budget of critical steps of a wide or deep task, as a share of the steps that a
+      single agent needs.
+    stretch: factor of the tasks' budgets of critical steps.
+    max_turns: of the orchestrator.
+    sub_max_turns: of a sub-agent; fewer where fewer critical steps are left.
+    sub_token_budget: of the context of a sub-agent.
+    sub_max_new_tokens: of one reply of a sub-agent.
+    sub_temperature: at which sub-agents are sampled.
+    sub_deadline_s: after which a sub-agent is given up; below workers.stall_s.
+    message_tokens: of what a sub-agent returns; the rest is cut.
+    max_agents: sub-agents that an episode may create.
+    max_assignments_per_turn: assignments that run at once; further ones are refused.
+    max_assignments: assignments of an episode.
+    serial: probability that the scripted orchestrator does everything itself.
+    single: probability that a scripted episode is that of a single agent without sub-agents, with
+      the steps and the context that it needs.
+    max_children: sub-agents of a scripted episode that are imitated beside the orchestrator.
+  """
+
+  search: SearchConfig = SearchConfig(can_prune=False)
+  parl: ParlConfig = ParlConfig()
+  sub_policy: str = "frozen"
+  sub_init: tuple[str, ...] = ()
+  sub_until: tuple[float, ...] = ()
+  alone: bool = False
+  budget_share: float = 0.4
+  stretch: float = 1.0
+  max_turns: int = 15
+  sub_max_turns: int = 100
+  sub_token_budget: int = 32_268
+  sub_max_new_tokens: int = 2_048
+  sub_temperature: float = 1.0
+  sub_deadline_s: float = 100.0
+  message_tokens: int = 512
+  max_agents: int = 16
+  max_assignments_per_turn: int = 16
+  max_assignments: int = 64
+  serial: float = 0.7
+  single: float = 0.0
+  max_children: int = 2
+
+  @property
+  def token_budget(self) -> int:
+    """Of the orchestrator's context, the largest of an episode."""
+    return self.search.token_budget
+
+  @property
+  def max_new_tokens(self) -> int:
+    """Of one reply of the orchestrator."""
+    return self.search.max_new_tokens
+
+
+def check(options: SwarmConfig) -> None:
+  """Raises ValueError where two options contradict one another."""
+  search_config.check(options.search)
+  parl = options.parl
+  if options.search.can_prune:
+    raise ValueError(
+      "swarm.search.can_prune=True has no effect: a swarm splits contexts and does not prune them; "
+      "set swarm.search.can_prune=False"
+    )
+  if options.sub_init and not options.sub_policy:
+    raise ValueError(
+      "swarm.sub_init has no effect with swarm.sub_policy='', where the policy in training plays "
+      "the sub-agents; name a policy, or leave sub_init empty"
+    )
+  if not 0 < parl.anneal_end <= 1 or parl.target_width < 2:
+    raise ValueError(
+      f"swarm.parl.anneal_end={parl.anneal_end} must be in (0, 1] and swarm.parl.target_width="
+      f"{parl.target_width} at least 2"
+    )
+  if not 0 < options.budget_share < 1:
+    raise ValueError(f"swarm.budget_share={options.budget_share:g} must be above 0 and below 1")
+  ends = (0.0, *options.sub_until, 1.0)
+  if len(ends) != max(len(options.sub_init), 1) + 1 or any(
+    later <= earlier for earlier, later in itertools.pairwise(ends)
+  ):
+    raise ValueError(
+      f"swarm.sub_until={options.sub_until} must name one share of the steps, rising within (0, 1),"
+      f" for each of swarm.sub_init={options.sub_init} but the last"
+    )
+  if options.sub_token_budget > options.token_budget:
+    raise ValueError(
+      f"swarm.sub_token_budget={options.sub_token_budget} is more than swarm.search.token_budget="
+      f"{options.token_budget}, for which samplers and rows are made; lower it"
+    )
+
+
+def check_run(options: SwarmConfig, steps: int, stall_s: float) -> None:
+  """Raises ValueError where an option contradicts learner.steps or workers.stall_s."""
+  if options.sub_deadline_s >= stall_s:
+    raise ValueError(
+      f"swarm.sub_deadline_s={options.sub_deadline_s:g} must be below workers.stall_s={stall_s:g}, "
+      "after which the run is given up"
+    )
+  if steps > 1 and options.parl.anneal_end * steps > steps - 1:
+    raise ValueError(
+      f"swarm.parl.anneal_end={options.parl.anneal_end:g} leaves none of the {steps} steps to the "
+      "reward of the task alone; lower it"
+    )

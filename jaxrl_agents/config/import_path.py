@@ -1,0 +1,56 @@
+"""Objects named by "package.module:name": agents of this package, and those of a user's own."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+AGENTS: Mapping[str, str] = {
+  name: f"jaxrl_agents.agents.{name}.agent:AGENT" for name in ("search", "swarm", "coding")
+}
+"""Import paths of the agents that need only their name."""
+
+
+def agent(name: str) -> Any:
+  """The `agents.agent.Agent` of a name in AGENTS, or of an import path.
+
+  Raises:
+    ValueError: there is no such agent.
+  """
+  if ":" not in name and name not in AGENTS:
+    close = difflib.get_close_matches(name, list(AGENTS), n=1, cutoff=0.0)[0]
+    raise ValueError(
+      f"agent={name!r} is none of {', '.join(AGENTS)}; did you mean {close!r}? An agent of your "
+      "own is named by its import path, package.module:NAME"
+    )
+  return load(AGENTS.get(name, name), "agent")
+
+
+@functools.cache
+def load(path: str, option: str) -> Any:
+  """The object at "package.module:name"; modules below the working directory are found, too.
+
+  Raises:
+    ValueError: no such module or name; the text names `option`, which holds the path.
+  """
+  module_name, _, name = path.partition(":")
+  if os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    raise ValueError(
+      f"{option}={path!r}: {error}; write package.module:name, with the package installed or below "
+      f"the working directory {os.getcwd()}"
+    ) from error
+  if not hasattr(module, name):
+    known = [each for each in vars(module) if not each.startswith("_")]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"{option}={path!r}: {module.__name__} defines no {name!r}{hint}")
+  return getattr(module, name)
