@@ -145,7 +145,7 @@ class Agent(abc.ABC):
     """Seconds that a turn may take, its tools included."""
     return stall_s
 
-  def player(self, name: str, task: Task, services: Any, seed: int) -> Scripted:
+  def player(self, name: str, task: Task, services: Any, seed: int, chat: Chat) -> Scripted:
     """An episode that a scripted player plays: `EXPERT`, or a baseline.
 
     Raises:
@@ -264,7 +264,7 @@ def worker_services(name: str, tokenizer: str, options: Any, shared: Any, player
     return agent.episode(task, services, seed, sampler), sampler
 
   def scripted(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
-    played = agent.player(player, task, services, seed)
+    played = agent.player(player, task, services, seed, chat)
     return played, played
 
   return Services(chat, scripted if player else policy)

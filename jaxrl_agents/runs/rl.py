@@ -281,11 +281,8 @@ class Reporter:
     }
     self.workdir.log("rl", step, found)
     group_files.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
-    self.progress.advance(
-      reward=found.get("reward", 0.0),
-      tokens_per_s=found["sampler_tokens_per_s"],
-      **{agent.headline: found.get(agent.headline, 0.0)},
-    )
+    shown = {name: found.get(name, 0.0) for name in ("reward", agent.headline)}
+    self.progress.advance(**shown, tokens_per_s=found["sampler_tokens_per_s"])
 
 
 def _no_report(step: int, metrics: dict[str, float], groups: list[Group]) -> None:

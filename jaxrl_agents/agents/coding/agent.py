@@ -126,10 +126,12 @@ class CodingAgent(Agent):
         "is missing, or set their rates in sft.rates to 0"
       )
 
-  def player(self, name: str, task: Task, services: CodingServices, seed: int) -> Scripted:
+  def player(
+    self, name: str, task: Task, services: CodingServices, seed: int, chat: Chat
+  ) -> Scripted:
     """An episode of the expert, which is hasty as often as the options say."""
     if name != agent_lib.EXPERT:
-      return super().player(name, task, services, seed)
+      return super().player(name, task, services, seed, chat)
     noise = expert.ExpertNoise(hasty=services.limits.hasty)
     return scripted_edits.make_player(
       task, services, expert.CodingExpert(task, services, noise, seed)

@@ -80,10 +80,12 @@ class SearchAgent(Agent):
     """An episode that the policy plays."""
     return env.make(task, services)
 
-  def player(self, name: str, task: Task, services: SearchServices, seed: int) -> Scripted:
+  def player(
+    self, name: str, task: Task, services: SearchServices, seed: int, chat: Chat
+  ) -> Scripted:
     """An episode of the expert, which is hasty as often as the options say."""
     if name != agent_lib.EXPERT:
-      return super().player(name, task, services, seed)
+      return super().player(name, task, services, seed, chat)
     noise = expert.ExpertNoise(hasty=services.limits.hasty)
     return expert.make_player(task, services, noise, seed)
 

@@ -102,12 +102,14 @@ class SwarmAgent(Agent):
     """The policy is the orchestrator, `swarm.sub_policy` its sub-agents."""
     return env.make(task, services, env.sampled_crew(sampler, services.limits.sub_policy), seed)
 
-  def player(self, name: str, task: Task, services: SwarmServices, seed: int) -> Scripted:
+  def player(
+    self, name: str, task: Task, services: SwarmServices, seed: int, chat: Chat
+  ) -> Scripted:
     """An episode of the scripted orchestrator with scripted sub-agents; in the share of episodes
     that the options say, that of a single agent with all the steps and room it needs.
     """
     if name != agent_lib.EXPERT:
-      return super().player(name, task, services, seed)
+      return super().player(name, task, services, seed, chat)
     options = services.limits
     unhurried = _unhurried(options)
     roomy = SwarmServices(dataclasses.replace(services.search, limits=unhurried.search), unhurried)
