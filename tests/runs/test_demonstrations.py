@@ -145,7 +145,7 @@ def test_sources_of_other_configs_join_with_overrides_of_their_own(opened, tmp_p
     "def get_config():\n"
     "  sft = SftConfig(rates=(0.0, 0.0, 1.0, 0.0), copy_segments=7)\n"
     "  policy = PolicySection(model=BASE_MODEL)\n"
-    "  search = SearchConfig(token_budget=640, threshold_tokens=320, tool_output_tokens=64)\n"
+    "  search = SearchConfig(token_budget=640, threshold_tokens=320, tool_output_tokens=512)\n"
     f"  corpus = {config.corpus!r}\n"
     "  return RunConfig(name='other', corpus=corpus, agent_config=search, policy=policy, sft=sft)\n"
   )

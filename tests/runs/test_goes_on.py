@@ -28,7 +28,7 @@ def test_the_same_config_goes_on_in_silence(begun, capsys):
   assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("override", ["eval.temperature=0.5", "seed=7", "search.max_turns=3"])
+@pytest.mark.parametrize("override", ["eval.temperature=0.5", "seed=7", "counting.max_turns=3"])
 def test_other_options_of_what_is_evaluated_are_refused_by_name(begun, override):
   with pytest.raises(ValueError, match=rf"{override.partition('=')[0]}=.* -> .*another --workdir"):
     rl.check_goes_on(changed(override), begun)
