@@ -21,7 +21,7 @@ def main() -> None:
   runs = [inputs.read_run(workdir) for workdir in _WORKDIRS.value]
   print(comparison.table(runs))
   if _SVG.value:
-    pathlib.Path(_SVG.value).write_text(comparison.svg(runs))
+    comparison.save_svg(runs, pathlib.Path(_SVG.value))
 
 
 if __name__ == "__main__":

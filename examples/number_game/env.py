@@ -15,11 +15,8 @@ class NumberGame:
 
   async def step(self, reply):
     self.left -= 1
-    guess = (
-      int(reply.content)
-      if reply.content.strip() in ["1", "2", "3", "4", "5", "6", "7", "8", "9"]
-      else 0
-    )
+    text = reply.content.strip()
+    guess = int(text) if text.isdecimal() else 0
     self.won = guess == self.number
     hint = "higher" if guess < self.number else "lower"
     self.messages += [reply, Message("user", hint)]

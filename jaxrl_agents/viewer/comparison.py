@@ -1,11 +1,16 @@
-"""Several runs side by side: their evaluations as a Markdown table, their curves as one SVG."""
+"""Several runs side by side: evaluations as a Markdown table, curves as small charts."""
 
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from jaxrl_agents.agents.story import Comparison
 from jaxrl_agents.viewer import stories
@@ -14,10 +19,7 @@ from jaxrl_agents.viewer.inputs import Run
 SMOOTHED = 5
 """Steps behind a point of the thick lines; the thin ones are the steps themselves."""
 
-COLOURS = ("#1f5fad", "#c9610c", "#2f855a", "#8b3a8b", "#b8860b", "#444444", "#c0392b", "#16a2a2")
-
-_WIDTH, _HEIGHT, _PER_ROW = 280, 150, 3
-_LEFT, _TOP, _GAP, _LEGEND = 34, 24, 26, 22
+_CHARTS_PER_ROW = 3
 _NOT_NUMBER = "–"
 
 
@@ -41,45 +43,49 @@ def table(runs: Sequence[Run]) -> str:
     for weights in view.evaluations:
       entry = summary["eval"].get(weights, {})
       cells = [_cell(_value(entry, column)) for column in view.columns]
-      told = [""] * len(gains)
+      gain_cells = [""] * len(gains)
       if weights == "trained":
-        told = [_gain(summary["paired_bootstrap"], name) for name in view.gains]
-      lines.append(f"| {run.name} | {_words(weights)} | {' | '.join([*cells, *told])} |")
+        gain_cells = [_gain(summary["paired_bootstrap"], name) for name in view.gains]
+      lines.append(f"| {run.name} | {_words(weights)} | {' | '.join([*cells, *gain_cells])} |")
   return "\n".join(lines)
 
 
-def svg(runs: Sequence[Run]) -> str:
-  """Small charts, a colour a run, as an SVG document.
+def figure(runs: Sequence[Run]) -> Figure:
+  """Small charts, a colour for each run.
 
-  First the held-out evaluations of the runs that have them, from the warm start (hollow) to the
-  trained policy (full), with a bar where their rival stands; then the scalars of the steps of
-  reinforcement learning.
+  The first charts show the held-out evaluations of the runs that have them: a line from the warm
+  start (hollow dot) to the trained policy (full dot), and a bar for the strongest baseline.
+  The others show the scalars of the steps of reinforcement learning.
 
   Raises:
     ValueError: no run has a step, or the runs are of several agents.
   """
   view = _view(runs)
   curves = [[row for row in run.rows if row["phase"] == "rl"] for run in runs]
-  last = max((row["step"] for rows in curves for row in rows), default=-1)
-  if last < 0:
+  if not any(curves):
     raise ValueError("no run has a step of reinforcement learning yet")
-  panels = []
-  if any(_evaluated(run, view) for run in runs):
-    panels = [_held_out(key, view, runs) for key in view.held_out]
+  held_out = view.held_out if any(_evaluated(run, view) for run in runs) else ()
+  count = len(held_out) + len(view.curves)
+  columns = min(count, _CHARTS_PER_ROW)
+  rows = -(-count // columns)
+  drawing = Figure(figsize=(3.3 * columns, 2.3 * rows + 0.3), layout="constrained")
+  charts = iter(drawing.subplots(rows, columns, squeeze=False).flat)
+  for key in held_out:
+    _draw_held_out(next(charts), key, view, runs)
   for key, title in view.curves:
     lines = [[(row["step"], row[key]) for row in rows if key in row] for rows in curves]
-    panels.append(_chart(title, lines, last))
-  parts = [_legend([run.name for run in runs])]
-  for i, panel in enumerate(panels):
-    x = i % _PER_ROW * (_WIDTH + _LEFT) + _LEFT
-    y = i // _PER_ROW * (_HEIGHT + _TOP + _GAP) + _LEGEND + _TOP
-    parts.append(f'<g transform="translate({x},{y})">{panel}</g>')
-  height = _LEGEND + -(-len(panels) // _PER_ROW) * (_HEIGHT + _TOP + _GAP)
-  return (
-    f'<svg xmlns="http://www.w3.org/2000/svg" width="{_PER_ROW * (_WIDTH + _LEFT)}" '
-    f'height="{height}" font-family="sans-serif" font-size="11">'
-    f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
-  )
+    _draw_curves(next(charts), title, lines)
+  for unused in charts:
+    unused.set_axis_off()
+  marks = [Line2D([], [], color=_colour(i), label=run.name) for i, run in enumerate(runs)]
+  drawing.legend(handles=marks, loc="outside upper left", ncols=len(runs), frameon=False)
+  return drawing
+
+
+def save_svg(runs: Sequence[Run], file: pathlib.Path) -> None:
+  """Writes `figure(runs)`, with text as text; the same runs give the same bytes."""
+  with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "runs", "font.size": 8}):
+    figure(runs).savefig(file, format="svg", metadata={"Date": None})
 
 
 def _view(runs: Sequence[Run]) -> Comparison:
@@ -110,57 +116,32 @@ def _shown(view: Comparison) -> tuple[str, str, str]:
   return "warm_start", "trained", view.evaluations[-1]
 
 
-def _held_out(key: str, view: Comparison, runs: Sequence[Run]) -> str:
-  """A line a run: hollow dot, full dot, and a bar for the rival."""
-  rows = []
+def _draw_held_out(chart: Axes, key: str, view: Comparison, runs: Sequence[Run]) -> None:
+  """A line for each evaluated run: hollow dot, full dot, and a bar for the strongest baseline."""
+  chart.set_title(f"held out: {_words(key)}", fontweight="bold", loc="left")
+  chart.set_yticks([])
   for i, run in enumerate(runs):
-    if _evaluated(run, view):
-      found = [_value(run.summary["eval"][name], key) for name in _shown(view)]
-      rows.append((i, [math.nan if value is None else value for value in found]))
-  high = max([v for _, values in rows for v in values if math.isfinite(v)], default=0) or 1.0
-  across = lambda value: value / high * (_WIDTH - 20)
-  drawn = [f'<text y="-8" font-weight="bold">held out: {escape(_words(key))}</text>']
-  for value in (0.0, high):
-    drawn.append(
-      f'<line x1="{across(value)}" x2="{across(value)}" y2="{_HEIGHT}" stroke="#ddd"/>'
-      f'<text x="{across(value)}" y="{_HEIGHT + 14}" text-anchor="middle">{value:.3g}</text>'
-    )
-  for place, (i, values) in enumerate(rows):
-    if not all(map(math.isfinite, values)):
+    values = [_value(run.summary.get("eval", {}), f"{name}.{key}") for name in _shown(view)]
+    if not _evaluated(run, view) or not all(map(_finite, values)):
       continue
-    y = (place + 0.5) * _HEIGHT / len(rows)
-    warm, trained, rival = (f"{across(value):.1f}" for value in values)
-    drawn.append(
-      f'<line x1="{warm}" x2="{trained}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_colour(i)}" '
-      f'stroke-width="2"/><circle cx="{warm}" cy="{y:.1f}" r="4" fill="white" '
-      f'stroke="{_colour(i)}" stroke-width="1.6"/><circle cx="{trained}" cy="{y:.1f}" r="4.5" '
-      f'fill="{_colour(i)}"/><line x1="{rival}" x2="{rival}" y1="{y - 7:.1f}" y2="{y + 7:.1f}" '
-      'stroke="#222" stroke-width="2"/>'
-    )
-  return "".join(drawn)
+    warm, trained, rival = values
+    chart.plot([warm, trained], [i, i], color=_colour(i))
+    chart.plot([warm], [i], "o", color=_colour(i), markerfacecolor="white")
+    chart.plot([trained], [i], "o", color=_colour(i))
+    chart.plot([rival], [i], "|", color="#222222", markersize=12, markeredgewidth=2)
+  chart.set_ylim(len(runs) - 0.5, -0.5)
+  chart.set_xlim(left=min(0.0, chart.get_xlim()[0]))
 
 
-def _chart(title: str, lines: Sequence[Sequence[tuple[float, float]]], last: int) -> str:
-  values = [value for line in lines for _, value in line if math.isfinite(value)]
-  low, high = min([0.0, *values]), max([*values, 1e-9])
-  across = lambda step: step / max(last, 1) * (_WIDTH - 20)
-  up = lambda value: _HEIGHT - (value - low) / (high - low) * _HEIGHT
-  drawn = [f'<text y="-8" font-weight="bold">{escape(title)}</text>']
-  for value in (low, high):
-    drawn.append(
-      f'<line x2="{_WIDTH - 20}" y1="{up(value):.1f}" y2="{up(value):.1f}" stroke="#ddd"/>'
-      f'<text x="-4" y="{up(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>'
-    )
-  drawn.append(f'<text x="{_WIDTH - 20}" y="{_HEIGHT + 14}" text-anchor="end">step {last}</text>')
+def _draw_curves(chart: Axes, title: str, lines: Sequence[Sequence[tuple[float, float]]]) -> None:
+  """A thin line of the steps of each run, and a thick one of their moving means."""
+  chart.set_title(title, fontweight="bold", loc="left")
   for i, line in enumerate(lines):
-    line = [(step, value) for step, value in line if math.isfinite(value)]
+    line = [(step, value) for step, value in line if _finite(value)]
     for shown, width, opacity in ((line, 1, 0.35), (_smoothed(line), 2, 1)):
-      points = " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in shown)
-      drawn.append(
-        f'<polyline points="{points}" fill="none" stroke="{_colour(i)}" stroke-width="{width}" '
-        f'opacity="{opacity}"/>'
-      )
-  return "".join(drawn)
+      steps, values = [step for step, _ in shown], [value for _, value in shown]
+      chart.plot(steps, values, color=_colour(i), lw=width, alpha=opacity)
+  chart.set_ylim(bottom=min(0.0, chart.get_ylim()[0]))
 
 
 def _smoothed(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -170,19 +151,12 @@ def _smoothed(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
   return [(step, sum(v) / len(v)) for (step, _), v in zip(line, near, strict=True)]
 
 
-def _legend(names: Sequence[str]) -> str:
-  drawn, x = [], 8
-  for i, name in enumerate(names):
-    drawn.append(
-      f'<rect x="{x}" y="7" width="14" height="4" fill="{_colour(i)}"/>'
-      f'<text x="{x + 18}" y="13">{escape(name)}</text>'
-    )
-    x += 36 + 7 * len(name)
-  return "".join(drawn)
-
-
 def _colour(i: int) -> str:
-  return COLOURS[i % len(COLOURS)]
+  return f"C{i % 10}"
+
+
+def _finite(value: Any) -> bool:
+  return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _cell(value: Any) -> str:

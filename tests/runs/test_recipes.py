@@ -1,6 +1,5 @@
 """Warm-up and reinforcement learning of the recipes in little: from their configs to the page."""
 
-import json
 import math
 import pathlib
 import shutil
@@ -8,37 +7,9 @@ import sysconfig
 
 import pytest
 
-from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import report_page, rl, setup, sft
-from jaxrl_agents.runs.workdir import Workdir
+from tests.runs.whole_run import run
 
 LIBRARY = pathlib.Path(sysconfig.get_paths()["stdlib"])
-SMALL = [
-  f"policy.model.{size}"
-  for size in (
-    "embed_dim=16", "num_layers=1", "num_heads=2", "num_kv_heads=1", "head_dim=8",
-    "num_experts=2", "experts_per_token=1", "expert_ffw_dim=8", "mtp_depth=0",
-  )
-] + [
-  "policy.init=scratch", "sampler.draft_tokens=0", "sampler.slots=8", "workers.processes=1",
-  "sft.mtp_steps=0", "sft.steps=1", "sft.warmup_steps=0", "sft.demonstration_tasks=3",
-  "sft.rollouts_per_task=1", "sft.rows_per_step=2", "learner.steps=1", "learner.groups_per_step=2",
-  "learner.group_size=2", "learner.substeps=1", "learner.rows_per_microbatch=2",
-  "learner.level_weights_early=(1,1,1,1)", "toggle.phase_steps=1", "eval.tasks=2",
-]  # fmt: skip
-
-
-def run(name, folder, *options):
-  """The summary of a run of a config, its metrics by phase, and the page."""
-  config = config_lib.load(f"configs/{name}.py", [*SMALL, *options])
-  workdir = Workdir(folder / "run")
-  corpus = setup.open_tasks(config)
-  with setup.devices(config):
-    sft.train(config, corpus, workdir)
-    summary = rl.train(config, corpus, workdir)
-  lines = (workdir.path / "metrics.jsonl").read_text().splitlines()
-  rows = {row["phase"]: row for row in map(json.loads, lines)}
-  return summary, rows, report_page.write(workdir.path).read_text()
 
 
 @pytest.fixture
@@ -57,8 +28,9 @@ def library(tmp_path, monkeypatch):
 
 def test_a_swarm_is_warmed_up_trained_and_told_beside_a_single_agent(library, tmp_path):
   summary, rows, html = run(
-    "swarm_cpu",
+    "configs/swarm_cpu.py",
     tmp_path,
+    "learner.level_weights_early=(1,1,1,1)",
     f"corpus.source={library}",
     "sft.rates=(1,0,0,1)",
     "sft.reading_drills=8",
@@ -81,8 +53,9 @@ def test_a_coding_agent_is_warmed_up_trained_and_told_beside_one_without_summari
   library, tmp_path
 ):
   summary, rows, html = run(
-    "coding_cpu",
+    "configs/coding_cpu.py",
     tmp_path,
+    "learner.level_weights_early=(1,1,1,1)",
     f"coding.sources=('{library}',)",
     "coding.tasks_per_repo=3",
     "sft.rates=(1,0,0,1)",

@@ -1,5 +1,6 @@
-"""Runs side by side: the table by hand, the curves as well-formed SVG with a line a run."""
+"""Runs side by side: the table by hand, the charts with the lines of each run."""
 
+import math
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -32,25 +33,43 @@ def test_the_table_has_a_row_for_each_evaluation_and_gains_behind_the_trained():
   assert len({line.count("|") for line in lines}) == 1
 
 
-def test_the_curves_are_an_svg_with_a_line_for_each_run_and_names_as_text():
-  runs = [run("<b>&", [0, 1, 2]), run("c", [2, 1]), run("c", [0, 0])]
-  root = ET.fromstring(comparison.svg(runs))
-  space = "{http://www.w3.org/2000/svg}"
-  texts = [text.text for text in root.iter(f"{space}text")]
-  assert "<b>&" in texts and "c" in texts and "step 2" in texts
-  lines = [line.get("points") for line in root.iter(f"{space}polyline")]
-  assert lines[:2] == ["0.0,150.0 130.0,75.0 260.0,0.0", "0.0,75.0 130.0,75.0 260.0,75.0"]
-  assert lines[2:4] == ["0.0,0.0 130.0,75.0", "0.0,37.5 130.0,37.5"]
-  assert lines[4] == lines[5] == "0.0,150.0 130.0,150.0"
+def chart(drawing, title):
+  """The axes of a title."""
+  return next(axes for axes in drawing.axes if axes.get_title("left") == title)
+
+
+def test_each_run_has_a_thin_line_of_its_steps_and_a_thick_one_of_their_means():
+  runs = [run("<b>&", [0, 1, 2]), run("c", [2, 1]), run("d", [0, math.nan, 0])]
+  drawing = comparison.figure(runs)
+  lines = chart(drawing, "reward").lines
+  assert [line.get_xydata().tolist() for line in lines] == [
+    [[0, 0], [1, 1], [2, 2]],
+    [[0, 1], [1, 1], [2, 1]],  # a mean of at most two steps to each side
+    [[0, 2], [1, 1]],
+    [[0, 1.5], [1, 1.5]],
+    [[0, 0], [2, 0]],
+    [[0, 0], [2, 0]],
+  ]
+  colours = [line.get_color() for line in lines]
+  assert colours[0] == colours[1] != colours[2] == colours[3]
+  assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["<b>&", "c", "d"]
 
 
 def test_held_out_means_go_from_a_hollow_to_a_full_dot_and_unfinished_runs_have_none():
-  root = ET.fromstring(comparison.svg([run("a", [0, 1]), run("b", [0, 1], finished=False)]))
-  dots = [(d.get("cx"), d.get("fill")) for d in root.iter("{http://www.w3.org/2000/svg}circle")]
-  reward, recall = dots[:2], dots[2:4]
-  assert reward == [("173.3", "white"), ("260.0", comparison.COLOURS[0])]  # 0.5 and 0.75 of 0.75
-  assert recall == [("260.0", "white"), ("260.0", comparison.COLOURS[0])]
-  assert len(dots) == 4  # no trajectory recall in these summaries
+  drawing = comparison.figure([run("a", [0, 1]), run("b", [0, 1], finished=False)])
+  line, hollow, full, rival = chart(drawing, "held out: reward").lines
+  assert list(line.get_xdata()) == [0.5, 0.75] and list(rival.get_xdata()) == [0.5]
+  assert hollow.get_markerfacecolor() == "white" != full.get_markerfacecolor()
+  assert not chart(drawing, "held out: trajectory recall").lines  # not in these summaries
+
+
+def test_the_same_runs_give_the_same_svg_with_names_as_text(tmp_path):
+  runs = [run("<b>&", [0, 1]), run("c", [1, 0])]
+  for name in ("first", "second"):
+    comparison.save_svg(runs, tmp_path / name)
+  texts = [text.text for text in ET.parse(tmp_path / "first").iter() if text.text]
+  assert "<b>&" in texts and "held out: reward" in texts
+  assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
 def test_runs_of_a_swarm_are_told_by_kind_of_task_and_not_beside_those_of_a_search():
@@ -63,7 +82,7 @@ def test_runs_of_a_swarm_are_told_by_kind_of_task_and_not_beside_those_of_a_sear
   assert lines[0].startswith("| run | weights | reward | wide item f1 | wide critical steps |")
   assert lines[3].startswith("| s | trained | 0.500 | 0.250 | – |")
   assert lines[3].endswith("| +0.250 (+0.125) | +0.500 (+0.500) |")
-  assert "held out: wide item f1" in comparison.svg([swarm])
+  assert chart(comparison.figure([swarm]), "held out: wide item f1")
   with pytest.raises(ValueError, match="search, swarm"):
     comparison.table([swarm, run("a", [0])])
 
@@ -72,4 +91,4 @@ def test_an_unfinished_run_and_one_without_steps_are_named_errors():
   with pytest.raises(ValueError, match="a has no evaluation yet"):
     comparison.table([run("a", [0], finished=False)])
   with pytest.raises(ValueError, match="no run has a step"):
-    comparison.svg([run("a", [])])
+    comparison.figure([run("a", [])])

@@ -1,0 +1,142 @@
+"""An agent with a tool: options, tasks, services, a reward of two parts, players, a section."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from examples.tool_use import shops
+from examples.tool_use.env import Services, ShopEnv
+from jaxrl_agents.agents.agent import EXPERT, Agent, Tasks
+from jaxrl_agents.agents.story import Section, Story
+from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.types import Context, Message, Task, ToolCall
+
+COUNTS = {"train": 2_000, "dev": 200, "test": 200}
+"""Shops of each split; every shop belongs to one split."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolUseConfig:
+  """Options: `--set tool_use.call_cost=0.1`.
+
+  Attributes:
+    call_cost: what each call takes from the reward.
+    guessing: the share of the expert's episodes in which it asks once and then guesses.
+    max_turns: turns after which an episode ends without an answer.
+    token_budget: of a context.
+    max_new_tokens: of a reply.
+  """
+
+  call_cost: float = 0.05
+  guessing: float = 0.8
+  max_turns: int = 5
+  token_budget: int = 320
+  max_new_tokens: int = 32
+
+
+class ShopTasks(Tasks):
+  """One question for each shop: which of three items does it have?"""
+
+  def __init__(self, file):
+    self._file, draw = file, random.Random("shops")
+    self._tasks, stock = {}, {}
+    for split, count in COUNTS.items():
+      self._tasks[split] = []
+      for shop in range(len(stock), len(stock) + count):
+        items = draw.sample(shops.ITEMS, 3)
+        stock[shop] = draw.choice(items)
+        prompt = f"Which one does the shop have: {', '.join(items)}?"
+        facts = {"shop": shop, "items": items, "right": stock[shop]}
+        self._tasks[split].append(Task(f"shop {shop}", "tool_use", prompt, facts, split))
+    shops.write(file, stock)
+
+  @property
+  def tasks(self) -> Mapping[str, Sequence[Task]]:
+    """The tasks of each split."""
+    return self._tasks
+
+  @property
+  def digest(self) -> str:
+    """All that decides the tasks."""
+    return f"shops {COUNTS} {shops.ITEMS}"
+
+  @property
+  def shared(self) -> str:
+    """The file that workers open."""
+    return str(self._file)
+
+
+def by_calls(summary: Mapping[str, Any]) -> list[Section]:
+  """The section of the report: what each player reaches, and with how many calls."""
+  rows = [
+    (name.replace("_", " "), f"{entry['right']:.2f}", f"{entry['calls']:.2f}")
+    for name, entry in summary.get("eval", {}).items()
+  ]
+  text = "A player who asks until an item is certain is right always, with 5/3 calls on average."
+  return [Section("Calls", text, ("Player", "Right", "Calls"), tuple(rows))]
+
+
+class ToolUseAgent(Agent):
+  """Learns to ask until the answer is certain, and no further."""
+
+  name = "tool_use"
+  config = ToolUseConfig
+  headline = success = "right"
+  baselines = ("guess", "ask_all", "ask_until_certain")
+  story = Story(
+    baseline=("ask_all", "a player who asks for all three"),
+    titles={"reward": "Reward", "right": "Right", "calls": "Calls"},
+    costs=("calls",),
+    sections=by_calls,
+  )
+
+  def tasks(self, setting, report=print):
+    """Makes the tasks, and the database that they are about."""
+    return ShopTasks(setting.cache / "tool_use" / "shops.sqlite")
+
+  def services(self, chat, options, shared):
+    """Opens the database once for each worker process."""
+    return Services(chat, options, shops.Shops(shared))
+
+  def episode(self, task, services, seed, sampler):
+    """One question to the policy."""
+    return ShopEnv(task, services)
+
+  def reward(self, options, parts, progress=None):
+    """1 for the right item, less what the calls cost."""
+    return parts["right"] - options.call_cost * parts["calls"]
+
+  def player(self, name, task, services, seed, chat):
+    """One question to a scripted player; the expert of the warm-up mostly guesses too early."""
+    if name not in (EXPERT, *self.baselines):
+      return super().player(name, task, services, seed, chat)
+    draw, items = random.Random(f"{seed} {task.id}"), list(task.facts["items"])
+    draw.shuffle(items)
+    guesses_early = name == EXPERT and draw.random() < services.options.guessing
+    if name == "guess":
+      asked_at_most = 0
+    elif name == "ask_all":
+      asked_at_most = 3
+    else:
+      asked_at_most = 1 if guesses_early else 2
+
+    def play(context: Context) -> Message:
+      answers = [message.content for message in context.messages if message.role == "tool"]
+      if "yes" in answers:
+        return Message("assistant", items[answers.index("yes")])
+      if len(answers) == asked_at_most:
+        return Message("assistant", draw.choice(items[len(answers) :]))
+      calls = items[: asked_at_most if name == "ask_all" else 0] or [items[len(answers)]]
+      return Message(
+        "assistant",
+        "",
+        tuple(ToolCall(f"{len(answers)}.{i}", "stock", {"item": x}) for i, x in enumerate(calls)),
+      )
+
+    return Scripted(ShopEnv(task, services), chat, play)
+
+
+AGENT = ToolUseAgent()

@@ -1,0 +1,70 @@
+"""The episode: find out which of three items a shop has, with as few calls as possible."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from examples.tool_use.shops import Shops
+from jaxrl_agents.agents.episode import TurnLoop
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness.tools import run_call
+from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Services:
+  """What the episodes of one worker process share."""
+
+  chat: Chat
+  options: object
+  shops: Shops
+
+
+class ShopEnv:
+  """One question. A reply with calls is answered by the tool; any other reply is the answer."""
+
+  def __init__(self, task: Task, services: Services):
+    tool = services.shops.stock_tool(task.facts["shop"])
+    self._tools = {tool.spec.name: tool}
+    self._right, self._options = task.facts["right"], services.options
+    self._messages = [Message("user", task.prompt)]
+    self._calls = 0
+    self._loop = TurnLoop(
+      services.chat.stop_tokens,
+      max_turns=services.options.max_turns,
+      cut_off="Your reply was cut off. Give a shorter one.",
+      run_calls=self._run_calls,
+    )
+
+  async def start(self) -> Context:
+    """The question."""
+    return self._context()
+
+  async def step(self, reply: Message) -> Context:
+    """Runs the calls of a reply, or takes it for the answer."""
+    return self._context(await self._loop.take(reply, self._messages) or "")
+
+  def rewards(self, trajectory: Trajectory) -> dict[str, float]:
+    """The parts; `ToolUseAgent.reward` weighs them."""
+    answer = self._messages[-1].content.strip() if trajectory.stop == "answer" else ""
+    return {"right": float(answer == self._right), "calls": float(self._calls)}
+
+  async def close(self) -> None:
+    """An episode holds nothing that must be closed."""
+
+  async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
+    self._calls += len(calls)
+    results = [await run_call(self._tools, call) for call in calls]
+    return [
+      Message("tool", text, tool_call_id=call.id) for call, text in zip(calls, results, strict=True)
+    ]
+
+  def _context(self, stop: str = "") -> Context:
+    return Context(
+      messages=tuple(self._messages),
+      tools=tuple(tool.spec for tool in self._tools.values()),
+      max_new_tokens=self._options.max_new_tokens,
+      done=bool(stop),
+      stop=stop,
+    )
