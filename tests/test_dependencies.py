@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # Distributions whose import name is another.
 IMPORT_NAMES = {"absl-py": "absl", "orbax-checkpoint": "orbax", "pystemmer": "Stemmer"}
-OURS = {"jaxrl_agents", "configs", "scripts", "tests"}
+OURS = {"jaxrl_agents", "configs", "examples", "scripts", "tests"}
 
 
 def imported(*folders):

@@ -51,7 +51,7 @@ def test_it_is_warmed_up_trained_and_compared_with_its_players_by_its_config_alo
   # With two guesses halving wins on 2, 4 and 6 of 7; every seventh task has the same number.
   assert 0 < summary["eval"]["halving"]["reward"] < 1
   assert math.isfinite(summary["paired_bootstrap"]["reward_gain_lower95"])
-  assert summary["config"]["number_game"]["guesses"] == 2
+  assert summary["config"]["number_game.guesses"] == 2
   assert "Guess a number from 1 to 7." in html
 
 
