@@ -41,7 +41,6 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("lora.targets=qkv", r"read as tuple; write for example lora.targets=\"\('a', 'b'\)\""),
     ("lora.targets='qkv'", "read as tuple; write for example"),
     ("sft.rates=1", "read as tuple; write for example sft.rates=0.5,0.25"),
-    ("learner.loss=cispoo", r"did you mean 'cispo'\?"),
     ("learner.row_tokens=512", "raise learner.row_tokens"),
     ("learner.substeps=3", "make it a multiple"),
     ("learner.group_size=1", "at least 2"),
@@ -97,11 +96,6 @@ def test_a_budget_of_all_the_steps_of_a_single_agent_is_an_error():
 def test_a_curriculum_of_sub_agents_needs_a_rising_end_for_each_but_the_last(folders, ends):
   with pytest.raises(ValueError, match="swarm.sub_until=.* must name one share of the steps"):
     config.load("configs/swarm_cpu.py", [f"swarm.sub_init={folders}", f"swarm.sub_until={ends}"])
-
-
-def test_a_divisor_of_a_loss_that_has_none_is_an_error():
-  with pytest.raises(ValueError, match="constant_tokens=9 has no effect with learner.loss=cispo"):
-    config.load("configs/search_cpu.py", ["learner.constant_tokens=9"])
 
 
 def test_annealing_that_leaves_no_step_to_the_task_alone_is_an_error():

@@ -47,10 +47,12 @@ def validate(config: RunConfig) -> RunConfig:
       f"learner.kl={learner.kl:g} and learner.constant_tokens={learner.constant_tokens} must be 0 "
       "or more"
     )
-  if learner.constant_tokens and learner.loss != "dr_grpo":
+  if not 0 < config.eval.top_p <= 1:
+    raise ValueError(f"eval.top_p={config.eval.top_p:g} must be above 0 and at most 1")
+  if learner.replay_threshold and not learner.router_replay:
     raise ValueError(
-      f"learner.constant_tokens={learner.constant_tokens} has no effect with learner.loss="
-      f"{learner.loss}, whose normaliser is not constant; set it 0 or learner.loss=dr_grpo"
+      f"learner.replay_threshold={learner.replay_threshold:g} has no effect with "
+      "learner.router_replay=false; set it 0"
     )
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")

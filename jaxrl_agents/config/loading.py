@@ -94,12 +94,14 @@ def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
   names = list(fields)
   if path[0] not in fields:
     parent = full[: len(full) - len(".".join(path))]
-    raise ValueError(
-      f"no option {full!r}; {_nearest(parent + path[0], [parent + n for n in names])}"
-    )
+    reason = _REASONS.get(full) or _nearest(parent + path[0], [parent + n for n in names])
+    raise ValueError(f"no option {full!r}; {reason}")
   name = fields[path[0]]
   current = getattr(section, name)
   if len(path) > 1:
+    if isinstance(current, Mapping):
+      number = {".".join(path[1:]): _number(text, full)}
+      return dataclasses.replace(section, **{name: {**current, **number}})
     if not dataclasses.is_dataclass(current):
       raise ValueError(f"option {full!r} goes deeper than {path[0]!r}, which holds a value")
     return dataclasses.replace(section, **{name: _replaced(current, path[1:], text, full)})
@@ -122,9 +124,28 @@ _EXAMPLES: dict[Any, str] = {
 """What is written on a command line for an option of each type."""
 
 
+_REASONS = {
+  "sampler.top_p": "training needs the log-probability that the whole distribution gives a token, "
+  "since that is what the learner computes; for evaluation set eval.top_p",
+}
+"""Why some options that one may look for do not exist."""
+
+
+def _number(text: str, full: str) -> float | bool:
+  """`text` read as a bool or a float."""
+  if text.lower() in ("true", "false"):
+    return text.lower() == "true"
+  try:
+    return float(text)
+  except ValueError as error:
+    raise ValueError(f"{full}={text!r} is no number; write for example {full}=0.5") from error
+
+
 def _value(hint: Any, text: str, full: str) -> Any:
   """`text` read as the type `hint`: bool, int, float, str, a Literal, a tuple, or `X | None`."""
   origin = typing.get_origin(hint)
+  if origin is Mapping:
+    raise ValueError(f"{full} holds named numbers; set one of them, {full}.NAME=0.5")
   if origin is Literal:
     choices = [str(c) for c in typing.get_args(hint)]
     if text not in choices:

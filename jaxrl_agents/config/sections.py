@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxrl_agents.config import import_path
@@ -88,7 +89,6 @@ class SamplerConfig:
   prefill_tokens: int = 256
   draft_tokens: int = 2
   temperature: float = 1.0
-  top_p: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +183,13 @@ class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
   each. `optimizer` and `qk_clip` as in SftConfig.
 
+  `loss`: cispo, grpo, dr_grpo, dapo, gspo, ppo_clip, k25 (see learner.losses), or the import path
+  "package.module:NAME" of a function like them, or of a `losses.PolicyLoss`. `loss_options` are the
+  keyword arguments of the loss that are not to keep their defaults, {"high": 3.0}; on the command
+  line --set learner.loss_options.high=3. `normaliser`: by what the sum over tokens is divided
+  (learner.packing); "published" as each loss was.
+  `router_replay`: the learner uses the experts that the sampler chose, but for those whose
+  probability under the learner is below `replay_threshold` (see policy.experts.moe).
   `single_epoch`: no task is trained twice, across restarts (Composer 2).
   `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
   policy.transformer.REMAT) hold for the warm-up too.
@@ -194,7 +201,9 @@ class LearnerConfig:
   without a warning (learner.preemption).
   """
 
-  loss: Literal["cispo", "grpo", "dr_grpo", "dapo", "gspo", "ppo_clip", "k25"] = "cispo"
+  loss: str = "cispo"
+  loss_options: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  normaliser: Literal["published", "token_mean", "rollout_mean", "constant", "sum"] = "published"
   steps: int = 16
   groups_per_step: int = 16
   group_size: int = 8
@@ -206,12 +215,11 @@ class LearnerConfig:
   qk_clip: float = 0.0
   max_grad_norm: float = 1.0
   advantage_std: bool = False
-  clip_low: float = 0.0
-  clip_high: float = 5.0
   row_tokens: int = 1_024
   rows_per_microbatch: int = 8
   remat: Literal["none", "layer", "attention", "projections"] = "none"
   router_replay: bool = True
+  replay_threshold: float = 0.0
   constant_tokens: int = 0
   kl: float = 0.0
   mtp_weight: float = 0.1
@@ -244,13 +252,15 @@ class MeshConfig:
 class EvalConfig:
   """Held-out evaluation: `tasks` of the split, `rollouts` each, paired bootstrap over tasks.
 
-  `temperature`: at which the policy is sampled; negative for that of training.
+  `temperature`: at which the policy is sampled; negative for that of training. `top_p` below 1
+  samples each token from the smallest set of likely ones that holds this share.
   """
 
   split: Literal["train", "dev", "test"] = "test"
   tasks: int = 200
   rollouts: int = 1
   temperature: float = -1.0
+  top_p: float = 1.0
   bootstrap_resamples: int = 10_000
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from jaxrl_agents.config import LearnerConfig
-from jaxrl_agents.learner import losses, packing, train_step
+from jaxrl_agents.learner import packing, train_step
 from jaxrl_agents.learner.advantage import Rollout, score, split_substeps
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.state import TrainState
@@ -78,7 +78,7 @@ def train(
 
   A checkpoint is written every `learner.save_every` steps, after the last one, and when the run is
   stopped (KeyboardInterrupt, preemption.Preempted) between two of them while rollouts are played.
-  `reference` are the parameters of pi_0, which an objective with `kl` needs.
+  `reference` are the parameters of pi_0, which `kl` and some losses need.
 
   Raises:
     CanaryError: fresh rollouts disagree with the learner, see `canary`.
@@ -144,21 +144,22 @@ def learn(
 ) -> tuple[TrainState, dict[str, float], list[Group]]:
   """All substeps on one batch of groups. `state` is donated.
 
-  `reference` are the parameters of pi_0, for an objective with `kl`.
+  `reference` are the parameters of pi_0, for `kl` and the losses that read its log-probabilities.
 
   Returns:
     (state, metrics, the groups with "reward" and "advantage" in each trajectory's metrics).
   """
   rollouts, metrics = score(groups, total, normalise_std=learner.advantage_std)
-  constant = losses.NORMALISERS[objective.loss] == "constant"
+  normaliser = objective.loss.normaliser
+  constant = normaliser == "constant"
   pack = lambda part: packing.pack(
     part if learner.router_replay else without_routing(part),
     row_tokens=learner.row_tokens,
     rows_per_microbatch=learner.rows_per_microbatch,
-    normaliser=losses.NORMALISERS[objective.loss],
+    normaliser=normaliser,
     constant_tokens=(learner.constant_tokens or learner.row_tokens) if constant else 0,
     constant_rollouts=learner.groups_per_step * learner.group_size / learner.substeps,
-    keep_rollouts_together=objective.loss in losses.WHOLE_ROLLOUTS,
+    keep_rollouts_together=objective.loss.whole_rollouts,
   )
   parts = [pack(part) for part in split_substeps(rollouts, learner.substeps)] if rollouts else []
   metrics |= canary(state, parts, cfg, objective, learner.canary_bound)

@@ -1,4 +1,4 @@
-"""Policy-gradient losses: pure functions `(logprobs, batch, **numbers) -> loss [B, T]`, minimised.
+"""Policy-gradient losses: pure functions `(logprobs, batch, **options) -> loss [B, T]`, minimised.
 
 Every function returns the loss of each token, 0 where `loss_mask` is False. None of them divides by
 a number of tokens: `packing.pack` gives each token the weight of the chosen normaliser, and the
@@ -14,15 +14,16 @@ Alphabet: B rows, T time.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.learner.packing import Batch
+from jaxrl_agents.learner.packing import Batch, Normaliser
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 = 4.9e8 is finite and beyond any bound."""
@@ -145,59 +146,101 @@ def k25(
   return jnp.where(batch.loss_mask, tau * jnp.square(distance) - gain, 0.0)
 
 
-LOSSES: dict[str, Callable[..., jax.Array]] = {
-  "cispo": cispo,
-  "ppo_clip": ppo_clip,
-  "grpo": grpo,
-  "dr_grpo": dr_grpo,
-  "dapo": dapo,
-  "gspo": gspo,
-  "k25": k25,
+def around_one(options: Mapping[str, Any]) -> tuple[float, float]:
+  """The bounds [1 - epsilon_low, 1 + epsilon_high] of a ratio; `epsilon` stands for both."""
+  epsilon = options.get("epsilon", 0.0)
+  return 1 - options.get("epsilon_low", epsilon), 1 + options.get("epsilon_high", epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLoss:
+  """A loss and what the packer, the metrics and the loop must know about it. Static under jit.
+
+  Attributes:
+    function: `(logprobs [B, T], batch, *, options) -> loss [B, T]`, pure, as those of this module.
+    normaliser: by what the sum over tokens is divided (`packing.token_weights`).
+    whole_rollouts: the loss couples the tokens of a rollout, so a microbatch holds whole rollouts.
+    bounds: options -> (low, high) of the ratio, beyond which a token counts as clipped in the
+      metrics; None for a loss without such bounds.
+    reference: the option that makes the loss read `batch.reference_logprobs` where it is not 0;
+      "" if there is none.
+    options: values other than the defaults of the signature, as sorted pairs.
+  """
+
+  function: Callable[..., jax.Array]
+  normaliser: Normaliser = "token_mean"
+  whole_rollouts: bool = False
+  bounds: Callable[[Mapping[str, Any]], tuple[float, float]] | None = around_one
+  reference: str = ""
+  options: tuple[tuple[str, Any], ...] = ()
+
+  def __call__(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
+    """The loss of each token, float32 [B, T]."""
+    return self.function(logprobs, batch, **dict(self.options))
+
+  @property
+  def all_options(self) -> dict[str, Any]:
+    """{option: value}, with the defaults of the signature."""
+    parameters = inspect.signature(self.function).parameters.values()
+    keywords = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    return {p.name: p.default for p in keywords} | dict(self.options)
+
+  @property
+  def needs_reference(self) -> bool:
+    """Whether the batch must carry `reference_logprobs`."""
+    return bool(self.reference and self.all_options[self.reference])
+
+  def set(self, options: Mapping[str, Any]) -> PolicyLoss:
+    """A copy with other values for some options.
+
+    Raises:
+      ValueError: an option that the signature does not have, or a value of another type.
+    """
+    taken, name = self.all_options, self.function.__name__
+    for option, value in options.items():
+      if option not in taken:
+        raise ValueError(f"the loss {name} has no option {option!r}; {_nearest(option, taken)}")
+      if isinstance(taken[option], bool) != isinstance(value, bool):
+        raise ValueError(
+          f"{option}={value!r} of the loss {name} must be a {type(taken[option]).__name__}"
+        )
+    return dataclasses.replace(
+      self, options=tuple(sorted({**dict(self.options), **options}.items()))
+    )
+
+  def clipped(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
+    """Where the ratio is outside of the bounds, bool [B, T]; False everywhere without bounds."""
+    if self.bounds is None:
+      return jnp.zeros_like(batch.loss_mask)
+    low, high = self.bounds(self.all_options)
+    log_r = (rollout_log_ratio if self.whole_rollouts else log_ratio)(logprobs, batch)
+    ratio = jnp.exp(log_r)
+    return batch.loss_mask & ((ratio < low) | (ratio > high))
+
+
+LOSSES: dict[str, PolicyLoss] = {
+  "cispo": PolicyLoss(cispo, bounds=lambda options: (options["low"], options["high"])),
+  "ppo_clip": PolicyLoss(ppo_clip),
+  "grpo": PolicyLoss(grpo, normaliser="rollout_mean", reference="beta"),
+  "dr_grpo": PolicyLoss(dr_grpo, normaliser="constant"),
+  "dapo": PolicyLoss(dapo),
+  "gspo": PolicyLoss(gspo, normaliser="rollout_mean", whole_rollouts=True),
+  "k25": PolicyLoss(k25, bounds=lambda options: (options["alpha"], options["beta"])),
 }
 
-NORMALISERS = {
-  "cispo": "token_mean",
-  "ppo_clip": "token_mean",
-  "grpo": "rollout_mean",
-  "dr_grpo": "constant",
-  "dapo": "token_mean",
-  "gspo": "rollout_mean",
-  "k25": "token_mean",
-}
-"""The normaliser that each loss was published with (`packing.token_weights`)."""
 
-WHOLE_ROLLOUTS = frozenset({"gspo"})
-"""Losses that couple the tokens of a rollout: pack with `keep_rollouts_together=True`."""
-
-
-def bind(name: str, numbers: dict[str, float]) -> Callable[[jax.Array, Batch], jax.Array]:
-  """The loss called `name` with its numbers set.
+def named(name: str) -> PolicyLoss:
+  """The loss of this name in LOSSES.
 
   Raises:
-    ValueError: no such loss, or a number that it does not take; both name the nearest.
+    ValueError: there is none; the text names the nearest.
   """
   if name not in LOSSES:
-    raise ValueError(f"no loss {name!r}; {_nearest(name, LOSSES)}")
-  taken = [p.name for p in _numbers(name)]
-  for number in numbers:
-    if number not in taken:
-      raise ValueError(f"loss {name!r} takes no {number!r}; {_nearest(number, taken)}")
-  return functools.partial(LOSSES[name], **numbers)
-
-
-def clipped(logprobs: jax.Array, batch: Batch, name: str, numbers: dict[str, float]) -> jax.Array:
-  """Where the ratio is outside the bounds of the loss called `name`, bool [B, T]: a metric."""
-  n = {p.name: p.default for p in _numbers(name)} | numbers
-  if name == "cispo":
-    low, high = n["low"], n["high"]
-  elif name == "k25":
-    low, high = n["alpha"], n["beta"]
-  else:
-    epsilon = n.get("epsilon", 0.0)
-    low, high = 1 - n.get("epsilon_low", epsilon), 1 + n.get("epsilon_high", epsilon)
-  log_r = rollout_log_ratio(logprobs, batch) if name == "gspo" else log_ratio(logprobs, batch)
-  ratio = jnp.exp(log_r)
-  return batch.loss_mask & ((ratio < low) | (ratio > high))
+    raise ValueError(
+      f"no loss {name!r}; {_nearest(name, LOSSES)} A loss of your own is named by its import path, "
+      "package.module:NAME"
+    )
+  return LOSSES[name]
 
 
 def log_ratio(logprobs: jax.Array, batch: Batch) -> jax.Array:
@@ -247,11 +290,6 @@ def _pessimistic(ratio, advantages, epsilon_low, epsilon_high):
   return -jnp.minimum(ratio * advantages, bounded * advantages)
 
 
-def _numbers(name):
-  parameters = inspect.signature(LOSSES[name]).parameters.values()
-  return [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-
-
 def _nearest(name, names):
   near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)
-  return f"the nearest is {near[0]!r}" if near else "it takes none"
+  return f"did you mean {near[0]!r}?" if near else "it has none"

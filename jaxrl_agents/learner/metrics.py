@@ -21,20 +21,19 @@ GAP_RANGE = (-8.0, 2.0)
 
 
 def ratio_metrics(
-  logprobs: jax.Array, batch: Batch, loss: str, numbers: dict[str, float]
+  logprobs: jax.Array, batch: Batch, loss: losses.PolicyLoss
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
   """(sums, maxima) of how far the learner is from the sampler, over loss tokens.
 
   Args:
     logprobs: log pi of the targets, float32 [B, T].
     batch: the packed rows.
-    loss: name of the loss whose bounds count as clipped.
-    numbers: its numbers.
+    loss: its bounds decide which tokens count as clipped.
   """
   log_r = losses.log_ratio(logprobs, batch)
   ratio = jnp.where(batch.loss_mask, jnp.exp(log_r), 0.0)
   gap = jnp.where(batch.loss_mask, jnp.abs(logprobs - batch.behaviour_logprobs), 0.0)
-  outside = losses.clipped(logprobs, batch, loss, numbers)
+  outside = loss.clipped(logprobs, batch)
   low, high = GAP_RANGE
   place = (jnp.log10(jnp.maximum(gap, 10.0**low)) - low) / (high - low) * GAP_BINS
   place = jnp.clip(place.astype(jnp.int32), 0, GAP_BINS - 1).reshape(-1)

@@ -131,7 +131,7 @@ def pack(
     rows_per_microbatch: B.
     normaliser: see `token_weights`.
     constant_tokens, constant_rollouts: see `token_weights`.
-    keep_rollouts_together: all segments of a rollout in one microbatch (`losses.WHOLE_ROLLOUTS`).
+    keep_rollouts_together: all segments of a rollout in one microbatch.
 
   Returns:
     Microbatches; an empty list for no rollouts. A segment without loss tokens is left out.

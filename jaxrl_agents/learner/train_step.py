@@ -41,27 +41,24 @@ class Objective:
   """What a step minimises; static under jit.
 
   Attributes:
-    kind: "rl" (a loss of `losses.LOSSES`), "sft" (cross-entropy of loss tokens) or "mtp"
+    kind: "rl" (a policy-gradient loss), "sft" (cross-entropy of loss tokens) or "mtp"
       (distillation of the prediction modules alone, the trunk frozen).
-    loss: name in `losses.LOSSES`, for "rl".
-    numbers: its numbers, as sorted pairs, for "rl".
+    loss: of each token, for "rl".
     kl: beta of `A - beta sg(log pi - log pi_0)` on every token, for "rl": the k1 estimator as part
       of the advantage (as a loss its expected gradient is 0); pi_0 as `Batch.reference_logprobs`.
     temperature: of sampling, divides the logits; 1 for "sft".
     mtp_weight: of the distillation term beside "rl" or "sft"; 0.1 in DeepSeek-V3's last phase.
-    replay_threshold: plausibility filter of the routing replay
-    (policy.experts.moe.replayed_experts). balance_rate: step of the routers' selection biases
-      towards equal load, see moe.balanced_bias; for "sft" alone: in reinforcement learning sampler
-    and learner must agree. remat: what is kept of each layer for the backward pass, see
-    policy.transformer.REMAT. attention_peaks: report the largest attention score of each head,
-    which QK-clip needs. max_unrolled_layers: up to so many layers run as a python loop, which took
-      15 % less time than a scan on CPU at 4 layers; deeper policies are scanned, to compile in
-    reasonable time.
+    replay_threshold: plausibility filter of the routing replay, see moe.replayed_experts.
+    balance_rate: step of the routers' selection biases towards equal load (moe.balanced_bias), for
+      "sft" alone: in reinforcement learning sampler and learner must agree.
+    remat: what is kept of each layer for the backward pass (transformer.REMAT).
+    attention_peaks: report the largest attention score of each head, which QK-clip needs.
+    max_unrolled_layers: up to so many layers run as a python loop, which took 15 % less time than
+      a scan on CPU at 4 layers; deeper policies are scanned, to compile in reasonable time.
   """
 
   kind: Literal["rl", "sft", "mtp"]
-  loss: str = "cispo"
-  numbers: tuple[tuple[str, float], ...] = ()
+  loss: losses.PolicyLoss = losses.LOSSES["cispo"]
   kl: float = 0.0
   temperature: float = 1.0
   mtp_weight: float = 0.0
@@ -80,7 +77,11 @@ class Objective:
       )
     if self.remat not in transformer.REMAT:
       raise ValueError(f"no remat {self.remat!r}; there are {', '.join(transformer.REMAT)}")
-    losses.bind(self.loss, dict(self.numbers))
+
+  @property
+  def needs_reference(self) -> bool:
+    """Whether batches must carry the log-probabilities of pi_0."""
+    return self.kind == "rl" and bool(self.kl or self.loss.needs_reference)
 
 
 @struct.dataclass
@@ -235,9 +236,8 @@ def loss_and_metrics(
         drift = losses.drift(logprobs, batch)
         batch = batch._replace(advantages=batch.advantages - objective.kl * drift)
         sums["drift"] = jnp.sum(drift)
-      token_loss = losses.bind(objective.loss, dict(objective.numbers))
-      loss = jnp.sum(batch.weights * token_loss(logprobs, batch))
-      more, most = ratio_metrics(logprobs, batch, objective.loss, dict(objective.numbers))
+      loss = jnp.sum(batch.weights * objective.loss(logprobs, batch))
+      more, most = ratio_metrics(logprobs, batch, objective.loss)
       sums, maxima = sums | more, maxima | most
   if objective.kind == "mtp" or objective.mtp_weight:
     distilled, more = distill_loss(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import flags
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.runs import setup
 
 
 def define() -> Callable[[], RunConfig]:
@@ -17,4 +18,15 @@ def define() -> Callable[[], RunConfig]:
   overrides = flags.DEFINE_multi_string("set", [], "section.option=value; may be given again")
   for flag in (path, overrides):  # shown by --help beside the script's own
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[flag.name])
-  return lambda: config_lib.load(path.value, overrides.value)
+  return lambda: load(path.value, overrides.value)
+
+
+def load(path: str, overrides: Sequence[str]) -> RunConfig:
+  """`config.load`, with the loss of `learner` checked, too.
+
+  Raises:
+    ValueError: the config is not valid; the text says what to change.
+  """
+  config = config_lib.load(path, overrides)
+  setup.policy_loss(config)
+  return config

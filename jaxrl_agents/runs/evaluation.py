@@ -1,4 +1,4 @@
-"""Evaluates weights on held-out tasks: the same harness and environment as in training."""
+"""Evaluates weights on held-out tasks, in the harness and environment of training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import MeshConfig, RunConfig
 from jaxrl_agents.runs import processes, rollout_workers, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
-from jaxrl_agents.runs.rollout_workers import RolloutWorkers, Stage
+from jaxrl_agents.runs.rollout_workers import FrozenWeights, RolloutWorkers
 from jaxrl_agents.types import Group, Task
 
 
@@ -21,8 +21,8 @@ def play(
   config: RunConfig, players: RolloutWorkers, tasks: Sequence[Task], *, label: str
 ) -> list[Group]:
   """Rollouts of held-out tasks by the weights that the engine holds, with their rewards."""
-  how = {"seed": config.seed, "label": label, "temperature": config.eval.temperature}
-  return collected(config, players.play(tasks, config.eval.rollouts, **how), len(tasks), label)
+  groups = players.play(tasks, config.eval.rollouts, setup.eval_sampling(config), label=label)
+  return collected(config, groups, len(tasks), label)
 
 
 def play_baseline(
@@ -36,23 +36,22 @@ def play_baseline(
 
 
 def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str) -> list[Group]:
-  """The groups with their rewards, in the order of their tasks, under a progress bar."""
+  """Collects `count` groups with their rewards, sorted by task id, behind a progress bar."""
   agent = setup.agent(config)
-  found: list[Group] = []
+  rewarded: list[Group] = []
   means: list[float] = []
   with Progress(label, count) as progress:
     for group in groups:
-      found += agent_lib.rewarded(agent, config.agent_config, [group])
-      score = scores.scores(found[-1:]).get(agent.headline, {})
-      means += score.values()
+      rewarded += agent_lib.rewarded(agent, config.agent_config, [group])
+      means += scores.scores(rewarded[-1:]).get(agent.headline, {}).values()
       progress.advance(**{agent.headline: sum(means) / max(len(means), 1)})
-  return sorted(found, key=lambda group: group.task.id)
+  return sorted(rewarded, key=lambda group: group.task.id)
 
 
 def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any]:
-  """The scores of a checkpoint on `config.eval`, beside what the agent compares them with.
+  """The scores of a checkpoint and of the agent's baselines on the tasks of `config.eval`.
 
-  It is sampled on the devices of this process, whatever `sampler.slices` says.
+  The checkpoint is sampled on the devices of this process; `sampler.slices` is not read.
   """
   folder = pathlib.Path(newest_policy(checkpoint))
   params = setup.loaded(config, str(folder))
@@ -90,14 +89,17 @@ def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any
   }
 
 
-def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[Stage, ...]]:
-  """The policies that play beside the one in training; `start`: what training starts from."""
-  weights = setup.agent(config).frozen(config.agent_config, start)
-  return {name: tuple(Stage(*each) for each in found) for name, found in weights.items()}
+def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[FrozenWeights, ...]]:
+  """{policy: its weights} of the policies that are sampled but not trained, such as sub-agents.
+
+  `start` is the folder of the weights that training starts from.
+  """
+  policies = setup.agent(config).frozen(config.agent_config, start)
+  return {name: tuple(FrozenWeights(*each) for each in found) for name, found in policies.items()}
 
 
 def started_from(config: RunConfig, run: pathlib.Path) -> pathlib.Path:
-  """The folder of the weights that training in the folder of a run starts from."""
+  """The folder of the weights that the training of a run starts from."""
   warm_start = run / "warm_start"
   return (
     warm_start
@@ -107,7 +109,7 @@ def started_from(config: RunConfig, run: pathlib.Path) -> pathlib.Path:
 
 
 def newest_policy(checkpoint: str) -> pathlib.Path | str:
-  """The folder of weights that `checkpoint` stands for: "base", a folder of weights, or a workdir.
+  """The folder of weights that `checkpoint` names: "base", a folder of weights, or a workdir.
 
   Raises:
     ValueError: there is none.
@@ -119,6 +121,6 @@ def newest_policy(checkpoint: str) -> pathlib.Path | str:
     if (place / weight_files.WEIGHTS).is_file():
       return place
   raise ValueError(
-    f"{folder} holds no policy ({weight_files.WEIGHTS}, trained/ or warm_start/); train one with "
-    "scripts/train_sft.py or scripts/train_rl.py, or name 'base'"
+    f"{folder} holds no policy: there is no {weight_files.WEIGHTS} in it, in trained/ or in "
+    "warm_start/; train one with scripts/train_sft.py or scripts/train_rl.py, or pass 'base'"
   )

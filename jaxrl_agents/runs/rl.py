@@ -1,4 +1,4 @@
-"""A whole reinforcement-learning run: evaluate the warm start, train, evaluate again, sum up."""
+"""A whole reinforcement-learning run: evaluates the warm start, trains, evaluates again."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from jaxrl_agents.wire.control_channel import ControlChannel
 PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 JUDGED = ("agent", "seed", "corpus", "policy", "eval")
-"""Options and sections that decide what an evaluation is, beside the agent's own."""
+"""Options and sections that an evaluation depends on, beside the agent's own section."""
 
 
 def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   """Trains from the warm start in `workdir` (or `policy.init`); returns the summary.
 
-  Goes on where an earlier run of the same config stopped, whatever its mesh was; a finished run is
-  only summed up. To be called within `setup.devices`, by every process; the first plays and writes.
+  An earlier run of the same config is resumed, whatever its mesh was; of a finished run only the
+  summary is made again. Every process calls this function within `setup.devices`; the first process
+  alone runs episodes and writes files.
   """
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     summary = _train(config, corpus, workdir, channel, notice)
@@ -49,10 +50,11 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
 def _train(
   config: RunConfig, corpus: Tasks, workdir: Workdir, channel: ControlChannel, notice: Notice
 ) -> dict[str, Any]:
-  """`train` in each of the processes; all but the first only help, and return nothing."""
+  """The body of `train`; returns {} in every process but the first."""
   began = time.monotonic()
   cfg = config.policy.model
   tx = optimizer(config)
+  minimised = objective(config)
   params = setup.with_adapters(config, setup.warm_params(config, workdir))
   fresh = setup.fresh_state(config, params, tx)
   manager = checkpoint.open_manager(
@@ -65,7 +67,7 @@ def _train(
     check_goes_on(config, workdir)
     workdir.merge_summary(description(config))
     workdir.drop_metrics_from("rl", first)
-    weights_store.withdraw_after(version, workdir.weights)  # of a killed run, to be made again
+    weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
 
   def players_of(config: RunConfig) -> RolloutWorkers:
     return RolloutWorkers(
@@ -85,7 +87,7 @@ def _train(
     before = evaluated(config, corpus, workdir, players, "warm_start")
     measured = time.monotonic()
     compiles = players.stats.compiles
-    players.take_stats()  # what the evaluation sampled belongs to no step
+    players.take_stats()  # the evaluation's tokens are not counted in the first step
     with Progress("learning", config.learner.steps, first) as progress:
       current = loop.train(
         current,
@@ -107,9 +109,9 @@ def _train(
         cfg=cfg,
         learner=config.learner,
         tx=tx,
-        objective=objective(config),
+        objective=minimised,
         first_step=first,
-        reference=setup.warm_params(config, workdir) if config.learner.kl else None,
+        reference=setup.warm_params(config, workdir) if minimised.needs_reference else None,
       )
     trained = time.monotonic()
     players.turn_to(1.0)
@@ -148,43 +150,42 @@ def _train(
 
 
 def check_goes_on(config: RunConfig, workdir: Workdir) -> None:
-  """Tells what a run that goes on does otherwise than it began.
+  """Prints which options of a resumed run differ from those that it began with.
 
   Raises:
-    ValueError: options of JUDGED differ: its evaluations would not be of one thing.
+    ValueError: an option of JUDGED differs, so the evaluations could not be compared.
   """
   if not any(workdir.trajectories.glob("eval_*.npz")):
     return
   differ = config_lib.changed(workdir.read_summary().get("config", {}), config)
-  told = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
+  changes = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
   judged = (*JUDGED, setup.agent(config).name)
-  refused = [text for name, text in told.items() if name.partition(".")[0] in judged]
+  refused = [text for name, text in changes.items() if name.partition(".")[0] in judged]
   if refused:
     raise ValueError(
-      f"{workdir.path} holds a run with other options: {', '.join(refused)}; give these back their "
-      "values, or name another --workdir (with a copy of warm_start/ to start from it)"
+      f"{workdir.path} holds a run with other options: {', '.join(refused)}; set them as they "
+      "were, or choose another --workdir (copy warm_start/ into it to start from this warm-up)"
     )
-  if told:
-    print(f"goes on with other options than it began: {', '.join(told.values())}")
+  if changes:
+    print(f"this run is resumed with changed options: {', '.join(changes.values())}")
 
 
 def optimizer(config: RunConfig):
-  """The optimizer as configured for reinforcement learning."""
+  """The optimizer of the learner section."""
   learner = config.learner
   return setup.make_optimizer(config, learner, max_grad_norm=learner.max_grad_norm)
 
 
 def objective(config: RunConfig) -> train_step.Objective:
-  """The loss of `learner.loss`, with the bounds of CISPO where it is that."""
+  """The loss of `learner.loss` and the terms beside it."""
   learner = config.learner
-  numbers = (("high", learner.clip_high), ("low", learner.clip_low))
   return train_step.Objective(
     "rl",
-    loss=learner.loss,
-    numbers=numbers if learner.loss == "cispo" else (),
+    loss=setup.policy_loss(config),
     kl=learner.kl,
     temperature=config.sampler.temperature,
     mtp_weight=learner.mtp_weight if config.policy.model.mtp_depth else 0.0,
+    replay_threshold=learner.replay_threshold,
     remat=learner.remat,
     attention_peaks=learner.qk_clip > 0,
   )
@@ -197,13 +198,13 @@ def collect(
   step: int,
   budgets: toggle.LengthBudgets,
 ) -> list[Group]:
-  """The groups of one step with their rewards, gated as configured, in the order of their tasks."""
+  """The groups of one step in the order of their tasks, with rewards (gated by Toggle if set)."""
   label = f"step {step}"
   order = {f"{label} {i}": i for i in range(len(tasks))}
 
   def played() -> list[Group]:
-    seed = config.seed + 1 + step
-    groups = players.play(tasks, config.learner.group_size, seed=seed, label=label)
+    sampling = setup.sampling(config, config.seed + 1 + step)
+    groups = players.play(tasks, config.learner.group_size, sampling, label=label)
     return sorted(groups, key=lambda group: order[group.trajectories[0].group_id])
 
   progress = step / max(config.learner.steps, 1)
@@ -225,7 +226,7 @@ def collect(
 def evaluated(
   config: RunConfig, corpus: Tasks, workdir: Workdir, players: RolloutWorkers, name: str
 ) -> list[Group]:
-  """The groups of an evaluation: played now, or read where an earlier run left them."""
+  """The groups of an evaluation, read from `workdir` if an earlier run has saved them there."""
   played = lambda tasks: evaluation.play(config, players, tasks, label=name.replace("_", " "))
   return players.shared(lambda: _kept(config, corpus, workdir, name, played))
 
@@ -237,7 +238,7 @@ def _kept(
   name: str,
   played: Callable[[Sequence[Task]], list[Group]],
 ) -> list[Group]:
-  """The groups that an earlier run left, or else those of `played`, which are written down."""
+  """The groups in the file of this evaluation; if there is no file, `played` fills it."""
   file = workdir.trajectories / f"eval_{name}.npz"
   if file.exists():
     return group_files.load_groups(file)
@@ -247,7 +248,7 @@ def _kept(
 
 
 def description(config: RunConfig) -> dict[str, Any]:
-  """What was run, by what."""
+  """The part of the summary that says which config and which versions of packages were run."""
   versions = {name: importlib.metadata.version(name) for name in PACKAGES}
   return {
     "config": config_lib.options(config),
@@ -259,7 +260,7 @@ def description(config: RunConfig) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Reporter:
-  """Writes each step down: metrics, trajectories, the progress bar."""
+  """Writes metrics and trajectories of each step and advances the progress bar."""
 
   config: RunConfig
   workdir: Workdir
@@ -267,11 +268,11 @@ class Reporter:
   progress: Progress
 
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
-    """One step of the loop."""
+    """Reports one step."""
     engine = self.players.take_stats()
     agent = setup.agent(self.config)
-    found = scores.summary(groups) | metrics
-    found |= {
+    row = scores.summary(groups) | metrics
+    row |= {
       "draft_acceptance": engine["accepted"] / max(engine["drafted"], 1),
       "accepted_draft_tokens": engine["accepted"],
       "prefix_hit_share": engine["prefix_hit_tokens"] / max(engine["prompt_tokens"], 1),
@@ -279,18 +280,18 @@ class Reporter:
       "sampler_tokens_per_s": engine["tokens"] / max(metrics["collect_s"], 1e-9),
       "rss_mib": rss_mib(),
     }
-    self.workdir.log("rl", step, found)
+    self.workdir.log("rl", step, row)
     group_files.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
-    shown = {name: found.get(name, 0.0) for name in ("reward", agent.headline)}
-    self.progress.advance(**shown, tokens_per_s=found["sampler_tokens_per_s"])
+    shown = {name: row.get(name, 0.0) for name in ("reward", agent.headline)}
+    self.progress.advance(**shown, tokens_per_s=row["sampler_tokens_per_s"])
 
 
 def _no_report(step: int, metrics: dict[str, float], groups: list[Group]) -> None:
-  """What all processes but the first report."""
+  """The report of every process but the first: nothing."""
 
 
 def _from_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """The parts of the summary that are read off the steps."""
+  """The part of the summary that is computed from the metrics of the steps."""
   column = lambda name: [row[name] for row in rows if row.get(name) is not None]
   mean = lambda name: sum(column(name)) / max(len(column(name)), 1)
   last = lambda name: column(name)[-1] if column(name) else None

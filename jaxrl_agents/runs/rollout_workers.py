@@ -1,4 +1,4 @@
-"""Who plays the episodes of a run: an engine, or sampler slices, and the workers around it."""
+"""Runs the episodes of a run: rollout workers, and the engine or sampler slices that serve them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import processes, setup, weight_files
+from jaxrl_agents.runs import processes, weight_files
 from jaxrl_agents.sampler import lockstep
 from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.engine import Engine
@@ -43,7 +43,7 @@ def make_engine(
   clock: Callable[[], float] = time.monotonic,
   model: PolicyConfig | None = None,
 ) -> Engine:
-  """An engine of a run on the ambient mesh, for a policy of the sizes of `config` or of `model`."""
+  """An engine on the ambient mesh for a policy of the sizes in `model` (default: of `config`)."""
   sampler = config.sampler
   model = model or config.policy.model
   return Engine(
@@ -62,7 +62,7 @@ def make_engine(
 
 
 def fetched(config: RunConfig, weights: pathlib.Path, version: int) -> dict[str, Any]:
-  """A published version for an engine: on the ambient mesh, each device its slice."""
+  """A published version of the weights, sharded over the ambient mesh for sampling."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return store.fetch(weights, version)
@@ -71,23 +71,23 @@ def fetched(config: RunConfig, weights: pathlib.Path, version: int) -> dict[str,
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-  """Weights of a policy that is not trained, in play up to `until`, a share of the steps."""
+class FrozenWeights:
+  """Weights of a policy that is not trained, sampled until the share `until` of the steps."""
 
   folder: pathlib.Path | str
   until: float = 1.0
 
 
-def stage_at(stages: Sequence[Stage], share: float) -> int:
-  """The number of the stage in play at a share of the steps; the last from 1 on."""
-  return next((i for i, stage in enumerate(stages) if share < stage.until), len(stages) - 1)
+def frozen_at(weights: Sequence[FrozenWeights], share: float) -> int:
+  """The index of the weights that are sampled at a share of the steps; the last from 1 on."""
+  return next((i for i, each in enumerate(weights) if share < each.until), len(weights) - 1)
 
 
 def frozen_engine(config: RunConfig, folder: pathlib.Path | str, version: int) -> Engine:
-  """The engine of a policy that is not trained, of the sizes that its folder says.
+  """The engine of a policy that is not trained, with the sizes that its folder records.
 
   Raises:
-    ValueError: its vocabulary is not that of the policy in training.
+    ValueError: its vocabulary differs from that of the policy in training.
   """
   named, vocab = weight_files.place(folder), config.policy.model.vocab_size
   model = (
@@ -97,8 +97,8 @@ def frozen_engine(config: RunConfig, folder: pathlib.Path | str, version: int) -
   )
   if model.vocab_size != vocab:
     raise ValueError(
-      f"{folder} has a vocabulary of {model.vocab_size} tokens, the policy in training {vocab}; "
-      "they must share policy.tokenizer"
+      f"{folder} has a vocabulary of {model.vocab_size} tokens and the policy in training has "
+      f"{vocab}; both must use policy.tokenizer={config.policy.tokenizer}"
     )
   params = weight_files.load(str(folder), model, dtype=config.policy.dtype)
   return make_engine(config, params, version, model=model)
@@ -106,10 +106,10 @@ def frozen_engine(config: RunConfig, folder: pathlib.Path | str, version: int) -
 
 @contextlib.contextmanager
 def listener(config: RunConfig) -> Iterator[Listener | None]:
-  """Where workers and samplers of other machines come in; None where nobody is to.
+  """The listener for workers and samplers of other machines; None unless `workers.listen` is set.
 
   Raises:
-    ValueError: there is no key.
+    ValueError: no key is set.
   """
   if not config.workers.listen:
     yield None
@@ -121,21 +121,21 @@ def listener(config: RunConfig) -> Iterator[Listener | None]:
 
 
 class RolloutWorkers:
-  """Plays groups with the newest weights. Use as a context manager.
+  """Runs groups of episodes with the newest weights. Use as a context manager.
 
-  Of several processes each makes one, and all make the same calls of it; the first alone has
-  workers, and the others' engines repeat what its engine does.
+  In a run of several processes each makes one and makes the same calls of it. The first process
+  alone has workers; the engines of the others repeat the calls of its engine.
 
   Args:
     config: of the run.
-    spec: of the workers.
-    params: that are sampled first, of `version`, adapters merged.
-    version: likewise.
-    weights: folder of the published versions; needed to publish, and for slices.
-    channel: with the other processes; none for one that is alone.
-    notice: of a wish to stop, which is followed while groups are played.
-    frozen: {policy: its stages} of those that play beside the one in training, at first with the
-      weights of their last stage. The number of a stage is the version of what it samples.
+    spec: how the workers are made.
+    params: the first weights, adapters merged.
+    version: of `params`.
+    weights: folder of the published versions; needed by `publish` and by slices.
+    channel: control channel to the other processes.
+    notice: of a request to stop, which interrupts `shared`.
+    frozen: {policy: its weights} of policies that are sampled but not trained. The last weights of
+      a policy are sampled first. The index of the weights is the version of their tokens.
   """
 
   def __init__(
@@ -148,29 +148,29 @@ class RolloutWorkers:
     weights: pathlib.Path | None,
     channel: ControlChannel,
     notice: Notice,
-    frozen: Mapping[str, Sequence[Stage]] | None = None,
+    frozen: Mapping[str, Sequence[FrozenWeights]] | None = None,
   ):
     self._config, self._spec = config, spec
     self._weights = weights or pathlib.Path()
-    self._bond, self._notice = channel, notice
+    self._channel, self._notice = channel, notice
     self._clock = lockstep.Clock()
     self._engine: Engine | None = None
     self._slices: Slices | None = None
     if frozen and jax.process_count() > 1:
       raise ValueError(
-        f"{', '.join(frozen)} play beside the policy in training, which only a learner of one "
-        f"process can serve, and there are {jax.process_count()}; start one"
+        f"the frozen policies {', '.join(frozen)} can only be sampled in a run of one process, and "
+        f"this run has {jax.process_count()}; start one process"
       )
     self._frozen = frozen or {}
     self._others = {
-      f"{name} {i}": frozen_engine(config, stage.folder, i)
-      for name, stages in self._frozen.items()
-      for i, stage in enumerate(stages)
+      f"{name} {i}": frozen_engine(config, each.folder, i)
+      for name, weights in self._frozen.items()
+      for i, each in enumerate(weights)
     }
     self._seen = Stats()
     self._stack = contextlib.ExitStack()
     if config.sampler.slices:
-      if channel.is_first:  # what another run left under this number is not what is sampled first
+      if channel.is_first:  # another run may have left other weights under this number
         store.withdraw_after(version - 1, self._weights)
       self._publish(params, version)
     else:
@@ -189,71 +189,65 @@ class RolloutWorkers:
 
   @property
   def stats(self) -> Stats:
-    """The counters of the engine, or of all slices; and of the engines of frozen policies."""
-    found = self._slices or self._engine
-    counters = [found.stats] if found else [Stats()]
+    """The summed counters of the engine or of all slices, and of the frozen policies' engines."""
+    own = self._slices or self._engine
+    counters = [own.stats] if own else [Stats()]
     return stats_lib.total([*counters, *(other.stats for other in self._others.values())])
 
   def warm_up(self) -> None:
-    """Compiles every program of the engine, or waits for the slices to have done so; waits for a
-    worker.
-    """
+    """Compiles every program of the engines, then waits for the slices and for one worker."""
     for engine in (self._engine, *self._others.values()):
       if engine:
         engine.warm_up()
     if self._slices:
       self._slices.wait_until_ready()
-    if self._bond.is_first:
+    if self._channel.is_first:
       self._pool.wait_until_ready()
 
   def play(
     self,
     tasks: Sequence[Task],
     rollouts: int,
+    sampling: Sampling,
     *,
-    seed: int,
     label: str,
-    temperature: float = -1.0,
   ) -> Iterator[Group]:
-    """The groups of `tasks` as they finish; group ids are "label i". In the first process alone.
+    """Yields the groups of `tasks` as they end; group ids are "label i".
 
-    A negative `temperature` stands for that of the config.
+    Only the first process may call it.
     """
-    how = setup.sampling(self._config, seed)
-    if temperature >= 0:
-      how = dataclasses.replace(how, temperature=temperature)
-    jobs: Iterable[Job] = (Job(f"{label} {i}", t, rollouts, how) for i, t in enumerate(tasks))
-    return self._server.collect(jobs)
+    return self._server.collect(
+      Job(f"{label} {i}", task, rollouts, sampling) for i, task in enumerate(tasks)
+    )
 
   def turn_to(self, share: float) -> None:
-    """Frozen policies play with the weights of the stage at this share of the steps, in [0, 1]."""
-    if not self._bond.is_first:
-      return
-    for name, stages in self._frozen.items():
-      self._server.stand_in(name, f"{name} {stage_at(stages, share)}")
+    """Chooses the weights of the frozen policies for this share of the steps, in [0, 1]."""
+    if self._channel.is_first:
+      for name, weights in self._frozen.items():
+        self._server.stand_in(name, f"{name} {frozen_at(weights, share)}")
 
   def shared(self, make: Callable[[], list[Group]]) -> list[Group]:
-    """What `make` gives in the first process, in every process.
+    """Calls `make` in the first process and returns its groups in every process.
 
     Raises:
-      Preempted: in all of them, where one was asked to stop meanwhile.
+      Preempted: in every process, if one was asked to stop meanwhile.
     """
-    if not self._bond.is_first:
+    if not self._channel.is_first:
       return self._follow("groups")
     try:
       with self._notice.released():
         groups = make()
     except KeyboardInterrupt:
-      self._bond.tell(("stopped", None))
+      self._channel.tell(("stopped", None))
       raise
-    self._bond.tell(("groups", groups))
+    self._channel.tell(("groups", groups))
     return groups
 
   def publish(self, params: dict[str, Any], version: int) -> None:
-    """Writes a version, adapters merged; then the sampler fetches and verifies it."""
+    """Writes a version of the weights, adapters merged; the samplers then fetch and verify it."""
     self._publish(params, version)
-    if self._bond.is_first:
-      self._bond.tell(("load", version))
+    if self._channel.is_first:
+      self._channel.tell(("load", version))
     else:
       self._follow("load")
     if self._engine:
@@ -268,7 +262,7 @@ class RolloutWorkers:
     return {name: now[name] - seen[name] for name in now}
 
   def _serve(self, version: int) -> RolloutServer:
-    """Opens the listener, starts the workers and the sampler's side of the first process."""
+    """Opens the listener and starts the workers and the sampler, in the first process."""
     workers = self._config.workers
     opened = self._stack.enter_context(listener(self._config))
     self._pool = self._stack.enter_context(
@@ -282,7 +276,7 @@ class RolloutWorkers:
     )
     sampler: Leader | Slices
     if self._engine:
-      tell = lambda calls: self._bond.tell(("calls", calls))
+      tell = lambda calls: self._channel.tell(("calls", calls))
       sampler = Leader(self._engine, self._clock, tell, self._notice.held)
     else:
       assert opened is not None  # config.validate
@@ -307,18 +301,18 @@ class RolloutWorkers:
     )
 
   def _publish(self, params: dict[str, Any], version: int) -> None:
-    if self._bond.is_first:
+    if self._channel.is_first:
       store.begin(version, self._weights)
     processes.wait_for_all("version begun")
     store.write_part(params, version, self._weights, part=jax.process_index())
     processes.wait_for_all("version written")
-    if self._bond.is_first:
+    if self._channel.is_first:
       store.complete(version, self._weights, parts=jax.process_count(), keep=PUBLISHED_KEPT)
 
   def _follow(self, wanted: str) -> Any:
-    """Repeats the engine's calls of the first process until it says what is wanted."""
+    """Repeats the calls of the first process's engine until a message of the kind `wanted`."""
     while True:
-      kind, content = self._bond.hear()
+      kind, content = self._channel.hear()
       if kind == "calls":
         assert self._engine is not None
         lockstep.replay(content, self._engine, self._clock)
@@ -339,15 +333,15 @@ def scripted(
   label: str,
   ready: Callable[[], None] = lambda: None,
 ) -> Iterator[Group]:
-  """Yields groups that scripted players play in workers, as they end; group i is "label i".
+  """Yields the groups of a scripted player as they end; group ids are "label i".
 
   Args:
     config: of the run.
-    spec: of the workers.
-    tasks: to play.
-    rollouts: of each task.
+    spec: how the workers are made, with the player.
+    tasks: one group each.
+    rollouts: episodes of each task.
     sampling: limits of the episodes.
-    label: begins the ids of the groups.
+    label: first part of the group ids.
     ready: called when the workers are ready.
 
   Raises:

@@ -73,29 +73,29 @@ class _Slice:
   """
 
   def __init__(self, config: RunConfig, weights: pathlib.Path, channel: ControlChannel):
-    self._config, self._weights, self._bond = config, weights, channel
+    self._config, self._weights, self._channel = config, weights, channel
     self._clock = Clock()
     self._engine: Engine | None = None
 
   def make(self, version: int) -> Leader:
     """A fresh engine with a published version, warmed up."""
     params = fetched(self._config, self._weights, version)
-    self._bond.tell(("make", version))
+    self._channel.tell(("make", version))
     self._engine = make_engine(self._config, params, version, self._clock)
     self._engine.warm_up()
-    return Leader(self._engine, self._clock, lambda calls: self._bond.tell(("calls", calls)))
+    return Leader(self._engine, self._clock, lambda calls: self._channel.tell(("calls", calls)))
 
   def load(self, version: int) -> None:
     """Another published version, for the engine between two steps."""
     assert self._engine is not None
     params = fetched(self._config, self._weights, version)
-    self._bond.tell(("load", version))
+    self._channel.tell(("load", version))
     self._engine.set_params(params, version)
 
   def follow(self) -> None:
     """Does what the first process does, until it ends."""
     while True:
-      kind, content = self._bond.hear()
+      kind, content = self._channel.hear()
       if kind == "make":
         self.make(content)
       elif kind == "load":

@@ -1,4 +1,4 @@
-"""Opens what a run stands on: corpus and tasks, weights, optimizer, devices."""
+"""Makes the parts of a run from its config: agent, tasks, weights, optimizer, devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxrl_agents.chat import Chat, document_numbers
 from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig, import_path
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_process import WorkerSpec
-from jaxrl_agents.learner import checkpoint
+from jaxrl_agents.learner import checkpoint, losses
 from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy import copying_heads, lora, sharding
@@ -49,7 +49,7 @@ def agent(config: RunConfig) -> Agent:
 
 
 def setting(config: RunConfig) -> Setting:
-  """What the run hands to its agent."""
+  """The parts of the run that its agent may read."""
   return Setting(
     options=config.agent_config,
     corpus=config.corpus,
@@ -62,7 +62,7 @@ def setting(config: RunConfig) -> Setting:
 
 
 def open_tasks(config: RunConfig, report: Any = print) -> Tasks:
-  """Makes the tasks of the run's agent, or finds them in the cache.
+  """The tasks of the run's agent, made or read from the cache; `report` prints progress.
 
   Raises:
     ValueError: no tasks can be made.
@@ -71,17 +71,19 @@ def open_tasks(config: RunConfig, report: Any = print) -> Tasks:
 
 
 def worker_spec(config: RunConfig, tasks: Tasks, player: str = "") -> WorkerSpec:
-  """Workers in which the policy plays, or a scripted player of the agent."""
+  """How workers are made in which the policy (or a scripted player of the agent) acts."""
   shared, tokenizer = tasks.shared, config.policy.tokenizer
   return agent_lib.worker_spec(config.agent, tokenizer, config.agent_config, shared, player)
 
 
 def sampling(config: RunConfig, seed: int) -> Sampling:
-  """How episodes are sampled."""
+  """Temperature, seed and limits of the episodes of training.
+
+  Training samples from the whole distribution (top-p is 1), which is what the learner recomputes.
+  """
   options, stall_s = config.agent_config, config.workers.stall_s
   return Sampling(
     temperature=config.sampler.temperature,
-    top_p=config.sampler.top_p,
     seed=seed,
     max_new_tokens=options.max_new_tokens,
     generate_deadline_s=stall_s,
@@ -89,8 +91,43 @@ def sampling(config: RunConfig, seed: int) -> Sampling:
   )
 
 
+def eval_sampling(config: RunConfig) -> Sampling:
+  """The same for evaluation, with the temperature and the top-p of `eval`."""
+  training, temperature = sampling(config, config.seed), config.eval.temperature
+  return dataclasses.replace(
+    training,
+    temperature=training.temperature if temperature < 0 else temperature,
+    top_p=config.eval.top_p,
+  )
+
+
+def policy_loss(config: RunConfig) -> losses.PolicyLoss:
+  """The loss of `learner.loss`, with its options and the normaliser set.
+
+  Raises:
+    ValueError: there is no such loss, it has no such option, or the normaliser has no use for
+      `learner.constant_tokens`.
+  """
+  learner = config.learner
+  name = learner.loss
+  loss = import_path.load(name, "learner.loss") if ":" in name else losses.named(name)
+  if not isinstance(loss, losses.PolicyLoss):
+    loss = losses.PolicyLoss(loss, bounds=None)
+  if learner.normaliser != "published":
+    loss = dataclasses.replace(loss, normaliser=learner.normaliser)
+  if learner.constant_tokens and loss.normaliser != "constant":
+    raise ValueError(
+      f"learner.constant_tokens={learner.constant_tokens} has no effect with learner.loss={name}, "
+      f"whose normaliser is {loss.normaliser}; set it 0 or learner.normaliser=constant"
+    )
+  try:
+    return loss.set(learner.loss_options)
+  except ValueError as error:
+    raise ValueError(f"learner.loss_options={dict(learner.loss_options)}: {error}") from None
+
+
 def initial_params(config: RunConfig) -> dict[str, Any]:
-  """Parameters of `policy.init`: drawn from the seed, or read from a folder of weights."""
+  """The parameters that `policy.init` names: drawn from the seed, or read from a folder."""
   init, cfg = config.policy.init, config.policy.model
   if init not in ("scratch", "copying"):
     return loaded(config, init)
@@ -103,21 +140,21 @@ def initial_params(config: RunConfig) -> dict[str, Any]:
 
 
 def warm_params(config: RunConfig, workdir: Workdir) -> dict[str, Any]:
-  """Parameters that reinforcement learning starts from: of the warm-up if there was one."""
+  """The parameters that reinforcement learning starts from: the warm-up's if there was one."""
   if (workdir.warm_start / weight_files.WEIGHTS).exists():
     return loaded(config, str(workdir.warm_start))
   return initial_params(config)
 
 
 def loaded(config: RunConfig, folder: str) -> dict[str, Any]:
-  """Parameters of a folder of weights, read to their places on the ambient mesh."""
+  """The parameters of a folder of weights, sharded over the ambient mesh."""
   mesh, cfg = jax.sharding.get_mesh(), config.policy.model
   places = None if mesh.empty else sharding.shardings(cfg, mesh)
   return weight_files.load(folder, cfg, dtype=config.policy.dtype, shardings=places)
 
 
 def with_adapters(config: RunConfig, params: dict[str, Any]) -> dict[str, Any]:
-  """`params` with the adapters of `config.lora`, or themselves where all parameters are trained."""
+  """`params` with the adapters of `config.lora`; unchanged if `lora.rank` is 0."""
   if not config.lora.rank:
     return params
   return lora.adapt(
@@ -133,7 +170,7 @@ def with_adapters(config: RunConfig, params: dict[str, Any]) -> dict[str, Any]:
 def make_optimizer(
   config: RunConfig, section: SftConfig | LearnerConfig, **schedule: Any
 ) -> optax.GradientTransformation:
-  """The optimizer of a phase for what `config` trains; `schedule` as in state.make_optimizer."""
+  """The optimizer of a phase (warm-up or RL); `schedule` as in state.make_optimizer."""
   return state_lib.make_optimizer(
     config.policy.model,
     learning_rate=section.lr,
@@ -165,7 +202,7 @@ def devices(config: RunConfig) -> Iterator[None]:
 def fresh_state(
   config: RunConfig, params: dict[str, Any], tx: optax.GradientTransformation
 ) -> TrainState:
-  """A state at version 0 with the parameters, laid out over the ambient mesh; takes `params`."""
+  """A training state at version 0, sharded over the ambient mesh; `params` are donated."""
   mesh, cfg = jax.sharding.get_mesh(), config.policy.model
   make = lambda params: state_lib.make_state(params, tx, jax.random.key(config.seed))
   if mesh.empty:
@@ -177,7 +214,7 @@ def fresh_state(
 
 
 def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
-  """(next step, state, ledger) of the newest checkpoint, or (0, fresh, {}) where there is none."""
+  """(next step, state, ledger) of the newest checkpoint; (0, fresh, {}) if there is none."""
   if manager.latest_step() is None:
     return 0, fresh, {}
   state, ledger, step = checkpoint.restore(manager, fresh)
@@ -185,12 +222,12 @@ def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str
 
 
 def cache(config: RunConfig) -> pathlib.Path:
-  """Where what can be made again is kept: $JAXRL_CACHE, else `corpus.cache`."""
+  """The folder of files that can be made again: $JAXRL_CACHE, else `corpus.cache`."""
   return pathlib.Path(os.environ.get("JAXRL_CACHE", config.corpus.cache)).expanduser()
 
 
 def compilation_cache(config: RunConfig) -> None:
-  """Keeps compiled programs, so that a second run starts at once; elsewhere where jax was told."""
+  """Turns on jax's cache of compiled programs, unless jax's own setting names a folder already."""
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update("jax_compilation_cache_dir", str(cache(config)))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

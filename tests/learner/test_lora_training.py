@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_agents.learner import checkpoint, packing, state, train_step
+from jaxrl_agents.learner import checkpoint, losses, packing, state, train_step
 from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy import lora
 from jaxrl_agents.policy import params as params_lib
@@ -30,7 +30,7 @@ CFG = PolicyConfig(
   expert_ffw_dim=8,
 )
 TARGETS = ("qkv", "out", "experts.gate_up", "down")
-OBJECTIVE = train_step.Objective("rl", numbers=(("high", 2.0),))
+OBJECTIVE = train_step.Objective("rl", losses.named("cispo").set({"high": 2.0}))
 TX = state.make_optimizer(CFG, learning_rate=1e-2, weight_decay=0.01, trained="adapters")
 
 

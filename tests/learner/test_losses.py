@@ -177,7 +177,7 @@ def test_every_loss_equals_a_plain_loop_on_random_batches(name, seed):
   mask = rng.random(mu.shape) < 0.6
   ids = rng.integers(0, 4, mu.shape)
   batch = make_batch(mu, rng.normal(size=mu.shape), mask, ids)
-  loss = losses.bind(name, NUMBERS[name])(jnp.asarray(pi), batch)
+  loss = losses.named(name).set(NUMBERS[name])(jnp.asarray(pi), batch)
   expected = reference_loss(
     name, pi.astype(np.float64), mu.astype(np.float64), batch.advantages, mask, ids, NUMBERS[name]
   )
@@ -208,7 +208,9 @@ def test_a_ratio_beyond_float32_stays_finite(name):
 def test_clipped_counts_tokens_outside_the_bounds_of_the_loss():
   batch = make_batch(np.zeros((1, 4)), 1.0, [[1, 1, 1, 0]])
   logprobs = jnp.log(jnp.array([[0.9, 1.25, 3.0, 9.0]]))
-  outside = lambda name, **numbers: losses.clipped(logprobs, batch, name, numbers)[0].tolist()
+  outside = lambda name, **options: (
+    losses.named(name).set(options).clipped(logprobs, batch)[0].tolist()
+  )
   assert outside("cispo") == [False, False, False, False]
   assert outside("cispo", high=2.0) == [False, False, True, False]
   assert outside("grpo") == [False, True, True, False]
@@ -228,12 +230,28 @@ def test_divergence_estimators_have_their_known_means_on_two_gaussians():
   np.testing.assert_allclose(variances, [0.25, 0.04, 0.03], atol=8e-3)
 
 
-def test_an_unknown_loss_or_number_names_the_nearest():
-  with pytest.raises(ValueError, match="no loss 'cipso'; the nearest is 'cispo'"):
-    losses.bind("cipso", {})
-  with pytest.raises(ValueError, match="takes no 'hihg'; the nearest is 'high'"):
-    losses.bind("cispo", {"hihg": 3.0})
+def test_an_unknown_loss_or_option_names_the_nearest():
+  with pytest.raises(ValueError, match="no loss 'cipso'; did you mean 'cispo'"):
+    losses.named("cipso")
+  with pytest.raises(ValueError, match="loss cispo has no option 'hihg'; did you mean 'high'"):
+    losses.named("cispo").set({"hihg": 3.0})
 
 
-def test_every_loss_has_a_published_normaliser():
-  assert set(losses.NORMALISERS) == set(losses.LOSSES)
+def test_an_option_of_another_type_is_an_error():
+  with pytest.raises(ValueError, match="unified_mask=1.0 of the loss cispo must be a bool"):
+    losses.named("cispo").set({"unified_mask": 1.0})
+  with pytest.raises(ValueError, match="high=True of the loss cispo must be a float"):
+    losses.named("cispo").set({"high": True})
+
+
+def test_a_loss_reads_the_reference_where_its_option_is_not_0():
+  assert not losses.named("grpo").needs_reference
+  assert losses.named("grpo").set({"beta": 0.1}).needs_reference
+  assert not losses.named("k25").needs_reference  # its beta is a bound
+
+
+def test_options_change_the_loss_and_keep_those_that_were_set_before():
+  batch = make_batch([[0.0]], 1.0)
+  loss = losses.named("cispo").set({"high": 2.0}).set({"low": 0.5})
+  assert loss.all_options == {"low": 0.5, "high": 2.0, "unified_mask": False}
+  assert float(loss(jnp.log(jnp.array([[3.0]])), batch)[0, 0]) == pytest.approx(-2 * np.log(3))

@@ -18,14 +18,14 @@ def test_a_small_policy_gives_way_to_the_one_that_training_starts_from():
   options = ["swarm.sub_init=('small','')", "swarm.sub_until=(0.5,)"]
   (stages,) = evaluation.frozen(config_lib.load("configs/swarm_cpu.py", options), START).values()
   assert [stage.folder for stage in stages] == ["small", START]
-  in_play = [rollout_workers.stage_at(stages, step / 4) for step in range(5)]
+  in_play = [rollout_workers.frozen_at(stages, step / 4) for step in range(5)]
   assert in_play == [0, 0, 1, 1, 1]
 
 
 def test_without_a_curriculum_the_policy_that_training_starts_from_plays_all_the_time():
   (stages,) = evaluation.frozen(config_lib.load("configs/swarm_cpu.py"), START).values()
   assert [stage.folder for stage in stages] == [START]
-  assert {rollout_workers.stage_at(stages, share) for share in (0.0, 0.5, 1.0)} == {0}
+  assert {rollout_workers.frozen_at(stages, share) for share in (0.0, 0.5, 1.0)} == {0}
 
 
 def test_sub_agents_may_be_of_another_size_but_not_of_another_vocabulary(tmp_path):
@@ -36,5 +36,5 @@ def test_sub_agents_may_be_of_another_size_but_not_of_another_vocabulary(tmp_pat
     )
   engine = rollout_workers.frozen_engine(CONFIG, tmp_path / "narrow", 2)
   assert engine.version == 2
-  with pytest.raises(ValueError, match="320 tokens, .* must share policy.tokenizer"):
+  with pytest.raises(ValueError, match="320 tokens .* must use policy.tokenizer"):
     rollout_workers.frozen_engine(CONFIG, tmp_path / "foreign", 0)
