@@ -43,7 +43,7 @@ class RolloutServer:
       Each rollout is then played as a group of its own, with a seed of its own.
     stall_s: seconds without a message or a step after which RolloutError is raised.
     max_retries: how often a job is submitted again after its worker died.
-    others: {policy: Engine} of those that requests name in `SamplingLimits.policy`, frozen sub-agents say.
+    others: {policy: Engine} of requests whose `SamplingLimits.policy` names them.
       A request for any other is refused.
   """
 

@@ -1,7 +1,8 @@
 """Sampler slices: engines in processes of their own, which come in by the learner's listener.
 
     learner -> slice   ("begin", version, deterministic)  ("load", version)  ("run",)
-                       ("submit", request_id, prompt int32[P], SamplingLimits)  ("cancel", request_id)
+                       ("submit", request_id, prompt int32[P], SamplingLimits)
+                     ("cancel", request_id)
     slice -> learner   ("at", version, Stats)
                        ("ended", [(request_id, Generation | Failure)], Stats)
                        ("alive",) when there is nothing else to say, from between two steps
