@@ -103,7 +103,7 @@ class Context:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class SamplingLimits:
   """How one generation is sampled and when it ends.
 
   `seed` makes the draw a pure function of (weights, prompt, seed), whatever else is in the batch.
@@ -209,6 +209,6 @@ class Sampler(Protocol):
   who asks for several at once says so, and a sampler that waits for all of them to ask can.
   """
 
-  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation: ...
+  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation: ...
 
   def playing(self, more: int) -> None: ...

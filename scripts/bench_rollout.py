@@ -28,7 +28,7 @@ from absl import app, flags
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.types import Limits
+from jaxrl_agents.types import SamplingLimits
 
 BATCHES = flags.DEFINE_list("batches", ["8", "32"], "Sequences at once.")
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls; the median counts.", lower_bound=1)
@@ -102,7 +102,7 @@ def generate(engine: Engine, batch: int, seed: int) -> None:
   rng = np.random.default_rng(seed)
   for i in range(batch):
     prompt = rng.integers(3, engine.cfg.vocab_size, PROMPT_TOKENS).astype(np.int32)
-    engine.submit(prompt, Limits(SAMPLED_TOKENS, (), seed=i))
+    engine.submit(prompt, SamplingLimits(SAMPLED_TOKENS, (), seed=i))
   while engine.num_unfinished:
     engine.step()
 

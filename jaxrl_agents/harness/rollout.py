@@ -24,9 +24,9 @@ from jaxrl_agents.types import (
   Env,
   Generation,
   Group,
-  Limits,
   Message,
   Sampler,
+  SamplingLimits,
   Task,
   Trajectory,
 )
@@ -90,7 +90,7 @@ class Pinned:
   sampler: Sampler
   policy: str
 
-  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
     """As the sampler that is asked."""
     named = dataclasses.replace(limits, policy=self.policy)
     return await self.sampler.generate(prompt, named)
@@ -260,7 +260,7 @@ async def play_turns(
   last = math.inf if max_turns is None else len(record.turns) + max_turns
   while not context.done and len(record.turns) < last:
     prompt = chat.render(context.messages, context.tools)
-    limits = Limits(
+    limits = SamplingLimits(
       max_new_tokens=min(
         sampling.max_new_tokens, context.max_new_tokens or sampling.max_new_tokens
       ),
@@ -284,7 +284,7 @@ async def play_turns(
   return context
 
 
-async def _generate(sampler: Sampler, prompt: np.ndarray, limits: Limits) -> Generation:
+async def _generate(sampler: Sampler, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
   try:
     generation = await asyncio.wait_for(sampler.generate(prompt, limits), limits.deadline_s)
   except TimeoutError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.types import Context, Env, Generation, Limits, Message
+from jaxrl_agents.types import Context, Env, Generation, Message, SamplingLimits
 
 
 class Scripted:
@@ -34,7 +34,7 @@ class Scripted:
     self._context = await self._env.step(reply)
     return self._context
 
-  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
     """The player's turn as tokens, cut at `limits.max_new_tokens` as a policy's would be."""
     tokens = self._chat.encode_reply(self._play(self._context), self._context.messages)
     stop = "stop" if len(tokens) <= limits.max_new_tokens else "length"

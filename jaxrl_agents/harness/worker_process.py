@@ -2,7 +2,7 @@
 
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
-    worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], Limits)
+    worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], SamplingLimits)
                      ("playing", more)  ("group", Group)  ("error", text)
                      ("alive",) when there is nothing else to say
 
@@ -40,7 +40,7 @@ from jaxrl_agents.harness.rollout import (
   failed,
   run_group,
 )
-from jaxrl_agents.types import Generation, Group, Limits, Task
+from jaxrl_agents.types import Generation, Group, SamplingLimits, Task
 from jaxrl_agents.wire.listener import BEAT_S
 
 UNFIT = 2
@@ -84,7 +84,7 @@ class RemoteSampler:
     self._waiting: dict[int, asyncio.Future[Generation]] = {}
     self._next_id = 0
 
-  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
     """Asks for a generation and waits for it; the caller sets the deadline."""
     request_id, self._next_id = self._next_id, self._next_id + 1
     future = asyncio.get_running_loop().create_future()

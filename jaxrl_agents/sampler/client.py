@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.stats import Stats
-from jaxrl_agents.types import Generation, Limits
+from jaxrl_agents.types import Generation, SamplingLimits
 
 
 class Steps(Protocol):
@@ -24,7 +24,7 @@ class Steps(Protocol):
   @property
   def num_unfinished(self) -> int: ...
 
-  def submit(self, prompt: np.ndarray, limits: Limits) -> int: ...
+  def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int: ...
 
   def step(self) -> list[tuple[int, Generation | Failure]]: ...
 
@@ -45,7 +45,7 @@ class LocalSampler:
     self._waiting: dict[int, asyncio.Future[Generation]] = {}
     self._pump: asyncio.Task[None] | None = None
 
-  async def generate(self, prompt: np.ndarray, limits: Limits) -> Generation:
+  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
     """Samples a reply.
 
     Raises:

@@ -26,7 +26,7 @@ from jaxrl_agents.sampler.pages import PagePool, of_each_part
 from jaxrl_agents.sampler.scheduler import Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
 from jaxrl_agents.sampler.stats import Stats
-from jaxrl_agents.types import NOT_ROUTED, Generation, Limits
+from jaxrl_agents.types import NOT_ROUTED, Generation, SamplingLimits
 
 _FEWER_ROWS = 4
 """A decode step of at most a quarter of the slots of each part runs a program of a quarter of the
@@ -154,7 +154,7 @@ class Engine:
         self._run(step, rows, np.full(self._parts * count, num_slots, np.int32))
     self.stats.forwards = 0
 
-  def submit(self, prompt: np.ndarray, limits: Limits) -> int:
+  def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
     """Queues a prompt (int32 [P]) and returns the id that `step` will report it under.
 
     Raises:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_agents.sampler.client import Steps
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.stats import Stats
-from jaxrl_agents.types import Generation, Limits
+from jaxrl_agents.types import Generation, SamplingLimits
 
 Call = tuple[float, str, tuple[Any, ...]]
 """(time.monotonic of the first process, method of the engine, arguments)"""
@@ -67,7 +67,7 @@ class Leader:
     """Requests that wait or run."""
     return self._engine.num_unfinished
 
-  def submit(self, prompt: np.ndarray, limits: Limits) -> int:
+  def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
     """See Engine.submit."""
     return self._call("submit", prompt, limits)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxrl_agents.types import Limits
+from jaxrl_agents.types import SamplingLimits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Failure:
   """Why a request got no Generation.
 
   Attributes:
-    kind: "deadline" (Limits.deadline_s passed).
+    kind: "deadline" (SamplingLimits.deadline_s passed).
     text: the request, the cause and the remedy.
   """
 
@@ -52,7 +52,7 @@ class Sequence:
   num_tokens: int
   num_prompt: int
   max_tokens: int
-  limits: Limits
+  limits: SamplingLimits
   deadline: float
   pages: list[int] = dataclasses.field(default_factory=list)
   num_cached: int = 0
@@ -85,7 +85,9 @@ class Chunk:
   count: int
 
 
-def check(prompt: np.ndarray, limits: Limits, *, max_context_tokens: int, vocab_size: int) -> None:
+def check(
+  prompt: np.ndarray, limits: SamplingLimits, *, max_context_tokens: int, vocab_size: int
+) -> None:
   """Raises ValueError, with the values and the remedy, for a request that cannot be served."""
   if prompt.ndim != 1 or len(prompt) == 0:
     raise ValueError(f"prompt of shape {prompt.shape}: give at least one token id, int32 [P]")

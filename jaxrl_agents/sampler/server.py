@@ -1,7 +1,7 @@
 """Serves the generations that rollout workers ask for, from one engine or several named ones, until
 their groups are done.
 
-    worker -> here   ("generate", request_id, prompt int32[P], Limits)  ("playing", more)
+    worker -> here   ("generate", request_id, prompt int32[P], SamplingLimits)  ("playing", more)
                      ("group", Group)  ("error", text)
                      ("died", text, jobs), the last from the pool itself
     here -> worker   ("generation", request_id, Generation)  ("refused", request_id, text)
@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxrl_agents.sampler.client import Steps
 from jaxrl_agents.sampler.sequence import Failure
-from jaxrl_agents.types import Group, Limits
+from jaxrl_agents.types import Group, SamplingLimits
 
 
 class RolloutError(RuntimeError):
@@ -43,7 +43,7 @@ class RolloutServer:
       Each rollout is then played as a group of its own, with a seed of its own.
     stall_s: seconds without a message or a step after which RolloutError is raised.
     max_retries: how often a job is submitted again after its worker died.
-    others: {policy: Engine} of those that requests name in `Limits.policy`, frozen sub-agents say.
+    others: {policy: Engine} of requests whose `SamplingLimits.policy` names them.
       A request for any other is refused.
   """
 
@@ -66,7 +66,7 @@ class RolloutServer:
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
     self._stall_s, self._max_retries = stall_s, max_retries
     self._asked: dict[tuple[str, int], tuple[int, int]] = {}
-    self._held: list[tuple[int, int, np.ndarray, Limits]] = []
+    self._held: list[tuple[int, int, np.ndarray, SamplingLimits]] = []
     self._finished: list[Group] = []
     self._rollouts_in_play = 0
     self._more_players: collections.Counter[int] = collections.Counter()  # by worker
@@ -179,7 +179,7 @@ class RolloutServer:
         self._pool.send(worker, ("refused", request_id, str(error)))
     self._held.clear()
 
-  def _engine_of(self, limits: Limits) -> str:
+  def _engine_of(self, limits: SamplingLimits) -> str:
     name = self._stand_ins.get(limits.policy, limits.policy)
     if name not in self._engines:
       raise ValueError(
@@ -242,7 +242,7 @@ class RolloutServer:
       )
 
 
-def _canonical(held: tuple[int, int, np.ndarray, Limits]) -> tuple[str, int, bytes]:
+def _canonical(held: tuple[int, int, np.ndarray, SamplingLimits]) -> tuple[str, int, bytes]:
   """A key that does not depend on when a request came or from which worker."""
   _, _, prompt, limits = held
   return limits.policy, limits.seed, prompt.tobytes()

@@ -1,7 +1,8 @@
 """Sampler slices: engines in processes of their own, which come in by the learner's listener.
 
     learner -> slice   ("begin", version, deterministic)  ("load", version)  ("run",)
-                       ("submit", request_id, prompt int32[P], Limits)  ("cancel", request_id)
+                       ("submit", request_id, prompt int32[P], SamplingLimits)
+                     ("cancel", request_id)
     slice -> learner   ("at", version, Stats)
                        ("ended", [(request_id, Generation | Failure)], Stats)
                        ("alive",) when there is nothing else to say, from between two steps
@@ -27,7 +28,7 @@ from jaxrl_agents.sampler import sequence as sequence_lib
 from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.stats import Stats
-from jaxrl_agents.types import Generation, Limits
+from jaxrl_agents.types import Generation, SamplingLimits
 from jaxrl_agents.wire.listener import Listener
 
 _WAIT_S = 0.01
@@ -99,7 +100,7 @@ class Slices:
     self._start_deadline_s = start_deadline_s
     self._slices: list[_Slice] = []
     self._gone: list[Stats] = []
-    self._requests: dict[int, tuple[np.ndarray, Limits]] = {}
+    self._requests: dict[int, tuple[np.ndarray, SamplingLimits]] = {}
     self._backlog: list[int] = []
     self._next_id = 0
     self._bereft: float | None = None  # since when there has been no slice
@@ -142,7 +143,7 @@ class Slices:
     begun = lambda: [each for each in self._slices if each.version >= 0]  # others come to it later
     self._wait_for(lambda: begun() and all(each.version == version for each in begun()))
 
-  def submit(self, prompt: np.ndarray, limits: Limits) -> int:
+  def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
     """Queues a prompt and returns the id that `step` will report it under.
 
     Raises:

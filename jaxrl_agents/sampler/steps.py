@@ -20,7 +20,7 @@ from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention.cache import PagedCache
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import draw, speculate
-from jaxrl_agents.types import Limits
+from jaxrl_agents.types import SamplingLimits
 
 
 @struct.dataclass
@@ -113,7 +113,7 @@ def empty_rows(num_rows: int, num_tokens: int, max_pages: int) -> Rows:
   )
 
 
-def set_limits(rows: Rows, row: int, limits: Limits) -> None:
+def set_limits(rows: Rows, row: int, limits: SamplingLimits) -> None:
   """Writes how a row is sampled into rows made by `empty_rows`."""
   rows.seeds[row] = limits.seed % 2**32
   rows.temperature[row] = limits.temperature

@@ -15,7 +15,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import weight_files
 from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.types import Limits, Segment
+from jaxrl_agents.types import SamplingLimits, Segment
 from jaxrl_agents.weights import store
 
 CFG = PolicyConfig(
@@ -59,7 +59,9 @@ def sampled(params):
   prompts = {}
   for i in range(4):
     prompt = np.random.default_rng(i).integers(2, CFG.vocab_size, 6 + i).astype(np.int32)
-    limits = Limits(max_new_tokens=20, temperature=1.0, seed=i, stop_tokens=(0,), deadline_s=300)
+    limits = SamplingLimits(
+      max_new_tokens=20, temperature=1.0, seed=i, stop_tokens=(0,), deadline_s=300
+    )
     prompts[engine.submit(prompt, limits)] = prompt
   rollouts = []
   while engine.num_unfinished:

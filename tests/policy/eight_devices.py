@@ -20,7 +20,7 @@ from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.experts import all_to_all, local
 from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.types import Limits, Segment
+from jaxrl_agents.types import SamplingLimits, Segment
 from tests.policy import tiny
 
 ROW_TOKENS = 32
@@ -111,7 +111,7 @@ def sample(cfg, params):
   assert pages.sharding.shard_shape(pages.shape)[1] == 64 // parts, "the cache is not split"
   rng = np.random.default_rng(1)
   prompts = [rng.integers(1, cfg.vocab_size, n) for n in (12, 9, 11, 12, 10, 12, 8, 12)]
-  ids = [engine.submit(p, Limits(6, (), seed=i)) for i, p in enumerate(prompts)]
+  ids = [engine.submit(p, SamplingLimits(6, (), seed=i)) for i, p in enumerate(prompts)]
   done = {}
   while engine.num_unfinished:
     done |= dict(engine.step())

@@ -11,7 +11,7 @@ from jaxrl_agents import chat
 from jaxrl_agents.agents.agent import Agent
 from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
 from jaxrl_agents.harness.worker_process import Services
-from jaxrl_agents.types import Context, Limits, Message
+from jaxrl_agents.types import Context, Message, SamplingLimits
 
 CHAT = chat.load("base")
 
@@ -72,7 +72,7 @@ class AsksAnother(TwoTurns):
   async def _ask(self, i):
     await asyncio.sleep(0.03 * i)
     prompt = CHAT.render([Message("user", f"{self.task.prompt} {i}")])
-    limits = Limits(max_new_tokens=4, stop_tokens=CHAT.stop_tokens, seed=i)
+    limits = SamplingLimits(max_new_tokens=4, stop_tokens=CHAT.stop_tokens, seed=i)
     try:
       generation = await self.sampler.generate(prompt, limits)
     except EpisodeError as error:

@@ -16,7 +16,7 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.client import LocalSampler
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.sequence import Failure
-from jaxrl_agents.types import NOT_ROUTED, Limits
+from jaxrl_agents.types import NOT_ROUTED, SamplingLimits
 
 CFG = PolicyConfig(
   vocab_size=40,
@@ -84,7 +84,7 @@ def prompts(count, seed=0, longest=24):
 
 
 def limits(seed=0, **changes):
-  return dataclasses.replace(Limits(20, (STOP,), seed=seed), **changes)
+  return dataclasses.replace(SamplingLimits(20, (STOP,), seed=seed), **changes)
 
 
 @jax.jit

@@ -12,7 +12,7 @@ from jaxrl_agents.sampler import lockstep
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Clock, Leader, replay
 from jaxrl_agents.sampler.sequence import Failure
-from jaxrl_agents.types import Limits
+from jaxrl_agents.types import SamplingLimits
 from tests.sampler.test_server import CFG
 
 
@@ -65,11 +65,11 @@ def test_calls_told_before_each_step_bring_a_second_engine_to_the_same_results(b
   while waiting or leader.num_unfinished:
     for _ in range(draw.randint(0, 2)):
       if waiting:
-        ids.append(leader.submit(waiting.pop(), Limits(6, (), seed=draw.randrange(99))))
+        ids.append(leader.submit(waiting.pop(), SamplingLimits(6, (), seed=draw.randrange(99))))
     if draw.random() < 0.1:
       leader.cancel(draw.choice(ids))
     with pytest.raises(ValueError, match="at least one token id"):
-      leader.submit(np.zeros(0, np.int32), Limits(6, ()))
+      leader.submit(np.zeros(0, np.int32), SamplingLimits(6, ()))
     found += seen(leader.step())
     (calls,) = told
     told.clear()
@@ -87,8 +87,8 @@ def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both, m
   leader = Leader(first, clock, told.append)
   draw = random.Random(1)
   late, timely = prompts(draw, 2)
-  leader.submit(late, Limits(4, (), deadline_s=0.0))
-  leader.submit(timely, Limits(4, (), deadline_s=0.4))
+  leader.submit(late, SamplingLimits(4, (), deadline_s=0.0))
+  leader.submit(timely, SamplingLimits(4, (), deadline_s=0.4))
   now[0] += 0.01
   found = []
   while leader.num_unfinished:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_agents.sampler.pages import PagePool
 from jaxrl_agents.sampler.scheduler import Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Sequence
-from jaxrl_agents.types import Limits
+from jaxrl_agents.types import SamplingLimits
 
 PAGE_TOKENS = 2
 
@@ -23,7 +23,7 @@ def request(number, prompt, max_tokens=14):
   tokens = np.zeros(max_tokens, np.int32)
   tokens[: len(prompt)] = prompt
   return Sequence(
-    number, tokens, len(prompt), len(prompt), max_tokens, Limits(8, ()), deadline=math.inf
+    number, tokens, len(prompt), len(prompt), max_tokens, SamplingLimits(8, ()), deadline=math.inf
   )
 
 

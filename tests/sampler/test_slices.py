@@ -13,7 +13,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.sampler import slice_process as slice_lib
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.slices import Slices, SlicesError
-from jaxrl_agents.types import Limits
+from jaxrl_agents.types import SamplingLimits
 from jaxrl_agents.wire.listener import Listener, connect
 from tests.sampler.test_server import CFG
 
@@ -81,7 +81,7 @@ def finish(sampler, limit_s=60):
 
 
 def submit(sampler, prompts=PROMPTS):
-  return [sampler.submit(p, Limits(6, (), seed=i)) for i, p in enumerate(prompts)]
+  return [sampler.submit(p, SamplingLimits(6, (), seed=i)) for i, p in enumerate(prompts)]
 
 
 def test_one_slice_in_a_deterministic_run_gives_what_an_engine_here_gives(listener):
@@ -105,10 +105,10 @@ def test_new_weights_reach_sequences_that_run(listener):
   come(listener)
   with joined(listener, 1, deterministic=False) as sampler:
     sampler.wait_until_ready()
-    request = sampler.submit(PROMPTS[0], Limits(25, (), seed=3))
+    request = sampler.submit(PROMPTS[0], SamplingLimits(25, (), seed=3))
     sampler.step()
     sampler.load(1)
-    later = sampler.submit(PROMPTS[1], Limits(4, (), seed=3))
+    later = sampler.submit(PROMPTS[1], SamplingLimits(4, (), seed=3))
     found = finish(sampler)
   assert len(found[request].tokens) == 25
   assert sorted(found[request].versions) == list(found[request].versions)
@@ -120,7 +120,7 @@ def test_what_a_slice_had_that_is_gone_another_does(listener, deterministic, cap
   connections = [come(listener), come(listener)]
   with joined(listener, 2, deterministic=deterministic) as sampler:
     sampler.wait_until_ready()
-    ids = [sampler.submit(p, Limits(4 + 2 * i, (), seed=i)) for i, p in enumerate(PROMPTS)]
+    ids = [sampler.submit(p, SamplingLimits(4 + 2 * i, (), seed=i)) for i, p in enumerate(PROMPTS)]
     found = dict(sampler.step())
     hang_up(connections[0])
     found |= finish(sampler)
@@ -134,7 +134,7 @@ def test_a_request_that_cannot_be_served_is_refused_here_and_one_cancelled_never
   with joined(listener, 1) as sampler:
     sampler.wait_until_ready()
     with pytest.raises(ValueError, match="leaves no room for a reply"):
-      sampler.submit(np.ones(40, np.int32), Limits(4, ()))
+      sampler.submit(np.ones(40, np.int32), SamplingLimits(4, ()))
     first, second = submit(sampler, PROMPTS[:2])
     sampler.cancel(first)
     assert set(finish(sampler)) == {second}
