@@ -186,7 +186,7 @@ class SearchExpert:
   def _guesses(self, visible: Sequence[str]) -> list[str]:
     """The best hits of missing clues, where they are still in sight."""
     best = (self._best.get(i) for i in self._missing(visible))
-    return [i for i in best if i in visible]
+    return [i for i in best if i is not None and i in visible]
 
   def _open_clues(self, visible: Sequence[str]) -> list[int]:
     """Missing clues that are worth another try."""

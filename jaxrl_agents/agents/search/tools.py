@@ -29,7 +29,6 @@ from jaxrl_agents.corpus.index.hybrid import Fusion, Index
 from jaxrl_agents.harness.tools import Tool, ToolError, late
 from jaxrl_agents.types import Task
 
-
 READ_CHUNKS = 300
 """Most chunks of a document that read_document ranks, as in the harness above."""
 

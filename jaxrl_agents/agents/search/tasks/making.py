@@ -14,11 +14,11 @@ from jaxrl_agents.agents.search.tasks import (
   chain_writer,
   entity_graph,
   everyday_words,
-  text_facts,
   page_chains,
   python_facts,
   quote_verification,
   synthesis,
+  text_facts,
 )
 from jaxrl_agents.agents.search.tasks import chains as chains_lib
 from jaxrl_agents.agents.search.tasks import clue_wording as clues_lib
