@@ -1,7 +1,7 @@
 """Makes a frozen set of multi-hop search tasks from a corpus, without network or model.
 
     python scripts/make_search_tasks.py --corpus=python --out=tasks        # Python's library, 30 s
-    python scripts/make_search_tasks.py --corpus=FOLDER --out=tasks        # .txt .md .html .jsonl .py
+    python scripts/make_search_tasks.py --corpus=FOLDER --out=tasks        # .txt .md .html .jsonl
     python scripts/make_search_tasks.py --corpus=chroma:FOLDER --out=tasks # Context-1's task files
 
 Prints the yield by split and level and three of the tasks. --format=chroma writes a JSON file per
