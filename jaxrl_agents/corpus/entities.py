@@ -2,7 +2,7 @@
 
 Every statement is a span of a document, so that it can be quoted word for word. A domain is read by
 rule: python source by its syntax tree (`python_facts`), any other text by titles and rare terms
-(`folder_facts`).
+(`text_facts`).
 """
 
 from __future__ import annotations

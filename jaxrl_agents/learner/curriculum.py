@@ -34,7 +34,7 @@ class TaskStream:
     single_epoch: bool = False,
   ):
     if not tasks:
-      raise ValueError("no tasks to train on; make some with scripts/synthesize.py")
+      raise ValueError("no tasks to train on; make some with scripts/make_search_tasks.py")
     levels: dict[int, list[Task]] = {}
     for task in sorted(tasks, key=lambda t: t.id):
       levels.setdefault(int(task.facts.get("level", 0)), []).append(task)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.agents import scores
-from jaxrl_agents.agents.search import one_search
+from jaxrl_agents.agents.search import one_shot_search
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.types import Group, Task, Trajectory
 
@@ -136,7 +136,9 @@ class Shelf:
 def test_one_shot_search_answers_with_as_many_chunks_as_the_policy_did():
   one = task("a", gold=("1_0", "4_0"))
   policy = Group(one, (rollout("a", num_output=2.0), rollout("a", num_output=3.0)))  # mean 2.5: 3
-  [baseline] = one_search.one_shot_hybrid([policy], Shelf(), count_tokens=len, max_documents=30)
+  [baseline] = one_shot_search.one_shot_hybrid(
+    [policy], Shelf(), count_tokens=len, max_documents=30
+  )
   [played] = baseline.trajectories
   assert played.log[-1].content.splitlines() == [f"<Document id={i}_0>" for i in range(3)]
   # 1_0 of the gold pair is among the first three: recall 1/2, precision 1/3, F1 2/5.
@@ -150,7 +152,7 @@ def test_one_shot_search_answers_with_as_many_chunks_as_the_policy_did():
 def test_one_shot_search_answers_at_least_once_and_skips_tasks_that_only_failed():
   empty = Group(task("a"), (rollout("a", num_output=0.0),))
   failed = Group(task("b"), (rollout("b", error="EpisodeError: late"),))
-  [baseline] = one_search.one_shot_hybrid(
+  [baseline] = one_shot_search.one_shot_hybrid(
     [empty, failed], Shelf(), count_tokens=len, max_documents=30
   )
   assert baseline.task.id == "a"

@@ -25,7 +25,7 @@ def run(*arguments, **environment):
   ("arguments", "message"),
   [
     (("scripts/view.py", "--workdir=/nowhere"), "error: no folder /nowhere"),
-    (("scripts/synthesize.py", "--corpus=/nowhere", "--out=/nowhere/out"), "no such folder"),
+    (("scripts/make_search_tasks.py", "--corpus=/nowhere", "--out=/nowhere/out"), "no such folder"),
     (("scripts/train_rl.py", "--workdir=/nowhere", "--set=learner.lrr=1"), "did you mean"),
   ],
 )

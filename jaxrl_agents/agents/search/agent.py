@@ -1,4 +1,4 @@
-"""Context-1's search agent: what it brings to a run (see `agents.agent`)."""
+"""The record of Context-1's search agent (see `agents.agent`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting
-from jaxrl_agents.agents.search import config, env, expert, imitation_filter, one_search, tools
+from jaxrl_agents.agents.search import config, env, expert, imitation_filter, one_shot_search, tools
 from jaxrl_agents.agents.search import drills as search_drills
 from jaxrl_agents.agents.search import reward as reward_lib
 from jaxrl_agents.agents.search.config import SearchConfig
@@ -26,9 +26,10 @@ from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
 DRILL_HITS = 4
+"""Hits of the searches that drills take wrong chunks from."""
 
-ONE_SEARCH = "one_shot_hybrid"
-"""The name of the baseline of a single search."""
+ONE_SHOT = "one_shot_hybrid"
+"""The baseline of a single search in summaries."""
 
 
 class SearchAgent(Agent):
@@ -60,7 +61,7 @@ class SearchAgent(Agent):
     config.check(options)
 
   def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
-    """Tasks of chained clues, and the index that they are searched in."""
+    """Tasks of chained clues about the corpus, and its index."""
     task_set = making.prepared(
       setting.corpus.source,
       count_tokens=setting.chat.count,
@@ -83,7 +84,7 @@ class SearchAgent(Agent):
   def player(
     self, name: str, task: Task, services: SearchServices, seed: int, chat: Chat
   ) -> Scripted:
-    """An episode of the expert, which is hasty as often as the options say."""
+    """An episode of the expert."""
     if name != agent_lib.EXPERT:
       return super().player(name, task, services, seed, chat)
     noise = expert.ExpertNoise(hasty=services.limits.hasty)
@@ -92,7 +93,7 @@ class SearchAgent(Agent):
   def reward(
     self, options: SearchConfig, parts: Mapping[str, float], progress: float | None = None
   ) -> float:
-    """Context-1's reward, with the beta of the phase of training; at evaluation with the last."""
+    """Context-1's reward with the beta of the training phase; at evaluation with the last beta."""
     weights = options.reward
     beta = reward_lib.beta_of(weights.betas, 1.0 if progress is None else progress)
     return reward_lib.search_total(parts, beta=beta, weights=weights)
@@ -100,7 +101,7 @@ class SearchAgent(Agent):
   def imitated(
     self, setting: Setting, groups: Sequence[Group]
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:
-    """What Context-1's filter lets through."""
+    """The rollouts that Context-1's filter keeps."""
     kept = imitation_filter.keep_for_sft(groups, seed=setting.seed)
     return (segment for each in kept.kept for segment in each.segments), kept.counts
 
@@ -113,7 +114,7 @@ class SearchAgent(Agent):
     return tasks.sampled_texts()
 
   def drills(self, setting: Setting, tasks: CorpusTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Quoting the right ids of a result."""
+    """Exercises in quoting the right ids of a result."""
     fusion = tools.fusion_of(setting.options)
 
     def best_chunks(query: str) -> list[Chunk]:
@@ -129,7 +130,7 @@ class SearchAgent(Agent):
     )
 
   def has_stable_ids(self, options: SearchConfig) -> bool:
-    """Unless ids are short, which are drawn for each task."""
+    """Short ids are drawn anew for each task; long ones are stable."""
     return not options.short_ids
 
   def scores(
@@ -140,7 +141,7 @@ class SearchAgent(Agent):
     at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]
     return {
       "policy": self.entry(setting, groups),
-      ONE_SEARCH: self.entry(setting, self.one_search(setting, tasks, groups)),
+      ONE_SHOT: self.entry(setting, self._one_shot(setting, tasks, groups)),
       "by_level": {str(level): self.entry(setting, at_level(level)) for level in levels},
     }
 
@@ -149,30 +150,28 @@ class SearchAgent(Agent):
   ) -> dict[str, Any]:
     """Gains over the warm start, and in output recall over one hybrid search."""
     after = evaluations["trained"]
-    rival = self.one_search(setting, tasks, after)
+    baseline = self._one_shot(setting, tasks, after)
     gains = functools.partial(
       scores_lib.gains, after, resamples=setting.resamples, seed=setting.seed
     )
-    over = gains(rival, metrics=("output_recall",))
-    named = {**evaluations, ONE_SEARCH: rival}
+    over_baseline = gains(baseline, metrics=("output_recall",))
+    by_name = {**evaluations, ONE_SHOT: baseline}
     return {
-      "eval": {name: self.entry(setting, groups) for name, groups in named.items()},
+      "eval": {name: self.entry(setting, groups) for name, groups in by_name.items()},
       "paired_bootstrap": gains(evaluations["warm_start"], metrics=("reward", "output_recall"))
-      | {f"one_shot_{name}": value for name, value in over.items()},
+      | {f"one_shot_{name}": value for name, value in over_baseline.items()},
     }
 
-  def one_search(
-    self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
-  ) -> list[Group]:
+  def _one_shot(self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]) -> list[Group]:
     """What one hybrid search with the whole question finds, at the same number of chunks."""
-    found = one_search.one_shot_hybrid(
+    baseline = one_shot_search.one_shot_hybrid(
       groups,
       tasks.index,
       count_tokens=setting.chat.count,
       max_documents=setting.options.max_documents,
       settings=tools.fusion_of(setting.options),
     )
-    return agent_lib.rewarded(self, setting.options, found)
+    return agent_lib.rewarded(self, setting.options, baseline)
 
 
 AGENT = SearchAgent()

@@ -7,12 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class SearchReward:
-  """Weights of the parts of Context-1's reward, and its floor; see `agents.search.reward`.
+  """Weights of the parts of Context-1's reward; see `agents.search.reward`.
 
   Attributes:
-    f_beta, trajectory_recall, answer_found: weights of what is found.
-    prune_penalty, turn_penalty: factors of the two penalties.
-    epsilon: what an answered episode earns at least.
+    f_beta, trajectory_recall, answer_found: weights of what the policy found.
+    prune_penalty: factor of the penalty for repeated prune calls.
     betas: of F_beta, one for each equally long phase of training (Context-1's five epochs).
   """
 
@@ -20,8 +19,6 @@ class SearchReward:
   trajectory_recall: float = 0.3
   answer_found: float = 1.0
   prune_penalty: float = 1.0
-  turn_penalty: float = 1.0
-  epsilon: float = 0.001
   betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
 
 
@@ -31,28 +28,25 @@ class SearchConfig:
 
   Attributes:
     token_budget: of the whole context.
-    threshold_tokens: above it a hint is shown; it is the denominator of the usage line.
+    threshold_tokens: above it the policy reads a hint; it is the denominator of the usage line.
     spillage_fraction: above threshold + spillage_fraction * (budget - threshold), every tool but
-      prune_chunks is refused.
+      prune_chunks refuses.
     tool_output_tokens: of one tool result.
-    reply_reserve_tokens: what a tool result gets at least where the context is nearly full.
+    reply_reserve_tokens: the least that a tool result gets where the context is nearly full.
     max_shown: hits that one search shows.
     grep_limit: hits that one grep shows.
-    fan_out: hits that each leg of the hybrid search contributes.
-    fused: hits that are kept after rank fusion.
-    dense_weight: of the dense leg in rank fusion; BM25 has weight 1.
-    read_chunks: chunks that read_document reads at most.
+    dense_weight: of the dense ranking in rank fusion; BM25 has weight 1.
     max_turns: of the policy in an episode.
     max_calls: calls of one turn that run; further ones are refused.
     max_new_tokens: of one reply.
     max_documents: documents of an answer that count.
-    short_ids: chunks are called by numbers that are drawn for each task (agents.search.short_ids).
-    can_prune: prune_chunks is offered.
-    show_hint: the hint above the threshold is shown (in training tasks alone).
+    short_ids: the policy sees chunk ids as numbers drawn for each task (agents.search.short_ids).
+    can_prune: the policy has the tool prune_chunks.
+    show_hint: the policy reads the hint above the threshold (in training tasks only).
     tool_deadline_s: of one call.
     tool_latency_s: median of a delay before each call, as of a service on a network.
     system_prompt: first message; none where empty.
-    hasty: probability that the scripted expert, in an episode, asks for one clue and answers.
+    hasty: probability that the scripted expert searches for one clue in an episode and answers.
     reward: weights of the reward.
   """
 
@@ -63,10 +57,7 @@ class SearchConfig:
   reply_reserve_tokens: int = 512
   max_shown: int = 10
   grep_limit: int = 5
-  fan_out: int = 25
-  fused: int = 50
   dense_weight: float = 1.0
-  read_chunks: int = 300
   max_turns: int = 128
   max_calls: int = 64
   max_new_tokens: int = 2_048
@@ -86,7 +77,7 @@ def check(options: SearchConfig) -> None:
   if options.threshold_tokens >= options.token_budget:
     raise ValueError(
       f"search.threshold_tokens={options.threshold_tokens} must be below search.token_budget="
-      f"{options.token_budget}"
+      f"{options.token_budget}; lower it"
     )
   if options.tool_latency_s < 0:
     raise ValueError(f"search.tool_latency_s={options.tool_latency_s:g} must be 0 or more seconds")

@@ -1,4 +1,4 @@
-"""Tasks about a corpus, and the index that it is searched in."""
+"""Tasks about a corpus, with the index that answers searches in it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.types import Task
 
 TEXTS = 4_000
+"""Most chunks that stand for the corpus where texts are sampled."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusTasks(Tasks):
-  """Tasks by split and the index that they are searched in; `short_ids` as in SearchConfig."""
+  """Tasks by split and the index of their corpus; `short_ids` as in SearchConfig."""
 
   task_set: frozen.TaskSet
   index: index_lib.Index
@@ -32,7 +33,7 @@ class CorpusTasks(Tasks):
 
   @property
   def digest(self) -> str:
-    """Of documents, tasks and index."""
+    """The digest of documents, tasks and index."""
     return f"{self.task_set.manifest['sha256']} {self.index.folder.name}"
 
   @property
@@ -42,7 +43,7 @@ class CorpusTasks(Tasks):
 
   def practice(self, count: int, seed: int, max_clues: int = 3) -> list[Task]:
     """Simple tasks of unrelated clues of the train split."""
-    clues = self.task_set.clue_pool("train")
+    clues = self.task_set.clues["train"]
     return self._named(practice.practice_tasks(clues, count, seed, max_clues))
 
   def sampled_texts(self) -> list[str]:

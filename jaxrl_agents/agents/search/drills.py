@@ -1,7 +1,7 @@
 """Short exercises in reading results: which of the hits belong to the question, quoted by id.
 
-Of an episode most tokens are read and few of the trained ones quote. A drill begins where the
-results are in, with hits cut to a few words, and trains the quoting alone.
+Only few of an episode's trained tokens quote an id. The prompt of a drill already has the results,
+with hits cut to a few words, so that the reply trains the quoting only.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.types import Message, Task, ToolCall
 
 MAX_CLUES = 5
-"""Most clues of a drill's question: looking up gets harder the longer the context is."""
+"""Most clues of a drill's question: quoting gets harder the longer the context is."""
 
 PIECE_WORDS = (8, 12, 20, 40)
-"""Words of a chunk that a drill shows: one of these, the same for all its hits."""
+"""A drill shows one of these numbers of words of each hit."""
 
 LISTING = 0.25
-"""How often there is no question, and the first hit of every result is listed."""
+"""Share of drills without a question, whose reply lists the first hit of every result."""
 
 GENEROUS = 0.25
-"""How often, with a question, all hits are listed."""
+"""Share of the drills with a question whose reply lists all hits."""
 
 PRUNING = 0.25
-"""How often, among other drills with a question and a wrong hit, the wrong ones are pruned."""
+"""Share of the remaining drills with a wrong hit whose reply prunes the wrong hits."""
 
 FIRST = 0.5
-"""How often the right hit stands first for sure."""
+"""How often the right hit certainly comes first; else the hits are shuffled."""
 
 MAX_WRONG = 2
 """Most wrong hits of a result."""
 
 MISSED = 0.2
-"""How often, where there are wrong hits, the right one is missing: the first stands in for it."""
+"""How often a result with wrong hits lacks the right one; the first hit then counts as right."""
 
 
 def reading_drills(
@@ -52,10 +52,10 @@ def reading_drills(
   *,
   seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields one drill a task: the ids of its prompt and of the reply, int32 [P] and [R].
+  """Yields one drill a task: the token ids of its prompt and of the reply, int32 [P] and [R].
 
-  Each clue of the task brings a result: a chunk that states it, and up to `MAX_WRONG` of those that
-  a search for it finds besides.
+  Each clue of the task gives one result: a chunk that states it, and up to `MAX_WRONG` others that
+  a search for it finds.
 
   Args:
     tasks: with clues; see `agents.search.tasks.practice`.
@@ -64,7 +64,7 @@ def reading_drills(
     chat: template and tokenizer.
     seed: of all that is random.
   """
-  found = functools.cache(search)
+  hits_of = functools.cache(search)
   for task in tasks:
     draw = random.Random(f"{seed}/{task.id}")
     ids, length = ShortIds(task), draw.choice(PIECE_WORDS)
@@ -73,7 +73,7 @@ def reading_drills(
     results = []
     for clue in task.facts["clues"]:
       gold = draw.choice(clue["chunk_ids"])
-      others = [c for c in found(clue["text"]) if c.id not in clue["chunk_ids"]]
+      others = [c for c in hits_of(clue["text"]) if c.id not in clue["chunk_ids"]]
       others = others[: draw.randint(0, MAX_WRONG)]
       hits = [(chunk.id, chunk.text) for chunk in others]
       if others and draw.random() < MISSED:
@@ -89,30 +89,21 @@ def reading_drills(
       results.append(Message("tool", "\n".join(shown)))
     if draw.random() < LISTING:
       firsts = [reward.hit_ids(result.content)[0] for result in results]
-      yield chat.render(results), chat.encode_reply(_answer(firsts))
+      yield chat.render(results), chat.encode_reply(reward.answer(firsts))
       continue
-    wrong = [name for name in wrong if name not in right]
+    wrong = [name for name in dict.fromkeys(wrong) if name not in right]
     if draw.random() < GENEROUS:
-      reply = _answer([name for result in results for name in reward.hit_ids(result.content)])
+      reply = reward.answer(i for result in results for i in reward.hit_ids(result.content))
     elif wrong and draw.random() < PRUNING:
-      reply = _prune(wrong)
+      call = ToolCall("", view.PRUNE.name, {"chunk_ids": wrong})
+      reply = Message("assistant", "", (call,))
     else:
-      reply = _answer(right)
+      reply = reward.answer(right)
     yield chat.render([Message("user", task.prompt), *results]), chat.encode_reply(reply)
 
 
-def _answer(chunk_ids: Sequence[str]) -> Message:
-  listed = dict.fromkeys(chunk_ids)
-  return Message("assistant", "\n".join(f"<Document id={name}>" for name in listed))
-
-
-def _prune(chunk_ids: Sequence[str]) -> Message:
-  call = ToolCall("", view.PRUNE.name, {"chunk_ids": list(dict.fromkeys(chunk_ids))})
-  return Message("assistant", "", (call,))
-
-
 def _best_piece(text: str, clue: str, length: int) -> str:
-  """The `length` words in a row of `text` that share most with `clue`."""
+  """The `length` consecutive words of `text` of which most stand in `clue`."""
   words, wanted = text.split(), set(re.findall(r"\w+", clue.lower()))
   hits = [bool(wanted & set(re.findall(r"\w+", word.lower()))) for word in words]
   starts = range(max(1, len(words) - length + 1))

@@ -4,8 +4,8 @@ The policy searches, greps, reads and prunes under a token budget, and ends with
 calls that lists documents. Numbers are in `agents.search.config`; the defaults are Context-1's.
 
 Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1; tool and budget details
-from https://github.com/pat-jj/harness-1. Ours is: a prune call hides only what was shown before its
-turn, so that grep can show a pruned chunk again, as the report says it can.
+from https://github.com/pat-jj/harness-1. One choice is ours: a prune call hides only results of
+earlier turns, so that grep can show a pruned chunk again, as the report says it can.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from jaxrl_agents.types import Context, Message, Task, ToolCall, ToolSpec, Traje
 class SearchEnv:
   """One episode. Invariant: `_messages` only grows; what the policy sees is `_view()`.
 
-  Chunks go by the names of `ids` in all that is shown or said, by their own ids inside.
-
-  Stops: `episode.Stop`, but for STEP_LIMIT.
+  All texts call chunks by the names of `ids`; the code calls them by their own ids. An episode ends
+  with an `episode.Stop` other than STEP_LIMIT.
   """
 
   def __init__(self, task: Task, services: SearchServices):
@@ -63,7 +62,7 @@ class SearchEnv:
     return self._context(stop=stop) if stop else self._next()
 
   def rewards(self, trajectory: Trajectory) -> dict[str, float]:
-    """The parts of `rules.search_parts`."""
+    """The parts of `reward.search_parts`."""
     return reward.search_parts(
       trajectory.log,
       trajectory.stop,
@@ -74,10 +73,10 @@ class SearchEnv:
     )
 
   async def close(self) -> None:
-    """Holds nothing that needs closing."""
+    """The environment holds nothing that needs closing."""
 
   def _next(self) -> Context:
-    """The next context, with the one-time notice where it is due; an overflow ends the episode."""
+    """The next context, with the notice above the threshold; an overflow ends the episode."""
     usage = self._usage()
     room = self._limits.token_budget - usage
     if room < 1:
@@ -109,7 +108,7 @@ class SearchEnv:
     return tuple(tool.spec for tool in self._tools.values())
 
   def _view(self) -> list[Message]:
-    """The messages with pruned spans cut out of the results shown before each prune."""
+    """The messages; each result lacks the chunks that a later turn pruned."""
     messages = list(self._messages)
     for i, message in enumerate(messages):
       if message.tool_call_id in self._prunable:
@@ -169,5 +168,8 @@ def make(task: Task, services: SearchServices) -> SearchEnv:
     ValueError: the task has no gold facts or documents.
   """
   if not task.facts.get("facts") and not task.facts.get("document_ids"):
-    raise ValueError(f"task {task.id!r} has neither facts['facts'] nor facts['document_ids']")
+    raise ValueError(
+      f"task {task.id!r} has neither facts['facts'] nor facts['document_ids'], by which the reward "
+      "judges an answer; make tasks with scripts/make_search_tasks.py"
+    )
   return SearchEnv(task, services)

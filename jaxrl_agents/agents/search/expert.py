@@ -1,8 +1,8 @@
-"""A scripted expert for the search environment: the demonstrations that a policy starts from.
+"""A scripted expert for the search environment, whose episodes the warm-up imitates.
 
-It knows which chunks support which clue, searches as a policy would, and answers only from what it
-can see. It errs on purpose, in some episodes more, and others are hasty, so that reinforcement
-learning has room.
+The expert knows which chunks support which clue, searches as a policy would, and answers only from
+what it can see. It makes mistakes on purpose, and in some episodes it is hasty, so that
+reinforcement learning can improve on it.
 """
 
 from __future__ import annotations
@@ -35,53 +35,74 @@ _FILLERS = frozenset(  # words that say nothing about a clue
 
 @dataclasses.dataclass(frozen=True)
 class ExpertNoise:
-  """How often the expert errs or varies: probabilities unless a unit is named.
+  """How often the expert makes a mistake or varies: probabilities, but for the last two.
 
-  Each episode draws one of `scales`; the rates of real errors (the first six) are multiplied by it.
+  Each episode draws one of `scales`, which multiplies the probabilities of mistakes (early_answer
+  to skip_prune, and whole_question).
   """
 
-  early_answer: float = 0.08  # a turn, with clues still open
-  give_up: float = 0.25  # a clue, each time it was missed
-  forget: float = 0.05  # a gold chunk seen, in the answer
-  wrong_document: float = 0.1  # one more wrong chunk in the answer, again and again
-  wrong_prune: float = 0.08  # a gold chunk, in a prune call
-  skip_prune: float = 0.15  # a turn above the threshold
-  guess: float = 0.6  # a clue that was missed: the answer names the best hit of its first search
-  whole_question: float = 0.02  # a first query is the whole question
-  cut_query: float = 0.05  # a first query is only the first half of its clue
+  early_answer: float = 0.08  # per turn: answers with clues still open
+  give_up: float = 0.25  # per failed search: gives the clue up
+  forget: float = 0.05  # per gold chunk in sight: leaves it out of the answer
+  wrong_document: float = 0.1  # adds a wrong chunk to the answer; drawn again after each
+  wrong_prune: float = 0.08  # per gold chunk in sight: prunes it with the others
+  skip_prune: float = 0.15  # per turn above the threshold: does not prune
+  guess: float = 0.6  # per clue not found: the answer names the best hit of its first search
+  whole_question: float = 0.02  # the first query is the whole question
+  cut_query: float = 0.05  # the first query is only the first half of its clue
   same_query: float = 0.95  # a miss is followed by the whole clue again, which finds further chunks
   named: float = 0.1  # a miss is followed by its words and a shared name, if one is in sight
   grep: float = 0.05  # a miss is followed by grep of a shared name, if one is in sight
-  read: float = 0.04  # a turn reads a document on the side
-  one_by_one: float = 0.35  # an episode asks for one clue a turn
-  hasty: float = 0.3  # an episode asks for one clue and answers
-  generous: float = 0.5  # an episode's answer lists all that is in sight
-  max_tries: int = 2  # of a clue
+  read: float = 0.04  # per turn: also reads a document
+  one_by_one: float = 0.35  # per episode: searches for one clue a turn
+  hasty: float = 0.3  # per episode: searches for one clue and answers
+  generous: float = 0.5  # per episode: the answer lists all that is in sight
+  max_tries: int = 2  # searches for one clue
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
+
+
+def seeded(seed: int, name: str) -> random.Random:
+  """A random stream that depends on nothing but its arguments."""
+  digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
+  return random.Random(int.from_bytes(digest, "little"))
+
+
+class Draws:
+  """The draws of one scripted player in one episode; mistakes come `scale` times as often."""
+
+  def __init__(self, seed: int, name: str, scales: Sequence[float]):
+    self.random = seeded(seed, name)
+    self._scale = self.random.choice(scales)
+
+  def errs(self, rate: float) -> bool:
+    """Whether the player makes a mistake of this rate now."""
+    return self.random.random() < self._scale * rate
+
+  def happens(self, rate: float) -> bool:
+    """Whether an event of this probability happens now."""
+    return self.random.random() < rate
 
 
 class SearchExpert:
   """Plays one episode; called with each context. Invariant: `_tries` counts the calls per clue.
 
-  It thinks in chunk ids; what it reads and says goes through the names of the episode, `ids`.
+  All texts call chunks by the names of `ids`; the code calls them by their own ids.
   """
 
   def __init__(
     self, task: Task, services: SearchServices, noise: ExpertNoise, seed: int, ids: ShortIds
   ):
-    digest = hashlib.blake2b(f"{seed}\0{task.id}".encode(), digest_size=8).digest()
-    self._random = random.Random(int.from_bytes(digest, "little"))
+    self._draws = draws = Draws(seed, task.id, noise.scales)
     self._task, self._services, self._noise, self._ids = task, services, noise, ids
     self._index, self._limits = services.index, services.limits
-    self._scale = self._random.choice(noise.scales)
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
     self._gold = reward.gold_ids(task.facts)
-    self._hasty = self._draws(noise.hasty)
-    self._generous = self._draws(noise.generous)
-    self._one_by_one = self._hasty or self._draws(noise.one_by_one)
+    self._hasty = draws.happens(noise.hasty)
+    self._generous = draws.happens(noise.generous)
+    self._one_by_one = self._hasty or draws.happens(noise.one_by_one)
     self._tries = [0] * len(self._clues)
-    self._asked: list[int | None] = []  # of each call of the last turn, the clue it was for
-    self._best: dict[int, str] = {}  # the best hit of a clue's first search
+    self._asked: list[int | None] = []  # the clue that each call of the last turn was for
+    self._best: dict[int, str] = {}  # {clue: the best hit of its first search}
     self._given_up: set[int] = set()
     self._named: set[tuple[int, str]] = set()
     self._turn = 0
@@ -95,29 +116,29 @@ class SearchExpert:
     usage = self._usage(context)
     open_clues = self._open_clues(visible)
     done = not open_clues or self._turn >= self._limits.max_turns
-    hasty = self._hasty or self._errs(self._noise.early_answer)
+    hasty = self._hasty or self._draws.errs(self._noise.early_answer)
     if done or (self._turn > 1 and hasty):
       return self._answer(visible)
     calls: list[tuple[str, dict[str, Any]]] = []
-    if usage > self._limits.threshold_tokens and not self._errs(self._noise.skip_prune):
-      doomed = self._doomed(visible) if self._limits.can_prune else []
-      doomed = doomed[: context.max_new_tokens // 8]  # an id is about 7 tokens of the reply
-      if not doomed:
+    if usage > self._limits.threshold_tokens and not self._draws.errs(self._noise.skip_prune):
+      unneeded = self._unneeded(visible) if self._limits.can_prune else []
+      unneeded = unneeded[: context.max_new_tokens // 8]  # an id is about 7 tokens of the reply
+      if not unneeded:
         return self._answer(visible)
-      calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in doomed]}))
-      usage -= sum(self._services.chat.count(self._index.chunk(i).text) + 10 for i in doomed)
+      calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in unneeded]}))
+      usage -= sum(self._services.chat.count(self._index.chunk(i).text) + 10 for i in unneeded)
     wanted = open_clues[: self._width(usage)]
     self._asked = [*(None for _ in calls), *wanted]
     calls += [self._attempt(i, visible) for i in wanted]
-    if visible and self._draws(self._noise.read):
-      name = self._ids.name(self._random.choice(visible))
+    if visible and self._draws.happens(self._noise.read):
+      name = self._ids.name(self._draws.random.choice(visible))
       calls.append(("read_document", {"doc_id": reward.document_of(name)}))
-    return self._that_fits(calls, visible, context)
+    return self._fitting_turn(calls, visible, context)
 
-  def _that_fits(
+  def _fitting_turn(
     self, calls: list[tuple[str, dict[str, Any]]], visible: Sequence[str], context: Context
   ) -> Message:
-    """The turn with as many of its calls as the reply may have tokens for; else an answer."""
+    """The first of the calls that fit the token limit of a reply; if none does, an answer."""
     while calls:
       reply = Message("assistant", "", tuple(ToolCall("", name, args) for name, args in calls))
       tokens = self._services.chat.encode_reply(reply, context.messages)
@@ -127,7 +148,7 @@ class SearchExpert:
     return self._answer(visible)
 
   def _note_best_hits(self, context: Context) -> None:
-    """Remembers the first hit of each clue's first search from the results of the last turn."""
+    """Records the first hit of each clue's first search from the results of the last turn."""
     results: list[Message] = []
     for message in context.messages:
       if message.role == "assistant":
@@ -139,70 +160,65 @@ class SearchExpert:
       if clue is not None and hits:
         self._best.setdefault(clue, self._ids.chunk_id(hits[0]))
 
-  def _errs(self, rate: float) -> bool:
-    return self._random.random() < self._scale * rate
-
-  def _draws(self, rate: float) -> bool:
-    return self._random.random() < rate
-
   def _usage(self, context: Context) -> int:
-    """Tokens used, as the last usage line says; before there is one, those of the messages."""
+    """Tokens of the context by the last usage line; before the first one, of its messages."""
     shown = [used for m in context.messages for used in _USAGE.findall(m.content)]
     if shown:
       return int(shown[-1].replace(",", ""))
     return sum(self._services.chat.count(m.content) for m in context.messages)
 
   def _width(self, usage: int) -> int:
-    """How many searches at once: as many as fill the budget with their results."""
+    """The number of searches in this turn: as many as fill the budget with their results."""
     if self._one_by_one:
       return 1
     return max(1, (self._limits.token_budget - usage) // self._limits.tool_output_tokens)
 
-  def _doomed(self, visible: Sequence[str]) -> list[str]:
-    """What to prune: all that is neither gold nor a guess, and by mistake some that is."""
+  def _unneeded(self, visible: Sequence[str]) -> list[str]:
+    """What to prune: all that is neither gold nor a guess, and by mistake some of the others."""
     kept = {*self._gold, *self._guesses(visible)}
-    return [i for i in visible if i not in kept or self._errs(self._noise.wrong_prune)]
+    return [i for i in visible if i not in kept or self._draws.errs(self._noise.wrong_prune)]
+
+  def _missing(self, visible: Sequence[str]) -> list[int]:
+    """The clues without a chunk in sight."""
+    seen = set(visible)
+    return [i for i, clue in enumerate(self._clues) if not seen & set(clue["chunk_ids"])]
 
   def _guesses(self, visible: Sequence[str]) -> list[str]:
-    """The best hits, if still in sight, of the clues of which no chunk is."""
-    seen = set(visible)
-    missed = [i for i, clue in enumerate(self._clues) if not seen & set(clue["chunk_ids"])]
-    best = (self._best.get(i) for i in missed)
-    return [i for i in best if i in seen]
+    """The best hits of missing clues, where they are still in sight."""
+    best = (self._best.get(i) for i in self._missing(visible))
+    return [i for i in best if i is not None and i in visible]
 
   def _open_clues(self, visible: Sequence[str]) -> list[int]:
-    """Clues without a chunk in sight that are worth another try."""
-    seen = set(visible)
-    missing = [i for i, clue in enumerate(self._clues) if not seen & set(clue["chunk_ids"])]
+    """Missing clues that are worth another try."""
+    missing = self._missing(visible)
     for i in missing:
       tired = self._tries[i] >= self._noise.max_tries
-      if tired or (self._tries[i] and self._errs(self._noise.give_up)):
+      if tired or (self._tries[i] and self._draws.errs(self._noise.give_up)):
         self._given_up.add(i)
     return [i for i in missing if i not in self._given_up]
 
   def _attempt(self, i: int, visible: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The next call for clue i: its words first, then fewer of them, or a name seen elsewhere."""
-    text = self._clues[i]["text"]
+    text, happens = self._clues[i]["text"], self._draws.happens
     self._tries[i] += 1
     if self._tries[i] == 1:
-      if self._errs(self._noise.whole_question):
+      if self._draws.errs(self._noise.whole_question):
         return _search(self._task.prompt[:400])
       words = text.split()
-      half = self._draws(self._noise.cut_query) and len(words) > 8
+      half = happens(self._noise.cut_query) and len(words) > 8
       return _search(" ".join(words[: len(words) // 2 + 2]) if half else text)
     words = [w for w in _WORD.findall(text) if w.lower() not in _FILLERS] or text.split()
     name = self._seen_name(i, visible)
-    if name and self._draws(self._noise.grep):
+    if name and happens(self._noise.grep):
       return "grep_corpus", {"pattern": name}
-    if name and self._draws(self._noise.named):
+    if name and happens(self._noise.named):
       return _search(" ".join([name, *words]))
-    again = self._draws(self._noise.same_query)
-    return _search(text if again else " ".join(words))
+    return _search(text if happens(self._noise.same_query) else " ".join(words))
 
   def _seen_name(self, i: int, visible: Sequence[str]) -> str:
-    """A name in sight that also stands in a chunk wanted for clue i; "" if there is none.
+    """A name in sight that a gold chunk of clue i also has; "" if there is none.
 
-    First the name of what another clue found, then the longest of the gold chunks in sight.
+    Names of other clues' entities come first, then longer names before shorter ones.
     """
     clue = self._clues[i]
     wanted = [self._index.chunk(chunk_id).text for chunk_id in clue["chunk_ids"]]
@@ -216,25 +232,27 @@ class SearchExpert:
     return untried[0] if untried else ""
 
   def _answer(self, visible: Sequence[str]) -> Message:
-    """The gold chunks in sight less the forgotten, guesses and wrong ones, as they were shown;
-    all in sight if the episode is generous.
+    """Lists, in the order shown, gold chunks in sight, guesses and wrong chunks; in a generous
+    episode all chunks in sight.
     """
+    draws = self._draws
     gold = [i for i in visible if i in self._gold]
-    listed = {i for i in gold if not self._errs(self._noise.forget)}
-    listed |= {i for i in self._guesses(visible) if self._draws(self._noise.guess)} - {*gold}
+    listed = {i for i in gold if not draws.errs(self._noise.forget)}
+    listed |= {i for i in self._guesses(visible) if draws.happens(self._noise.guess)} - {*gold}
     others = [i for i in visible if i not in {*listed, *gold}]
-    self._random.shuffle(others)
-    while others and (not listed or self._errs(self._noise.wrong_document)):
+    draws.random.shuffle(others)
+    while others and (not listed or draws.errs(self._noise.wrong_document)):
       listed.add(others.pop())
     if self._generous:
       listed = set(visible[: self._limits.max_documents])
-    text = "\n".join(f"<Document id={self._ids.name(i)}>" for i in visible if i in listed)
-    return Message("assistant", text or "No documents found")
+    if not listed:
+      return Message("assistant", "No documents found")
+    return reward.answer(self._ids.name(i) for i in visible if i in listed)
 
 
 def _search(query: str) -> tuple[str, dict[str, Any]]:
-  """A search call. The query begins with a space: a word and its space are one token, so that the
-  first word is the token that stands in the question, and can be copied.
+  """A search call. The query begins with a space, because a word and the space before it are one
+  token: the policy can copy the first word from the question.
   """
   return "search_corpus", {"query": f" {query}"}
 
@@ -242,7 +260,7 @@ def _search(query: str) -> tuple[str, dict[str, Any]]:
 def make_player(task: Task, services: SearchServices, noise: ExpertNoise, seed: int) -> Scripted:
   """An episode that the expert plays: environment and sampler in one.
 
-  Its tokens carry version -1 and logprob 0. All it does is a function of the arguments.
+  The episode is a function of the arguments; its tokens have version -1 and logprob 0.
   """
   env = make(task, services)
   return Scripted(env, services.chat, SearchExpert(task, services, noise, seed, env.ids))

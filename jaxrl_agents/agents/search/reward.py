@@ -1,11 +1,11 @@
-"""The rules of Context-1's reward: what was shown, kept and answered, and what that is worth.
+"""Context-1's reward: the parts measured from an episode's log, and their total.
 
-Everything is read from the log, which is append-only: a chunk that was pruned later still counts
-as shown. The parts are measured once per episode; `search_total` weighs them late, so that a run
-can be weighed anew (beta moves between epochs) without playing it again.
+The log is append-only: a chunk that was pruned later still counts as shown. `search_parts` measures
+once per episode; `search_total` weighs the parts late, so that weights can change (beta moves
+between epochs) without another rollout.
 
-Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1, the reward section; where
-the report leaves a choice, the text here says that it is ours.
+Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1, the reward section. Where
+the report leaves a choice open, a comment here says that the choice is ours.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ HIT_PATTERN = re.compile(r"^# DOCUMENT ID: (\S+) \(\d+ tokens\)", re.MULTILINE)
 ANSWER_PATTERN = re.compile(r"<Document\s+id\s*=\s*[\"']?([^\s\"'<>]+)[\"']?\s*/?>", re.IGNORECASE)
 SHOWING_TOOLS = ("search_corpus", "grep_corpus")
 PRUNE_TOOL = "prune_chunks"
+EPSILON = 0.001
+"""The least that an answered episode earns (ours)."""
 
 
 def document_of(chunk_id: str) -> str:
-  """The document of a chunk id: "417_31" -> "417". An id without "_" is a document already."""
+  """The document of a chunk id: "417_31" -> "417". An id without "_" is that of a document."""
   return chunk_id.rsplit("_", 1)[0]
 
 
@@ -38,13 +40,18 @@ def answer_ids(text: str) -> list[str]:
   return list(dict.fromkeys(ANSWER_PATTERN.findall(text)))
 
 
+def answer(ids: Iterable[str]) -> Message:
+  """The reply that lists distinct ids, most relevant first."""
+  return Message("assistant", "\n".join(f"<Document id={i}>" for i in dict.fromkeys(ids)))
+
+
 def calls(log: Iterable[Message]) -> list[ToolCall]:
-  """All tool calls of an episode, flattened in the order they were made."""
+  """All tool calls of an episode, in order."""
   return [call for message in log if message.role == "assistant" for call in message.tool_calls]
 
 
 def prune_call_ids(call: ToolCall) -> list[str]:
-  """The ids a well-formed prune call names; none for any other call."""
+  """The ids that a well-formed prune call names; none for any other call."""
   ids = call.arguments.get("chunk_ids")
   if call.error or call.name != PRUNE_TOOL or not isinstance(ids, (list, tuple)):
     return []
@@ -78,34 +85,34 @@ def gold_ids(facts: Mapping[str, Any]) -> set[str]:
   return set(facts["document_ids"])
 
 
-def recall(found: Iterable[str], facts: Mapping[str, Any]) -> float:
-  """Share of gold facts with a chunk among `found`; of gold documents at document level."""
-  found = set(found)
+def recall(chunk_ids: Iterable[str], facts: Mapping[str, Any]) -> float:
+  """Share of gold facts that one of the chunks states; of gold documents at document level."""
+  chunk_ids = set(chunk_ids)
   if "facts" in facts:
-    hits = [bool(found & set(fact["chunk_ids"])) for fact in facts["facts"]]
+    hits = [bool(chunk_ids & set(fact["chunk_ids"])) for fact in facts["facts"]]
   else:
-    documents = {document_of(i) for i in found}
+    documents = {document_of(i) for i in chunk_ids}
     hits = [gold in documents for gold in facts["document_ids"]]
   return sum(hits) / len(hits) if hits else 0.0
 
 
-def precision(found: Iterable[str], facts: Mapping[str, Any]) -> float:
-  """Share of `found` chunks that support a gold fact; of found documents at document level."""
-  found = set(found) if "facts" in facts else {document_of(i) for i in found}
-  return len(found & gold_ids(facts)) / len(found) if found else 0.0
+def precision(chunk_ids: Iterable[str], facts: Mapping[str, Any]) -> float:
+  """Share of the chunks that support a gold fact; of their documents at document level."""
+  ids = set(chunk_ids) if "facts" in facts else {document_of(i) for i in chunk_ids}
+  return len(ids & gold_ids(facts)) / len(ids) if ids else 0.0
 
 
-def answer_found(found: Iterable[str], facts: Mapping[str, Any]) -> float:
-  """1 if a chunk (document) that directly holds the answer is in the output, else 0.
+def answer_found(chunk_ids: Iterable[str], facts: Mapping[str, Any]) -> float:
+  """1 if the output has a chunk (document) that directly holds the answer, else 0.
 
   Fact level: the facts flagged `is_final_answer`. Document level: `gold_document_ids`. Tasks that
   flag none: any gold one.
   """
   if "facts" not in facts:
     gold = facts.get("gold_document_ids") or facts["document_ids"]
-    return float(bool({document_of(i) for i in found} & set(gold)))
+    return float(bool({document_of(i) for i in chunk_ids} & set(gold)))
   final = [fact for fact in facts["facts"] if fact.get("is_final_answer")] or facts["facts"]
-  return float(bool(set(found) & gold_ids({"facts": final})))
+  return float(bool(set(chunk_ids) & gold_ids({"facts": final})))
 
 
 def f_beta(precision: float, recall: float, beta: float) -> float:
@@ -153,17 +160,17 @@ def search_parts(
 
   Args:
     log: every message ever shown.
-    stop: why the episode ended; "answer" is the only one that completes it.
+    stop: why the episode ended; only "answer" completes it.
     facts: the gold of the task: "facts" [{fact, chunk_ids, is_final_answer}], or "document_ids" and
       maybe "gold_document_ids".
-    ids: {name: chunk id} of chunks that went by another name in the log.
-    exists: whether an id is in the corpus; others in an answer are counted and otherwise ignored.
-    max_documents: ids of the answer beyond so many are ignored.
+    ids: {name: chunk id} of chunks that had another name in the log.
+    exists: whether an id is in the corpus; unknown ids of an answer are only counted.
+    max_documents: further ids of the answer are ignored.
 
   Returns:
     precision, output_recall, f1, answer_found of the output set; trajectory_recall; the penalties;
-    counts. "prune_accuracy" is there only if something was pruned. completed is 0 for an episode
-    that ended without an answer (context overflow, turn limit, malformed): worth exactly 0.
+    counts; "prune_accuracy" only if something was pruned. completed is 0 for an episode that ended
+    without an answer (context overflow, turn limit, malformed).
   """
   named = ids or {}
   listed, pruned, shown = (
@@ -197,9 +204,7 @@ def search_parts(
 
 
 def beta_of(betas: Sequence[float], progress: float) -> float:
-  """The beta of F_beta when the share `progress` of the steps is done, the phases being equally
-  long (Context-1 lowers it from epoch to epoch: 4, 3.5, 3, 2.5, 2).
-  """
+  """The beta of F_beta after the share `progress` of the steps; all phases are equally long."""
   return betas[min(int(progress * len(betas) + 1e-9), len(betas) - 1)]
 
 
@@ -210,8 +215,8 @@ def search_total(
 
   r_pre = 0.7 F_beta + 0.3 trajectory_recall + answer_found;
   r = min(max(r_pre - prune_penalty - turn_penalty, epsilon), max(r_pre, epsilon)), at most 2.
-  An episode that did not complete gets exactly 0. That a completed but empty episode gets epsilon
-  and not 0 is our reading of the report's clamp.
+  An episode without an answer gets exactly 0. That an empty answer gets epsilon and not 0 is our
+  reading of the report's clamp.
   """
   w = weights
   if not parts["completed"]:
@@ -221,5 +226,5 @@ def search_total(
     + w.trajectory_recall * parts["trajectory_recall"]
     + w.answer_found * parts["answer_found"]
   )
-  raw = r_pre - w.prune_penalty * parts["prune_penalty"] - w.turn_penalty * parts["turn_penalty"]
-  return min(max(raw, w.epsilon), max(r_pre, w.epsilon))
+  raw = r_pre - w.prune_penalty * parts["prune_penalty"] - parts["turn_penalty"]
+  return min(max(raw, EPSILON), max(r_pre, EPSILON))

@@ -1,8 +1,8 @@
-"""Numbers in the place of chunk ids: "7" to the policy, "asyncio.tasks_31" to everyone else.
+"""Numbers in the place of chunk ids: the policy reads "7", the code "asyncio.tasks_31".
 
-An id of one token costs less context, and a small model quotes it without garbling; a number that
-is drawn anew for each task can only be quoted, never remembered. The gold chunks of a task carry
-their numbers in `facts["short_ids"]`, so that whoever reads a log can judge it; the other chunks
+An id of one token costs less context, and a small model quotes it without garbling. Each task draws
+its numbers anew, so that the policy must copy them and cannot remember them. The gold chunks of a
+task have their numbers in `facts["short_ids"]`, so that a log alone can be judged; the other chunks
 get theirs when they are first shown.
 """
 
@@ -16,15 +16,13 @@ from jaxrl_agents.agents.search import reward
 from jaxrl_agents.types import Task
 
 NUMBERS = 100
-"""Numbers are below this while an episode has enough of them: few, so that each is well known."""
+"""Numbers are below this while an episode has enough of them: few, so that each is seen often."""
 
 
 def shortened(task: Task, chunks_of_gold_documents: Iterable[str] = ()) -> Task:
-  """`task` with `facts["short_ids"]`, {chunk id: number}, for what counts as gold.
+  """`task` with `facts["short_ids"]`, {gold chunk id: number}; the numbers depend on its id alone.
 
-  Args:
-    task: any; its numbers depend on its id alone.
-    chunks_of_gold_documents: for a task whose gold are documents, the ids of their chunks.
+  `chunks_of_gold_documents`: ids of the gold chunks of a task whose gold are documents.
   """
   gold = chunks_of_gold_documents if "facts" not in task.facts else reward.gold_ids(task.facts)
   numbers = dict(zip(sorted(gold), map(str, _shuffled(task)), strict=False))
@@ -38,7 +36,7 @@ class ShortIds:
 
   Attributes:
     used: whether the task has short ids.
-    ids: {name: chunk id} of the gold chunks and of all that were named.
+    ids: {name: chunk id} of the gold chunks and of all that have a name so far.
   """
 
   def __init__(self, task: Task):
@@ -49,7 +47,7 @@ class ShortIds:
     self._free = (name for name in map(str, _shuffled(task)) if name not in self.ids)
 
   def name(self, chunk_id: str) -> str:
-    """What the policy sees the chunk called; given at the first asking."""
+    """The chunk's name in all that the policy reads; the first call draws it."""
     if not self.used:
       return chunk_id
     if chunk_id not in self._names:
@@ -58,7 +56,7 @@ class ShortIds:
     return self._names[chunk_id]
 
   def chunk_id(self, name: str) -> str:
-    """The chunk of a name; what is no name is returned as it is."""
+    """The chunk of a name; any other text unchanged."""
     return self.ids.get(name, name)
 
 

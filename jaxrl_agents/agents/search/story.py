@@ -11,7 +11,7 @@ from jaxrl_agents.agents.story import Comparison, Panel, Story
 def limits(options: Mapping[str, Any], section: str = "search") -> dict[str, int]:
   """Tokens of context: soft, hard and budget; {} where the section lacks them.
 
-  hard = soft + int(spillage_fraction * (budget - soft)), past which only pruning is allowed.
+  Above hard = soft + int(spillage_fraction * (budget - soft)) the policy can only prune or answer.
   """
   try:
     soft = int(options[f"{section}.threshold_tokens"])

@@ -1,4 +1,4 @@
-"""The tools that look into a corpus, search, grep and read, as one agent holds them.
+"""The tools of one agent that look into a corpus: search, grep and read.
 
 Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1; tool details from
 https://github.com/pat-jj/harness-1.
@@ -29,6 +29,9 @@ from jaxrl_agents.corpus.index.hybrid import Fusion, Index
 from jaxrl_agents.harness.tools import Tool, ToolError, late
 from jaxrl_agents.types import Task
 
+READ_CHUNKS = 300
+"""Most chunks of a document that read_document ranks, as in the harness above."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchServices:
@@ -42,13 +45,13 @@ class SearchServices:
 class SearchTools:
   """Search, grep and read of one agent. Invariant: a search never finds a chunk twice.
 
-  Chunks go by the names of `ids` in all that is shown or said, by their own ids inside.
+  All texts call chunks by the names of `ids`; the code calls them by their own ids.
 
   Attributes:
     ids: the names of chunks.
     displayed: names that search or grep showed.
-    max_tokens: for the output of the next call.
-    tools: to be run one after another, as what a search finds depends on those before.
+    max_tokens: of the output of the next call.
+    tools: run one after another, as a search depends on those before it.
   """
 
   def __init__(self, task: Task, services: SearchServices):
@@ -56,8 +59,8 @@ class SearchTools:
     self.displayed: set[str] = set()
     self.max_tokens = services.limits.tool_output_tokens
     self._chat, self._index, self._limits = services.chat, services.index, services.limits
-    self._found: set[str] = set()  # by search: never found again
-    self._first_query: dict[str, str] = {}  # of each document
+    self._found: set[str] = set()  # chunks that a search returned; no search returns them again
+    self._first_query: dict[str, str] = {}  # {document: the query that first found it}
     runs = [(view.SEARCH, self._search), (view.GREP, self._grep), (view.READ, self._read)]
     self.tools = [Tool(spec, run, self._limits.tool_deadline_s) for spec, run in runs]
     if self._limits.tool_latency_s:
@@ -73,7 +76,7 @@ class SearchTools:
   def exists(self, chunk_id: str) -> bool:
     """Whether an id of an answer names a chunk, or a document, of the corpus.
 
-    Where ids are short, only what was named exists: "7" is no document.
+    Where ids are short, only chunks with a name exist: "7" is no document.
     """
     if self.ids.used:
       return chunk_id in self.ids.ids.values()
@@ -106,7 +109,7 @@ class SearchTools:
     return self._show([hit.chunk for hit in hits]) if hits else view.NO_RESULTS
 
   async def _read(self, doc_id: str) -> str:
-    chunks = self._document(doc_id.strip())[: self._limits.read_chunks]
+    chunks = self._document(doc_id.strip())[:READ_CHUNKS]
     query = self._first_query.get(chunks[0].doc_id)
     ranked = ranked_by(query, chunks) if query else chunks
     kept = view.first_that_fit(ranked, self.max_tokens, lambda c: self._chat.count(c.text))
@@ -122,7 +125,7 @@ class SearchTools:
     return "\n".join(self._hit(chunk) for chunk in chunks)
 
   def _document(self, doc_id: str) -> list[Chunk]:
-    """The chunks of a document, named by its id or by that of one of its chunks."""
+    """The chunks of a document, by its id or by that of one of its chunks."""
     chunk_id = self.ids.chunk_id(doc_id)
     for name in (chunk_id, reward.document_of(chunk_id)):
       chunks = self._index.document(name)
@@ -134,15 +137,15 @@ class SearchTools:
 
 
 def fusion_of(limits: SearchConfig) -> Fusion:
-  """How search_corpus ranks."""
-  return Fusion(limits.fan_out, limits.fused, dense_weight=limits.dense_weight)
+  """How search_corpus ranks: Context-1's numbers but for the weight of the dense ranking."""
+  return Fusion(dense_weight=limits.dense_weight)
 
 
 def ranked_by(query: str, chunks: Sequence[Chunk]) -> list[Chunk]:
-  """The chunks of one document, best match of the query's words first; equals in document order.
+  """The chunks of one document, best match of the query's words first; ties in document order.
 
-  Score: sum over the words of the query that a chunk has of log((n + 1) / (number of chunks that
-  have the word)), n chunks in all, so that a word of every chunk hardly tells them apart.
+  The score sums log((n + 1) / (number of chunks that have the word)) over the words that the chunk
+  shares with the query, n chunks in all: a word of every chunk counts little.
   """
   words = [set(re.findall(r"\w+", chunk.text.lower())) for chunk in chunks]
   counts = collections.Counter(word for present in words for word in present)

@@ -1,7 +1,7 @@
 """Texts of the search environment: hits, the pruned view, the usage line, the notices.
 
-The log keeps every observation as it was shown; the view is what the policy sees, with the spans of
-pruned chunks cut out.
+The log keeps every observation as the policy first read it; the view is what the policy sees now,
+without the text of pruned chunks.
 
 Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1, and a relative of its
 harness, https://github.com/pat-jj/harness-1.
@@ -10,7 +10,8 @@ harness, https://github.com/pat-jj/harness-1.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.types import ToolSpec
@@ -21,60 +22,38 @@ NO_RESULTS = "No results found"
 PRUNED = "Pruned"
 CUT_OFF = "Your reply was cut off. Call a tool or give a shorter final answer."
 
-SYSTEM_PROMPT = """\
-You are a retrieval sub-agent. You find the documents that support the answer to a question; you \
-do not answer it yourself.
 
-First list the key concepts of the question. Explore them by several distinct strategies that do \
-not overlap, several tool calls in one turn where they are independent. After each round consider \
-what is known, what is still missing, which chunks no longer help and should be pruned, and \
-whether there is enough. Do not repeat a search.
+def string(max_chars: int, min_chars: int = 1) -> dict[str, Any]:
+  """JSON schema of a text argument."""
+  least = {"minLength": min_chars} if min_chars else {}
+  return {"type": "string", **least, "maxLength": max_chars}
 
-When you are done, reply without a tool call: list at most 30 documents, the most relevant first, as
-<Document id=ID><Justification>1-3 sentences</Justification></Document>"""
 
-SEARCH = ToolSpec(
+def tool(name: str, description: str, **arguments: Mapping[str, Any]) -> ToolSpec:
+  """A tool, all of whose arguments are required; each is given by its JSON schema."""
+  schema = {"type": "object", "properties": arguments, "required": list(arguments)}
+  return ToolSpec(name, description, schema)
+
+
+SEARCH = tool(
   "search_corpus",
   "Searches the corpus by meaning and words; returns the best chunks not found before.",
-  {
-    "type": "object",
-    "properties": {"query": {"type": "string", "minLength": 1, "maxLength": 2_000}},
-    "required": ["query"],
-  },
+  query=string(2_000),
 )
-GREP = ToolSpec(
+GREP = tool(
   "grep_corpus",
   "Returns the first chunks whose text matches a regular expression.",
-  {
-    "type": "object",
-    "properties": {"pattern": {"type": "string", "minLength": 1, "maxLength": 500}},
-    "required": ["pattern"],
-  },
+  pattern=string(500),
 )
-READ = ToolSpec(
+READ = tool(
   "read_document",
   "Returns a document, cut to its most relevant chunks where it is too long.",
-  {
-    "type": "object",
-    "properties": {"doc_id": {"type": "string", "minLength": 1, "maxLength": 500}},
-    "required": ["doc_id"],
-  },
+  doc_id=string(500),
 )
-PRUNE = ToolSpec(
+PRUNE = tool(
   "prune_chunks",
   "Removes chunks that no longer help from the conversation.",
-  {
-    "type": "object",
-    "properties": {
-      "chunk_ids": {
-        "type": "array",
-        "items": {"type": "string", "maxLength": 500},
-        "minItems": 1,
-        "maxItems": 300,
-      }
-    },
-    "required": ["chunk_ids"],
-  },
+  chunk_ids={"type": "array", "items": string(500, 0), "minItems": 1, "maxItems": 300},
 )
 
 
@@ -89,9 +68,9 @@ def disarmed(text: str) -> str:
 
 
 def without_spans(text: str, chunk_ids: Collection[str]) -> str:
-  """An observation without the spans of `chunk_ids`; a span ends at the next mark or usage line.
+  """An observation without the hits of `chunk_ids`; a hit ends at the next mark or usage line.
 
-  Text without any of them is returned as it is; after a cut, three newlines or more become two.
+  Where something is cut, three newlines or more become two; other texts stay as they are.
   """
   ids = "|".join(re.escape(i) for i in sorted(chunk_ids))
   if not ids:
@@ -114,7 +93,7 @@ def over_threshold_notice(usage: int, threshold_tokens: int, can_prune: bool) ->
 
 
 def too_many_calls(before: int, max_calls: int) -> str:
-  """What a call with `before` others ahead of it in its turn gets: "" if it may run."""
+  """The error for a call with `before` others ahead of it in its turn; "" if it may run."""
   return "" if before < max_calls else f"Error: at most {max_calls} calls a turn. Call again."
 
 

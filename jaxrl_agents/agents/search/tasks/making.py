@@ -14,11 +14,11 @@ from jaxrl_agents.agents.search.tasks import (
   chain_writer,
   entity_graph,
   everyday_words,
-  folder_facts,
   page_chains,
   python_facts,
   quote_verification,
   synthesis,
+  text_facts,
 )
 from jaxrl_agents.agents.search.tasks import chains as chains_lib
 from jaxrl_agents.agents.search.tasks import clue_wording as clues_lib
@@ -43,7 +43,7 @@ _MAKERS = (
   clues_lib,
   entities,
   everyday_words,
-  folder_facts,
+  text_facts,
   entity_graph,
   chain_writer,
   python_facts,
@@ -178,7 +178,7 @@ def read_facts(documents: Sequence[Document]) -> entities.Domain:
   """The facts of a corpus: python source by its syntax, everything else by plain text."""
   source = [document for document in documents if document.metadata.get("kind") == "python"]
   texts = [document for document in documents if document.metadata.get("kind") != "python"]
-  first, second = python_facts.read(source), folder_facts.read(texts)
+  first, second = python_facts.read(source), text_facts.read(texts)
   return entities.Domain(
     {**first.entities, **second.entities}, (*first.relations, *second.relations)
   )

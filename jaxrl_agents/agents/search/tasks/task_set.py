@@ -25,7 +25,7 @@ from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.splits import SPLITS
 from jaxrl_agents.types import Split, Task
 
-MAKER = "scripts/synthesize.py"
+MAKER = "scripts/make_search_tasks.py"
 FILES = ("corpus.jsonl.gz", "tasks.jsonl", "clues.jsonl")
 
 

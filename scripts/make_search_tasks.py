@@ -1,10 +1,10 @@
 """Makes a frozen set of multi-hop search tasks from a corpus, without network or model.
 
-    python scripts/synthesize.py --corpus=python --out=tasks          # the standard library, ~30 s
-    python scripts/synthesize.py --corpus=FOLDER --out=tasks          # .txt .md .html .jsonl .py
-    python scripts/synthesize.py --corpus=chroma:FOLDER --out=tasks   # Context-1's task files
+    python scripts/make_search_tasks.py --corpus=python --out=tasks        # Python's library, 30 s
+    python scripts/make_search_tasks.py --corpus=FOLDER --out=tasks        # .txt .md .html .jsonl
+    python scripts/make_search_tasks.py --corpus=chroma:FOLDER --out=tasks # Context-1's task files
 
-Prints the yield by split and level and three of the tasks. --format=chroma writes one JSON file per
+Prints the yield by split and level and three of the tasks. --format=chroma writes a JSON file per
 seed, as Context-1's generator does, in the place of tasks.jsonl and its corpus.
 """
 

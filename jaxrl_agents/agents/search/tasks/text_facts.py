@@ -3,8 +3,8 @@
 Every document is an entity. It is described by its most distinctive sentence, and named by its
 title where the text repeats it, else by a name (a run of capitalised words) that no other document
 has. Relations: a document mentions another's title or name, or two share a rare term. How much that
-yields depends on the texts: `scripts/synthesize.py` prints it. The ties say less than those of
-source code: that two texts share a rare word may be chance.
+yields depends on the texts: `scripts/make_search_tasks.py` prints it. The ties say less than those
+of source code: that two texts share a rare word may be chance.
 """
 
 from __future__ import annotations

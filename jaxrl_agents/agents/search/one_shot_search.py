@@ -22,19 +22,19 @@ def one_shot_hybrid(
 ) -> list[Group]:
   """What one hybrid search with the whole question would have scored, as groups of one rollout.
 
-  Its answer is the first n hits, best first, where n is the mean number of chunks that the policy
-  returned for the task over its finished rollouts, rounded half up and at least 1, so that neither
-  side has the larger output. A task of which every rollout failed is left out. The parts are
-  measured by the same `rules.search_parts` as the policy's.
+  The baseline answers with the first n hits, best first. n is the mean number of chunks that the
+  policy returned for the task over its finished rollouts, rounded half up and at least 1, so that
+  neither side has the larger output. A task of which every rollout failed is left out.
+  `reward.search_parts` measures both sides.
 
   Args:
     groups: the policy's groups ("num_output" among the rewards).
     index: the corpus that the policy searched.
     count_tokens: for the sizes in the shown hits.
-    max_documents: ids beyond so many are ignored, as in the environment.
-    settings: of the fusion, those of the policy's own searches.
+    max_documents: further ids of the answer are ignored, as in the environment.
+    settings: rank fusion, as in the policy's own searches.
   """
-  made = []
+  baseline = []
   for group in groups:
     returned = [t.rewards["num_output"] for t in group.trajectories if not t.error]
     if not returned:
@@ -48,15 +48,12 @@ def one_shot_hybrid(
       Message("user", group.task.prompt),
       Message("assistant", "", (call,)),
       Message("tool", shown or view.NO_RESULTS, tool_call_id=call.id),
-      Message("assistant", "\n".join(f"<Document id={chunk.id}>" for chunk in chunks)),
+      reward.answer(chunk.id for chunk in chunks),
     )
+    exists = {chunk.id for chunk in chunks}.__contains__
     parts = reward.search_parts(
-      log,
-      "answer",
-      group.task.facts,
-      exists={chunk.id for chunk in chunks}.__contains__,
-      max_documents=max_documents,
+      log, "answer", group.task.facts, exists=exists, max_documents=max_documents
     )
     rollout = Trajectory(group.task.id, f"one-shot {group.task.id}", (), log, parts, "answer")
-    made.append(Group(group.task, (rollout,)))
-  return made
+    baseline.append(Group(group.task, (rollout,)))
+  return baseline

@@ -1,6 +1,6 @@
 """Facts of plain texts: what they are called, whom they mention, which rare terms they share."""
 
-from jaxrl_agents.agents.search.tasks import folder_facts
+from jaxrl_agents.agents.search.tasks import text_facts
 from jaxrl_agents.corpus.documents import Document
 
 TEXTS = {
@@ -25,7 +25,7 @@ def read():
     for i, (name, text) in enumerate(TEXTS.items())
   ]
   texts = {document.id: document.text for document in documents}
-  domain = folder_facts.read(documents)
+  domain = text_facts.read(documents)
   return domain, lambda span: span and texts[span.doc_id][span.start : span.end]
 
 
