@@ -192,8 +192,6 @@ def test_histogram_quantiles_are_within_a_bin_of_the_exact_ones():
   )
   cispo = losses.named("cispo")
   metrics_of = jax.jit(lambda logprobs: metrics.ratio_metrics(logprobs, batch, cispo))
-    lambda logprobs: metrics.ratio_metrics(logprobs, batch, losses.named("cispo"))
-  )
   sums, maxima = metrics_of(jnp.zeros((2, 500)))
   sums |= {
     "loss": jnp.zeros(()),
