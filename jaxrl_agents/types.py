@@ -108,7 +108,8 @@ class SamplingLimits:
 
   `seed` makes the draw a pure function of (weights, prompt, seed), whatever else is in the batch.
   `top_p` < 1 records the renormalised log-probability of the truncated distribution. `policy` names
-  who samples where there are several: "" is the policy in training.
+  who samples where there are several: "" is the policy in training. The caller already has the
+  experts of the first `routed_tokens` of the prompt, so they are not returned again.
   """
 
   max_new_tokens: int
@@ -118,6 +119,7 @@ class SamplingLimits:
   seed: int = 0
   deadline_s: float = 120.0
   policy: str = ""
+  routed_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +131,9 @@ class Generation:
     logprobs: natural-log probability of each sampled token at the sampling temperature, float32
       [T].
     versions: weight version that sampled each token, int32 [T].
-    routing: experts of every token of prompt and reply, uint16 [P + T, L, K]; NOT_ROUTED where a
-      token never went through a forward pass (the last one) or was not recorded. None for dense
-      models.
+    routing: experts of the tokens of prompt and reply from SamplingLimits.routed_tokens on, uint16
+      [P + T - routed_tokens, L, K]; NOT_ROUTED where a token never went through a forward pass (the
+      last one) or was not recorded. None for dense models.
     stop: "stop" (a stop token), "length" (max_new_tokens).
     trained: whether the tokens are; not the mistakes that a scripted player makes on purpose.
   """
@@ -172,7 +174,6 @@ class Trajectory:
   """
 
   task_id: str
-  group_id: str
   segments: tuple[Segment, ...]
   log: tuple[Message, ...]
   rewards: Mapping[str, float]
@@ -184,10 +185,11 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """The rollouts of one task: the unit on the queue, and of the advantage."""
+  """The rollouts of one task: the unit of work and of the advantage. `id` names it in its run."""
 
   task: Task
   trajectories: tuple[Trajectory, ...]
+  id: str = ""
 
 
 class Env(Protocol):

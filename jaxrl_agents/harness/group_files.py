@@ -1,8 +1,9 @@
-"""Groups on their way to the learner: one .npz per step, and a queue bounded in bytes.
+"""Files of groups: one .npz for the groups of a step or of an evaluation.
 
 A file holds one flat array per dtype and a JSON index that says where each array lies in it, so
 that a step of thousands of small arrays is a handful of zip members. Loading gives back equal
-records.
+records, but without the routing of segments, which only the learner reads and which weighs more
+than all the rest.
 """
 
 from __future__ import annotations
@@ -12,27 +13,17 @@ import dataclasses
 import json
 import os
 import pathlib
-import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_agents.types import Group, Message, Segment, Task, ToolCall, Trajectory
 
-FORMAT = 1
+FORMAT = 2
 
-
-class QueueTimeout(RuntimeError):
-  """A put or get did not succeed in time; the message says what the queue held."""
-
-
-class QueueClosed(RuntimeError):
-  """The queue was closed: no more groups will come or be taken."""
-
-
-# ------------------------------------------------------------------------------------------ files
+STORED = tuple(field.name for field in dataclasses.fields(Segment) if field.name != "routing")
+"""The arrays of a segment that a file holds."""
 
 
 def save_groups(path: str | os.PathLike[str], groups: Sequence[Group]) -> None:
@@ -112,6 +103,7 @@ def _array(reference: Sequence[Any] | None, flat: Mapping[str, np.ndarray]) -> A
 
 def _group_record(group: Group, arrays: _Arrays) -> dict[str, Any]:
   return {
+    "id": group.id,
     "task": dataclasses.asdict(dataclasses.replace(group.task, facts=dict(group.task.facts))),
     "trajectories": [_trajectory_record(t, arrays) for t in group.trajectories],
   }
@@ -120,9 +112,8 @@ def _group_record(group: Group, arrays: _Arrays) -> dict[str, Any]:
 def _trajectory_record(trajectory: Trajectory, arrays: _Arrays) -> dict[str, Any]:
   return {
     "task_id": trajectory.task_id,
-    "group_id": trajectory.group_id,
     "segments": [
-      {f.name: arrays.add(getattr(segment, f.name)) for f in dataclasses.fields(Segment)}
+      {name: arrays.add(getattr(segment, name)) for name in STORED}
       for segment in trajectory.segments
     ],
     "log": [_message_record(message, arrays) for message in trajectory.log],
@@ -155,6 +146,7 @@ def _group(record: Mapping[str, Any], flat: Mapping[str, np.ndarray]) -> Group:
   return Group(
     task=Task(**record["task"]),
     trajectories=tuple(_trajectory(t, flat) for t in record["trajectories"]),
+    id=record["id"],
   )
 
 
@@ -178,98 +170,3 @@ def _message(record: Mapping[str, Any], flat: Mapping[str, np.ndarray]) -> Messa
       "tokens": _array(record["tokens"], flat),
     }
   )
-
-
-# ------------------------------------------------------------------------------------------ queue
-
-
-def group_bytes(group: Group) -> int:
-  """Bytes of the arrays and texts of a group: what it weighs on a queue."""
-  return sum(_trajectory_bytes(trajectory) for trajectory in group.trajectories)
-
-
-def _trajectory_bytes(trajectory: Trajectory) -> int:
-  arrays: Iterable[np.ndarray | None] = [
-    *(getattr(s, f.name) for s in trajectory.segments for f in dataclasses.fields(Segment)),
-    *(message.tokens for message in trajectory.log),
-  ]
-  texts = sum(len(m.content) + len(m.reasoning) for m in trajectory.log)
-  children = sum(_trajectory_bytes(child) for child in trajectory.children)
-  return sum(array.nbytes for array in arrays if array is not None) + texts + children
-
-
-class GroupQueue:
-  """Groups in the order they were put, between threads of one process.
-
-  Invariant: the groups held weigh at most `max_bytes`, except that one group alone always fits.
-  """
-
-  def __init__(self, max_bytes: int):
-    if max_bytes < 1:
-      raise ValueError(f"max_bytes={max_bytes} must be at least 1")
-    self._max_bytes = max_bytes
-    self._held: collections.deque[tuple[Group, int]] = collections.deque()
-    self._bytes = 0
-    self._closed = False
-    self._changed = threading.Condition()
-
-  def __len__(self) -> int:
-    return len(self._held)
-
-  @property
-  def num_bytes(self) -> int:
-    """Bytes held now."""
-    return self._bytes
-
-  def put(self, group: Group, timeout_s: float) -> None:
-    """Adds a group, waiting for room.
-
-    Raises:
-      QueueTimeout: there was no room within `timeout_s` seconds.
-      QueueClosed: the queue is closed.
-    """
-    size = group_bytes(group)
-
-    def has_room() -> bool:
-      return not self._held or self._bytes + size <= self._max_bytes
-
-    with self._changed:
-      self._wait(has_room, timeout_s, f"no room for a group of {size} bytes")
-      if self._closed:
-        raise QueueClosed("the queue is closed; the group was not taken")
-      self._held.append((group, size))
-      self._bytes += size
-      self._changed.notify_all()
-
-  def get(self, timeout_s: float) -> Group:
-    """Takes the oldest group, waiting for one.
-
-    Raises:
-      QueueTimeout: none came within `timeout_s` seconds.
-      QueueClosed: the queue is closed and empty.
-    """
-    with self._changed:
-      self._wait(lambda: bool(self._held), timeout_s, "no group came")
-      if not self._held:
-        raise QueueClosed("the queue is closed and empty")
-      group, size = self._held.popleft()
-      self._bytes -= size
-      self._changed.notify_all()
-      return group
-
-  def close(self) -> None:
-    """Lets every waiting put and get end with QueueClosed; what is held can still be taken."""
-    with self._changed:
-      self._closed = True
-      self._changed.notify_all()
-
-  def _wait(self, ready, timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready() and not self._closed:
-      left = deadline - time.monotonic()
-      if left <= 0:
-        raise QueueTimeout(
-          f"{what} within {timeout_s:g} s; the queue holds {len(self._held)} groups, "
-          f"{self._bytes} of {self._max_bytes} bytes"
-        )
-      self._changed.wait(left)

@@ -59,7 +59,6 @@ async def run_resumable(
   sampling: Sampling,
   turns_between: int = 4,
   max_faults: int = 3,
-  group_id: str = "",
   rollout: int = 0,
 ) -> Trajectory:
   """Plays an episode; after a fault it goes on from its last snapshot, with all sampled till then.
@@ -95,7 +94,7 @@ async def run_resumable(
       await env.close()
       _give_back(env, saved)
       wall_s = time.monotonic() - started
-      return finished(env, record, task=task, group_id=group_id, stop=context.stop, wall_s=wall_s)
+      return finished(env, record, task=task, stop=context.stop, wall_s=wall_s)
     except TimeoutError as error:
       await env.close()
       _give_back(env, saved)
@@ -144,26 +143,26 @@ async def run_branches(
       )  # fmt: skip
     if context.done:
       await env.close()
-      whole = finished(env, record, task=task, group_id=group_id, stop=context.stop, wall_s=0.0)
-      return Group(task, (whole,))
+      whole = finished(env, record, task=task, stop=context.stop, wall_s=0.0)
+      return Group(task, (whole,), group_id)
     state = await env.snapshot()  # type: ignore[attr-defined]
   except Exception as error:
     await env.close()
-    return Group(task, (failed(task, group_id, record, error),) * num_rollouts)
+    return Group(task, (failed(task, record, error),) * num_rollouts, group_id)
 
   async def one(rollout: int) -> Trajectory:
     own = record.copy(shared_turns=shared_turns if rollout else 0)
     try:
       branch, plays = restore(task, state, sampler)
       return await run_episode(
-        branch, chat, plays, task=task, sampling=sampling, group_id=group_id, rollout=rollout,
-        record=own,
+        branch, chat, plays, task=task, sampling=sampling, rollout=rollout, record=own,
       )  # fmt: skip
     except Exception as error:
-      return failed(task, group_id, own, error)
+      return failed(task, own, error)
 
   try:
-    return Group(task, tuple(await asyncio.gather(*(one(i) for i in range(num_rollouts)))))
+    played = await asyncio.gather(*(one(i) for i in range(num_rollouts)))
+    return Group(task, tuple(played), group_id)
   finally:
     env.forget(state)  # type: ignore[attr-defined]
     await env.close()

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.harness.segments import Turn, to_segments
+from jaxrl_agents.harness.segments import Turn, routed_tokens, to_segments
 from jaxrl_agents.types import (
   Context,
   Env,
@@ -134,7 +134,6 @@ async def run_episode(
   *,
   task: Task,
   sampling: Sampling,
-  group_id: str = "",
   rollout: int = 0,
   record: Record | None = None,
 ) -> Trajectory:
@@ -160,18 +159,13 @@ async def run_episode(
     ) from error
   finally:
     await env.close()
-  return finished(
-    env, record, task=task, group_id=group_id, stop=context.stop, wall_s=time.monotonic() - started
-  )
+  return finished(env, record, task=task, stop=context.stop, wall_s=time.monotonic() - started)
 
 
-def finished(
-  env: Env, record: Record, *, task: Task, group_id: str, stop: str, wall_s: float
-) -> Trajectory:
+def finished(env: Env, record: Record, *, task: Task, stop: str, wall_s: float) -> Trajectory:
   """The rewarded trajectory of an episode that has ended."""
   trajectory = Trajectory(
     task_id=task.id,
-    group_id=group_id,
     segments=to_segments(record.turns, record.shared_turns),
     log=tuple(record.log),
     rewards={},
@@ -212,21 +206,20 @@ async def run_group(
         player,
         task=task,
         sampling=sampling,
-        group_id=group_id,
         rollout=rollout,
         record=record,
       )
     except Exception as error:
-      return failed(task, group_id, record, error)
+      return failed(task, record, error)
 
-  return Group(task, tuple(await asyncio.gather(*(one(i) for i in range(num_rollouts)))))
+  played = await asyncio.gather(*(one(i) for i in range(num_rollouts)))
+  return Group(task, tuple(played), group_id)
 
 
-def failed(task: Task, group_id: str, record: Record, error: Exception) -> Trajectory:
+def failed(task: Task, record: Record, error: Exception) -> Trajectory:
   """The typed record of an episode that raised: never a reward of 0."""
   return Trajectory(
     task_id=task.id,
-    group_id=group_id,
     segments=(),
     log=tuple(record.log),
     rewards={},
@@ -269,6 +262,7 @@ async def play_turns(
       top_p=sampling.top_p,
       seed=turn_seed(sampling.seed, task_id, rollout, len(record.turns)),
       deadline_s=sampling.generate_deadline_s,
+      routed_tokens=routed_tokens(record.turns, prompt),
     )
     began = time.monotonic()
     generation = await _generate(sampler, prompt, limits)
@@ -301,10 +295,11 @@ async def _generate(sampler: Sampler, prompt: np.ndarray, limits: SamplingLimits
       f"the sampler returned {n} tokens but {len(generation.logprobs)} logprobs and "
       f"{len(generation.versions)} versions"
     )
-  rows = n if generation.routing is None else len(generation.routing) - len(prompt)
-  if rows != n:
+  expected = len(prompt) + n - limits.routed_tokens
+  if generation.routing is not None and len(generation.routing) != expected:
     raise EpisodeError(
-      f"the sampler returned {rows + len(prompt)} routing rows for {len(prompt)} + {n} tokens"
+      f"the sampler returned {len(generation.routing)} routing rows for {len(prompt)} + {n} tokens "
+      f"after the first {limits.routed_tokens}, not {expected}"
     )
   return generation
 

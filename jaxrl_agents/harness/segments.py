@@ -29,8 +29,8 @@ def to_segments(turns: Sequence[Turn], shared_turns: int = 0) -> tuple[Segment, 
   The first `shared_turns` turns are trained elsewhere, and some nowhere (Generation.trained): they
   are context here, and a segment that holds no other is left out.
 
-  Where prompt and earlier reply were routed again by a later call of the same segment, the later
-  call's experts stand; rows that it did not record keep the earlier ones.
+  A call returns the experts of the tokens that no earlier call of its segment returned
+  (`routed_tokens`), so each token keeps those under which the policy first read it.
   """
   runs: list[list[tuple[Turn, bool]]] = []
   seen = np.zeros(0, np.int32)
@@ -40,6 +40,17 @@ def to_segments(turns: Sequence[Turn], shared_turns: int = 0) -> tuple[Segment, 
     runs[-1].append((turn, i >= shared_turns and turn.generation.trained))
     seen = np.concatenate([turn.prompt, turn.generation.tokens])
   return tuple(_segment(run) for run in runs if any(trained for _, trained in run))
+
+
+def routed_tokens(turns: Sequence[Turn], prompt: np.ndarray) -> int:
+  """How many leading tokens of the next prompt have experts that earlier turns recorded.
+
+  The last token of a reply has none: it was sampled, and never read.
+  """
+  if not turns or turns[-1].generation.routing is None:
+    return 0
+  seen = np.concatenate([turns[-1].prompt, turns[-1].generation.tokens])
+  return len(seen) - 1 if _extends(prompt, seen) else 0
 
 
 def _extends(prompt: np.ndarray, seen: np.ndarray) -> bool:
@@ -68,6 +79,5 @@ def _segment(run: Sequence[tuple[Turn, bool]]) -> Segment:
       continue
     if routing is None:
       routing = np.full((length, *rows.shape[1:]), NOT_ROUTED, np.uint16)
-    recorded = (rows != NOT_ROUTED).reshape(len(rows), -1).any(axis=1)
-    routing[: len(rows)][recorded] = rows[recorded]
+    routing[span.stop - len(rows) : span.stop] = rows
   return Segment(tokens, loss_mask, logprobs, versions, routing)

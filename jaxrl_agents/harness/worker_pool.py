@@ -251,7 +251,7 @@ class WorkerPool:
     if message[0] == "error":
       worker.last_error = message[1]
     elif message[0] == "group":
-      worker.jobs.pop(message[1].trajectories[0].group_id, None)
+      worker.jobs.pop(message[1].id, None)
     return message
 
   def _bury_silent(self) -> list[tuple[int, tuple[Any, ...]]]:

@@ -205,6 +205,6 @@ async def _play(
       group_id=job.group_id,
     )
   except Exception as error:
-    lost = failed(job.task, job.group_id, Record(), error)
-    group = Group(job.task, (lost,) * job.num_rollouts)
+    lost = failed(job.task, Record(), error)
+    group = Group(job.task, (lost,) * job.num_rollouts, job.group_id)
   send(("group", group))

@@ -179,7 +179,7 @@ def play(
     for group in rollout_workers.scripted(
       config, spec, tasks, rollouts, sampling, label=label, ready=importing.start
     ):
-      groups[group.trajectories[0].group_id] = group
+      groups[group.id] = group
       parts = [t.rewards for t in group.trajectories if not t.error]
       values += [each[agent.headline] for each in parts if agent.headline in each]
       progress.advance(**{agent.headline: sum(values) / max(len(values), 1)})

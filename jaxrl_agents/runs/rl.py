@@ -205,7 +205,7 @@ def collect(
   def played() -> list[Group]:
     sampling = setup.sampling(config, config.seed + 1 + step)
     groups = players.play(tasks, config.learner.group_size, sampling, label=label)
-    return sorted(groups, key=lambda group: order[group.trajectories[0].group_id])
+    return sorted(groups, key=lambda group: order[group.id])
 
   progress = step / max(config.learner.steps, 1)
   players.turn_to(progress)

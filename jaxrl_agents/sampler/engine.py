@@ -371,9 +371,10 @@ class Engine:
     tokens = sequence.known_tokens[sequence.num_prompt :].copy()
     routing = None
     if self.cfg.num_moe_layers:
-      held = self._scheduler.routing_of(sequence)
-      routing = np.full((sequence.num_tokens, *held.shape[1:]), NOT_ROUTED, np.uint16)
-      routing[:-1] = held[: sequence.num_tokens - 1]
+      known = sequence.limits.routed_tokens
+      held = self._scheduler.routing_of(sequence)[known : sequence.num_tokens - 1]
+      last = np.full((1, *held.shape[1:]), NOT_ROUTED, np.uint16)
+      routing = np.concatenate([held, last])
     return Generation(
       tokens=tokens,
       logprobs=np.asarray(sequence.logprobs, np.float32),

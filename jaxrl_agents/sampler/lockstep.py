@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_agents.sampler.client import Steps
+from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Generation, SamplingLimits
@@ -36,7 +36,7 @@ class Clock:
 
 
 class Leader:
-  """The first process' engine, whose calls the others repeat. A client.Steps.
+  """The first process' engine, whose calls the others repeat (an `EngineProtocol`).
 
   Invariant: calls are told in the order they were made, and all before the step that follows them.
 
@@ -49,7 +49,7 @@ class Leader:
 
   def __init__(
     self,
-    engine: Steps,
+    engine: EngineProtocol,
     clock: Clock,
     tell: Callable[[list[Call]], None],
     held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
@@ -94,7 +94,7 @@ class Leader:
     return found
 
 
-def replay(calls: Sequence[Call], engine: Steps, clock: Clock) -> Any:
+def replay(calls: Sequence[Call], engine: EngineProtocol, clock: Clock) -> Any:
   """Makes calls on an engine at the times they were first made; returns what the last returned."""
   found = None
   for now, name, arguments in calls:

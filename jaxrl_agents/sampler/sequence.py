@@ -105,5 +105,10 @@ def check(
     raise ValueError(f"max_new_tokens={limits.max_new_tokens}; ask for at least 1")
   if not limits.temperature >= 0:
     raise ValueError(f"temperature={limits.temperature}; give 0 (greedy) or more")
+  if not 0 <= limits.routed_tokens < len(prompt):
+    raise ValueError(
+      f"routed_tokens={limits.routed_tokens} of a prompt of {len(prompt)}; give 0 or more, and "
+      "fewer than the prompt has"
+    )
   if not 0 < limits.top_p <= 1:
     raise ValueError(f"top_p={limits.top_p}; give more than 0 and at most 1 (everything)")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_agents.sampler.client import Steps
+from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.types import Group, SamplingLimits
 
@@ -49,18 +49,18 @@ class RolloutServer:
 
   def __init__(
     self,
-    engine: Steps,
+    engine: EngineProtocol,
     pool: Any,
     *,
     max_rollouts: int,
     deterministic: bool = False,
     stall_s: float = 120.0,
     max_retries: int = 2,
-    others: Mapping[str, Steps] | None = None,
+    others: Mapping[str, EngineProtocol] | None = None,
   ):
     if max_rollouts < 1:
       raise ValueError(f"max_rollouts={max_rollouts}; play at least one at a time")
-    self._engines: dict[str, Steps] = {"": engine, **(others or {})}
+    self._engines: dict[str, EngineProtocol] = {"": engine, **(others or {})}
     self._stand_ins: dict[str, str] = {}
     self._pool = pool
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
@@ -202,10 +202,10 @@ class RolloutServer:
   def _take_finished(self) -> list[Group]:
     """Groups all of whose jobs are done, in the order of their ids."""
     done = []
-    for part in sorted(self._finished, key=_group_id):
-      group_id = self._group_of.pop(_group_id(part))
+    for part in sorted(self._finished, key=lambda group: group.id):
+      group_id = self._group_of.pop(part.id)
       job, parts = self._groups[group_id]
-      parts[_group_id(part)] = part
+      parts[part.id] = part
       if None not in parts.values():
         del self._groups[group_id]
         done.append(_merge(job, parts.values()))
@@ -248,10 +248,6 @@ def _canonical(held: tuple[int, int, np.ndarray, SamplingLimits]) -> tuple[str, 
   return limits.policy, limits.seed, prompt.tobytes()
 
 
-def _group_id(group: Group) -> str:
-  return group.trajectories[0].group_id
-
-
 def _single_rollouts(job: Any) -> list[Any]:
   """A job for each rollout, with a seed of its own."""
   count = job.num_rollouts
@@ -269,5 +265,5 @@ def _single_rollouts(job: Any) -> list[Any]:
 
 def _merge(job: Any, parts: Iterable[Group]) -> Group:
   """The group of a job from the groups that its parts came back as."""
-  trajectories = [t for part in parts for t in part.trajectories]
-  return Group(job.task, tuple(dataclasses.replace(t, group_id=job.group_id) for t in trajectories))
+  trajectories = tuple(t for part in parts for t in part.trajectories)
+  return Group(job.task, trajectories, job.group_id)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from jaxrl_agents.sampler.client import Steps
+from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.wire.listener import BEAT_S
 
 
 def serve(
-  connection: Connection, make_engine: Callable[[int], Steps], load: Callable[[int], None]
+  connection: Connection, make_engine: Callable[[int], EngineProtocol], load: Callable[[int], None]
 ) -> None:
   """Serves a learner; returns when that has hung up.
 
@@ -30,7 +30,7 @@ def serve(
 
 
 def _work(
-  connection: Connection, engine: Steps, load: Callable[[int], None], deterministic: bool
+  connection: Connection, engine: EngineProtocol, load: Callable[[int], None], deterministic: bool
 ) -> None:
   ids: dict[int, int] = {}  # the learner's, by the engine's
   running, said = not deterministic, time.monotonic()

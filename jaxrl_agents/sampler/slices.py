@@ -64,7 +64,7 @@ class _Slice:
 
 
 class Slices:
-  """The slices that have come in, as one engine: a client.Steps. Use as a context manager.
+  """The connected slices as one engine (`EngineProtocol`). Use as a context manager.
 
   Requests go to the slice with the fewest; in a deterministic run to one after the other. Those of
   a slice that is gone go to the others, or wait for one to come.

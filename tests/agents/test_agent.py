@@ -22,7 +22,7 @@ TASK = Task("t", "search", "?", {})
 def rewards_of(agent, options, *parts, progress=None):
   """The reward of each rollout; None for one that failed."""
   rollouts = tuple(
-    Trajectory("t", "g", (), (), found, "answer", error="" if found else "lost") for found in parts
+    Trajectory("t", (), (), found, "answer", error="" if found else "lost") for found in parts
   )
   (group,) = agent_lib.rewarded(agent, options, [Group(TASK, rollouts)], progress)
   return [t.metrics.get("reward") for t in group.trajectories]
@@ -65,7 +65,7 @@ def test_of_a_swarm_both_roles_are_imitated_and_only_so_many_sub_agents():
   def episode(name, children=(), stop="answer", error=""):
     segment = segment_files.to_imitate(np.arange(3, dtype=np.int32), np.arange(3) > 0)
     segments = () if error else (dataclasses.replace(segment, tokens=np.full(3, name, np.int32)),)
-    return Trajectory(str(name), "g", segments, (), {}, stop, children=children, error=error)
+    return Trajectory(str(name), segments, (), {}, stop, children=children, error=error)
 
   children = tuple(episode(100 + i, stop="finished") for i in range(5))
   lost = episode(9, stop="error", error="RuntimeError: gone")

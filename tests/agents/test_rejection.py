@@ -10,7 +10,7 @@ def rollout(name, tokens, right=True, error=""):
   tokens = np.asarray(tokens, np.int32)
   n = len(tokens)
   segment = Segment(tokens, np.arange(n) > 0, np.zeros(n, np.float32), np.zeros(n, np.int32))
-  return Trajectory(name, "g", (segment,), (), {"success": float(right)}, "answer", error=error)
+  return Trajectory(name, (segment,), (), {"success": float(right)}, "answer", error=error)
 
 
 def names(*rollouts, **options):

@@ -17,7 +17,7 @@ def task(name, gold=("1_0",)):
 
 
 def rollout(name, error="", metrics=None, **rewards):
-  return Trajectory(name, name, (), (), rewards, "answer", metrics or {}, (), error)
+  return Trajectory(name, (), (), rewards, "answer", metrics or {}, (), error)
 
 
 def total(trajectory):

@@ -42,7 +42,7 @@ def episode(length, performance, error=""):
   mask = np.arange(100) < length
   segment = Segment(np.zeros(100, np.int32), mask, np.zeros(100, np.float32), np.zeros(100, int))
   rewards = {} if error else {"performance": performance, "width": 2.0}
-  return Trajectory("t", "g", (segment,), (), rewards, "answer", error=error)
+  return Trajectory("t", (segment,), (), rewards, "answer", error=error)
 
 
 def test_the_gate_goes_over_performance_alone_and_leaves_the_lost_out_of_the_mean():

@@ -26,7 +26,7 @@ def services(tasks):
 
 
 def parts(env, context):
-  return env.rewards(Trajectory("t", "g", (), (), {}, context.stop))
+  return env.rewards(Trajectory("t", (), (), {}, context.stop))
 
 
 async def _played(name, task, services, seed):

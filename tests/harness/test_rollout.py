@@ -83,9 +83,9 @@ def run(env, sampler, sampling=None, **options):
 
 def test_an_episode_is_recorded_as_sampled_and_closed():
   env, sampler = ToyEnv(), ToySampler()
-  trajectory = run(env, sampler, group_id="g", rollout=3)
+  trajectory = run(env, sampler, rollout=3)
   assert env.closed
-  assert (trajectory.task_id, trajectory.group_id, trajectory.stop) == ("t7", "g", "answer")
+  assert (trajectory.task_id, trajectory.stop) == ("t7", "answer")
   assert trajectory.rewards == {"messages": 7.0}
   assert trajectory.metrics["turns"] == 2
   assert trajectory.metrics["sampled_tokens"] == 6
@@ -172,6 +172,7 @@ def test_a_failed_rollout_is_data_and_leaves_its_siblings_alone():
     )
   )
   first, second, third, fourth = group.trajectories
+  assert group.id == "g"
   assert len(set(made)) == 4
   assert first.rewards == fourth.rewards == {"messages": 7.0}
   assert second.error == "OSError: no room on the disk"

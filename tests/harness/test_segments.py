@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_agents.harness.segments import Turn, to_segments
+from jaxrl_agents.harness.segments import Turn, routed_tokens, to_segments
 from jaxrl_agents.types import NOT_ROUTED, Generation
 
 
@@ -53,19 +53,24 @@ def test_a_reply_that_is_not_to_be_trained_is_context():
   assert to_segments(turns[:1]) == ()
 
 
-def test_the_latest_recorded_routing_of_a_token_wins():
+def test_each_call_adds_the_experts_of_the_tokens_that_no_earlier_call_returned():
   first = np.full((3, 1, 2), 1, np.uint16)
   first[2] = NOT_ROUTED  # the sampled token itself was never fed back
-  second = np.full((5, 1, 2), 2, np.uint16)
-  second[0] = NOT_ROUTED
-  second[4] = NOT_ROUTED
-  turns = [
-    turn(ids(1, 2), ids(3), routing=first),
-    turn(ids(1, 2, 3, 4), ids(5), routing=second),
-  ]
+  turns = [turn(ids(1, 2), ids(3), routing=first)]
+  assert routed_tokens(turns, ids(1, 2, 3, 4)) == 2
+  second = np.full((3, 1, 2), 2, np.uint16)  # of the tokens 3, 4 and 5
+  second[2] = NOT_ROUTED
+  turns.append(turn(ids(1, 2, 3, 4), ids(5), routing=second))
   (segment,) = to_segments(turns)
   assert segment.routing.dtype == np.uint16
-  assert segment.routing[:, 0, 0].tolist() == [1, 2, 2, 2, NOT_ROUTED]
+  assert segment.routing[:, 0, 0].tolist() == [1, 1, 2, 2, NOT_ROUTED]
+
+
+def test_a_prompt_that_opens_a_segment_needs_the_experts_of_all_its_tokens():
+  routing = np.ones((3, 1, 2), np.uint16)
+  assert routed_tokens([], ids(1, 2)) == 0
+  assert routed_tokens([turn(ids(1, 2), ids(3), routing=routing)], ids(1, 3, 4)) == 0
+  assert routed_tokens([turn(ids(1, 2), ids(3))], ids(1, 2, 3, 4)) == 0  # none was recorded
 
 
 def test_no_turns_make_no_segments():

@@ -43,7 +43,7 @@ def serve(pool, *, until, limit_s=30.0):
         seeds.append(message[3].seed)
         pool.send(number, ("generation", message[1], reply()))
       elif message[0] == "group":
-        groups[message[1].trajectories[0].group_id] = message[1]
+        groups[message[1].id] = message[1]
       else:
         events.append((number, message))
   return groups, events, seeds

@@ -24,7 +24,6 @@ def make_segment(tokens=5, sampled=2):
 def make_trajectory(reward, segments=1, error=""):
   return Trajectory(
     task_id="t",
-    group_id="g",
     segments=tuple(make_segment() for _ in range(segments)),
     log=(),
     rewards={} if error else {"f_beta": reward, "found": 1.0},

@@ -1,6 +1,5 @@
 """The engine against full forward passes, one-token passes, and itself in other batches."""
 
-import asyncio
 import dataclasses
 
 import jax
@@ -13,7 +12,6 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import transformer
 from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.sampler.client import LocalSampler
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.types import NOT_ROUTED, SamplingLimits
@@ -212,6 +210,7 @@ def test_a_request_past_its_deadline_fails_by_name_and_the_others_go_on(engine):
     ([3], {"max_new_tokens": 0}, "at least 1"),
     ([3], {"temperature": -1.0}, "temperature=-1.0"),
     ([3], {"top_p": 0.0}, "top_p=0.0"),
+    ([3], {"routed_tokens": 1}, "routed_tokens=1 of a prompt of 1"),
   ],
 )
 def test_a_request_that_cannot_be_served_is_refused_with_the_remedy(
@@ -226,18 +225,13 @@ def test_an_engine_that_cannot_work_is_refused_with_the_remedy():
     build(0, num_pages=12)
 
 
-def test_concurrent_requests_of_an_event_loop_share_the_engine(engine):
-  ps = prompts(5, seed=8)
-  expected = play(engine, [(p, limits(i)) for i, p in enumerate(ps)])
-  sampler = LocalSampler(engine)
-
-  async def all_at_once():
-    return await asyncio.gather(*(sampler.generate(p, limits(i)) for i, p in enumerate(ps)))
-
-  for one, other in zip(asyncio.run(all_at_once()), expected, strict=True):
-    assert np.array_equal(one.tokens, other.tokens)
-  with pytest.raises(TimeoutError, match="request"):
-    asyncio.run(sampler.generate(ps[0], limits(deadline_s=-1.0)))
+def test_experts_that_the_caller_has_are_not_returned_again(engine):
+  (prompt,) = prompts(1, seed=8, longest=9)
+  whole, rest = (
+    play(engine, [(prompt, limits(3, routed_tokens=known))])[0] for known in (0, len(prompt) - 1)
+  )
+  assert np.array_equal(whole.routing[len(prompt) - 1 :], rest.routing)
+  assert len(rest.routing) == len(rest.tokens) + 1
 
 
 @jax.jit

@@ -67,7 +67,7 @@ def job(name, rollouts=2, **facts):
 def bits(groups):
   """All that was sampled, by group and rollout."""
   return {
-    g.trajectories[0].group_id: [
+    g.id: [
       (s.tokens.tobytes(), s.logprobs.tobytes(), s.routing.tobytes())
       for t in g.trajectories
       for s in t.segments

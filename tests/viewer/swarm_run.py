@@ -57,7 +57,7 @@ def child(stage, call, steps, status="finished", *, names=(), error=""):
   asked = (Message("system", "Look up."), Message("user", "one"))
   metrics = {"stage": float(stage), "call": float(call), "steps": float(steps), "wall_s": 0.5}
   log = (*asked, *(message for pair in searches for message in pair), *said)
-  return Trajectory(f"t/{stage}.{call}", "", (), log, {}, status, metrics, error=error)
+  return Trajectory(f"t/{stage}.{call}", (), log, {}, status, metrics, error=error)
 
 
 ANSWER = "| name | near |\n|One| stone|\n|two|lake|\n|six|x|"
@@ -84,7 +84,7 @@ CHILDREN = (
   child(1, 1, 0, "error", error="RuntimeError: gone"),
 )
 PARTS = {"performance": 0.5, "completed": 1.0, "width": 2.0, "finish_rate": 0.5}
-EPISODE = Trajectory("t", "g", (), LOG, PARTS, "answer", {"reward": 0.5}, children=CHILDREN)
+EPISODE = Trajectory("t", (), LOG, PARTS, "answer", {"reward": 0.5}, children=CHILDREN)
 
 
 def changed(**fields):

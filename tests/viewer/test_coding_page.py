@@ -30,8 +30,8 @@ LOG = (
 GROUP = Group(
   Task("t", "coding", "One test fails.", {"level": 0, "repo": "r"}),
   (
-    Trajectory("t", "g", (), LOG, PARTS, "answer", {"reward": 0.9}),
-    Trajectory("t", "g", (), LOG, {}, "answer", error="the sandbox is gone"),
+    Trajectory("t", (), LOG, PARTS, "answer", {"reward": 0.9}),
+    Trajectory("t", (), LOG, {}, "answer", error="the sandbox is gone"),
   ),
 )
 EVAL = {

@@ -78,7 +78,7 @@ def test_of_a_series_of_steps_the_first_middle_and_last_are_shown_and_evaluation
 
 def test_sampled_rollouts_keep_the_worst_and_the_best_in_their_order():
   def rollout(reward):
-    return Trajectory("t", "g", (), (), {}, "answer", {"reward": reward})
+    return Trajectory("t", (), (), {}, "answer", {"reward": reward})
 
   rollouts = [rollout(r) for r in (0.3, 0.9, 0.1, 0.5, 0.7)]
   assert inputs.sample_rollouts(rollouts, 2) == [1, 2]

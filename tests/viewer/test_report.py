@@ -53,8 +53,8 @@ def group(payload="", tokens=6):
   segment = Segment(ids, ids % 2 == 0, -np.ones(tokens, np.float32), np.full(tokens, 7, np.int32))
   rewards = {"f1": 1.0}
   metrics = {"reward": 1.25, "advantage": -0.5}
-  good = Trajectory("t", "g", (segment,), log, rewards, "answer", metrics)
-  bad = Trajectory("t", "g", (), log[:3], {}, "", {}, error="EpisodeError: " + payload)
+  good = Trajectory("t", (segment,), log, rewards, "answer", metrics)
+  bad = Trajectory("t", (), log[:3], {}, "", {}, error="EpisodeError: " + payload)
   return Group(Task("t" + payload, "search", "Where? " + payload, facts), (good, bad))
 
 

@@ -48,7 +48,7 @@ LOG = (
 
 
 def describe(log=LOG, stop="answer", **changes):
-  played = Trajectory("t1", "g", (), log, {"f1": 0.5, "bad": float("nan")}, stop, **changes)
+  played = Trajectory("t1", (), log, {"f1": 0.5, "bad": float("nan")}, stop, **changes)
   return trajectory.describe(played, TASK)
 
 
@@ -107,7 +107,7 @@ def test_a_malformed_prune_call_prunes_nothing():
 
 def test_documents_as_gold_are_found_through_any_of_their_chunks():
   task = Task("t", "search", "?", {"document_ids": ["417", "6"], "gold_document_ids": ["6"]})
-  told = trajectory.describe(Trajectory("t", "g", (), LOG, {}, "answer"), task)
+  told = trajectory.describe(Trajectory("t", (), LOG, {}, "answer"), task)
   assert told["returned"][0] == {"id": "417_31", "gold": [1]}
   assert [(f["returned"], f["is_final_answer"]) for f in told["facts"]] == [
     (True, False),
@@ -147,7 +147,7 @@ def test_a_segment_that_starts_with_a_sampled_token_has_an_empty_first_run():
 
 
 def test_sub_agents_are_told_as_episodes_of_their_own():
-  child = Trajectory("t1/0.0", "", (), LOG[:4], {}, "step_limit")
+  child = Trajectory("t1/0.0", (), LOG[:4], {}, "step_limit")
   told = describe(children=(child,))["children"]
   assert [(c["id"], c["stop"], len(c["turns"])) for c in told] == [("t1/0.0", "step_limit", 1)]
   assert told[0]["turns"][0]["calls"][0]["name"] == "search_corpus"

@@ -54,6 +54,6 @@ def one_shot_hybrid(
     parts = reward.search_parts(
       log, "answer", group.task.facts, exists=exists, max_documents=max_documents
     )
-    rollout = Trajectory(group.task.id, f"one-shot {group.task.id}", (), log, parts, "answer")
+    rollout = Trajectory(group.task.id, (), log, parts, "answer")
     baseline.append(Group(group.task, (rollout,)))
   return baseline

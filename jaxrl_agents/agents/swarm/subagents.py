@@ -97,7 +97,7 @@ async def play(
       record=record,
     )
   except Exception as error:
-    trajectory = failed(own, "", record, error)
+    trajectory = failed(own, record, error)
   return _outcome(trajectory, assignment)
 
 

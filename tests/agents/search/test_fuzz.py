@@ -84,7 +84,8 @@ class RandomSampler:
     draw = random.Random(limits.seed)
     ids = draw.choice(self._makers)(draw, self._chat)[: limits.max_new_tokens]
     n, rows = len(ids), len(prompt) + len(ids)
-    routing = np.tile(np.arange(rows, dtype=np.uint16)[:, None, None], (1, 2, 2))
+    places = np.arange(limits.routed_tokens, rows, dtype=np.uint16)
+    routing = np.tile(places[:, None, None], (1, 2, 2))
     stop = "stop" if ids[-1] in limits.stop_tokens else "length"
     return Generation(
       np.asarray(ids, np.int32), np.full(n, -1, np.float32), np.full(n, 5, np.int32), routing, stop

@@ -17,7 +17,7 @@ def rollout(tr, out, *, turns=2, stop="answer", error="", call_error="", name="t
     np.arange(3, dtype=np.int32), np.ones(3, bool), np.zeros(3, np.float32), np.zeros(3, np.int32)
   )
   rewards = {} if error else {"trajectory_recall": tr, "output_recall": out}
-  return Trajectory(name, name, (segment,), log, rewards, stop, error=error)
+  return Trajectory(name, (segment,), log, rewards, stop, error=error)
 
 
 def group(*trajectories, query="q"):
@@ -104,6 +104,6 @@ def test_every_rollout_is_counted_once_and_draws_do_not_depend_on_other_queries(
 
 
 def test_rollouts_without_the_recalls_are_refused_by_name():
-  other = Trajectory("task7", "g", (), (), {"tests_pass": 1.0}, "answer")
+  other = Trajectory("task7", (), (), {"tests_pass": 1.0}, "answer")
   with pytest.raises(ValueError, match="'task7'.*'trajectory_recall'.*tests_pass"):
     imitation_filter.keep_for_sft([group(other)], seed=0)

@@ -15,7 +15,7 @@ def group(number, kind, performance, steps, error=""):
   rewards = {"performance": performance, "critical_steps": steps, "width": 0.0}
   rewards |= {"item_f1": performance} if kind.startswith("wide") else {}
   metrics = {"wall_s": 1.0, "reward": performance}
-  rollout = Trajectory("t", "g", (), (), rewards, "answer", metrics, (), error)
+  rollout = Trajectory("t", (), (), rewards, "answer", metrics, (), error)
   return Group(Task(f"t{number}", "swarm", "", {"kind": kind}), (rollout,))
 
 

@@ -84,6 +84,6 @@ def test_only_the_episode_of_an_orchestrator_has_stages():
   assert [c["swarm"] for c in told["children"]] == [None] * 4
   json.dumps(told, allow_nan=False)
   search = Task("t", "search", "?", {"facts": []})
-  played = Trajectory("t", "g", (), LOG, {}, "answer")
+  played = Trajectory("t", (), LOG, {}, "answer")
   assert trajectory.describe(played, search)["swarm"] is None
   assert ANSWER in told["turns"][-1]["text"]
