@@ -182,6 +182,11 @@ class Trajectory:
   children: tuple[Trajectory, ...] = ()
   error: str = ""
 
+  @property
+  def reward(self) -> float:
+    """The scalar reward of a finished episode, which `agents.agent.rewarded` computes once."""
+    return self.metrics["reward"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:

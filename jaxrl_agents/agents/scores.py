@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxrl_agents.types import Group, Task, Trajectory
 
-Total = Callable[[Trajectory], float]
 TaskScores = Mapping[str, float]  # task id -> score
 
 _RESAMPLES_AT_ONCE = 256
@@ -30,15 +29,10 @@ class Gain:
   tasks: int
 
 
-def carried(trajectory: Trajectory) -> float:
-  """The reward that was measured when the rollout ended (agents.agent.rewarded)."""
-  return trajectory.metrics["reward"]
-
-
-def scores(groups: Iterable[Group], total: Total = carried) -> dict[str, dict[str, float]]:
+def scores(groups: Iterable[Group]) -> dict[str, dict[str, float]]:
   """{metric: {task id: mean over its finished rollouts}}.
 
-  Metrics: "reward" (`total` of a rollout), every measured reward part, "tokens_per_turn" (sampled)
+  Metrics: "reward", every measured reward part, "tokens_per_turn" (sampled)
   and "calls_per_turn". A metric that a rollout does not have ("prune_accuracy" where nothing was
   pruned) is averaged over those that have it. Several groups of one task are pooled.
   """
@@ -46,7 +40,7 @@ def scores(groups: Iterable[Group], total: Total = carried) -> dict[str, dict[st
   for group in groups:
     for trajectory in group.trajectories:
       if not trajectory.error:
-        for metric, value in _measured(trajectory, total).items():
+        for metric, value in _measured(trajectory).items():
           values.setdefault(metric, {}).setdefault(group.task.id, []).append(value)
   return {
     metric: {task: float(np.mean(found)) for task, found in tasks.items()}
@@ -54,8 +48,8 @@ def scores(groups: Iterable[Group], total: Total = carried) -> dict[str, dict[st
   }
 
 
-def _measured(trajectory: Trajectory, total: Total) -> dict[str, float]:
-  measured = {"reward": total(trajectory), **trajectory.rewards}
+def _measured(trajectory: Trajectory) -> dict[str, float]:
+  measured = {"reward": trajectory.reward, **trajectory.rewards}
   turns = measured.get("turns", trajectory.metrics.get("turns", 0.0))
   if turns and "sampled_tokens" in trajectory.metrics:
     measured["tokens_per_turn"] = trajectory.metrics["sampled_tokens"] / turns
@@ -64,13 +58,13 @@ def _measured(trajectory: Trajectory, total: Total) -> dict[str, float]:
   return measured
 
 
-def summary(groups: Sequence[Group], total: Total = carried) -> dict[str, float]:
+def summary(groups: Sequence[Group]) -> dict[str, float]:
   """The mean over tasks of every metric of `scores`, and how much stands behind it.
 
   Counts: "tasks" (with a score), "rollouts" (finished), "failed" (rollouts), "failed_tasks" (tasks
   of which every rollout failed, in no mean).
   """
-  by_metric = scores(groups, total)
+  by_metric = scores(groups)
   means = {metric: float(np.mean(list(tasks.values()))) for metric, tasks in by_metric.items()}
   rollouts = [trajectory for group in groups for trajectory in group.trajectories]
   failed = sum(bool(trajectory.error) for trajectory in rollouts)
@@ -136,7 +130,6 @@ def paired_bootstrap(
 def gains(
   candidate: Sequence[Group],
   baseline: Sequence[Group],
-  total: Total = carried,
   *,
   metrics: Sequence[str] = ("reward",),
   cluster: Callable[[Task], str] | None = None,
@@ -150,7 +143,7 @@ def gains(
   Raises:
     ValueError: as `paired_bootstrap`, or neither set has one of the metrics.
   """
-  new, old = scores(candidate, total), scores(baseline, total)
+  new, old = scores(candidate), scores(baseline)
   clusters = {group.task.id: cluster(group.task) for group in candidate} if cluster else None
   found: dict[str, float] = {}
   for metric in metrics:

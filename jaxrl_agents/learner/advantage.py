@@ -1,16 +1,15 @@
-"""From measured reward parts to the advantage of every rollout. numpy only: no jax.
+"""From the rewards of a group to the advantage of every rollout. numpy only: no jax.
 
 The baseline is the mean over the rollouts of a group that finished: not over segments, not over
 failures. A failed rollout is data, never a reward of 0: it is not trained and changes nobody else's
-advantage. Rewards are weighted here, late, so that a run can be re-weighted without being re-run.
+advantage.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,7 +24,7 @@ class Rollout:
     segments: the training sequences, in the order in which they were sampled.
     advantage: the advantage of every sampled token; 1 for supervised examples.
     group: index of its group, in the order given: rollouts of a group are never split.
-    reward: the weighted total of its reward parts.
+    reward: the scalar reward.
   """
 
   segments: tuple[Segment, ...]
@@ -42,24 +41,6 @@ class Rollout:
   def tokens(self) -> int:
     """All tokens in all segments."""
     return sum(len(s.tokens) for s in self.segments)
-
-
-def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float:
-  """`sum_part weights[part] * rewards[part]`; parts without a weight are measured, not rewarded.
-
-  Raises:
-    ValueError: a weight names a part that the trajectory does not carry, or a part is not finite.
-  """
-  total = 0.0
-  for part, weight in weights.items():
-    if part not in trajectory.rewards:
-      near = difflib.get_close_matches(part, list(trajectory.rewards), n=1, cutoff=0.0)
-      raise ValueError(
-        f"no reward part {part!r} in a rollout of task {trajectory.task_id!r}; it has "
-        f"{sorted(trajectory.rewards)}{f', the nearest is {near[0]!r}' if near else ''}"
-      )
-    total += weight * trajectory.rewards[part]
-  return _finite(total, trajectory)
 
 
 def group_advantages(
@@ -85,19 +66,14 @@ def group_advantages(
 
 
 def score(
-  groups: Sequence[Group],
-  total: Callable[[Trajectory], float],
-  *,
-  normalise_std: bool = False,
-  delta: float = 1e-6,
+  groups: Sequence[Group], *, normalise_std: bool = False, delta: float = 1e-6
 ) -> tuple[list[Rollout], dict[str, float]]:
   """The rollouts to train on, with their advantages, and metrics of all that were given.
 
   Dropped: failed rollouts (`error`), and groups whose finished rollouts all earned the same.
 
   Args:
-    groups: complete groups.
-    total: the scalar reward of a finished rollout, from its measured parts.
+    groups: complete groups, with rewards.
     normalise_std: see `group_advantages`.
     delta: see `group_advantages`.
 
@@ -110,7 +86,7 @@ def score(
   for index, group in enumerate(groups):
     finished = [t for t in group.trajectories if not t.error]
     failed += len(group.trajectories) - len(finished)
-    totals = np.array([_finite(total(t), t) for t in finished], np.float64)
+    totals = np.array([_reward(t) for t in finished], np.float64)
     rewards.extend(totals.tolist())
     advantages = group_advantages(totals, normalise_std=normalise_std, delta=delta)
     if advantages is None:
@@ -130,15 +106,15 @@ def score(
   return rollouts, metrics
 
 
-def _finite(reward: float, trajectory: Trajectory) -> float:
-  """`reward`, or a ValueError: an episode that cannot be judged must not be trained on."""
-  if not math.isfinite(reward):
+def _reward(trajectory: Trajectory) -> float:
+  """The reward, or a ValueError: an episode that cannot be judged must not be trained on."""
+  if not math.isfinite(trajectory.reward):
     raise ValueError(
-      f"the reward of a rollout of task {trajectory.task_id!r} is {reward} from the parts "
-      f"{dict(trajectory.rewards)}; "
-      "an episode that cannot be judged must carry an error, not a reward"
+      f"the reward of a rollout of task {trajectory.task_id!r} is {trajectory.reward} from the "
+      f"parts {dict(trajectory.rewards)}; an episode that cannot be judged carries an error, not "
+      "a reward"
     )
-  return reward
+  return trajectory.reward
 
 
 def split_substeps(rollouts: Sequence[Rollout], substeps: int) -> list[list[Rollout]]:

@@ -29,7 +29,7 @@ from jaxrl_agents.learner.advantage import Rollout, score, split_substeps
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.types import Group, Task, Trajectory
+from jaxrl_agents.types import Group, Task
 
 OUTLIER = 10
 """How many times the canary's bound a single token may differ."""
@@ -44,8 +44,7 @@ class Plan:
   """What the loop calls around its own arithmetic.
 
   Attributes:
-    collect: (tasks, step) -> complete groups, played with the weights published last.
-    total: (trajectory, step) -> scalar reward from the measured parts.
+    collect: (tasks, step) -> complete groups with rewards, played with the weights published last.
     publish: (params, version) -> None: makes them the sampler's weights.
     save: (next step, state, ledger) -> None: one atomic checkpoint.
     report: (step, metrics, groups) -> None: called once a step, after saving.
@@ -54,7 +53,6 @@ class Plan:
   """
 
   collect: Callable[[Sequence[Task], int], list[Group]]
-  total: Callable[[Trajectory, int], float]
   publish: Callable[[Any, int], None]
   save: Callable[[int, TrainState, dict[str, Any]], None]
   report: Callable[[int, dict[str, float], list[Group]], None]
@@ -95,7 +93,6 @@ def train(
         state, metrics, groups = learn(
           state,
           groups,
-          lambda trajectory, step=step: plan.total(trajectory, step),
           cfg=cfg,
           learner=learner,
           tx=tx,
@@ -134,7 +131,6 @@ def level_weights(learner: LearnerConfig, step: int) -> tuple[float, ...]:
 def learn(
   state: TrainState,
   groups: Sequence[Group],
-  total: Callable[[Trajectory], float],
   *,
   cfg: PolicyConfig,
   learner: LearnerConfig,
@@ -147,9 +143,9 @@ def learn(
   `reference` are the parameters of pi_0, for `kl` and the losses that read its log-probabilities.
 
   Returns:
-    (state, metrics, the groups with "reward" and "advantage" in each trajectory's metrics).
+    (state, metrics, the groups with the "advantage" of each finished trajectory in its metrics).
   """
-  rollouts, metrics = score(groups, total, normalise_std=learner.advantage_std)
+  rollouts, metrics = score(groups, normalise_std=learner.advantage_std)
   normaliser = objective.loss.normaliser
   constant = normaliser == "constant"
   pack = lambda part: packing.pack(
@@ -173,7 +169,7 @@ def learn(
   metrics["optimizer_steps"] = float(len(parts))
   metrics["microbatches"] = float(sum(map(len, parts)))
   metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
-  return state, metrics, annotated(groups, total, learner.advantage_std)
+  return state, metrics, annotated(groups, rollouts)
 
 
 def _with_reference(
@@ -225,20 +221,18 @@ def without_routing(rollouts: Sequence[Rollout]) -> list[Rollout]:
   return [dataclasses.replace(r, segments=tuple(map(strip, r.segments))) for r in rollouts]
 
 
-def annotated(
-  groups: Sequence[Group], total: Callable[[Trajectory], float], normalise_std: bool
-) -> list[Group]:
-  """The groups with each finished trajectory's "reward" and "advantage" among its metrics."""
+def annotated(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> list[Group]:
+  """The groups with the "advantage" of each finished trajectory among its metrics.
+
+  It is 0 where no rollout of the group is trained.
+  """
   marked = []
-  for group in groups:
-    rollouts, _ = score([group], total, normalise_std=normalise_std)
-    advantages = iter([rollout.advantage for rollout in rollouts])
+  for index, group in enumerate(groups):
+    advantages = iter([rollout.advantage for rollout in rollouts if rollout.group == index])
     trajectories = tuple(
       t
       if t.error
-      else dataclasses.replace(
-        t, metrics={**t.metrics, "reward": total(t), "advantage": next(advantages, 0.0)}
-      )
+      else dataclasses.replace(t, metrics={**t.metrics, "advantage": next(advantages, 0.0)})
       for t in group.trajectories
     )
     marked.append(dataclasses.replace(group, trajectories=trajectories))

@@ -174,15 +174,16 @@ def play(
   importing = threading.Thread(target=seqio_tasks, daemon=True)
   spec, sampling = setup.worker_spec(config, corpus, EXPERT), setup.sampling(config, config.seed)
   groups: dict[str, Group] = {}
-  values: list[float] = []
+  scored, total = 0, 0.0
   with Progress(label, len(tasks)) as progress:
     for group in rollout_workers.scripted(
       config, spec, tasks, rollouts, sampling, label=label, ready=importing.start
     ):
       groups[group.id] = group
-      parts = [t.rewards for t in group.trajectories if not t.error]
-      values += [each[agent.headline] for each in parts if agent.headline in each]
-      progress.advance(**{agent.headline: sum(values) / max(len(values), 1)})
+      for parts in (t.rewards for t in group.trajectories if not t.error):
+        if agent.headline in parts:
+          scored, total = scored + 1, total + parts[agent.headline]
+      progress.advance(**{agent.headline: total / max(scored, 1)})
   importing.join()
   return [groups[f"{label} {i}"] for i in range(len(tasks))]
 

@@ -39,12 +39,13 @@ def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str
   """Collects `count` groups with their rewards, sorted by task id, behind a progress bar."""
   agent = setup.agent(config)
   rewarded: list[Group] = []
-  means: list[float] = []
+  scored, sum_of_means = 0, 0.0
   with Progress(label, count) as progress:
     for group in groups:
       rewarded += agent_lib.rewarded(agent, config.agent_config, [group])
-      means += scores.scores(rewarded[-1:]).get(agent.headline, {}).values()
-      progress.advance(**{agent.headline: sum(means) / max(len(means), 1)})
+      for mean in scores.scores(rewarded[-1:]).get(agent.headline, {}).values():
+        scored, sum_of_means = scored + 1, sum_of_means + mean
+      progress.advance(**{agent.headline: sum_of_means / max(scored, 1)})
   return sorted(rewarded, key=lambda group: group.task.id)
 
 

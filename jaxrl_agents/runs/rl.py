@@ -99,7 +99,6 @@ def _train(
         ),
         loop.Plan(
           collect=lambda tasks, step: collect(config, players, tasks, step, budgets),
-          total=lambda trajectory, step: scores.carried(trajectory),
           publish=lambda params, number: players.publish(lora.merged(params), number),
           save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
           report=Reporter(config, workdir, players, progress) if channel.is_first else _no_report,

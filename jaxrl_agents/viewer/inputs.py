@@ -141,8 +141,7 @@ def sample_files(folder: Path) -> list[tuple[str, str, Path]]:
 
 def total_reward(trajectory: Trajectory) -> float | None:
   """The weighted reward that the run recorded, or None (a failed episode has none)."""
-  value = trajectory.metrics.get("reward", trajectory.rewards.get("reward"))
-  return None if value is None or trajectory.error else float(value)
+  return None if trajectory.error else trajectory.metrics.get("reward")
 
 
 def spread(count: int, limit: int) -> list[int]:

@@ -17,11 +17,8 @@ def task(name, gold=("1_0",)):
 
 
 def rollout(name, error="", metrics=None, **rewards):
-  return Trajectory(name, (), (), rewards, "answer", metrics or {}, (), error)
-
-
-def total(trajectory):
-  return trajectory.rewards["f1"]
+  metrics = {"reward": rewards.get("f1")} | (metrics or {})
+  return Trajectory(name, (), (), rewards, "answer", metrics, (), error)
 
 
 def test_tasks_weigh_the_same_however_many_rollouts_they_have():
@@ -29,7 +26,7 @@ def test_tasks_weigh_the_same_however_many_rollouts_they_have():
     Group(task("a"), (rollout("a", f1=1.0), rollout("a", f1=0.0), rollout("a", f1=0.5))),
     Group(task("b"), (rollout("b", f1=0.1),)),
   ]
-  found = scores.summary(groups, total)
+  found = scores.summary(groups)
   assert found["f1"] == pytest.approx((0.5 + 0.1) / 2)  # the mean over all four would be 0.4
   assert found["reward"] == found["f1"]
   assert (found["tasks"], found["rollouts"]) == (2, 4)
@@ -40,10 +37,10 @@ def test_a_failed_rollout_is_counted_and_never_scored_as_zero():
     Group(task("a"), (rollout("a", f1=0.8), rollout("a", error="EpisodeError: late"))),
     Group(task("b"), (rollout("b", error="EpisodeError: late"),)),
   ]
-  found = scores.summary(groups, total)
+  found = scores.summary(groups)
   assert found["f1"] == 0.8
   assert (found["tasks"], found["failed"], found["failed_tasks"]) == (1, 2, 1)
-  assert "b" not in scores.scores(groups, total)["f1"]
+  assert "b" not in scores.scores(groups)["f1"]
 
 
 def test_a_metric_that_a_rollout_lacks_is_averaged_over_those_that_have_it():
@@ -51,12 +48,12 @@ def test_a_metric_that_a_rollout_lacks_is_averaged_over_those_that_have_it():
     Group(task("a"), (rollout("a", f1=1.0, prune_accuracy=0.5), rollout("a", f1=1.0))),
     Group(task("b"), (rollout("b", f1=1.0),)),
   ]
-  assert scores.summary(groups, total)["prune_accuracy"] == 0.5
+  assert scores.summary(groups)["prune_accuracy"] == 0.5
 
 
 def test_tokens_and_calls_are_told_per_turn():
   one = rollout("a", f1=0.0, turns=4.0, tool_calls=6.0, metrics={"sampled_tokens": 100.0})
-  found = scores.scores([Group(task("a"), (one,))], total)
+  found = scores.scores([Group(task("a"), (one,))])
   assert found["tokens_per_turn"] == {"a": 25.0}
   assert found["calls_per_turn"] == {"a": 1.5}
 
@@ -111,10 +108,10 @@ def test_sets_that_cannot_be_compared_are_errors(new, old, message):
 def test_gains_are_named_by_metric_and_count_only_tasks_of_both_sides():
   new = [Group(task("a"), (rollout("a", f1=0.9),)), Group(task("c"), (rollout("c", f1=0.0),))]
   old = [Group(task("a"), (rollout("a", f1=0.4),))]
-  found = scores.gains(new, old, total, metrics=("reward", "f1"))
+  found = scores.gains(new, old, metrics=("reward", "f1"))
   assert found["f1_gain"] == found["reward_gain_lower95"] == pytest.approx(0.5)
   with pytest.raises(ValueError, match="no metric 'recall' in both sets"):
-    scores.gains(new, old, total, metrics=("recall",))
+    scores.gains(new, old, metrics=("recall",))
 
 
 @dataclasses.dataclass(frozen=True)

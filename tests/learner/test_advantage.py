@@ -28,6 +28,7 @@ def make_trajectory(reward, segments=1, error=""):
     log=(),
     rewards={} if error else {"f_beta": reward, "found": 1.0},
     stop="" if error else "answer",
+    metrics={} if error else {"reward": reward},
     error=error,
   )
 
@@ -37,12 +38,8 @@ def make_group(rewards, **changes):
   return Group(task, tuple(make_trajectory(r, **changes) for r in rewards))
 
 
-def only_f(trajectory):
-  return advantage.total_reward(trajectory, {"f_beta": 1.0})
-
-
 def advantages_of(group, **options):
-  return [r.advantage for r in advantage.score([group], only_f, **options)[0]]
+  return [r.advantage for r in advantage.score([group], **options)[0]]
 
 
 def test_mean_baseline_keeps_a_tiny_difference_tiny_and_std_blows_it_up():
@@ -53,28 +50,18 @@ def test_mean_baseline_keeps_a_tiny_difference_tiny_and_std_blows_it_up():
   np.testing.assert_allclose(with_std, [0.57735] * 3 + [-1.73205], atol=1e-5)
 
 
-def test_reward_is_the_weighted_sum_of_its_parts():
-  trajectory = dataclasses.replace(make_trajectory(0), rewards={"a": 0.5, "b": 2.0, "unused": 9.0})
-  assert advantage.total_reward(trajectory, {"a": 2.0, "b": -0.25}) == pytest.approx(0.5)
-
-
-def test_a_weight_for_a_part_that_nobody_measured_names_the_nearest():
-  with pytest.raises(ValueError, match="'f_betta'.*the nearest is 'f_beta'"):
-    advantage.total_reward(make_trajectory(1.0), {"f_betta": 1.0})
-
-
 def test_a_reward_that_is_not_a_number_is_an_error():
   with pytest.raises(ValueError, match="of task 't' is nan"):
-    advantage.score([make_group([float("nan"), 1.0])], only_f)
+    advantage.score([make_group([float("nan"), 1.0])])
 
 
 def test_constant_groups_are_dropped_and_nothing_is_left_when_all_are():
   groups = [make_group([1, 1, 1]), make_group([0, 1])]
-  rollouts, metrics = advantage.score(groups, only_f)
+  rollouts, metrics = advantage.score(groups)
   assert [r.group for r in rollouts] == [1, 1]
   assert metrics["groups_constant"] == 1
   assert metrics["reward_mean"] == pytest.approx(0.8)
-  rollouts, metrics = advantage.score(groups[:1], only_f)
+  rollouts, metrics = advantage.score(groups[:1])
   assert rollouts == []
   assert metrics["groups_constant"] == 1
 
@@ -83,7 +70,7 @@ def test_a_group_with_one_finished_rollout_teaches_nothing():
   failed = make_trajectory(0, error="SamplerError: deadline")
   group = make_group([1.0])
   group = dataclasses.replace(group, trajectories=(*group.trajectories, failed, failed))
-  rollouts, metrics = advantage.score([group], only_f)
+  rollouts, metrics = advantage.score([group])
   assert rollouts == []
   assert metrics["rollouts_failed"] == 2
 
@@ -110,7 +97,7 @@ def test_extra_segments_of_a_sibling_change_nobodys_advantage(rewards, segments,
   which %= len(rewards)
   longer = list(group.trajectories)
   longer[which] = make_trajectory(rewards[which], segments=segments)
-  rollouts, _ = advantage.score([dataclasses.replace(group, trajectories=tuple(longer))], only_f)
+  rollouts, _ = advantage.score([dataclasses.replace(group, trajectories=tuple(longer))])
   assert [r.advantage for r in rollouts] == advantages_of(group)
   if rollouts:
     assert len(rollouts[which].segments) == segments
@@ -154,7 +141,7 @@ def test_episodes_of_sub_agents_are_never_trained():
     group,
     trajectories=tuple(dataclasses.replace(t, children=(child,)) for t in group.trajectories),
   )
-  plain, metrics = advantage.score([group], only_f)
-  same, same_metrics = advantage.score([with_children], only_f)
+  plain, metrics = advantage.score([group])
+  same, same_metrics = advantage.score([with_children])
   assert [(len(r.segments), r.advantage) for r in same] == [(1, -0.5), (1, 0.5)]
   assert same_metrics == metrics and len(plain) == len(same)

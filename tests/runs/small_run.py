@@ -105,7 +105,6 @@ def trained(
   ) as players:
     plan = loop.Plan(
       collect=lambda tasks, step: rl.collect(config, players, tasks, step, LengthBudgets()),
-      total=lambda trajectory, step: trajectory.metrics["reward"],
       publish=players.publish,
       save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
       report=lambda step, metrics, groups: print(f"step {step}", flush=True),
