@@ -6,8 +6,7 @@ Measures in one run, by turns, so that all see the same machine: a state forked 
 answers and until its first command is done; commands, reads, writes and snapshots in a sandbox that
 is there; `cp -a` of the same files, `bwrap true` (where installed) and a plain subprocess. Prints
 medians, ratios, forks per second, processor milliseconds of each, and the cores that --rate
-environments a second would take at that. The load of the machine is printed first. --probe prints
-what the backend keeps of its promises here, and ends.
+environments a second would take at that. The load of the machine is printed first.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from jaxrl_agents.sandbox import backends
 from jaxrl_agents.sandbox.box import Sandbox
 from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.sandbox.errors import SandboxError
-from jaxrl_agents.sandbox.probe import probe
 from jaxrl_agents.sandbox.records import Snapshot
 
 _BACKEND = flags.DEFINE_enum("backend", "namespaces", list(backends.BACKENDS), "What to measure.")
@@ -40,7 +38,6 @@ _MORE_FILES = flags.DEFINE_integer("more_files", 2000, "Files of a larger one.",
 _CHANGED = flags.DEFINE_integer("changed", 20, "Files changed before a snapshot.", lower_bound=1)
 _AT_ONCE = flags.DEFINE_integer("at_once", 4, "Forks under way together.", lower_bound=1)
 _RATE = flags.DEFINE_float("rate", 500.0, "Environments a second to count cores for.")
-_PROBE = flags.DEFINE_bool("probe", False, "Only print what the backend keeps of its promises.")
 _JSON = flags.DEFINE_string("json", "", "File that the figures are written to.")
 
 _TEXT = "def f(x):\n  return x + 1\n" * 30
@@ -211,13 +208,10 @@ def report(clock: Clock, load: float, many: dict[str, float]) -> dict[str, objec
 
 def main() -> None:
   """Measures, prints and writes."""
-  if _PROBE.value:
-    print(asyncio.run(probe(_BACKEND.value)))
-    return
   try:
     figures = asyncio.run(measure())
   except SandboxError as error:
-    raise ValueError(f"{error}\n--probe tells more") from None
+    raise ValueError(f"{error}\nscripts/doctor.py tells more") from None
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(figures, indent=2) + "\n")
 
