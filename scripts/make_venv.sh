@@ -9,22 +9,22 @@ extra=${2:-}
 
 # A name on the PATH can be a shim of a version manager that only complains: run it to know.
 usable() {
-  "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+  "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
     >/dev/null 2>&1
 }
 find_python() {
   local name path
   if [ -n "${PYTHON:-}" ]; then
     usable "$PYTHON" && echo "$PYTHON" && return
-    echo "PYTHON=$PYTHON is not a working Python 3.11 or 3.12 with the venv module" >&2
+    echo "PYTHON=$PYTHON is not a working Python 3.11 to 3.13 with the venv module" >&2
     return 1
   fi
-  for name in python3.12 python3.11 python3 python; do
+  for name in python3.12 python3.11 python3.13 python3 python; do
     while read -r path; do
       usable "$path" && echo "$path" && return
     done < <(type -ap "$name")
   done
-  echo "no working Python 3.11 or 3.12 with the venv module on the PATH; install one" \
+  echo "no working Python 3.11 to 3.13 with the venv module on the PATH; install one" \
     "(Debian, Ubuntu: apt-get install python3-venv) or name it: PYTHON=/path/to/python $0 $*" >&2
   return 1
 }

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # All checks, on a fresh machine or a used one: environment, lint, format, types, tests.
 # Runs every stage even after a failure, prints the time of each, and fails if any did.
-# JAXRL_VENV=FOLDER keeps the environment elsewhere than in .venv-test. Flags go to pytest.
+#   scripts/test.sh          everything, about 12 minutes on two cores
+#   scripts/test.sh --fast   lint, types and the tests that are not marked slow, about 2 minutes
+# JAXRL_VENV=FOLDER keeps the environment elsewhere than in .venv-test. Other flags go to pytest.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${JAXRL_VENV:-$PWD/.venv-test}
@@ -9,6 +11,12 @@ export JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax_cache}
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
+
+chosen=()
+if [ "${1:-}" = --fast ]; then
+  shift
+  chosen=(-m "not slow")
+fi
 
 failed=()
 stage() {
@@ -26,7 +34,8 @@ stage format "$venv/bin/ruff" format --check .
 stage types "$venv/bin/mypy"
 # Compiling takes one core: two processes, each a file of tests at a time, in order: else those of
 # few tests, which take longest, come last and one process waits for the other.
-stage tests "$venv/bin/pytest" -q --durations=15 -n 2 --dist=loadfile --no-loadscope-reorder "$@"
+stage tests "$venv/bin/pytest" -q --durations=15 -n 2 --dist=loadfile --no-loadscope-reorder \
+  ${chosen[@]+"${chosen[@]}"} "$@"
 echo "== everything: $SECONDS s"
 if [ ${#failed[@]} -gt 0 ]; then
   echo "failed: ${failed[*]}" >&2

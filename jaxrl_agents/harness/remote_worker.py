@@ -1,8 +1,8 @@
-"""Workers of another machine: they knock at a run's listener, work, and look for the next run.
+"""Rollout workers on another machine: they connect to a run's listener, work, and reconnect.
 
-A supervisor keeps so many worker processes alive. Each connects by itself, so that one that dies
-takes no other with it; one whose run is over, or whose run died, knocks again: a run that is
-started again finds its fleet there.
+A supervisor keeps the requested number of worker processes alive. Each process has a connection of
+its own, so the death of one leaves the others alone. A worker whose run ended or died connects
+again, so a restarted run finds its workers waiting.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def supervise(address: str, processes: int, patience_s: float) -> None:
   Returns when there has been no run for `patience_s`.
 
   Raises:
-    ValueError: no key, or no run was ever there, or it refused the workers, or they could not build
-      what it asked for; what they said stands on stderr.
+    ValueError: there is no key, no run ever answered, the run refused the workers, or they could
+      not build its services; stderr has the messages of the workers.
   """
   if processes < 1:
     raise ValueError(f"processes={processes}; start at least 1")
@@ -50,7 +50,7 @@ def supervise(address: str, processes: int, patience_s: float) -> None:
         children.remove(child)
         status = child.returncode
         if status == UNFIT:
-          raise ValueError(f"a worker of {address} gave up; see what it said above")
+          raise ValueError(f"a worker of {address} gave up; see its message above")
         worked |= status != NOBODY_ANSWERED
         if status < 0 or status == 1:
           print(f"a worker died (status {status}); another is started", file=sys.stderr, flush=True)
@@ -62,13 +62,13 @@ def supervise(address: str, processes: int, patience_s: float) -> None:
       child.wait()
   if not worked:
     waited = time.monotonic() - began
-    raise ValueError(f"no run answered at {address} for {waited:.0f} s; see what is said above")
+    raise ValueError(f"no run answered at {address} for {waited:.0f} s; see the messages above")
 
 
 def joined_main(address: str, patience_s: float) -> NoReturn:
-  """The life of a worker process that connects to a run.
+  """The main function of a worker process that connects to a run.
 
-  It ends with its supervisor, however that ends: its standard input is a pipe from there.
+  The process ends when its supervisor ends in any way, since its standard input is a pipe from it.
   """
   threading.Thread(target=_end_with_parent, daemon=True).start()
   try:

@@ -85,25 +85,26 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Pinned:
-  """A sampler that asks another for one named policy, whatever the limits say."""
+  """A sampler that requests one named policy from another sampler, whatever the limits name."""
 
   sampler: Sampler
   policy: str
 
   async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
-    """As the sampler that is asked."""
+    """Forwards the request with the policy set."""
     named = dataclasses.replace(limits, policy=self.policy)
     return await self.sampler.generate(prompt, named)
 
   def playing(self, more: int) -> None:
-    """As the sampler that is asked."""
+    """Forwards the number."""
     self.sampler.playing(more)
 
 
 async def at_once(playing: Callable[[int], None], players: Sequence[Awaitable[T]]) -> list[T]:
-  """Runs players beside one another in the place of one, and returns what each did, in order.
+  """Runs several players concurrently where one played before, and returns their results in order.
 
-  `playing` is told how many more there are than that one (Sampler.playing), until all have ended.
+  Calls `playing` with the number of additional players, and with -1 as each ends
+  (Sampler.playing).
   """
   left = len(players)
 

@@ -1,8 +1,8 @@
 """The pool of worker processes that play episodes, as the main process sees it.
 
-A worker is a fresh interpreter (never a fork: a fork after jax has started can deadlock) joined to
-the main process by one duplex pipe; or a process of another machine that came in by a listener
-(`wire.listener`) and is joined by its socket. What goes over either is in `harness.worker_process`.
+A local worker is a fresh interpreter (never a fork: a fork after jax has started can deadlock),
+connected by one duplex pipe. A remote worker connected to the listener (`wire.listener`) and keeps
+that socket. `harness.worker_process` lists the messages.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _Worker:
   """A live process. Invariant: `jobs` are the groups sent to it and not yet returned.
 
   Attributes:
-    process: of this machine; None for one that came in by the listener.
-    connection: to it.
+    process: of a local worker; None for a remote one.
+    connection: to the worker.
     name: for messages.
-    started: when, on the clock of time.monotonic.
-    heard: when its last message came, likewise.
+    started: time of the start, as time.monotonic.
+    heard: time of the last message, as time.monotonic.
     ready: whether it has built its services.
   """
 
@@ -57,10 +57,10 @@ class _Worker:
 class WorkerPool:
   """Worker processes, each with up to `groups_per_worker` groups. Use as a context manager.
 
-  A worker that dies is replaced under a new number and reported by `poll`; numbers are never used
-  twice, so that an answer for a dead worker reaches nobody. Through the `listener` others join at
-  any time and go at any time: one whose connection breaks, or that is silent for `silence_s`, is
-  reported as any that died, and replaces itself.
+  `poll` reports a worker that died, and the pool starts another under a new number; numbers are
+  never used twice, so an answer for a dead worker reaches no other. Remote workers may connect and
+  disconnect at any time: `poll` reports one whose connection breaks, or without a heartbeat for
+  `silence_s`, as dead; its supervisor replaces it.
 
   Invariant: a submitted job is in the backlog, with exactly one worker, or was returned by `poll`.
   """
@@ -82,7 +82,7 @@ class WorkerPool:
         f"num_workers={num_workers} and groups_per_worker={groups_per_worker} must be at least 1, "
         "or 0 workers where others join by the listener"
       )
-    self._door, self._silence_s = listener, silence_s
+    self._listener, self._silence_s = listener, silence_s
     self._spec, self._stall_s, self._start_deadline_s = spec, stall_s, start_deadline_s
     self._groups_per_worker, self._deaths_left = groups_per_worker, max_deaths
     self._backlog: collections.deque[Job] = collections.deque()
@@ -111,7 +111,7 @@ class WorkerPool:
     """One line on the state, for messages about a lack of progress."""
     joined = sum(worker.process is None for worker in self._workers.values())
     ready = sum(worker.ready for worker in self._workers.values())
-    more = f", {joined} of them joined at {self._door.address}" if self._door else ""
+    more = f", {joined} of them joined at {self._listener.address}" if self._listener else ""
     return f"{len(self._workers)} workers ({ready} ready{more}) with {self.unfinished} groups"
 
   def wait_until_ready(self) -> None:
@@ -124,7 +124,7 @@ class WorkerPool:
     while not any(worker.ready for worker in self._workers.values()):
       self.poll(timeout_s=0.2)
       if time.monotonic() > deadline:
-        where = f"; start some with --connect={self._door.address}" if self._door else ""
+        where = f"; start some with --connect={self._listener.address}" if self._listener else ""
         raise WorkerPoolError(
           f"no worker was ready within start_deadline_s={self._start_deadline_s:g}{where}: "
           f"{self.describe()}"
@@ -157,7 +157,7 @@ class WorkerPool:
     self._admit()
     self._check_starts()
     numbers = {worker.connection: number for number, worker in self._workers.items()}
-    if self._door:  # to let others in soon
+    if self._listener:  # to let others in soon
       timeout_s = min(timeout_s, 1.0)
     heard = {numbers[c] for c in wait(list(numbers), timeout_s) if isinstance(c, Connection)}
     messages = []
@@ -182,8 +182,9 @@ class WorkerPool:
     return True
 
   def close(self, timeout_s: float = 10.0) -> None:
-    """Ends all workers: asks first, kills after `timeout_s` seconds those of this machine, of which
-    no process is left; those that joined look for another run.
+    """Asks all workers to end and kills local ones after `timeout_s` seconds; none is left.
+
+    Remote workers wait for another run.
     """
     for number in list(self._workers):
       self.send(number, ("close",))
@@ -202,8 +203,8 @@ class WorkerPool:
     self._add(_Worker(process, ours, f"process {process.pid}"))
 
   def _admit(self) -> None:
-    """Takes in who has come by the listener."""
-    for name, connection in self._door.take("worker") if self._door else ():
+    """Adds the workers that have connected to the listener."""
+    for name, connection in self._listener.take("worker") if self._listener else ():
       self._add(_Worker(None, connection, f"at {name}"))
 
   def _add(self, worker: _Worker) -> None:
@@ -255,9 +256,7 @@ class WorkerPool:
     return message
 
   def _bury_silent(self) -> list[tuple[int, tuple[Any, ...]]]:
-    """The deaths of those that joined and have said nothing for silence_s; all that has come is
-    read.
-    """
+    """The deaths of remote workers without a heartbeat for silence_s; no message is left unread."""
     since = time.monotonic() - self._silence_s
     silent = [
       n for n, w in self._workers.items() if w.process is None and w.ready and w.heard < since
@@ -266,7 +265,7 @@ class WorkerPool:
     return [(number, death) for number, death in deaths if death is not None]
 
   def _bury(self, number: int) -> tuple[Any, ...] | None:
-    """Forgets a worker: the message of its death, or None for one that was never of use."""
+    """Removes a worker; returns the message of its death, or None if it was never ready."""
     worker = self._workers.pop(number)
     cause = self._cause(worker)
     text = f"worker {number} ({worker.name}) died: {cause}. {worker.last_error}".strip()
@@ -296,15 +295,13 @@ class WorkerPool:
 
 
 def environment() -> dict[str, str]:
-  """Of a worker process: one thread each, for there are many."""
+  """The environment of a worker process: one thread each, since there are many workers."""
   one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
   return {"TOKENIZERS_PARALLELISM": "false"} | one_thread | dict(os.environ)
 
 
 def _reap(worker: _Worker, timeout_s: float) -> int:
-  """Hangs up; waits for a process of this machine to end, kills it if it does not, and returns its
-  exit code.
-  """
+  """Closes the connection; a local process is killed if it does not end; returns its exit code."""
   if worker.process is None:
     worker.connection.close()
     return 0

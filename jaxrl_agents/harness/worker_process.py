@@ -1,14 +1,14 @@
-"""The life of a worker process: plays groups, asks the main process for generations.
+"""The main function of a worker process: plays groups, requests generations of the main process.
 
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
     worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], SamplingLimits)
                      ("playing", more)  ("group", Group)  ("error", text)
-                     ("alive",) when there is nothing else to say
+                     ("alive",), the heartbeat
 
-A worker ends when it is told to, when the connection breaks (the main process died, however), or
-when its event loop stands still for `stall_s`: the kernel's alarm then kills it, whatever it hangs
-in. The connection is a pipe to a main process on the same machine, a socket to one elsewhere
+A worker ends on "close", when the connection breaks because the main process died, or when its
+event loop makes no progress for `stall_s`: the kernel's alarm then kills it. The connection is a
+pipe to a main process on the same machine, or a socket to another machine
 (`harness.remote_worker`).
 """
 
@@ -166,7 +166,7 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
         loop.call_soon_threadsafe(receive, message)
     except (EOFError, OSError):
       pass
-    os._exit(0)  # told to close, or the main process is gone: nothing is worth finishing
+    os._exit(0)  # closed, or the main process is gone: nothing is worth finishing
 
   def write() -> None:
     while True:

@@ -65,7 +65,9 @@ def distill_loss(
     return kl, *jax.lax.stop_gradient(metrics)
 
   loss = jnp.zeros((), jnp.float32)
-  sums = dict.fromkeys(("mtp_tokens", "mtp_kl", "mtp_agreement", "mtp_acceptance"), loss)
+  sums: dict[str, jax.Array] = dict.fromkeys(
+    ("mtp_tokens", "mtp_kl", "mtp_agreement", "mtp_acceptance"), loss
+  )
   for k in range(1, cfg.mtp_depth + 1):
     valid = batch.loss_mask & (batch.positions >= k)
     draft = jnp.pad(drafts[k - 1][:, :-k], ((0, 0), (k, 0), (0, 0)))

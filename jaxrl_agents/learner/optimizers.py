@@ -47,7 +47,7 @@ class Quantised(NamedTuple):
 class Adam8bitState(NamedTuple):
   """Steps so far, int32 [], and trees of both moments (see `Quantised`)."""
 
-  count: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # optax names it so
   mu: Quantised
   nu: Quantised
 

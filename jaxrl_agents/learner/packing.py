@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.types import NOT_ROUTED, Segment
 
 Normaliser = Literal["token_mean", "rollout_mean", "constant", "sum"]
+
+Array: TypeAlias = Any
+"""np.ndarray on the host, jax.Array on devices and under jit."""
 
 
 class Batch(NamedTuple):
@@ -42,17 +45,17 @@ class Batch(NamedTuple):
     reference_logprobs: log-probability of the target under a fixed policy, float32 [B, T] or None.
   """
 
-  tokens: np.ndarray
-  targets: np.ndarray
-  positions: np.ndarray
-  segment_ids: np.ndarray
-  loss_mask: np.ndarray
-  behaviour_logprobs: np.ndarray
-  advantages: np.ndarray
-  weights: np.ndarray
-  rollout_ids: np.ndarray
-  routing: np.ndarray | None = None
-  reference_logprobs: np.ndarray | None = None
+  tokens: Array
+  targets: Array
+  positions: Array
+  segment_ids: Array
+  loss_mask: Array
+  behaviour_logprobs: Array
+  advantages: Array
+  weights: Array
+  rollout_ids: Array
+  routing: Array | None = None
+  reference_logprobs: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,7 +224,7 @@ def shardings_of(
       policy.lora).
     mesh: theirs.
   """
-  replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  replicated: Any = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   is_frozen = lambda node: isinstance(node, optax.MaskedNode)
   opt_state = optax.tree_map_params(
     tx,

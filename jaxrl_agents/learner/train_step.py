@@ -200,7 +200,7 @@ def apply(
   )
   opt_state = jax.tree.map(keep, opt_state, state.opt_state)
   metrics = sharding.replicated({"grad_norm": norm, "applied": finite.astype(jnp.float32)})
-  return state.replace(policy=policy, opt_state=opt_state), metrics
+  return dataclasses.replace(state, policy=policy, opt_state=opt_state), metrics
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))
@@ -210,7 +210,7 @@ def balance(state: TrainState, expert_load: jax.Array, rate: float) -> TrainStat
   layers = dict(params["moe_layers"])
   bias = moe.balanced_bias(layers["moe"]["router_bias"], expert_load, rate)
   params["moe_layers"] = layers | {"moe": layers["moe"] | {"router_bias": bias}}
-  return state.replace(policy=state.policy.replace(params=params))
+  return dataclasses.replace(state, policy=dataclasses.replace(state.policy, params=params))
 
 
 def loss_and_metrics(

@@ -1,7 +1,7 @@
-"""Several processes, each with devices of its own, as one run: how they start, who writes.
+"""One run in several processes, each with devices of its own.
 
-Every process runs the same command on the same code. The arrays of a mesh over all their devices
-are one array; what is computed on the host is computed by all alike, and written by the first.
+Every process runs the same command on the same code. An array of the mesh spans the devices of all
+processes. Every process does the same work on the host; only the first writes files.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _KEY_BYTES = 32
 
 
 def define() -> Callable[[], None]:
-  """Defines --coordinator, --num_processes and --process_id; returns what starts by them, once
-  parsed.
+  """Defines --coordinator, --num_processes and --process_id; returns a function that calls `start`
+  with their values, for after the flags are parsed.
   """
   coordinator = flags.DEFINE_string(
     "coordinator", os.environ.get(COORDINATOR, ""), "host:port of the first of several processes"
@@ -83,7 +83,7 @@ def start(
 
 
 def leave(status: int) -> NoReturn:
-  """Ends this process; where there are others, without the farewell that would wait for them."""
+  """Ends this process; with other processes, without jax's shutdown, which would wait for them."""
   if status and jax.distributed.is_initialized() and jax.process_count() > 1:
     sys.stdout.flush()
     sys.stderr.flush()
@@ -98,7 +98,7 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def first_alone(name: str) -> Iterator[None]:
-  """What the first process makes on a shared disk here, the others then find made."""
+  """The first process runs the body alone; the others run it after that, and find its files."""
   if not is_first():
     wait_for_all(name)
   yield
@@ -107,18 +107,18 @@ def first_alone(name: str) -> Iterator[None]:
 
 
 def gathered(tree: Any) -> Any:
-  """The arrays of a tree whole on the host of every process; as they are where there is but one."""
+  """The whole arrays of a tree on the host of every process; unchanged in a single process."""
   return multihost_utils.process_allgather(tree, tiled=True) if jax.process_count() > 1 else tree
 
 
 def wait_for_all(name: str) -> None:
-  """Returns when every process has come here."""
+  """Returns when every process has called it with this name."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
 
 
 def any_of(happened: bool) -> bool:
-  """Whether it happened in any process; each asks at the same place."""
+  """Whether it happened in any process. Every process must call it."""
   if jax.process_count() == 1:
     return happened
   return bool(multihost_utils.process_allgather(np.asarray(happened)).any())
@@ -126,11 +126,11 @@ def any_of(happened: bool) -> bool:
 
 @contextlib.contextmanager
 def bound(config: RunConfig) -> Iterator[ControlChannel]:
-  """The channel of this process with the others of the run; of one that is alone, with nobody.
+  """The control channel between the processes of the run; without peers in a single process.
 
   Raises:
-    ValueError: another process has another config, or no mesh joins their devices.
-    LostError: another did not come.
+    ValueError: another process has another config, or there is no mesh over their devices.
+    LostError: another process did not connect.
   """
   if jax.process_count() == 1:
     yield ControlChannel({}, is_first=True)
@@ -156,6 +156,7 @@ def stoppable(channel: ControlChannel) -> Iterator[Notice]:
       yield notice
     return
   main = threading.main_thread().ident
+  assert main is not None
   channel.on_stop = lambda: signal.pthread_kill(main, signal.SIGTERM)
   both = (signal.SIGTERM, signal.SIGINT)
   with preemption.watched(both, None if channel.is_first else channel.ask_to_stop) as notice:

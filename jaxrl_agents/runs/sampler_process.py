@@ -1,4 +1,4 @@
-"""A sampler slice: an engine on devices of its own, for the learner that it finds at an address."""
+"""A sampler slice: an engine on devices of its own, which serves the learner at an address."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _AGAIN_S = 2.0
 
 
 def serve(config: RunConfig, weights: pathlib.Path, address: str, patience_s: float) -> None:
-  """Serves one learner after the other; returns when there has been none for `patience_s`.
+  """Serves one learner after the other; returns when none has answered for `patience_s`.
 
-  To be called under the mesh of the slice, by each of its processes; the first talks to the
-  learner.
+  Every process of the slice calls this function under the slice's mesh; the first one is connected
+  to the learner.
 
   Args:
     config: the learner's own.
     weights: folder of the versions that the learner publishes.
     address: where it listens, "host:port".
-    patience_s: for a learner.
+    patience_s: seconds to wait for a learner.
 
   Raises:
-    ValueError: no key, or the learner has another, or another config.
-    TimeoutError: there was never a learner.
+    ValueError: there is no key, or the learner's key or config is another.
+    TimeoutError: no learner ever answered.
   """
   with processes.bound(config) as channel:
     one = _Slice(config, weights, channel)
@@ -86,14 +86,14 @@ class _Slice:
     return Leader(self._engine, self._clock, lambda calls: self._channel.tell(("calls", calls)))
 
   def load(self, version: int) -> None:
-    """Another published version, for the engine between two steps."""
+    """Gives the engine another published version between two steps."""
     assert self._engine is not None
     params = fetched(self._config, self._weights, version)
     self._channel.tell(("load", version))
     self._engine.set_params(params, version)
 
   def follow(self) -> None:
-    """Does what the first process does, until it ends."""
+    """Repeats the calls of the first process until it ends."""
     while True:
       kind, content = self._channel.hear()
       if kind == "make":

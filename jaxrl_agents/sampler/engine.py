@@ -9,6 +9,7 @@ sequences and one for many: after `warm_up` nothing compiles.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -247,7 +248,7 @@ class Engine:
     )
 
   def _fail_expired(self) -> list[tuple[int, Generation | Failure]]:
-    failed = []
+    failed: list[tuple[int, Generation | Failure]] = []
     for sequence in self._scheduler.expired(self._clock()):
       sampled = sequence.num_tokens - sequence.num_prompt
       text = (
@@ -325,7 +326,7 @@ class Engine:
     num_slots = len(self._rows.active)
     slots = np.full(count, num_slots, np.int32)
     slots[places] = [sequence.slot for sequence in sequences]
-    held = self._rows.replace(page_table=self._scheduler.page_table)
+    held = dataclasses.replace(self._rows, page_table=self._scheduler.page_table)
     rows = jax.tree.map(lambda x: x[np.minimum(slots, num_slots - 1)], held)
     rows.active[:] = slots < num_slots
     rows.lengths[places] = [sequence.num_cached for sequence in sequences]
@@ -394,7 +395,8 @@ class Engine:
 
     def traced(*args):
       self.stats.compiles += 1
-      return steps.laid_out(*step(*args, cfg=self.cfg), self.cfg)
+      state, sampled = step(*args, cfg=self.cfg)
+      return steps.laid_out(state, sampled, self.cfg)
 
     return jax.jit(traced, donate_argnums=1)
 

@@ -1,8 +1,8 @@
 """One engine in several processes: the first decides, the others make the same calls.
 
-The engine's programs run on the devices of all processes, so each must start the same ones in the
-same order. What the host decides follows from the calls and the clock alone: both are told before
-each step, and made again.
+The engine's programs run on the devices of all processes, so every process must start the same ones
+in the same order. The decisions of the host depend on the calls and the clock alone, so the first
+process sends both before each step and the others repeat them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Call = tuple[float, str, tuple[Any, ...]]
 
 @dataclasses.dataclass
 class Clock:
-  """What an engine takes for the time: that of the first process at its last call."""
+  """The clock of an engine: the time of the first process at its last call."""
 
   now: float = 0.0
 
@@ -38,13 +38,13 @@ class Clock:
 class Leader:
   """The first process' engine, whose calls the others repeat (an `EngineProtocol`).
 
-  Invariant: calls are told in the order they were made, and all before the step that follows them.
+  Invariant: calls are sent in the order they were made, and before the step that follows them.
 
   Args:
     engine: made with `clock` as its clock.
     clock: of the engine.
     tell: sends calls to the other processes.
-    held: entered for each step: what must not be cut, or the others would wait for it.
+    held: entered for each step, which must not be interrupted, or the others would wait for it.
   """
 
   def __init__(

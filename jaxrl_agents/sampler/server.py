@@ -85,7 +85,7 @@ class RolloutServer:
   def stand_in(self, policy: str, engine: str) -> None:
     """From now on `engine`, a name of `others`, answers requests for `policy`.
 
-    What another has begun to answer it answers.
+    Requests that another engine is serving stay there.
     """
     if engine not in self._engines:
       raise ValueError(f"no engine {engine!r} is served here, only {sorted(self._engines)}")
@@ -206,9 +206,10 @@ class RolloutServer:
       group_id = self._group_of.pop(part.id)
       job, parts = self._groups[group_id]
       parts[part.id] = part
-      if None not in parts.values():
+      finished = [group for group in parts.values() if group]
+      if len(finished) == len(parts):
         del self._groups[group_id]
-        done.append(_merge(job, parts.values()))
+        done.append(_merge(job, finished))
     self._finished.clear()
     return done
 

@@ -1,4 +1,4 @@
-"""The life of a sampler slice at its end of the connection to the learner (`sampler.slices`)."""
+"""The sampler slice's side of the connection to the learner (`sampler.slices`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxrl_agents.wire.listener import BEAT_S
 def serve(
   connection: Connection, make_engine: Callable[[int], EngineProtocol], load: Callable[[int], None]
 ) -> None:
-  """Serves a learner; returns when that has hung up.
+  """Serves a learner; returns when the learner closes the connection.
 
   Args:
     connection: to the learner.

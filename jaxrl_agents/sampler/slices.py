@@ -1,16 +1,16 @@
-"""Sampler slices: engines in processes of their own, which come in by the learner's listener.
+"""Sampler slices: engines in processes of their own, which connect to the learner's listener.
 
     learner -> slice   ("begin", version, deterministic)  ("load", version)  ("run",)
                        ("submit", request_id, prompt int32[P], SamplingLimits)
                      ("cancel", request_id)
     slice -> learner   ("at", version, Stats)
                        ("ended", [(request_id, Generation | Failure)], Stats)
-                       ("alive",) when there is nothing else to say, from between two steps
+                       ("alive",), the heartbeat between two steps
 
-A slice (`sampler.slice_process`) steps its engine while it has work, and takes messages between two
-steps: new weights reach running sequences as they do in one process. In a deterministic run it
-steps when it is told to ("run"), until a request has ended: when the engine of one process would.
-No jax.
+A slice (`sampler.slice_process`) steps its engine while it has work, and reads messages between two
+steps, so new weights reach running sequences as they do in one process. In a deterministic run it
+steps from "run" until a request has ended, which is when an engine in the learner's process would
+step. No jax.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _WAIT_S = 0.01
 
 
 class SlicesError(RuntimeError):
-  """Sampling cannot go on: no slice came in time, or those that there were are gone."""
+  """Sampling cannot go on: no slice connected in time, or all have disconnected."""
 
 
 @dataclasses.dataclass
 class _Slice:
-  """A slice that came in. Invariant: `requests` were sent to it and have not ended.
+  """A connected slice. Invariant: `requests` were sent to it and have not ended.
 
   Attributes:
-    connection: to it.
+    connection: to the slice.
     name: its address.
     version: of the weights that it holds; -1 until it is ready.
-    heard: when its last message came, on the clock of time.monotonic.
+    heard: time of the last message, as time.monotonic.
     requests: their ids.
     stats: its counters.
     before: its counters when it was ready.
-    running: whether it was told to run and nothing has ended since.
+    running: whether a request has yet to end since the last "run".
   """
 
   connection: Connection
@@ -66,20 +66,20 @@ class _Slice:
 class Slices:
   """The connected slices as one engine (`EngineProtocol`). Use as a context manager.
 
-  Requests go to the slice with the fewest; in a deterministic run to one after the other. Those of
-  a slice that is gone go to the others, or wait for one to come.
+  Requests go to the slice with the fewest; in a deterministic run to the slices in turn. Requests
+  of a slice that disconnected go to the others, or wait until one connects.
 
   Invariant: an unanswered request is with exactly one slice, or in the backlog.
 
   Args:
-    listener: by which they come, as "sampler".
-    count: how many there must be before sampling begins.
+    listener: to which they connect in the role "sampler".
+    count: how many must be ready before sampling begins.
     version: of the published weights that they load first.
     max_context_tokens: of their engines.
     vocab_size: of the policy.
     deterministic: see RolloutServer.
-    stall_s: seconds in which a slice with work must say something.
-    start_deadline_s: for coming, and for loading weights and compiling.
+    stall_s: seconds in which a slice with work must send a message.
+    start_deadline_s: for connecting, and for loading weights and compiling.
   """
 
   def __init__(
@@ -94,7 +94,7 @@ class Slices:
     stall_s: float = 120.0,
     start_deadline_s: float = 600.0,
   ):
-    self._door, self._count, self._version = listener, count, version
+    self._listener, self._count, self._version = listener, count, version
     self._max_context_tokens, self._vocab_size = max_context_tokens, vocab_size
     self._deterministic, self._stall_s = deterministic, stall_s
     self._start_deadline_s = start_deadline_s
@@ -109,7 +109,7 @@ class Slices:
     return self
 
   def __exit__(self, *_: object) -> None:
-    """Hangs up: the slices look for the next run."""
+    """Closes the connections; the slices wait for the next run."""
     for each in self._slices:
       each.connection.close()
 
@@ -205,11 +205,11 @@ class Slices:
         raise SlicesError(
           f"of {self._count} sampler slices not all held version {self._version} within "
           f"{self._start_deadline_s:g} s: {self.describe()}; start them with "
-          f"scripts/sampler.py --connect={self._door.address}"
+          f"scripts/sampler.py --connect={self._listener.address}"
         )
 
   def _admit(self) -> None:
-    for name, connection in self._door.take("sampler"):
+    for name, connection in self._listener.take("sampler"):
       self._slices.append(_Slice(connection, name))
       self._send(self._slices[-1], ("begin", self._version, self._deterministic))
 
@@ -221,7 +221,7 @@ class Slices:
     if self._bereft and now - self._bereft > self._start_deadline_s:
       raise SlicesError(
         f"no sampler slice for {self._start_deadline_s:g} s: {self.describe()}; start one with "
-        f"scripts/sampler.py --connect={self._door.address}"
+        f"scripts/sampler.py --connect={self._listener.address}"
       )
     while self._backlog and ready:
       request_id = self._backlog[0]

@@ -8,7 +8,8 @@ Pm pages of a row's table.
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,9 @@ from jaxrl_agents.policy.attention.cache import PagedCache
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import draw, speculate
 from jaxrl_agents.types import SamplingLimits
+
+Array: TypeAlias = Any
+"""np.ndarray on the host, jax.Array under jit."""
 
 
 @struct.dataclass
@@ -39,14 +43,14 @@ class Rows:
     top_p: float32 [B].
   """
 
-  tokens: jax.Array
-  num_tokens: jax.Array
-  lengths: jax.Array
-  active: jax.Array
-  page_table: jax.Array
-  seeds: jax.Array
-  temperature: jax.Array
-  top_p: jax.Array
+  tokens: Array
+  num_tokens: Array
+  lengths: Array
+  active: Array
+  page_table: Array
+  seeds: Array
+  temperature: Array
+  top_p: Array
 
 
 @struct.dataclass
@@ -74,10 +78,10 @@ class Sampled:
     routing: uint16 [B, Q, L, K], experts of the positions that the step computed.
   """
 
-  tokens: jax.Array
-  logprobs: jax.Array
-  num_accepted: jax.Array
-  routing: jax.Array
+  tokens: Array
+  logprobs: Array
+  num_accepted: Array
+  routing: Array
 
 
 def init(
@@ -187,7 +191,7 @@ def decode(
     cache, sampled = _decode_one(params, state.cache, rows, cfg)
     return State(cache, state.hidden), sampled
   hidden = state.hidden.at[slots].get(mode="clip")
-  drafts, q, cache = _draft(params, state.replace(hidden=hidden), rows, cfg)
+  drafts, q, cache = _draft(params, dataclasses.replace(state, hidden=hidden), rows, cfg)
   newest = _at(rows.tokens, rows.num_tokens - 1)[:, None]
   output, cache = transformer.decode(
     params,
@@ -200,7 +204,9 @@ def decode(
   )
   sampled = _verify(transformer.logits(params, output.hidden, cfg), drafts, q, rows)
   hidden = state.hidden.at[slots].set(output.hidden, mode="drop")
-  return State(cache, hidden), sampled.replace(routing=output.routing.astype(jnp.uint16))
+  return State(cache, hidden), dataclasses.replace(
+    sampled, routing=output.routing.astype(jnp.uint16)
+  )
 
 
 def _decode_one(params, cache, rows: Rows, cfg: PolicyConfig):
