@@ -1,10 +1,22 @@
 """Tiny checkpoints of every family, as their config.json on the hub describes the large ones."""
 
+import functools
 import json
+import typing
+import zlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_agents.hf import families, files
+from jaxrl_agents.policy import transformer
+from jaxrl_agents.policy.attention import cache as cache_lib
+
+PAGE_TOKENS, PAGES = 4, 9
+
+forward = jax.jit(transformer.forward, static_argnums=2)
+decode = jax.jit(transformer.decode, static_argnums=2)
 
 _QWEN = {
   "vocab_size": 61,
@@ -149,3 +161,94 @@ def write_file(file, arrays):
   views = files.create(file, {name: (x.shape, x.dtype) for name, x in arrays.items()})
   for name, view in views.items():
     view[...] = arrays[name]
+
+
+def shapes(folder):
+  """{name: shape} of the tensors in a checkpoint's folder."""
+  found = {}
+  for file in sorted(folder.glob("*.safetensors")):
+    with open(file, "rb") as opened:
+      header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    found |= {name: tuple(e["shape"]) for name, e in header.items() if name != "__metadata__"}
+  return found
+
+
+def golden_weight(name, shape):
+  """A float32 tensor that follows from its name, with scores and logits around 1.
+
+  RandomState draws the same numbers in every version of numpy.
+  """
+  draw = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+  if "norm" in name:
+    draw = 1 + 0.2 * draw
+  elif len(shape) == 1 or name.endswith("_bias"):
+    draw = 0.3 * draw
+  elif "embed" not in name:
+    draw = 1.4 * shape[-1] ** -0.5 * draw
+  return draw.astype(np.float32)
+
+
+class Golden(typing.NamedTuple):
+  """What `transformers` computes for a model: scripts/make_hf_golden.py.
+
+  config: of config.json. shapes: {name: shape} of the tensors. tokens: int [B, T]. logits: float32
+  [B, T, V]. replies: int [B, N], greedy, to the first tokens that `logits` leave room for.
+  """
+
+  config: dict
+  shapes: dict
+  tokens: np.ndarray
+  logits: np.ndarray
+  replies: np.ndarray
+
+  def save(self, file, made_with):
+    text = json.dumps({"config": self.config, "shapes": self.shapes, "made_with": made_with})
+    arrays = {"tokens": self.tokens, "logits": self.logits, "replies": self.replies}
+    np.savez_compressed(file, index=np.frombuffer(text.encode(), np.uint8), **arrays)
+    return file
+
+  @classmethod
+  def load(cls, file):
+    with np.load(file) as stored:
+      index = json.loads(stored["index"].tobytes())
+      arrays = (stored[name] for name in ("tokens", "logits", "replies"))
+      return cls(index["config"], index["shapes"], *arrays)
+
+
+def logits(params, tokens, cfg):
+  """Of every position, from one full pass: [B, T, V]."""
+  positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+  output = forward(params, jnp.asarray(tokens), cfg, positions=positions)
+  return transformer.logits(params, output.hidden, cfg)
+
+
+def paged(params, cfg, rows):
+  """A function of (new tokens [B, Q]) that feeds them to the paged cache and returns logits."""
+  state = {"cache": cache_lib.init(cfg, 1 + rows * PAGES, PAGE_TOKENS), "length": 0}
+  table = np.arange(1, 1 + rows * PAGES, dtype=np.int32).reshape(PAGES, rows).T
+
+  def feed(tokens):
+    whole = functools.partial(jnp.full, rows, dtype=jnp.int32)
+    output, state["cache"] = decode(
+      params,
+      jnp.asarray(tokens, jnp.int32),
+      cfg,
+      state["cache"],
+      page_table=jnp.asarray(table),
+      lengths=whole(state["length"]),
+      num_new=whole(tokens.shape[1]),
+    )
+    state["length"] += tokens.shape[1]
+    return transformer.logits(params, output.hidden, cfg)
+
+  return feed
+
+
+def greedy(params, prompt, cfg, count):
+  """The most likely next `count` tokens, one after the other, by the paged cache: [B, count]."""
+  feed = paged(params, cfg, len(prompt))
+  scores, replies = feed(prompt)[:, -1:], []
+  for _ in range(count):
+    replies.append(np.asarray(jnp.argmax(scores, axis=-1)))
+    scores = feed(replies[-1])
+  return np.concatenate(replies, axis=1)

@@ -1,9 +1,7 @@
 """Imported checkpoints compute what `transformers` computes; skipped where it is not installed."""
 
-import functools
 import typing
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from jaxrl_agents.hf import convert, quantised
 from jaxrl_agents.policy import mtp, transformer
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.runs import weight_files
 from tests.hf import checkpoints
 
@@ -19,10 +16,6 @@ torch = pytest.importorskip("torch", reason="pip install 'jaxrl_agents[transform
 hf = pytest.importorskip("transformers", reason="pip install 'jaxrl_agents[transformers]'")
 
 ROWS, LENGTH, NEW = 2, 21, 12
-PAGE_TOKENS, PAGES = 4, 9
-
-forward = jax.jit(transformer.forward, static_argnums=2)
-decode = jax.jit(transformer.decode, static_argnums=2)
 
 
 class Pair(typing.NamedTuple):
@@ -77,33 +70,9 @@ def theirs(model, tokens):
     return model(torch.as_tensor(tokens)).logits.numpy()
 
 
-def steps(cfg, params):
-  """A function of (new tokens [B, Q]) that feeds them to the paged cache and returns logits."""
-  state = {"cache": cache_lib.init(cfg, 1 + ROWS * PAGES, PAGE_TOKENS), "length": 0}
-  table = np.arange(1, 1 + ROWS * PAGES, dtype=np.int32).reshape(PAGES, ROWS).T
-
-  def feed(tokens):
-    whole = functools.partial(jnp.full, ROWS, dtype=jnp.int32)
-    output, state["cache"] = decode(
-      params,
-      jnp.asarray(tokens, jnp.int32),
-      cfg,
-      state["cache"],
-      page_table=jnp.asarray(table),
-      lengths=whole(state["length"]),
-      num_new=whole(tokens.shape[1]),
-    )
-    state["length"] += tokens.shape[1]
-    return transformer.logits(params, output.hidden, cfg)
-
-  return feed
-
-
 def test_a_full_pass_has_the_same_logits(pair):
   tokens = ids(pair.cfg)
-  positions = jnp.tile(jnp.arange(LENGTH), (ROWS, 1))
-  output = forward(pair.params, jnp.asarray(tokens), pair.cfg, positions=positions)
-  ours = transformer.logits(pair.params, output.hidden, pair.cfg)
+  ours = checkpoints.logits(pair.params, tokens, pair.cfg)
   expected = theirs(pair.model, tokens)
   assert 0.3 < expected.std() < 30
   np.testing.assert_allclose(ours, expected, atol=1e-4)
@@ -111,7 +80,7 @@ def test_a_full_pass_has_the_same_logits(pair):
 
 def test_prefill_and_single_steps_have_the_same_logits(pair):
   tokens = ids(pair.cfg)
-  feed = steps(pair.cfg, pair.params)
+  feed = checkpoints.paged(pair.params, pair.cfg, ROWS)
   parts = [tokens[:, :13], *(tokens[:, i : i + 1] for i in range(13, LENGTH))]
   ours = np.concatenate([feed(part) for part in parts], axis=1)
   np.testing.assert_allclose(ours, theirs(pair.model, tokens), atol=1e-4)
@@ -119,22 +88,17 @@ def test_prefill_and_single_steps_have_the_same_logits(pair):
 
 def test_greedy_replies_agree_token_for_token(pair):
   prompt = ids(pair.cfg)[:, :9]
-  feed = steps(pair.cfg, pair.params)
-  scores, ours = feed(prompt)[:, -1:], []
-  for _ in range(NEW):
-    ours.append(np.asarray(jnp.argmax(scores, axis=-1)))
-    scores = feed(ours[-1])
+  ours = checkpoints.greedy(pair.params, prompt, pair.cfg, NEW)
   with torch.no_grad():
     expected = pair.model.generate(
       torch.as_tensor(prompt),
+      attention_mask=torch.ones(prompt.shape, dtype=torch.long),
       max_new_tokens=NEW,
       do_sample=False,
       eos_token_id=None,
       pad_token_id=0,
     )
-  np.testing.assert_array_equal(
-    np.concatenate(ours, axis=1), expected.numpy()[:, prompt.shape[1] :]
-  )
+  np.testing.assert_array_equal(ours, expected.numpy()[:, prompt.shape[1] :])
 
 
 def test_an_exported_checkpoint_is_the_model_that_came_in(pair, tmp_path):
@@ -163,7 +127,7 @@ def test_the_prediction_module_computes_what_theirs_does(tmp_path):
   params = params_lib.unstack(weight_files.load(str(tmp_path / "ours"), cfg))
   tokens = ids(cfg)
   positions = jnp.tile(jnp.arange(LENGTH), (ROWS, 1))
-  trunk = forward(params, jnp.asarray(tokens), cfg, positions=positions).hidden
+  trunk = checkpoints.forward(params, jnp.asarray(tokens), cfg, positions=positions).hidden
   next_tokens = mtp.shift_left(jnp.asarray(tokens), 1)
   ours = mtp.mtp(params, trunk, next_tokens, cfg, positions=positions)[0]
   with torch.no_grad():

@@ -16,6 +16,7 @@ if __name__ == "__main__":
   def main() -> None:
     config = configured(**json.loads(*more or ["{}"]))
     with setup.devices(dataclasses.replace(config, mesh=config.sampler_mesh)):
-      sampler_process.serve(config, pathlib.Path(folder) / "weights", config.workers.listen, 10.0)
+      # The caller ends this process: how long a learner takes to come back depends on the machine.
+      sampler_process.serve(config, pathlib.Path(folder) / "weights", config.workers.listen, 600.0)
 
   entry_point.run(main)
