@@ -201,6 +201,23 @@ def test_rooms_import_only_what_stands_in_their_wall(project):
   assert wall_violations(project) == []
 
 
+def test_every_wall_is_that_of_a_room_that_exists(project):
+  named = {*WALLS, *WITHOUT_JAX, *FOUNDATION, LATE, TENSORFLOW_ALLOWED}
+  missing = {room for room in named if not any(is_in(module, room) for module in project)}
+  assert missing == set()
+
+
+def test_the_whole_config_is_handed_to_nothing_below_the_runs():
+  users = {
+    path.relative_to(ROOT / PACKAGE).parts[0]
+    for path in (ROOT / PACKAGE).rglob("*.py")
+    for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    if (isinstance(node, ast.Name) and node.id == "RunConfig")
+    or (isinstance(node, ast.ImportFrom) and "RunConfig" in {a.name for a in node.names})
+  }
+  assert users == {"config", WIRING}
+
+
 def test_what_workers_import_never_reaches_jax(project):
   assert jax_violations(project) == []
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from typing import Any
 
 import jax
 import optax
 
-from jaxrl_agents.config import RunConfig
+from jaxrl_agents.config import LearnerConfig, SamplerConfig
 from jaxrl_agents.learner.train_step import Objective
 from jaxrl_agents.planning import advice, compiling, flops, kernels, layout, programs, timing
 from jaxrl_agents.planning.compiling import Compiled
@@ -17,9 +18,9 @@ from jaxrl_agents.planning.timing import Time
 from jaxrl_agents.planning.topology import Topology
 from jaxrl_agents.policy import head, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy.attention import causal, paged
+from jaxrl_agents.policy.attention import causal, layer, paged
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.policy.experts import all_to_all, local
+from jaxrl_agents.policy.experts import all_to_all, local, moe
 
 LISTED = 6
 """Files and collectives of a program that the report names: those that take the most time."""
@@ -50,8 +51,9 @@ class Slice:
 
 
 def learner(
-  config: RunConfig,
   params: Any,
+  cfg: PolicyConfig,
+  section: LearnerConfig,
   place: Slice,
   *,
   tx: optax.GradientTransformation,
@@ -63,22 +65,22 @@ def learner(
   Raises:
     ValueError: the run does not divide over the mesh.
   """
-  cfg, mesh = config.policy.model, place.mesh
-  parts = programs.learner(params, cfg, config.learner, tx=tx, objective=objective, mesh=mesh)
+  mesh = place.mesh
+  parts = programs.learner(params, cfg, section, tx=tx, objective=objective, mesh=mesh)
   held = {
     "parameters": programs.bytes_per_device(parts.state.policy),
     "optimizer": programs.bytes_per_device(parts.state.opt_state),
     "gradients": held_gradients(parts),
     "batch": programs.bytes_per_device(parts.batch),
   }
-  expected = learner_loops(cfg, config, place)
+  expected = learner_loops(cfg, section, place)
   built = [compile_one(p, place, mesh, expected) for p in parts.programs]
   runs = {"gradients": parts.microbatches, "add": parts.microbatches - 1, "apply": 1}
-  tokens = parts.microbatches * config.learner.rows_per_microbatch * config.learner.row_tokens
+  tokens = parts.microbatches * section.rows_per_microbatch * section.row_tokens
   drafting = objective.mtp_weight > 0
-  per_token = flops.train_flops_per_token(cfg, config.learner.row_tokens, drafting=drafting)
+  per_token = flops.train_flops_per_token(cfg, section.row_tokens, drafting=drafting)
   computed = flops.train_flops_per_token(
-    cfg, config.learner.row_tokens, drafting=drafting, remat=objective.remat != "none"
+    cfg, section.row_tokens, drafting=drafting, remat=objective.remat != "none"
   )
   chips = place.topology.num_chips
   times = [
@@ -104,7 +106,15 @@ def learner(
   )
 
 
-def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dict[str, Any]:
+def rollout(
+  cfg: PolicyConfig,
+  section: SamplerConfig,
+  place: Slice,
+  *,
+  context_tokens: int,
+  dtype: str,
+  usd_per_chip_hour: float,
+) -> dict[str, Any]:
   """The plan of one decode step of all slots, half of the longest context cached.
 
   Pairs are taken to be exchanged in two rounds: so few tokens never choose experts evenly.
@@ -112,10 +122,8 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
   Raises:
     ValueError: the run does not divide over the mesh.
   """
-  cfg, section, mesh = config.policy.model, config.sampler, place.mesh
-  context = config.agent_config.token_budget
-  dtype = config.policy.dtype
-  parts = programs.sampler(cfg, section, mesh, context_tokens=context, dtype=dtype)
+  mesh = place.mesh
+  parts = programs.sampler(cfg, section, mesh, context_tokens=context_tokens, dtype=dtype)
   held = {
     "parameters": programs.bytes_per_device(parts.params),
     "cache": programs.bytes_per_device(parts.state),
@@ -124,10 +132,11 @@ def rollout(config: RunConfig, place: Slice, *, usd_per_chip_hour: float) -> dic
   queries, columns = section.draft_tokens + 1, parts.rows.page_table.shape[1]
   with jax.set_mesh(mesh):
     pages = paged.pages_of_round(queries, section.page_tokens, columns)
-  rounds = rounds_of_cache(cfg, context // 2, pages * section.page_tokens)
-  expected = lambda loop, around: rounds if loop.startswith(("attention.py", "paged.py")) else 1.0
+  rounds = rounds_of_cache(cfg, context_tokens // 2, pages * section.page_tokens)
+  over_cache = files_of(layer, paged)
+  expected = lambda loop, around: rounds if loop.partition(":")[0] in over_cache else 1.0
   built = compile_one(parts.program, place, mesh, expected)
-  per_token = flops.decode_flops_per_token(cfg, context / 2)
+  per_token = flops.decode_flops_per_token(cfg, context_tokens / 2)
   chips = place.topology.num_chips
   time = timing.of(
     built,
@@ -173,13 +182,13 @@ def held_gradients(parts: programs.Learner) -> int:
   return 2 * one if parts.microbatches > 1 else one
 
 
-def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compiling.Expected:
+def learner_loops(cfg: PolicyConfig, section: LearnerConfig, place: Slice) -> compiling.Expected:
   """Lengths of the loops that depend on the data: tiles of keys, blocks of tokens of experts, and
   chunks of tokens that the head scores.
 
   Rows are full of loss tokens, and routing is even; each expert's last block is half full.
   """
-  rows, row_tokens = config.learner.rows_per_microbatch, config.learner.row_tokens
+  rows, row_tokens = section.rows_per_microbatch, section.row_tokens
   tokens = (
     rows * row_tokens // sharding.ways("batch", place.mesh) // sharding.ways("time", place.mesh)
   )
@@ -190,15 +199,20 @@ def learner_loops(cfg: PolicyConfig, config: RunConfig, place: Slice) -> compili
 
   def expected(loop: str, around: float) -> float:
     file, _, function = loop.partition(":")
-    if file in ("attention.py", "causal.py"):
+    if file in files_of(layer, causal):
       return tiles(cfg, around)
-    if file == "head.py":
+    if file in files_of(head):
       return chunks
-    if file == "exchange.py" and function == "_exchanged":
+    if file in files_of(all_to_all) and function == "_exchanged":
       return 0.0  # rounds after the first: none where routing is even
-    return blocks if file in ("exchange.py", "experts.py", "moe.py") else 1.0
+    return blocks if file in files_of(all_to_all, local, moe) else 1.0
 
   return expected
+
+
+def files_of(*modules: types.ModuleType) -> set[str]:
+  """Names of the modules' files, by which compiled programs name their loops."""
+  return {f"{module.__name__.rpartition('.')[2]}.py" for module in modules}
 
 
 def kernels_of_learner(cfg: PolicyConfig, place: Slice) -> kernels.Expected:

@@ -59,15 +59,23 @@ def planned(
   found: dict[str, Any] = {"config": config.name, "model": plan.model(cfg)}
   if "learner" in parts:
     found["learner"] = plan.learner(
-      config,
       abstract_params(config),
+      cfg,
+      config.learner,
       places["learner"],
       tx=rl.optimizer(config),
       objective=rl.objective(config),
       usd_per_chip_hour=usd_per_chip_hour,
     )
   if "rollout" in parts:
-    found["rollout"] = plan.rollout(config, places["rollout"], usd_per_chip_hour=usd_per_chip_hour)
+    found["rollout"] = plan.rollout(
+      cfg,
+      config.sampler,
+      places["rollout"],
+      context_tokens=config.agent_config.token_budget,
+      dtype=config.policy.dtype,
+      usd_per_chip_hour=usd_per_chip_hour,
+    )
   return found
 
 
