@@ -33,25 +33,25 @@ class ToolUseConfig:
   call_cost: float = 0.05
   guessing: float = 0.8
   max_turns: int = 5
-  token_budget: int = 320
-  max_new_tokens: int = 32
+  token_budget: int = 384
+  max_new_tokens: int = 64
 
 
 class ShopTasks(Tasks):
-  """One question for each shop: which of three items does it have?"""
+  """One question for each shop: which of three shelves holds the coffee?"""
 
   def __init__(self, file):
     self._file, draw = file, random.Random("shops")
-    self._tasks, stock = {}, {}
+    self._tasks, shelf_of = {}, {}
     for split, count in COUNTS.items():
       self._tasks[split] = []
-      for shop in range(len(stock), len(stock) + count):
-        items = draw.sample(shops.ITEMS, 3)
-        stock[shop] = draw.choice(items)
-        prompt = f"Which one does the shop have: {', '.join(items)}?"
-        facts = {"shop": shop, "items": items, "right": stock[shop]}
+      for shop in range(len(shelf_of), len(shelf_of) + count):
+        shelves = draw.sample(shops.SHELVES, 3)
+        shelf_of[shop] = draw.choice(shelves)
+        prompt = f"Which shelf holds the coffee: {' or '.join(shelves)}?"
+        facts = {"shop": shop, "shelves": shelves, "right": shelf_of[shop]}
         self._tasks[split].append(Task(f"shop {shop}", "tool_use", prompt, facts, split))
-    shops.write(file, stock)
+    shops.write(file, shelf_of)
 
   @property
   def tasks(self) -> Mapping[str, Sequence[Task]]:
@@ -61,7 +61,7 @@ class ShopTasks(Tasks):
   @property
   def digest(self) -> str:
     """All that decides the tasks."""
-    return f"shops {COUNTS} {shops.ITEMS}"
+    return f"shops {COUNTS} {shops.SHELVES}"
 
   @property
   def shared(self) -> str:
@@ -75,7 +75,7 @@ def by_calls(summary: Mapping[str, Any]) -> list[Section]:
     (name.replace("_", " "), f"{entry['right']:.2f}", f"{entry['calls']:.2f}")
     for name, entry in summary.get("eval", {}).items()
   ]
-  text = "A player who asks until an item is certain is right always, with 5/3 calls on average."
+  text = "A player who looks until the shelf is certain is always right, with 5/3 calls on average."
   return [Section("Calls", text, ("Player", "Right", "Calls"), tuple(rows))]
 
 
@@ -106,15 +106,15 @@ class ToolUseAgent(Agent):
     return ShopEnv(task, services)
 
   def reward(self, options, parts, progress=None):
-    """1 for the right item, less what the calls cost."""
+    """1 for the right shelf, less what the calls cost."""
     return parts["right"] - options.call_cost * parts["calls"]
 
   def player(self, name, task, services, seed, chat):
     """One question to a scripted player; the expert of the warm-up mostly guesses too early."""
     if name not in (EXPERT, *self.baselines):
       return super().player(name, task, services, seed, chat)
-    draw, items = random.Random(f"{seed} {task.id}"), list(task.facts["items"])
-    draw.shuffle(items)
+    draw, shelves = random.Random(f"{seed} {task.id}"), list(task.facts["shelves"])
+    draw.shuffle(shelves)
     guesses_early = name == EXPERT and draw.random() < services.options.guessing
     if name == "guess":
       asked_at_most = 0
@@ -126,14 +126,14 @@ class ToolUseAgent(Agent):
     def play(context: Context) -> Message:
       answers = [message.content for message in context.messages if message.role == "tool"]
       if "yes" in answers:
-        return Message("assistant", items[answers.index("yes")])
+        return Message("assistant", shelves[answers.index("yes")])
       if len(answers) == asked_at_most:
-        return Message("assistant", draw.choice(items[len(answers) :]))
-      calls = items[: asked_at_most if name == "ask_all" else 0] or [items[len(answers)]]
+        return Message("assistant", draw.choice(shelves[len(answers) :]))
+      calls = shelves[: asked_at_most if name == "ask_all" else 0] or [shelves[len(answers)]]
       return Message(
         "assistant",
         "",
-        tuple(ToolCall(f"{len(answers)}.{i}", "stock", {"item": x}) for i, x in enumerate(calls)),
+        tuple(ToolCall(f"{len(answers)}.{i}", "look", {"shelf": x}) for i, x in enumerate(calls)),
       )
 
     return Scripted(ShopEnv(task, services), chat, play)

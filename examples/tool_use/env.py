@@ -1,4 +1,4 @@
-"""The episode: find out which of three items a shop has, with as few calls as possible."""
+"""The episode: find out which of three shelves holds the coffee, with as few calls as possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ShopEnv:
   """One question. A reply with calls is answered by the tool; any other reply is the answer."""
 
   def __init__(self, task: Task, services: Services):
-    tool = services.shops.stock_tool(task.facts["shop"])
+    tool = services.shops.look_tool(task.facts["shop"])
     self._tools = {tool.spec.name: tool}
     self._right, self._options = task.facts["right"], services.options
     self._messages = [Message("user", task.prompt)]

@@ -1,4 +1,4 @@
-"""What a shop has in stock: a database that every worker process opens for itself."""
+"""On which shelf a shop keeps its coffee: a database that every worker process opens for itself."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sqlite3
 from jaxrl_agents.harness.tools import Tool, ToolError
 from jaxrl_agents.types import ToolSpec
 
-ITEMS = ("apples", "bread", "coffee", "dates", "eggs", "flour", "honey", "lemons", "milk", "rice")
+SHELVES = tuple("123456789")
 
 
-def write(file: pathlib.Path, stock: dict[int, str]) -> None:
-  """Writes the database: the one item that each shop has."""
+def write(file: pathlib.Path, shelf_of: dict[int, str]) -> None:
+  """Writes the database: the shelf of each shop."""
   file.parent.mkdir(parents=True, exist_ok=True)
   file.unlink(missing_ok=True)
   with sqlite3.connect(file) as database:
-    database.execute("CREATE TABLE stock (shop INTEGER PRIMARY KEY, item TEXT)")
-    database.executemany("INSERT INTO stock VALUES (?, ?)", stock.items())
+    database.execute("CREATE TABLE coffee (shop INTEGER PRIMARY KEY, shelf TEXT)")
+    database.executemany("INSERT INTO coffee VALUES (?, ?)", shelf_of.items())
   database.close()
 
 
@@ -28,19 +28,19 @@ class Shops:
     uri = f"{pathlib.Path(file).resolve().as_uri()}?mode=ro"
     self._database = sqlite3.connect(uri, uri=True, check_same_thread=False)
 
-  def stock_tool(self, shop: int) -> Tool:
-    """The tool `stock(item)` of one shop."""
+  def look_tool(self, shop: int) -> Tool:
+    """The tool `look(shelf)` of one shop."""
 
-    def stock(item: str) -> str:
-      if item not in ITEMS:
-        raise ToolError(f"the shop does not know {item[:20]!r}; use a name from the question")
-      query = "SELECT item FROM stock WHERE shop = ?"
-      (held,) = self._database.execute(query, (shop,)).fetchone()
-      return "yes" if held == item else "no"
+    def look(shelf: str) -> str:
+      if shelf not in SHELVES:
+        raise ToolError(f"there is no shelf {shelf[:20]!r}; look at one of the question")
+      query = "SELECT shelf FROM coffee WHERE shop = ?"
+      (right,) = self._database.execute(query, (shop,)).fetchone()
+      return "yes" if right == shelf else "no"
 
     parameters = {
       "type": "object",
-      "properties": {"item": {"type": "string", "minLength": 1, "maxLength": 40}},
-      "required": ["item"],
+      "properties": {"shelf": {"type": "string", "minLength": 1, "maxLength": 40}},
+      "required": ["shelf"],
     }
-    return Tool(ToolSpec("stock", "Says whether the shop has an item.", parameters), stock)
+    return Tool(ToolSpec("look", "Says whether the coffee is on a shelf.", parameters), look)

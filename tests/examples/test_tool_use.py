@@ -8,11 +8,11 @@ import pytest
 
 from examples.tool_use.agent import AGENT, ToolUseConfig
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.types import Limits, Message, ToolCall, Trajectory
+from jaxrl_agents.types import Message, SamplingLimits, ToolCall, Trajectory
 from tests.runs.whole_run import run
 
 CHAT = chat_lib.load("base")
-LIMITS = Limits(max_new_tokens=64, stop_tokens=CHAT.stop_tokens)
+LIMITS = SamplingLimits(max_new_tokens=64, stop_tokens=CHAT.stop_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ def test_asking_for_all_costs_three_calls_and_guessing_none(tasks, services):
   assert mean("guess", tasks, services, "right") == pytest.approx(1 / 3, abs=0.1)
 
 
-def test_an_unknown_item_is_an_error_that_the_policy_reads_and_a_call_that_counts(tasks, services):
+def test_an_unknown_shelf_is_an_error_that_the_policy_reads_and_a_call_that_counts(tasks, services):
   env = AGENT.episode(tasks.tasks["test"][0], services, 0, None)
   asyncio.run(env.start())
-  call = ToolCall("1", "stock", {"item": "gold"})
+  call = ToolCall("1", "look", {"shelf": "gold"})
   context = asyncio.run(env.step(Message("assistant", "", (call,))))
-  assert context.messages[-1].content.startswith("Error: the shop does not know 'gold'")
+  assert context.messages[-1].content.startswith("Error: there is no shelf 'gold'")
   context = asyncio.run(env.step(Message("assistant", "gold")))
   assert context.done and parts(env, context) == {"right": 0.0, "calls": 1.0}
 
