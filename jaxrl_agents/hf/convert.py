@@ -94,7 +94,8 @@ def export_weights(
     raise ValueError(f"out and hf_config are both {out}; the original would be overwritten")
   out.mkdir(parents=True, exist_ok=True)
   shards = list(_shards(model, shard_bytes))
-  paths, shard_of = [], {}
+  paths: list[pathlib.Path] = []
+  shard_of: dict[str, str] = {}
   for number, names in enumerate(shards, start=1):
     path = out / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
     views = files.create(path, {name: _stored(model, name) for name in names})

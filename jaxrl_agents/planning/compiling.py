@@ -13,6 +13,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -80,7 +81,7 @@ def compiled(
       program.function.trace(*program.arguments).lower(lowering_platforms=("cuda",))
     lowered = program.function.lower(*program.arguments)
   lower_s = time.monotonic() - began
-  kept = {"name": program.name, "beside_bytes": program.beside, "lower_s": lower_s}
+  kept: dict[str, Any] = {"name": program.name, "beside_bytes": program.beside, "lower_s": lower_s}
   began = time.monotonic()
   try:
     executable, text = _compile(lowered, topology)

@@ -172,9 +172,9 @@ def runs(
     found = computations[name]
     waiting.extend((called, times, around) for called in found.calls)
     for body, condition, trips, place in found.loops:
-      length = trips if trips is not None else computations[condition].bound
-      if length is None:
-        length = expected(place, around)
+      known = trips if trips is not None else computations[condition].bound
+      length = expected(place, around) if known is None else known
+      if known is None:
         yield "", length, place
       waiting.append((body, times * length, length))
 
@@ -184,7 +184,8 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
   lines = text.splitlines()
   places = _places_of_frames(lines)
   found: dict[str, Computation] = defaultdict(Computation)
-  entry, current, constants = "", None, {}
+  entry, current = "", None
+  constants: dict[str, int] = {}
   for line in lines:
     header = _COMPUTATION.match(line)
     if header:
@@ -279,7 +280,7 @@ def _places_of_frames(lines) -> dict[int, str]:
       tables[table][int(number)] = value
     elif table and line.startswith(("%", "ENTRY")):
       break
-  field = lambda name, value: int(re.search(rf"{name}=(\d+)", value)[1])
+  field = lambda name, value: int(re.findall(rf"{name}=(\d+)", value)[0])
   files = {n: v.strip('"').rpartition("/")[2] for n, v in tables["FileNames"].items()}
   functions = {n: v.strip('"').rpartition(".")[2] for n, v in tables["FunctionNames"].items()}
   places = {

@@ -72,14 +72,14 @@ def of(
   """
   chip = topology.chip
   moved: dict[str, float] = {}
-  for each in program.cost.collectives if program.cost else ():
-    moved[name(each)] = moved.get(name(each), 0.0) + seconds(each, topology)
-  cycles = program.cost.cycles if program.cost else {}
-  if chip.hz and cycles:
-    by_file = {file: count / chip.hz for file, count in cycles.items()}
-    for file, size in program.cost.moved.items():
+  cost = program.cost
+  for collective in cost.collectives if cost else ():
+    moved[name(collective)] = moved.get(name(collective), 0.0) + seconds(collective, topology)
+  if chip.hz and cost and cost.cycles:
+    by_file = {file: count / chip.hz for file, count in cost.cycles.items()}
+    for file, size in cost.moved.items():
       by_file[file] = by_file.get(file, 0.0) + size * chip.devices / chip.hbm_bytes_per_s
-    for each in program.cost.kernels:
+    for each in cost.kernels:
       work = kernels.flops(each, expected, chip.unit) * chip.devices
       kind = "kernel " + each.name.partition(".")[0]
       by_file[kind] = by_file.get(kind, 0.0) + work / (KERNEL_SHARE * chip.flops_per_s)

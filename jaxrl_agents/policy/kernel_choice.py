@@ -40,7 +40,8 @@ def kind(cfg: PolicyConfig) -> Kind:
   """The kernels of `cfg.kernels`; for "auto" those of `platform`."""
   if cfg.kernels != "auto":
     return cfg.kernels
-  return {"tpu": "tpu", "gpu": "gpu"}.get(platform(), "reference")
+  by_platform: dict[str, Kind] = {"tpu": "tpu", "gpu": "gpu"}
+  return by_platform.get(platform(), "reference")
 
 
 def platform() -> str:

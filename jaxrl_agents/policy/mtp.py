@@ -10,6 +10,7 @@ Alphabet: B rows, T time, Q new tokens, D width, M modules, L trunk layers.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -113,7 +114,7 @@ def mtp_decode(
   (x, pages), _ = transformer.block(
     module["block"], merged, cfg, attend, valid=valid, rules=sharding.SERVE_RULES
   )
-  return rms_norm(x, module["final_norm"], cfg.norm_eps), cache.replace(pages=pages)
+  return rms_norm(x, module["final_norm"], cfg.norm_eps), dataclasses.replace(cache, pages=pages)
 
 
 def shift_left(values: jax.Array, places: int) -> jax.Array:

@@ -9,6 +9,7 @@ V vocab, M prediction modules.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable
@@ -122,8 +123,8 @@ def forward(
   x = embed(params, tokens)
   used, peaks = None, []
   if cfg.num_dense_layers:
-    extra = None, windows(cfg, 0, cfg.num_dense_layers)
-    x, (_, peak) = _run_layers(layer, x, params["dense_layers"], extra)
+    no_replay = None, windows(cfg, 0, cfg.num_dense_layers)
+    x, (_, peak) = _run_layers(layer, x, params["dense_layers"], no_replay)
     peaks.append(peak)
   if cfg.num_moe_layers:
     extra = replay, windows(cfg, cfg.num_dense_layers, cfg.num_layers)
@@ -131,7 +132,9 @@ def forward(
     peaks.append(peak)
   hidden = rms_norm(x, params["final_norm"], cfg.norm_eps)
   output = _output(hidden, used, valid, cfg)
-  return output.replace(attention_peaks=jnp.concatenate(peaks)) if attention_peaks else output
+  if not attention_peaks:
+    return output
+  return dataclasses.replace(output, attention_peaks=jnp.concatenate(peaks))
 
 
 def windows(cfg: PolicyConfig, first: int, end: int) -> jax.Array | None:
@@ -209,7 +212,7 @@ def decode(
     carry, used = _run_layers(layer, carry, params["moe_layers"], extra)
   x, pages = carry
   hidden = rms_norm(x, params["final_norm"], cfg.norm_eps)
-  return _output(hidden, used, valid, cfg), cache.replace(pages=pages)
+  return _output(hidden, used, valid, cfg), dataclasses.replace(cache, pages=pages)
 
 
 def block(
@@ -325,4 +328,5 @@ def token_logprobs(
   def of_chunk(head, hidden, targets):
     return head_lib.chunk_logprobs(head, hidden, targets, jnp.float32(1.0 / temperature))
 
-  return head_lib.of_tokens(of_chunk, head_matrix(params, cfg), mask, hidden, targets)
+  logprobs, entropy = head_lib.of_tokens(of_chunk, head_matrix(params, cfg), mask, hidden, targets)
+  return logprobs, entropy

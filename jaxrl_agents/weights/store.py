@@ -140,7 +140,8 @@ def fetch(folder: Folder, version: int, shardings: dict[str, Any] | None = None)
   if shardings is None:
     boxes = [tuple(slice(0, n) for n in each.tensor.shape) for each in stored]
     started = [each.start(box) for each, box in zip(stored, boxes, strict=True)]
-    arrays = [each.finish(*read) for each, *read in zip(stored, boxes, started, strict=True)]
+    parts = zip(stored, boxes, started, strict=True)
+    arrays: list[Any] = [each.finish(*read) for each, *read in parts]
   else:
     places = dict(flatten(shardings))
     arrays = [each.placed(places[each.tensor.name]) for each in stored]
@@ -171,10 +172,11 @@ def collect_garbage(folder: Folder, *, keep: int) -> None:
   """
   versions = manifest_lib.versions(folder)
   needed = set()
-  for version in versions[-keep:]:
-    while version is not None and version not in needed:
-      needed.add(version)
-      version = manifest_lib.read(folder, version).base
+  for newest in versions[-keep:]:
+    wanted: int | None = newest
+    while wanted is not None and wanted not in needed:
+      needed.add(wanted)
+      wanted = manifest_lib.read(folder, wanted).base
   for version in versions:
     if version not in needed:
       manifest_lib.path(folder, version).unlink(missing_ok=True)
@@ -213,7 +215,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 def digest(values: np.ndarray) -> str:
   """sha256 of the values' bytes in C order, hex."""
-  return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8)).hexdigest()
+  return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()
 
 
 class _Stored:

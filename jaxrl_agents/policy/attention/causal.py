@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +79,8 @@ def _backward(saved, d_out):
   d_out = _pad_time(d_out, rows[0].shape[3] - queries)
   function = functools.partial(_backward_rows, window=window, start=start)
   d_q, d_k, d_v = _by_row(function, *rows, d_out)
-  d_sinks = None if sinks is None else _backward_sinks(sinks, *rows[-2:], d_out)
+  out, log_total = rows[-2:]
+  d_sinks = None if sinks is None else _backward_sinks(sinks, out, log_total, d_out)
   gradients = d_q[..., :queries, :], d_k[..., :keys, :], d_v[..., :keys, :]
   return (*gradients, None, d_sinks, None, None)
 
@@ -230,9 +232,10 @@ def largest_scores(
   The scores of `attend`, computed again and without sinks, padding left out; not differentiated.
   Arguments as `attend`.
   """
-  start = 0 if start is None else start
-  q, k, _, *ids = _padded(*map(jax.lax.stop_gradient, (q, k, k)), segment_ids, start)
-  rows = functools.partial(_largest_of_rows, window=window, start=start)
+  first: Any = 0 if start is None else start
+  q, k = jax.lax.stop_gradient((q, k))
+  q, k, _, *ids = _padded(q, k, k, segment_ids, first)
+  rows = functools.partial(_largest_of_rows, window=window, start=first)
   return jnp.max(_by_row(rows, q, k, *ids), axis=0)
 
 

@@ -250,9 +250,13 @@ def _gqa_cached(weights, x, cfg, rope, pages, layer, step, window):
     sinks = window = None  # there are none, see for_cache
     attend = lambda q, pages, layer, step, *_: ragged_tpu.attend(q, pages, layer, step, scale)
   elif kernels_lib.packed_entries(cfg) and queries <= paged.PACKED_QUERIES:
-    attend = lambda *args: paged.attend_packed(*args[:4], scale, *args[4:])
+    attend = lambda q, pages, layer, step, *more: paged.attend_packed(
+      q, pages, layer, step, scale, *more
+    )
   else:
-    attend = lambda *args: paged.attend(*args[:4], split, scale, *args[4:])
+    attend = lambda q, pages, layer, step, *more: paged.attend(
+      q, pages, layer, step, split, scale, *more
+    )
   heads = ("kv_heads", None)
   mixed, pages = _cached_core(attend, q, entries, pages, layer, step, sinks, window, cfg, heads)
   y = jnp.einsum("bqgrh,grhd->bqd", mixed, weights["out"])
@@ -332,7 +336,7 @@ def _mla_cached(weights, x, cfg, rope, pages, layer, step):
   q = jnp.concatenate([absorbed, q_pe, filling], axis=-1)[:, :, None]
   split = lambda entries: (entries[:, :, None], entries[:, :, None, : cfg.kv_lora_rank])
   scale = cfg.score_gain * (cfg.qk_nope_dim + cfg.qk_rope_dim) ** -0.5
-  attend = lambda *args: paged.attend(*args[:4], split, scale)
+  attend = lambda q, pages, layer, step, *_: paged.attend(q, pages, layer, step, split, scale)
   heads = (None, "heads")
   mixed, pages = _cached_core(attend, q, entries, pages, layer, step, None, None, cfg, heads)
   values = jnp.einsum("bqns,snh->bqnh", mixed[:, :, 0], up_v)

@@ -125,6 +125,7 @@ def attend(
     out = run(made.full, *arrays)
   else:
     full, near = (functools.partial(run, plan) for plan in made)
+    assert window is not None
     out = jax.lax.cond(window < k.shape[2], near, full, *arrays)
   return out.reshape(rows, groups, repeats, length, v.shape[-1])
 

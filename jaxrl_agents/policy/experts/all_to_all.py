@@ -68,7 +68,7 @@ def apply(
   few = math.prod(x.shape[:-1]) <= local.DENSE_TOKENS
   if few or jax.sharding.get_abstract_mesh().empty:
     function = local.dense if few else _local(kernels)
-    return function(experts, *map(_flat, (x, weight, choice)), clamp).reshape(x.shape)
+    return function(experts, _flat(x), _flat(weight), _flat(choice), clamp).reshape(x.shape)
   return _on_mesh(experts, x, weight, choice, clamp, kernels, rules)
 
 
@@ -176,7 +176,7 @@ class _Queue(NamedTuple):
   order: jax.Array
   expert: jax.Array
   first: jax.Array
-  count: jax.Array
+  count: jax.Array  # type: ignore[assignment]
   place: jax.Array
   rounds: jax.Array
 
@@ -241,7 +241,9 @@ def _rounds(experts, x, weight, queue, capacity, clamp, run):
 
 def _rounds_forward(experts, x, weight, queue, capacity, clamp, run):
   inputs = experts, x, weight
-  of_round = lambda r, *args: _round(r, *args, queue, capacity, clamp, run)
+  of_round = lambda r, experts, x, weight: _round(
+    r, experts, x, weight, queue, capacity, clamp, run
+  )
   y, vjp = jax.vjp(functools.partial(of_round, 0), *inputs)
   y = jax.lax.fori_loop(1, queue.rounds, lambda r, y: y + of_round(r, *inputs), y)
   return y, (vjp, inputs, queue)
@@ -251,7 +253,7 @@ def _rounds_backward(capacity, clamp, run, saved, d_y):
   first, inputs, queue = saved
 
   def more(r, gradients):
-    _, vjp = jax.vjp(lambda *args: _round(r, *args, queue, capacity, clamp, run), *inputs)
+    _, vjp = jax.vjp(lambda e, x, w: _round(r, e, x, w, queue, capacity, clamp, run), *inputs)
     return jax.tree.map(jnp.add, gradients, vjp(d_y))
 
   return (*jax.lax.fori_loop(1, queue.rounds, more, first(d_y)), None)
