@@ -17,7 +17,7 @@ _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)[.!?](?=\s
 _SIGNATURE = re.compile(r"^[\w.]+\s*\(|->|^[\w.]+\s*$|^>>>|^[-=*:@]")
 
 
-class Source:
+class ParsedModule:
   """One parsed module: where its lines start, what its names mean."""
 
   def __init__(self, document: Document, is_package: bool):
@@ -107,7 +107,7 @@ def module_name(document: Document) -> str:
   return source.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def definitions(source: Source) -> Iterator[tuple[str, ast.AST, str]]:
+def definitions(source: ParsedModule) -> Iterator[tuple[str, ast.AST, str]]:
   """Yields (key, node, key of the class or module that holds it) of every entity of a module."""
   yield f"{source.name}:", source.tree, ""
   seen = set()
@@ -142,7 +142,7 @@ def _resolve(
   module: str,
   parts: Sequence[str],
   entities: Mapping[str, Entity],
-  sources: Mapping[str, Source],
+  sources: Mapping[str, ParsedModule],
   depth: int = 0,
 ) -> str:
   """The key of the entity that a dotted name means in a module, through imports; "" if unknown."""
@@ -170,11 +170,11 @@ def _resolve(
 
 
 def meant(
-  source: Source,
+  source: ParsedModule,
   parts: Sequence[str],
   owner: str,
   entities: Mapping[str, Entity],
-  sources: Mapping[str, Source],
+  sources: Mapping[str, ParsedModule],
 ) -> str:
   """The entity that a dotted name means inside a definition of `owner`; "" if unknown."""
   if not parts:

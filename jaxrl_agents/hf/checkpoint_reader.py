@@ -15,7 +15,7 @@ from jaxrl_agents.hf import files, quantised
 INDEX = "model.safetensors.index.json"
 
 
-class Source(NamedTuple):
+class LazyTensor(NamedTuple):
   """A tensor that is read, and decoded, when `read` is called.
 
   Attributes:
@@ -56,8 +56,8 @@ def tensors(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
   return found
 
 
-def decoded(found: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, Source]:
-  """Sources of all tensors, those of a quantised checkpoint under the names of plain ones.
+def decoded(found: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, LazyTensor]:
+  """All tensors, those of a quantised checkpoint under the names of plain ones.
 
   Args:
     found: from `tensors`.
@@ -84,8 +84,8 @@ def decoded(found: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, S
   return decodable
 
 
-def _plain(view: np.ndarray) -> Source:
-  return Source(view.shape, lambda: view)
+def _plain(view: np.ndarray) -> LazyTensor:
+  return LazyTensor(view.shape, lambda: view)
 
 
 def _mxfp4(found: dict[str, np.ndarray], quantisation: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _mxfp4(found: dict[str, np.ndarray], quantisation: dict[str, Any]) -> dict[s
       scales = _partner(found, name, f"{plain}_scales", blocks.shape[:-1])
       experts, rows, groups, half = blocks.shape
       read = functools.partial(quantised.from_mxfp4, blocks, scales)
-      source = Source((experts, groups * half * 2, rows), read)
+      source = LazyTensor((experts, groups * half * 2, rows), read)
       sources[plain] = (name, f"{plain}_scales"), source
   return sources
 
@@ -113,7 +113,7 @@ def _block_fp8(found: dict[str, np.ndarray], quantisation: dict[str, Any]) -> di
       tiles = tuple(-(-size // tile) for size, tile in zip(view.shape, block, strict=True))
       scales = _partner(found, name, f"{name}_scale_inv", tiles)
       read = functools.partial(quantised.from_block_fp8, view, scales, block)
-      sources[name] = (name, f"{name}_scale_inv"), Source(view.shape, read)
+      sources[name] = (name, f"{name}_scale_inv"), LazyTensor(view.shape, read)
   return sources
 
 
@@ -142,7 +142,7 @@ def _packed_int4(found: dict[str, np.ndarray], quantisation: dict[str, Any]) -> 
       scales = _partner(found, name, f"{plain}_scale", (rows, columns // size))
       read = functools.partial(quantised.from_packed_int4, packed, scales, columns)
       parts = (name, f"{plain}_scale", f"{plain}_shape")
-      sources[plain] = parts, Source((rows, columns), read)
+      sources[plain] = parts, LazyTensor((rows, columns), read)
   return sources
 
 

@@ -112,7 +112,7 @@ def export_weights(
 
 
 def _fill(
-  ours: dict[str, np.ndarray], model: Model, found: dict[str, checkpoint_reader.Source]
+  ours: dict[str, np.ndarray], model: Model, found: dict[str, checkpoint_reader.LazyTensor]
 ) -> None:
   """Writes each tensor to its place, and checks those that repeat another."""
   for name, place in model.places.items():
@@ -171,7 +171,7 @@ def _exactly(x: np.ndarray, target: np.ndarray, name: str) -> np.ndarray:
   return y
 
 
-def _check_names(model: Model, found: dict[str, checkpoint_reader.Source], folder: Any) -> None:
+def _check_names(model: Model, found: dict[str, checkpoint_reader.LazyTensor], folder: Any) -> None:
   missing = [name for name in model.places if name not in found]
   known = model.places.keys() | model.repeats.keys()
   unknown = [name for name in found if name not in known and not name.endswith(IGNORED)]

@@ -20,7 +20,7 @@ from jaxrl_agents.agents.coding.tasks import functions as code_functions
 from jaxrl_agents.agents.coding.tasks import mutations, suite_repos
 from jaxrl_agents.agents.coding.tasks.mutations import Mutation
 from jaxrl_agents.corpus.documents import Document
-from jaxrl_agents.corpus.python_source import Function, Source
+from jaxrl_agents.corpus.python_source import Function, ParsedModule
 from jaxrl_agents.corpus.splits import split_of
 from jaxrl_agents.types import Split
 
@@ -101,7 +101,7 @@ class _Function:
   names: tuple[str, ...]
 
 
-def _parsed(documents: Iterable[Document]) -> Iterator[Source]:
+def _parsed(documents: Iterable[Document]) -> Iterator[ParsedModule]:
   for document in documents:
     if document.metadata.get("kind") == "python":
       source = suite_repos.parsed(str(document.metadata["source"]), document.text)
@@ -109,7 +109,7 @@ def _parsed(documents: Iterable[Document]) -> Iterator[Source]:
         yield source
 
 
-def _short(source: Source) -> Iterator[tuple[Function, str]]:
+def _short(source: ParsedModule) -> Iterator[tuple[Function, str]]:
   """The short functions of a module, and methods of its classes, with their text."""
   for _, function in mutations.functions(source):
     text = textwrap.dedent(code_functions.without_docstring(source, function))
@@ -117,7 +117,7 @@ def _short(source: Source) -> Iterator[tuple[Function, str]]:
       yield function, text
 
 
-def _functions(source: Source, flips: bool) -> list[_Function]:
+def _functions(source: ParsedModule, flips: bool) -> list[_Function]:
   """The short functions of a module."""
   return [
     _Function(
@@ -130,7 +130,7 @@ def _functions(source: Source, flips: bool) -> list[_Function]:
   ]
 
 
-def _of_one_token(source: Source, function: Function, flips: bool) -> list[Mutation]:
+def _of_one_token(source: ParsedModule, function: Function, flips: bool) -> list[Mutation]:
   return [
     mutation
     for mutation in mutations.candidates(source, function)

@@ -7,7 +7,7 @@ import builtins
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
-from jaxrl_agents.corpus.python_source import FUNCTIONS, Function, Source
+from jaxrl_agents.corpus.python_source import FUNCTIONS, Function, ParsedModule
 
 PURE_MODULES = frozenset({
   "math", "re", "string", "operator", "itertools", "functools", "collections", "bisect",
@@ -49,12 +49,12 @@ class Cut:
 class Pieces:
   """What a module defines at its top: the statements, and where names come from."""
 
-  source: Source
+  source: ParsedModule
   statements: Mapping[str, ast.stmt]
   imports: Mapping[str, tuple[str, str]]  # name -> (module, line that imports it)
 
 
-def pieces(source: Source) -> Pieces:
+def pieces(source: ParsedModule) -> Pieces:
   """The functions, constants and imports at the top of a module."""
   statements: dict[str, ast.stmt] = {}
   imports: dict[str, tuple[str, str]] = {}
@@ -81,7 +81,7 @@ def pieces(source: Source) -> Pieces:
 
 
 def cuts(
-  source: Source, *, min_lines: int = 2, max_lines: int = 14, max_text_lines: int = 40
+  source: ParsedModule, *, min_lines: int = 2, max_lines: int = 14, max_text_lines: int = 40
 ) -> Iterator[Cut]:
   """Yields the module's functions that can be cut out.
 
@@ -192,7 +192,7 @@ def _text(found: Pieces, needed: Iterable[str]) -> str:
   return "\n\n\n".join(filter(None, ["\n".join(imports), *blocks])) + "\n"
 
 
-def without_docstring(source: Source, node: ast.stmt) -> str:
+def without_docstring(source: ParsedModule, node: ast.stmt) -> str:
   """The text of a statement; of a function without its docstring."""
   start = source.starts[node.lineno - 1]
   end = source.starts[node.end_lineno or node.lineno]

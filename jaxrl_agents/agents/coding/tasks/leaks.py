@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Collection
 
-from jaxrl_agents.corpus.python_source import Function, Source
+from jaxrl_agents.corpus.python_source import Function, ParsedModule
 
 MIN_CHARACTERS = 60
 """Two lines of less could stand anywhere."""
@@ -27,7 +27,7 @@ def masks(path: str) -> tuple[str, ...]:
   return (path, *(str(file.parent / "__pycache__" / name) for name in compiled))
 
 
-def telling(source: Source, function: Function) -> str:
+def telling(source: ParsedModule, function: Function) -> str:
   """The longest two lines of a function's body, which give it away; "" if they say too little."""
   body = function.body
   if ast.get_docstring(function, clean=False) is not None:

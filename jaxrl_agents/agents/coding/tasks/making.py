@@ -24,7 +24,7 @@ from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.judge.run_tests import NotBegun
 from jaxrl_agents.agents.coding.judge.verdict import TESTS, Judge
 from jaxrl_agents.agents.coding.tasks import leaks, mutations, removals, suite_repos
-from jaxrl_agents.corpus.python_source import Function, Source
+from jaxrl_agents.corpus.python_source import Function, ParsedModule
 from jaxrl_agents.corpus.splits import split_of
 from jaxrl_agents.types import Task
 
@@ -90,7 +90,7 @@ class Damager:
   def __init__(self, repo: Repo, seed: int):
     self._repo = repo
     self._draw = random.Random(f"{seed} damage {repo.id}")
-    self._sources: list[tuple[str, Source]] = []
+    self._sources: list[tuple[str, ParsedModule]] = []
     self._functions: dict[str, list[tuple[str, Function]]] = {}
     for path in repo.sources:
       source = suite_repos.parsed(path, repo.files[path])
@@ -119,7 +119,7 @@ class Damager:
         return damage
     return None
 
-  def _mutation(self, plan: str, path: str, source: Source) -> Damage | None:
+  def _mutation(self, plan: str, path: str, source: ParsedModule) -> Damage | None:
     name, function = self._draw.choice(self._functions[path])
     found = mutations.candidates(source, function)
     by_kind = collections.defaultdict(list)
@@ -164,7 +164,7 @@ class Damager:
     )
     return Damage(plan, edits, tuple(removal.name for _, removal in picked), lines)
 
-  def _found(self, path: str, source: Source) -> list[removals.Removal]:
+  def _found(self, path: str, source: ParsedModule) -> list[removals.Removal]:
     if path not in self._removals:
       known = {name for name, _ in self._functions[path]}
       found = [r for r in removals.removals(source) if r.name in known]

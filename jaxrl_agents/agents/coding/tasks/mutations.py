@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxrl_agents.corpus.python_source import FUNCTIONS, Function, Source
+from jaxrl_agents.corpus.python_source import FUNCTIONS, Function, ParsedModule
 
 _COMPARISONS: dict[type[ast.AST], tuple[str, tuple[tuple[str, str], ...]]] = {
   # operator -> its text, and (kind, replacement)
@@ -90,13 +90,13 @@ class Mutation:
     return text[: self.start] + self.new + text[self.end :]
 
 
-def mutations(source: Source, function: Function) -> list[Mutation]:
+def mutations(source: ParsedModule, function: Function) -> list[Mutation]:
   """Every mutation of a function's body that parses and changes its syntax tree, kind by kind."""
   changes = changing(source, function)
   return [mutation for mutation in candidates(source, function) if changes(mutation)]
 
 
-def is_flip(source: Source, mutation: Mutation) -> bool:
+def is_flip(source: ParsedModule, mutation: Mutation) -> bool:
   """Whether one token becomes its counterpart, which it is in turn: what is put there says what
   stood there, and where has to be found. It stands once in its line, before and after.
   """
@@ -111,12 +111,12 @@ def is_flip(source: Source, mutation: Mutation) -> bool:
   return line.count(old) == 1 and changed.count(new) == 1
 
 
-def changing(source: Source, function: Function) -> Callable[[Mutation], bool]:
+def changing(source: ParsedModule, function: Function) -> Callable[[Mutation], bool]:
   """Tells whether a candidate parses and changes the syntax tree of the function."""
   return _Spot(source, function).changes
 
 
-def candidates(source: Source, function: Function) -> list[Mutation]:
+def candidates(source: ParsedModule, function: Function) -> list[Mutation]:
   """The mutations of a function's body, and some that come to nothing, kind by kind."""
   body = (
     function.body[1:] if source.summary(function) or _has_docstring(function) else function.body
@@ -134,7 +134,7 @@ def candidates(source: Source, function: Function) -> list[Mutation]:
 class _Spot:
   """A function cut out of its text, to parse it alone."""
 
-  def __init__(self, source: Source, function: Function):
+  def __init__(self, source: ParsedModule, function: Function):
     first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
     self.start = source.starts[first - 1]
     self.end = source.offset(function.end_lineno or first, function.end_col_offset or 0)
@@ -159,13 +159,13 @@ def _has_docstring(function: Function) -> bool:
   return ast.get_docstring(function, clean=False) is not None
 
 
-def _span(source: Source, node: ast.expr | ast.stmt) -> tuple[int, int]:
+def _span(source: ParsedModule, node: ast.expr | ast.stmt) -> tuple[int, int]:
   start = source.offset(node.lineno, node.col_offset)
   return start, source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
 
 
 def _between(
-  source: Source, left: ast.expr, right: ast.expr, operator: str
+  source: ParsedModule, left: ast.expr, right: ast.expr, operator: str
 ) -> tuple[int, int] | None:
   """Where the operator stands between two operands; None where comments make it unsure."""
   start, end = _span(source, left)[1], _span(source, right)[0]
@@ -174,7 +174,7 @@ def _between(
   return (start + match.start(1), start + match.end(1)) if match else None
 
 
-def _comparisons(source: Source, node: ast.AST) -> Iterator[Mutation]:
+def _comparisons(source: ParsedModule, node: ast.AST) -> Iterator[Mutation]:
   if not isinstance(node, ast.Compare):
     return
   operands = [node.left, *node.comparators]
@@ -185,7 +185,7 @@ def _comparisons(source: Source, node: ast.AST) -> Iterator[Mutation]:
       yield from (Mutation(kind, *span, new) for kind, new in changes)
 
 
-def _operators(source: Source, node: ast.AST) -> Iterator[Mutation]:
+def _operators(source: ParsedModule, node: ast.AST) -> Iterator[Mutation]:
   if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
     text, changes = _OPERATORS[type(node.op)]
     span = _between(source, node.left, node.right, text)
@@ -201,7 +201,7 @@ def _operators(source: Source, node: ast.AST) -> Iterator[Mutation]:
     yield Mutation("operator", start, start + 1, "")
 
 
-def _logic(source: Source, node: ast.AST) -> Iterator[Mutation]:
+def _logic(source: ParsedModule, node: ast.AST) -> Iterator[Mutation]:
   if isinstance(node, ast.BoolOp):
     text, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
     for left, right in zip(node.values, node.values[1:], strict=False):
@@ -210,7 +210,7 @@ def _logic(source: Source, node: ast.AST) -> Iterator[Mutation]:
         yield Mutation("logic", *span, new)
 
 
-def _constants(source: Source, node: ast.AST) -> Iterator[Mutation]:
+def _constants(source: ParsedModule, node: ast.AST) -> Iterator[Mutation]:
   if not isinstance(node, ast.Constant):
     return
   span = _span(source, node)
@@ -222,7 +222,7 @@ def _constants(source: Source, node: ast.AST) -> Iterator[Mutation]:
       yield Mutation("constant", *span, str(node.value - 1))
 
 
-def _names(source: Source, node: ast.AST, known: Sequence[str]) -> Iterator[Mutation]:
+def _names(source: ParsedModule, node: ast.AST, known: Sequence[str]) -> Iterator[Mutation]:
   if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
     span = _span(source, node)
     if node.id in _TWIN:
@@ -244,7 +244,7 @@ def local_names(function: Function) -> list[str]:
   return [name for name in dict.fromkeys(names) if name not in ("self", "cls")]
 
 
-def _negations(source: Source, node: ast.AST) -> Iterator[Mutation]:
+def _negations(source: ParsedModule, node: ast.AST) -> Iterator[Mutation]:
   if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
     yield Mutation("negation", _span(source, node)[0], _span(source, node.operand)[0], "")
   if isinstance(node, (ast.If, ast.While, ast.IfExp)) and isinstance(
@@ -254,7 +254,7 @@ def _negations(source: Source, node: ast.AST) -> Iterator[Mutation]:
     yield Mutation("negation", start, start, "not ")
 
 
-def _statements(source: Source, node: ast.AST) -> Iterator[Mutation]:
+def _statements(source: ParsedModule, node: ast.AST) -> Iterator[Mutation]:
   if isinstance(node, ast.Call) and len(node.args) == 2 and not node.keywords:
     (a, b), (c, d) = (_span(source, argument) for argument in node.args)
     text = source.text
@@ -267,7 +267,7 @@ def _statements(source: Source, node: ast.AST) -> Iterator[Mutation]:
     yield Mutation("statement", *_span(source, node), "pass")
 
 
-def functions(source: Source) -> Iterator[tuple[str, Function]]:
+def functions(source: ParsedModule) -> Iterator[tuple[str, Function]]:
   """Yields (dotted name, function) of the module's functions and of its classes' methods."""
   waiting: list[tuple[str, ast.AST]] = [("", source.tree)]
   while waiting:

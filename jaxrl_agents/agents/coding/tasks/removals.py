@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from jaxrl_agents.agents.coding.tasks.mutations import functions
-from jaxrl_agents.corpus.python_source import Function, Source
+from jaxrl_agents.corpus.python_source import Function, ParsedModule
 
 MISSING = "raise NotImplementedError"
 
@@ -27,7 +27,7 @@ class Removal:
     return text[: self.start] + MISSING + text[self.end :]
 
 
-def removals(source: Source, min_lines: int = 2) -> list[Removal]:
+def removals(source: ParsedModule, min_lines: int = 2) -> list[Removal]:
   """The removable bodies of a module's functions and methods, in text order.
 
   A body begins after its docstring, and on a line of its own.
@@ -40,7 +40,7 @@ def removals(source: Source, min_lines: int = 2) -> list[Removal]:
   return sorted(found, key=lambda r: r.start)
 
 
-def _removal(source: Source, name: str, function: Function) -> Removal | None:
+def _removal(source: ParsedModule, name: str, function: Function) -> Removal | None:
   body: Sequence[ast.stmt] = function.body
   if ast.get_docstring(function, clean=False) is not None:
     body = body[1:]

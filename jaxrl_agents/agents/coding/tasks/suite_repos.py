@@ -27,7 +27,7 @@ from jaxrl_agents.agents.coding.judge.repo import (
 )
 from jaxrl_agents.agents.coding.tasks import leaks
 from jaxrl_agents.corpus.documents import Document
-from jaxrl_agents.corpus.python_source import FUNCTIONS, Source
+from jaxrl_agents.corpus.python_source import FUNCTIONS, ParsedModule
 
 MAIN = "main.py"
 _CHECK = """\
@@ -126,10 +126,10 @@ def check_text(values: Mapping[str, str]) -> str:
   return _CHECK.format(cases=cases)
 
 
-def parsed(path: str, text: str) -> Source | None:
+def parsed(path: str, text: str) -> ParsedModule | None:
   """A Python file as parsed, None where it is not of this Python."""
   try:
-    return Source(Document("", path, text, {"source": path, "kind": "python"}), False)
+    return ParsedModule(Document("", path, text, {"source": path, "kind": "python"}), False)
   except (SyntaxError, ValueError, RecursionError):
     return None
 
@@ -229,7 +229,7 @@ def _tests(tree: ast.AST) -> list[tuple[str, ast.stmt]]:
   return found
 
 
-def _without(source: Source, nodes: Sequence[ast.stmt]) -> str:
+def _without(source: ParsedModule, nodes: Sequence[ast.stmt]) -> str:
   """The text without some definitions; a `pass` in place of each keeps blocks from being empty."""
   text = source.text
   for node in sorted(nodes, key=lambda node: -node.lineno):

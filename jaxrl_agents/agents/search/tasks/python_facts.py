@@ -18,7 +18,7 @@ from jaxrl_agents.corpus.entities import Domain, Entity, Relation, Span
 from jaxrl_agents.corpus.python_source import (
   FUNCTIONS,
   Function,
-  Source,
+  ParsedModule,
   definitions,
   dotted,
   meant,
@@ -42,7 +42,7 @@ def read(documents: Iterable[Document]) -> Domain:
   for document in documents:
     name = module_name(document)
     try:
-      sources[name] = Source(document, name in packages)
+      sources[name] = ParsedModule(document, name in packages)
     except (SyntaxError, ValueError):
       continue
   entities = {entity.key: entity for source in sources.values() for entity in _entities(source)}
@@ -65,7 +65,9 @@ def read(documents: Iterable[Document]) -> Domain:
   return Domain(entities, (*relations.values(), *shared))
 
 
-def _exceptions(entities: Mapping[str, Entity], sources: Mapping[str, Source]) -> Collection[str]:
+def _exceptions(
+  entities: Mapping[str, Entity], sources: Mapping[str, ParsedModule]
+) -> Collection[str]:
   """The classes that are called as exceptions are, or are built on one."""
   found: set[str] = set()
   bases: dict[str, list[str]] = {}
@@ -81,7 +83,7 @@ def _exceptions(entities: Mapping[str, Entity], sources: Mapping[str, Source]) -
   return found
 
 
-def _entities(source: Source) -> Iterator[Entity]:
+def _entities(source: ParsedModule) -> Iterator[Entity]:
   for key, node, owner in definitions(source):
     summary = source.summary(node)
     if isinstance(node, ast.Module):
@@ -99,7 +101,7 @@ def _entities(source: Source) -> Iterator[Entity]:
     yield Entity(key, node.name, kind, source.name, None if special else summary, truth)
 
 
-def _module_truth(source: Source, name: str, summary: Span | None) -> Span | None:
+def _module_truth(source: ParsedModule, name: str, summary: Span | None) -> Span | None:
   """The line of the module's docstring that names it outside its first sentence, if one does."""
   if summary is None or len(name) < 4:
     return None
@@ -114,11 +116,11 @@ def _module_truth(source: Source, name: str, summary: Span | None) -> Span | Non
 
 
 def _relations_of(
-  source: Source,
+  source: ParsedModule,
   node: ast.AST,
   owner: str,
   entities: Mapping[str, Entity],
-  sources: Mapping[str, Source],
+  sources: Mapping[str, ParsedModule],
 ) -> Iterator[tuple[str, str, Span]]:
   """Yields (kind, target key, evidence line) for one definition."""
   if isinstance(node, ast.ClassDef):
@@ -169,14 +171,14 @@ def _path(owner: str, name: str) -> str:
   return f"{outer}.{name}" if outer else name
 
 
-def _inputs(source: Source, node: Function) -> Iterator[tuple[str, Span]]:
+def _inputs(source: ParsedModule, node: Function) -> Iterator[tuple[str, Span]]:
   """Yields (parameter name, the line it stands on)."""
   for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
     if len(argument.arg) >= MIN_SHARED_NAME:
       yield argument.arg, source.line(argument.lineno)
 
 
-def _constants(source: Source, node: ast.AST) -> Iterator[tuple[str, Span]]:
+def _constants(source: ParsedModule, node: ast.AST) -> Iterator[tuple[str, Span]]:
   """Yields (name in capitals, the line that reads it)."""
   for inner in ast.walk(node):
     if not isinstance(inner, (ast.Name, ast.Attribute)) or not isinstance(inner.ctx, ast.Load):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.entities import Span
-from jaxrl_agents.corpus.python_source import FUNCTIONS, Source, module_name
+from jaxrl_agents.corpus.python_source import FUNCTIONS, ParsedModule, module_name
 
 MAX_NUMBER = 999
 """The greatest value of a constant: greater ones are hard to copy."""
@@ -59,7 +59,7 @@ def read(documents: Iterable[Document]) -> list[Fact]:
   names: collections.Counter[tuple[str, str]] = collections.Counter()
   for document in documents:
     try:
-      source = Source(document, module_name(document) in packages)
+      source = ParsedModule(document, module_name(document) in packages)
     except (SyntaxError, ValueError):
       continue
     for kind, name, value, line in _definitions(source):
@@ -71,7 +71,7 @@ def read(documents: Iterable[Document]) -> list[Fact]:
   return [fact for fact in found if names[fact.kind, fact.name] == 1]
 
 
-def _definitions(source: Source) -> Iterator[tuple[str, str, str, Span]]:
+def _definitions(source: ParsedModule) -> Iterator[tuple[str, str, str, Span]]:
   """Yields (kind, name, value, line) of every class, function and assigned name of a module; the
   value is "" where it is nothing short.
   """
