@@ -25,10 +25,10 @@ from collections.abc import Awaitable, Callable
 from absl import flags
 
 from jaxrl_agents.runs import entry_point
-from jaxrl_agents.sandbox import backends
-from jaxrl_agents.sandbox.box import Sandbox
-from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.sandbox.errors import SandboxError
+from jaxrl_agents.sandbox.host import backends
+from jaxrl_agents.sandbox.host.sandbox import Sandbox
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.sandbox.records import Snapshot
 
 _BACKEND = flags.DEFINE_enum("backend", "namespaces", list(backends.BACKENDS), "What to measure.")

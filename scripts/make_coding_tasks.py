@@ -17,7 +17,7 @@ from absl import flags
 
 from jaxrl_agents.agents.coding.tasks import task_set
 from jaxrl_agents.runs import entry_point
-from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
 SOURCE = flags.DEFINE_multi_string(
   "source", ["python"], '"python", "package:NAME", a package folder, an sdist.'

@@ -19,7 +19,7 @@ from typing import Literal
 import psutil
 
 from jaxrl_agents.config import CorpusConfig
-from jaxrl_agents.sandbox.probe import probe
+from jaxrl_agents.sandbox.host.probe import probe
 
 RECIPES = ("search", "swarm", "coding")
 PYTHON = (3, 11)

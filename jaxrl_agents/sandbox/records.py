@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
   """What one sandbox may use.
 
   Attributes:
@@ -38,7 +38,9 @@ class Limits:
       if field.name == "open_files":
         low = 64
       if not isinstance(value, int) or value < low:
-        raise ValueError(f"Limits.{field.name}={value!r} must be an integer of at least {low}")
+        raise ValueError(
+          f"SandboxLimits.{field.name}={value!r} must be an integer of at least {low}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

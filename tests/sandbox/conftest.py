@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from jaxrl_agents.sandbox.boxes import Sandboxes
-from jaxrl_agents.sandbox.probe import probe
+from jaxrl_agents.sandbox.host.probe import probe
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
 FILES = {
   "main.py": "print('hello')\n",

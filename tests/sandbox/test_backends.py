@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from jaxrl_agents.sandbox import errors
-from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.sandbox.errors import NoSandbox
-from jaxrl_agents.sandbox.probe import probe
+from jaxrl_agents.sandbox.host.probe import probe
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
 KEPT_EVERYWHERE = {
   "commands run",

@@ -6,7 +6,8 @@ import struct
 
 import pytest
 
-from jaxrl_agents.sandbox import delta, seccomp
+from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox.inside import seccomp
 
 FOLDER = ["d", "work", 0o755, 0, 0]
 

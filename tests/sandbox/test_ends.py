@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from jaxrl_agents.sandbox.boxes import default_store
 from jaxrl_agents.sandbox.errors import NoSandbox, SandboxLost
+from jaxrl_agents.sandbox.host.sandboxes import default_store
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOST = """
 import asyncio
-from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
 async def main():
   async with Sandboxes() as boxes:

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from jaxrl_agents.sandbox.records import Limits
+from jaxrl_agents.sandbox.records import SandboxLimits
 
-SMALL = Limits(
+SMALL = SandboxLimits(
   memory_bytes=256 << 20, processes=20, disk_bytes=8 << 20, files=200, drained_bytes=4 << 20
 )
 
@@ -188,5 +188,5 @@ def test_output_that_fits_is_whole(in_box):
   ("name", "value"), [("processes", 0), ("memory_bytes", 1000), ("cpu_s", 0), ("files", 1.5)]
 )
 def test_limits_that_cannot_be_are_told(name, value):
-  with pytest.raises(ValueError, match=f"Limits.{name}={value}"):
-    Limits(**{name: value})
+  with pytest.raises(ValueError, match=f"SandboxLimits.{name}={value}"):
+    SandboxLimits(**{name: value})

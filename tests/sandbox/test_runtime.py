@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from jaxrl_agents.sandbox.errors import NoSandbox
-from jaxrl_agents.sandbox.runtime import Runtime, copy_tree
+from jaxrl_agents.sandbox.host.runtime import Runtime, copy_tree
 
 HIDDEN = "/usr/lib/python3.*/textwrap.py"
 

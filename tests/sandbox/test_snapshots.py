@@ -11,7 +11,7 @@ import time
 import pytest
 
 from jaxrl_agents.sandbox.errors import Refused, SandboxClosed
-from jaxrl_agents.sandbox.records import Change, Limits
+from jaxrl_agents.sandbox.records import Change, SandboxLimits
 
 # Runs in the sandbox: prints what a dict model predicts.
 LOOK = """
@@ -292,7 +292,7 @@ print(oct(os.stat("main.py").st_mode), sorted(os.listdir("up"))[:2])
       await fork.close()
       return made, changed, seen
 
-  made, changed, seen = play(body, limits=Limits(disk_bytes=64 << 20))
+  made, changed, seen = play(body, limits=SandboxLimits(disk_bytes=64 << 20))
   assert made.code == 0, made
   assert changed["work/closed/in/f"].new == b"deep" and changed["work/shadow"].new == b"/etc/shadow"
   assert seen.output.split("\n") == [
@@ -330,7 +330,7 @@ def test_holes_are_not_read_into_memory(in_box):
       await box.diff()
     return await box.read("hole1", limit=3)
 
-  assert in_box(body, limits=Limits(disk_bytes=64 << 20)) == b"\0\0\0"
+  assert in_box(body, limits=SandboxLimits(disk_bytes=64 << 20)) == b"\0\0\0"
 
 
 def test_a_saved_snapshot_outlives_its_process(play, tmp_path):

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
 # Runs in the sandbox: tries system calls by number and prints what came of each.
 ATTEMPTS = """
@@ -259,7 +259,7 @@ def test_an_ordinary_user_gets_the_same_promises():
     pytest.skip("needs a Python of 3.11 or later that everybody may run, and readable sources")
   code = (
     f"import asyncio, sys; sys.path.insert(0, {str(root)!r})\n"
-    "from jaxrl_agents.sandbox.probe import probe\n"
+    "from jaxrl_agents.sandbox.host.probe import probe\n"
     "print(asyncio.run(probe('namespaces')))"
   )
   shown = subprocess.run(

@@ -30,7 +30,7 @@ from jaxrl_agents.agents.coding.tasks.task_set import CodingSet
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus import code_digest, documents
 from jaxrl_agents.harness.scripted_player import Scripted
-from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
 NAMES = {"solved": "solve_rate", "broken_calls": "invalid_tool_calls"}

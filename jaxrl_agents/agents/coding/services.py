@@ -21,7 +21,7 @@ from jaxrl_agents.agents.coding.judge.verdict import Judge
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus import chunks, documents
 from jaxrl_agents.corpus.index import hybrid
-from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Task
 
 MAX_INDEXES = 64

@@ -14,8 +14,8 @@ from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.services import CodeIndexes, Pages
 from jaxrl_agents.corpus.index.hybrid import Index
 from jaxrl_agents.harness.tools import Tool, ToolError
-from jaxrl_agents.sandbox.box import Sandbox
 from jaxrl_agents.sandbox.errors import Refused, SandboxError
+from jaxrl_agents.sandbox.host.sandbox import Sandbox
 
 MAX_FILE_BYTES = 1_000_000
 MARGIN_S = 70.0

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 
 from jaxrl_agents.sandbox import overlay
-from jaxrl_agents.sandbox.store import Store
+from jaxrl_agents.sandbox.host.layer_store import Store
 
 ROOT = "work"
 MAX_BYTES = 4_000_000

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_agents.sandbox.box import Sandbox
 from jaxrl_agents.sandbox.errors import Refused, SandboxError
+from jaxrl_agents.sandbox.host.sandbox import Sandbox
 
 RUNNER = pathlib.Path(__file__).with_name("runner.py").read_bytes()
 WORK = "/work"

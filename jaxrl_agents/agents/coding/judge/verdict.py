@@ -19,9 +19,9 @@ from typing import Any
 
 from jaxrl_agents.agents.coding.judge import canaries, run_tests
 from jaxrl_agents.agents.coding.judge.repo import Repo, broken, is_setting, is_test, module_of
-from jaxrl_agents.sandbox.box import Sandbox
-from jaxrl_agents.sandbox.boxes import Sandboxes
 from jaxrl_agents.sandbox.errors import Refused
+from jaxrl_agents.sandbox.host.sandbox import Sandbox
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.sandbox.records import Snapshot
 
 MAIN_MODULE = "main"

@@ -10,7 +10,7 @@ from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.tasks import call_inputs, functions, suite_repos
 from jaxrl_agents.agents.coding.tasks import leaks as code_leaks
 from jaxrl_agents.agents.coding.tasks.functions import Cut
-from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
 MIN_CALLS, MAX_CALLS = 6, 12
 MIN_VALUES = 2

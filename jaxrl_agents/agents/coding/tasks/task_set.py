@@ -29,7 +29,7 @@ from jaxrl_agents.agents.coding.tasks.functions import Cut
 from jaxrl_agents.corpus import documents, frozen_sets
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.splits import SPLITS
-from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Task
 
 PYTHON = "python"

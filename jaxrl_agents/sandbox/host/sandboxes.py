@@ -15,12 +15,12 @@ import pathlib
 import socket
 from collections.abc import Mapping
 
-from jaxrl_agents.sandbox import backends, runtime, saved
-from jaxrl_agents.sandbox.box import Sandbox
 from jaxrl_agents.sandbox.errors import NoSandbox, SandboxClosed
-from jaxrl_agents.sandbox.records import Limits, Snapshot
-from jaxrl_agents.sandbox.runtime import Runtime
-from jaxrl_agents.sandbox.store import Store
+from jaxrl_agents.sandbox.host import backends, runtime, snapshot_files
+from jaxrl_agents.sandbox.host.layer_store import Store
+from jaxrl_agents.sandbox.host.runtime import Runtime
+from jaxrl_agents.sandbox.host.sandbox import Sandbox
+from jaxrl_agents.sandbox.records import SandboxLimits, Snapshot
 
 ENV = {
   "PATH": "/usr/bin",
@@ -61,7 +61,7 @@ class Sandboxes:
     self,
     backend: str = "namespaces",
     *,
-    limits: Limits = Limits(),
+    limits: SandboxLimits = SandboxLimits(),
     runtime: Runtime = Runtime(),
     store: pathlib.Path | None = None,
     user: tuple[int, int] = USER,
@@ -162,8 +162,8 @@ class Sandboxes:
     self.store.release(snapshot.layers)
 
   async def save(self, snapshot: Snapshot, path: pathlib.Path) -> None:
-    """Writes a snapshot to a file, for another process or a later one (see `saved.save`)."""
-    await asyncio.to_thread(saved.save, self.store, snapshot, path)
+    """Writes a snapshot to a file, for another process or a later one (`snapshot_files.save`)."""
+    await asyncio.to_thread(snapshot_files.save, self.store, snapshot, path)
 
   async def load(self, path: pathlib.Path) -> Snapshot:
     """The snapshot that `save` wrote; `drop` gives it back.
@@ -171,7 +171,7 @@ class Sandboxes:
     Raises:
       ValueError: there is none, or it stands on a base that this store does not have.
     """
-    snapshot = await asyncio.to_thread(saved.load, self.store, path)
+    snapshot = await asyncio.to_thread(snapshot_files.load, self.store, path)
     self.store.hold(snapshot.layers)
     return snapshot
 

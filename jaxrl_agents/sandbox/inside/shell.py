@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_agents.sandbox import processes
-from jaxrl_agents.sandbox.output import READ_BYTES, TICK_S, Output, Watch, drain
+from jaxrl_agents.sandbox.inside import processes
+from jaxrl_agents.sandbox.inside.output import READ_BYTES, TICK_S, Output, Watch, drain
 
 BASH = "/usr/bin/bash"
 _OUT, _RESTORED, _STATUS = 7, 8, 9  # what bash calls two pipes and the state it begins with

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from jaxrl_agents.sandbox import processes
+from jaxrl_agents.sandbox.inside import processes
 
 GRACE_S = 0.4
 """Seconds between one signal and the next stronger one."""

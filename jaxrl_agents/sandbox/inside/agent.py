@@ -12,9 +12,10 @@ import select
 import signal
 from typing import Any, NamedTuple
 
-from jaxrl_agents.sandbox import delta, files, kernel, processes
+from jaxrl_agents.sandbox import delta, kernel
 from jaxrl_agents.sandbox.errors import Refused
-from jaxrl_agents.sandbox.shell import BASH, Shell
+from jaxrl_agents.sandbox.inside import files, processes
+from jaxrl_agents.sandbox.inside.shell import BASH, Shell
 from jaxrl_agents.sandbox.wire import Wire, WireError, encode
 
 _IDLE_TICK_S = 0.25
@@ -39,7 +40,7 @@ class Agent:
 
   Args:
     place: where the sandbox's files are.
-    limits: the fields of `records.Limits`.
+    limits: the fields of `records.SandboxLimits`.
   """
 
   def __init__(self, wire: Wire, shell: Shell, place: Place, limits: dict[str, Any]):

@@ -19,13 +19,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_agents.sandbox import overlay, runtime
+from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.errors import NoSandbox
-from jaxrl_agents.sandbox.records import Limits, Snapshot
-from jaxrl_agents.sandbox.store import Store
+from jaxrl_agents.sandbox.host import runtime
+from jaxrl_agents.sandbox.host.layer_store import Store
+from jaxrl_agents.sandbox.records import SandboxLimits, Snapshot
 
-PACKAGE_ROOT = pathlib.Path(__file__).parents[2]
-_ROOM = pathlib.Path(__file__).parent
+PACKAGE_ROOT = pathlib.Path(__file__).parents[3]
+_ROOM = pathlib.Path(__file__).parents[1]
 _BOOT = (
   "import sys; sys.path.insert(0, sys.argv.pop()); import jaxrl_agents.sandbox.{0} as m; m.main()"
 )
@@ -45,7 +46,7 @@ class Launch:
   name: str
   owner: tuple[int, int]
   start: Snapshot
-  limits: Limits
+  limits: SandboxLimits
 
 
 class Commands:
@@ -74,7 +75,9 @@ class Commands:
     if self._program and not shutil.which(self._program):
       raise NoSandbox(f"{self._program} is not installed; install it or use another backend")
 
-  async def launch(self, number: int, start: Snapshot, limits: Limits, end: socket.socket) -> None:
+  async def launch(
+    self, number: int, start: Snapshot, limits: SandboxLimits, end: socket.socket
+  ) -> None:
     """Copies the files of `start` and starts an agent on them."""
     folder = self._store.scratch()
     try:
@@ -143,7 +146,7 @@ def _settings(launch: Launch, folder: str, *, is_walled: bool) -> str:
 
 
 def _inner_command(launch: Launch) -> list[str]:
-  arguments = boot("inside", "/run/agent", _settings(launch, "", is_walled=True))
+  arguments = boot("inside.start_by_command", "/run/agent", _settings(launch, "", is_walled=True))
   return ["/usr/bin/python3", *arguments]
 
 
@@ -203,5 +206,7 @@ def gvisor(launch: Launch) -> list[str]:
 
 def unsafe_local(launch: Launch) -> list[str]:
   """A command without walls: everything of this user's is within reach of the policy."""
-  arguments = boot("inside", PACKAGE_ROOT, _settings(launch, str(launch.folder), is_walled=False))
+  arguments = boot(
+    "inside.start_by_command", PACKAGE_ROOT, _settings(launch, str(launch.folder), is_walled=False)
+  )
   return [getattr(sys, "_base_executable", "") or sys.executable, *arguments]

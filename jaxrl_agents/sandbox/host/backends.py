@@ -17,12 +17,12 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-from jaxrl_agents.sandbox import commands
-from jaxrl_agents.sandbox.commands import PACKAGE_ROOT, Commands, boot
 from jaxrl_agents.sandbox.errors import NoSandbox, explain
-from jaxrl_agents.sandbox.records import Limits, Snapshot
-from jaxrl_agents.sandbox.store import Store
-from jaxrl_agents.sandbox.zygote import MAX_REQUEST_BYTES
+from jaxrl_agents.sandbox.host import command_backends
+from jaxrl_agents.sandbox.host.command_backends import PACKAGE_ROOT, Commands, boot
+from jaxrl_agents.sandbox.host.layer_store import Store
+from jaxrl_agents.sandbox.host.zygote import MAX_REQUEST_BYTES
+from jaxrl_agents.sandbox.records import SandboxLimits, Snapshot
 
 _SEND_TRIES_S = 0.001
 
@@ -33,7 +33,9 @@ class Backend(Protocol):
   async def start(self, ended: Callable[[int], None]) -> None:
     """Makes ready. Raises NoSandbox with the reason and the remedy."""
 
-  async def launch(self, number: int, start: Snapshot, limits: Limits, end: socket.socket) -> None:
+  async def launch(
+    self, number: int, start: Snapshot, limits: SandboxLimits, end: socket.socket
+  ) -> None:
     """Starts an agent on `end`, which is closed here; the agent itself says when it is ready."""
 
   async def kill(self, number: int) -> None:
@@ -63,7 +65,7 @@ class Namespaces:
       "gid": self._owner[1],
     }
     self._process = subprocess.Popen(
-      [sys.executable, *boot("zygote", PACKAGE_ROOT, json.dumps(settings))],
+      [sys.executable, *boot("host.zygote", PACKAGE_ROOT, json.dumps(settings))],
       pass_fds=[other.fileno()],
       env={},
       cwd="/",
@@ -85,7 +87,9 @@ class Namespaces:
       raise NoSandbox(explain(answer["failed"]))
     asyncio.get_running_loop().add_reader(control, self._receive)
 
-  async def launch(self, number: int, start: Snapshot, limits: Limits, end: socket.socket) -> None:
+  async def launch(
+    self, number: int, start: Snapshot, limits: SandboxLimits, end: socket.socket
+  ) -> None:
     request = {"id": number, "layers": start.layers, "mask": start.mask}
     text = json.dumps(request | {"limits": dataclasses.asdict(limits)}).encode()
     if len(text) > MAX_REQUEST_BYTES:
@@ -157,7 +161,7 @@ class Namespaces:
 
 BACKENDS: dict[str, Callable[[pathlib.Path, Store, tuple[int, int]], Backend]] = {
   "namespaces": Namespaces,
-  "bubblewrap": functools.partial(Commands, command=commands.bubblewrap, program="bwrap"),
-  "gvisor": functools.partial(Commands, command=commands.gvisor, program="runsc"),
-  "unsafe-local": functools.partial(Commands, command=commands.unsafe_local, program=""),
+  "bubblewrap": functools.partial(Commands, command=command_backends.bubblewrap, program="bwrap"),
+  "gvisor": functools.partial(Commands, command=command_backends.gvisor, program="runsc"),
+  "unsafe-local": functools.partial(Commands, command=command_backends.unsafe_local, program=""),
 }

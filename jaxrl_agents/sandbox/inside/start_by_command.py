@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 
-from jaxrl_agents.sandbox import agent, confine, kernel, wire
+from jaxrl_agents.sandbox import kernel, wire
+from jaxrl_agents.sandbox.inside import agent, confine
 
 
 def main() -> None:

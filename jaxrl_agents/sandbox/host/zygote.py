@@ -20,19 +20,8 @@ import socket
 import sys
 from typing import Any
 
-from jaxrl_agents.sandbox import (
-  agent,
-  confine,
-  delta,
-  files,
-  kernel,
-  output,
-  overlay,
-  processes,
-  seccomp,
-  shell,
-  wire,
-)
+from jaxrl_agents.sandbox import delta, kernel, overlay, wire
+from jaxrl_agents.sandbox.inside import agent, confine, files, output, processes, seccomp, shell
 
 INSIDE_ID = 1000
 """User and group inside a sandbox; no other exists there."""

@@ -6,8 +6,8 @@ import os
 import pathlib
 
 from jaxrl_agents.sandbox import delta, overlay, wire
+from jaxrl_agents.sandbox.host.layer_store import Store
 from jaxrl_agents.sandbox.records import Snapshot
-from jaxrl_agents.sandbox.store import Store
 
 _MAX_BYTES = 1 << 31
 

@@ -13,13 +13,13 @@ import pathlib
 import socket
 from collections.abc import Awaitable, Callable
 
-from jaxrl_agents.sandbox.box import Sandbox
-from jaxrl_agents.sandbox.boxes import Sandboxes
-from jaxrl_agents.sandbox.commands import PACKAGE_ROOT
 from jaxrl_agents.sandbox.errors import SandboxError
-from jaxrl_agents.sandbox.records import Limits, Property, Report
+from jaxrl_agents.sandbox.host.command_backends import PACKAGE_ROOT
+from jaxrl_agents.sandbox.host.sandbox import Sandbox
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
+from jaxrl_agents.sandbox.records import Property, Report, SandboxLimits
 
-_LIMITS = Limits(memory_bytes=256 << 20, processes=16, disk_bytes=8 << 20, files=500)
+_LIMITS = SandboxLimits(memory_bytes=256 << 20, processes=16, disk_bytes=8 << 20, files=500)
 _OTHER = "use the backend `namespaces`, which keeps this promise"
 
 Check = Callable[[Sandbox, Sandboxes], Awaitable[str]]

@@ -9,8 +9,8 @@ import stat
 from jaxrl_agents.sandbox import delta, overlay
 from jaxrl_agents.sandbox.delta import Entry
 from jaxrl_agents.sandbox.errors import Refused
+from jaxrl_agents.sandbox.host.layer_store import Store
 from jaxrl_agents.sandbox.records import Change
-from jaxrl_agents.sandbox.store import Store
 
 MAX_HOLE_BYTES = 64 << 20
 _KINDS = {"f": "file", "h": "file", "l": "link", "d": "folder", "p": "pipe"}

@@ -6,7 +6,8 @@ import os
 import resource
 from typing import Any
 
-from jaxrl_agents.sandbox import kernel, seccomp
+from jaxrl_agents.sandbox import kernel
+from jaxrl_agents.sandbox.inside import seccomp
 
 
 def drop_user(uid: int, gid: int) -> None:
@@ -26,7 +27,7 @@ def drop_user(uid: int, gid: int) -> None:
 
 
 def limit(limits: dict[str, Any], *, processes: bool) -> None:
-  """Limits on this process and each that it starts; `processes`: on their number, too.
+  """SandboxLimits on this process and each that it starts; `processes`: on their number, too.
 
   The kernel counts processes by user and user namespace: without a namespace of the sandbox's own,
   those of the same user would be counted.

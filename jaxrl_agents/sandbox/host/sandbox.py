@@ -6,21 +6,35 @@ import asyncio
 import dataclasses
 import math
 import posixpath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from jaxrl_agents.sandbox import wire
-from jaxrl_agents.sandbox.changes import changes_of
 from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxClosed, SandboxLost, explain
-from jaxrl_agents.sandbox.records import Change, ExecResult, Limits, Snapshot
-
-if TYPE_CHECKING:
-  from jaxrl_agents.sandbox.boxes import Sandboxes
+from jaxrl_agents.sandbox.host.changes import changes_of
+from jaxrl_agents.sandbox.host.layer_store import Store
+from jaxrl_agents.sandbox.records import Change, ExecResult, SandboxLimits, Snapshot
 
 MAX_COMMAND_BYTES = 100_000
 ANSWER_S = 30.0
 """Seconds to answer a request, beyond what a command may take."""
 END_S = 10.0
 _MAX_ANSWER_BYTES = 1 << 20
+
+
+class Owner(Protocol):
+  """What a sandbox needs of the `Sandboxes` that made it."""
+
+  @property
+  def limits(self) -> SandboxLimits: ...
+
+  @property
+  def store(self) -> Store: ...
+
+  async def create(self, start: Snapshot) -> Sandbox: ...
+
+  def drop(self, snapshot: Snapshot) -> None: ...
+
+  async def kill(self, number: int) -> None: ...
 
 
 class Sandbox:
@@ -34,12 +48,12 @@ class Sandbox:
 
   def __init__(
     self,
-    boxes: Sandboxes,
+    owner: Owner,
     number: int,
     start: Snapshot,
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
   ):
-    self._boxes, self.number, self.start = boxes, number, start
+    self._owner, self.number, self.start = owner, number, start
     self._reader, self._writer = streams
     self._lock = asyncio.Lock()
     self._pending: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
@@ -54,9 +68,9 @@ class Sandbox:
     await self.close()
 
   @property
-  def limits(self) -> Limits:
+  def limits(self) -> SandboxLimits:
     """What it may use."""
-    return self._boxes.limits
+    return self._owner.limits
 
   async def begin(self, env: dict[str, str]) -> None:
     """Tells the new agent how to start, and waits until it is ready.
@@ -86,7 +100,7 @@ class Sandbox:
     Args:
       command: bash; several lines are fine.
       timeout_s: after which it is interrupted, then killed; what it started is killed with it.
-      output_bytes: how much output is kept; `Limits.output_bytes` where it is None.
+      output_bytes: how much output is kept; `SandboxLimits.output_bytes` where it is None.
 
     Raises:
       ValueError: a command of more than 100,000 bytes or with a NUL, or numbers out of range.
@@ -155,7 +169,7 @@ class Sandbox:
     """
     head, body = await self._delta(with_state=True)
     layers, digest = await asyncio.to_thread(self._add_layer, head, body)
-    self._boxes.store.hold(layers)
+    self._owner.store.hold(layers)
     return dataclasses.replace(
       self.start, layers=layers, shell=head["state"], cwd=head["cwd"], digest=digest
     )
@@ -167,10 +181,10 @@ class Sandbox:
     snapshot = await self.snapshot()
     try:
       made = await asyncio.gather(
-        *(self._boxes.create(snapshot) for _ in range(count)), return_exceptions=True
+        *(self._owner.create(snapshot) for _ in range(count)), return_exceptions=True
       )
     finally:
-      self._boxes.drop(snapshot)
+      self._owner.drop(snapshot)
     errors = [one for one in made if isinstance(one, BaseException)]
     forks = [one for one in made if isinstance(one, Sandbox)]
     if errors:
@@ -183,7 +197,7 @@ class Sandbox:
     head, body = await self._delta(with_state=False)
     try:
       return await asyncio.to_thread(
-        changes_of, self._boxes.store, self.start.layers, head["entries"], body
+        changes_of, self._owner.store, self.start.layers, head["entries"], body
       )
     except ValueError as error:
       raise self._lose(str(error)) from None
@@ -216,7 +230,7 @@ class Sandbox:
         await asyncio.wait_for(self.ended.wait(), END_S)
         break
       except TimeoutError:
-        await self._boxes.kill(self.number)
+        await self._owner.kill(self.number)
     else:
       raise SandboxLost(f"sandbox {self.number} does not end within {2 * END_S:g} s of its kill")
     if self._pending:
@@ -241,7 +255,7 @@ class Sandbox:
 
   def _add_layer(self, head: dict[str, Any], body: bytes) -> tuple[tuple[str, ...], str]:
     try:
-      return self._boxes.store.add(head["entries"], body, self.start.layers)
+      return self._owner.store.add(head["entries"], body, self.start.layers)
     except (ValueError, TypeError) as error:
       raise self._lose(f"its changes make no sense: {error}") from None
 
@@ -267,7 +281,7 @@ class Sandbox:
           self._pending = None
       except TimeoutError:
         text = f"no answer to {header['op']} within {deadline_s:g} s"
-        await self._boxes.kill(self.number)
+        await self._owner.kill(self.number)
         raise self._lose(text) from None
       except asyncio.CancelledError:
         if self._pending and not self._pending.done() and header["op"] == "exec":

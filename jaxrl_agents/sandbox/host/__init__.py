@@ -1,0 +1,1 @@
+"""The side of sandboxes that runs in the process of the caller. Begin with `sandboxes`."""
