@@ -65,7 +65,7 @@ class PolicyConfig:
     scale_tied_head: a tied head is divided by sqrt(D), for embeddings of standard deviation 1.
     kernels: what computes experts and attention (policy.kernel_choice): "auto" is what is made for
       the device, "reference" the plain code, as on CPU; "tpu" and "gpu" compile for those
-    elsewhere.
+      elsewhere.
   """
 
   vocab_size: int

@@ -176,7 +176,8 @@ def decode(
     cfg: sizes.
     cache: pages [L + M, P, S, C].
     page_table: int32 [B, Pm], pages of each row in order, see policy.attention.cache; 0 where
-    unused. lengths: int32 [B], tokens of each row already in the cache.
+      unused.
+    lengths: int32 [B], tokens of each row already in the cache.
     num_new: int32 [B], how many of the Q tokens are real; the others go to the scratch page.
 
   On a mesh B is a multiple of the parts that rows are split into.
