@@ -12,6 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_cells_of_the_tutorial_run_in_order_and_one_step_learns(monkeypatch):
   monkeypatch.chdir(ROOT)
   cells = json.loads((ROOT / "docs/tutorial.ipynb").read_text("utf-8"))["cells"]

@@ -161,7 +161,7 @@ def path_problems(text, folder):
   for path in re.findall(r"`([\w.*-]+(?:/[\w.*-]*)+|\w+\.(?:py|sh|md|yml|ipynb|svg))`", text):
     wanted = path.rstrip("/")
     found = any(any(base.glob(wanted)) for base in (ROOT, PACKAGE, folder))
-    if not found and path not in names and path not in left_by_runs:
+    if not found and path not in names and pathlib.Path(path).name not in left_by_runs:
       problems.append(f"{path} does not exist")
   return problems
 
