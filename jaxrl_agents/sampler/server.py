@@ -77,11 +77,6 @@ class RolloutServer:
     self._last_error = ""
     self._last_progress = time.monotonic()
 
-  @property
-  def groups_in_play(self) -> int:
-    """Groups submitted and not yet yielded."""
-    return len(self._groups)
-
   def stand_in(self, policy: str, engine: str) -> None:
     """From now on `engine`, a name of `others`, answers requests for `policy`.
 

@@ -85,7 +85,7 @@ def test_every_job_comes_back_as_one_group_of_two_turn_episodes(engine, pool):
     for trajectory in group.trajectories:
       assert not trajectory.error and trajectory.metrics["turns"] == 2
       assert 2 <= trajectory.rewards["tokens"] <= 12
-  assert server.groups_in_play == 0 and pool.unfinished == 0 and engine.num_unfinished == 0
+  assert pool.unfinished == 0 and engine.num_unfinished == 0
 
 
 def test_a_deterministic_run_repeats_bit_by_bit_and_keeps_the_order(engine, pool):

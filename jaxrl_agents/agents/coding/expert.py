@@ -14,8 +14,6 @@ vain before. So a policy that cannot tell which it is learns not to try the same
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import random
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +33,7 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   wrong_edits,
 )
 from jaxrl_agents.agents.coding.services import CodingServices
+from jaxrl_agents.agents.random_draws import Draws
 from jaxrl_agents.types import Context, Message, Task
 
 _PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
@@ -69,18 +68,16 @@ class CodingExpert:
   """
 
   def __init__(self, task: Task, services: CodingServices, noise: ExpertNoise, seed: int):
-    digest = hashlib.blake2b(f"{seed}\0{task.id}".encode(), digest_size=8).digest()
-    self._random = random.Random(int.from_bytes(digest, "little"))
+    self._draws = draws = Draws(seed, task.id, noise.scales)
     self._task, self._services, self._noise = task, services, noise
     self._repo = services.repos[task.facts["repo"]]
     self._texts = repo_lib.broken(self._repo, task.facts["edits"])
     self._path = task.facts["edits"][0]["path"]
     self._check = ("shell", {"command": self._repo.check_command})
     self._read = ("read_file", {"path": self._path})
-    self._scale = self._random.choice(noise.scales)
-    self._hasty, self._together, unchecked = (
-      self._random.random() < rate for rate in (noise.hasty, noise.together, noise.unchecked)
-    )
+    self._hasty = draws.happens(noise.hasty)
+    self._together = draws.happens(noise.together)
+    unchecked = draws.happens(noise.unchecked)
     first = [turn(self._read)] if unchecked else [turn(self._check), turn(self._read)]
     self._opening = [turn(self._check, self._read)] if self._together and not unchecked else first
     self._undo: Replacement | None = None
@@ -104,7 +101,9 @@ class CodingExpert:
     if self._to_check:
       self._to_check = False
       return turn(self._check)
-    if self._tries >= self._noise.max_tries or (self._tries and self._errs(self._noise.give_up)):
+    if self._tries >= self._noise.max_tries or (
+      self._tries and self._draws.errs(self._noise.give_up)
+    ):
       return self._ended()
     return self._attempt(context)
 
@@ -135,9 +134,6 @@ class CodingExpert:
       said.pop(0)
     return Message("assistant", _SOMETHING if self._made else _NOTHING)
 
-  def _errs(self, rate: float) -> bool:
-    return self._random.random() < self._scale * rate
-
   def _ended(self) -> Message:
     return Message("assistant", DONE)
 
@@ -149,7 +145,7 @@ class CodingExpert:
       calls.append(self._undo.undo)
       self._texts = repo_lib.broken(self._repo, self._task.facts["edits"])
       self._undo, self._standing = None, 0
-    wrong = self._wrong() if self._errs(self._noise.wrong_text) else None
+    wrong = self._wrong() if self._draws.errs(self._noise.wrong_text) else None
     if wrong:
       calls.append(missed(wrong[0], self._texts[self._path]).call)
       self.erred = True
@@ -168,7 +164,7 @@ class CodingExpert:
 
   def _edits(self) -> list[Replacement]:
     """A wrong edit, or all the right ones."""
-    wrong = self._wrong() if self._errs(self._noise.wrong_edit) else None
+    wrong = self._wrong() if self._draws.errs(self._noise.wrong_edit) else None
     if wrong:
       self._undo, self._texts[self._path] = wrong
       self._made.append(self._undo)
@@ -188,6 +184,6 @@ class CodingExpert:
     edits = [each for each in self._task.facts["edits"] if each["path"] == self._path]
     found = wrong_edits(self._repo, self._path, self._texts[self._path], edits)
     fresh = [pair for pair in found if pair[0] not in self._tried]
-    picked = self._random.choice(fresh) if fresh else None
+    picked = self._draws.random.choice(fresh) if fresh else None
     self._tried.update([picked[0]] if picked else [])
     return picked

@@ -8,12 +8,11 @@ reinforcement learning can improve on it.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import random
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.random_draws import Draws
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import make
 from jaxrl_agents.agents.search.short_ids import ShortIds
@@ -59,28 +58,6 @@ class ExpertNoise:
   generous: float = 0.5  # per episode: the answer lists all that is in sight
   max_tries: int = 2  # searches for one clue
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
-
-
-def seeded(seed: int, name: str) -> random.Random:
-  """A random stream that depends on nothing but its arguments."""
-  digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
-  return random.Random(int.from_bytes(digest, "little"))
-
-
-class Draws:
-  """The draws of one scripted player in one episode; mistakes come `scale` times as often."""
-
-  def __init__(self, seed: int, name: str, scales: Sequence[float]):
-    self.random = seeded(seed, name)
-    self._scale = self.random.choice(scales)
-
-  def errs(self, rate: float) -> bool:
-    """Whether the player makes a mistake of this rate now."""
-    return self.random.random() < self._scale * rate
-
-  def happens(self, rate: float) -> bool:
-    """Whether an event of this probability happens now."""
-    return self.random.random() < rate
 
 
 class SearchExpert:

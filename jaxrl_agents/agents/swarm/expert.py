@@ -9,12 +9,11 @@ orchestrator that does everything itself, so that reinforcement learning has roo
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import random
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.random_draws import Draws, seeded
 from jaxrl_agents.agents.search import reward, view
 from jaxrl_agents.agents.search.env import SearchEnv
 from jaxrl_agents.agents.search.short_ids import ShortIds
@@ -87,12 +86,12 @@ class SubAgent:
   """Plays one assignment: looks up the rows whose names are in its prompt, one call a turn."""
 
   def __init__(self, task: Task, ids: ShortIds, noise: SwarmNoise, assignment: Assignment, seed):
-    self._random = _random(seed, assignment.id)
-    self._noise, self._scale = noise, self._random.choice(noise.scales)
+    self._draws = Draws(seed, assignment.id, noise.scales)
+    self._noise = noise
     named = [row for row in task.facts["rows"] if _names(assignment.prompt, row)]
     self._lookups, self._ids = Lookups(named, ids), ids
     self._columns, self._header = task.facts["columns"], task.facts["header"]
-    self._gives_up = self._errs(noise.give_up)
+    self._gives_up = self._draws.errs(noise.give_up)
 
   def __call__(self, context: Context) -> Message:
     """The next search, or the rows."""
@@ -103,13 +102,10 @@ class SubAgent:
     lines = []
     for row in self._lookups.done(context):
       said = cells(row, self._columns, self._ids)
-      if self._columns[-1] == "source" and self._errs(self._noise.wrong_cell):
-        said[-1] = self._ids.name(self._random.choice(seen))
+      if self._columns[-1] == "source" and self._draws.errs(self._noise.wrong_cell):
+        said[-1] = self._ids.name(self._draws.random.choice(seen))
       lines.append(line(self._header, said))
     return Message("assistant", "\n".join(lines) or NOTHING)
-
-  def _errs(self, rate: float) -> bool:
-    return self._random.random() < self._scale * rate
 
 
 class Orchestrator:
@@ -118,22 +114,21 @@ class Orchestrator:
   def __init__(
     self, task: Task, services: SwarmServices, ids: ShortIds, noise: SwarmNoise, seed: int
   ):
-    self._random = _random(seed, task.id)
+    self._draws = draws = Draws(seed, task.id, noise.scales)
     self._task, self._services, self._noise, self._ids = task, services, noise, ids
-    self._scale = self._random.choice(noise.scales)
-    self._serial = self._draws(noise.serial)
-    self._lonely = not self._serial and self._draws(noise.lonely)
-    crowded = not self._serial and self._draws(noise.crowded)
+    self._serial = draws.happens(noise.serial)
+    self._lonely = not self._serial and draws.happens(noise.lonely)
+    crowded = not self._serial and draws.happens(noise.crowded)
     least = -(-len(task.facts["rows"]) // services.limits.max_assignments_per_turn)
     self._rows_each = max(least, 2 if crowded else 1)
     self._lookups = Lookups(task.facts["rows"], ids)
-    self._open = [row for row in task.facts["rows"] if not self._errs(noise.drop)]
+    self._open = [row for row in task.facts["rows"] if not draws.errs(noise.drop)]
     self._created = False
 
   def __call__(self, context: Context) -> Message:
     """The next turn."""
     left = int(_STEPS.findall(context.messages[-1].content)[-1])
-    if left == 1 or (self._created and self._errs(self._noise.hasty)):
+    if left == 1 or (self._created and self._draws.errs(self._noise.hasty)):
       return self._answer(context)
     calls = self._search(context) if self._serial else self._assign(left)
     return self._that_fits(calls, context) if calls else self._answer(context)
@@ -184,7 +179,7 @@ class Orchestrator:
       rows = [[cell.strip() for cell in each.strip("|").split("|")] for each in lines]
     if "truth" in facts:
       return Message("assistant", line(facts["header"], self._asked_for(rows)))
-    kept = [row for row in rows if not self._errs(self._noise.drop)]
+    kept = [row for row in rows if not self._draws.errs(self._noise.drop)]
     lines = [line(facts["header"], row) for row in kept if len(row) == len(columns)]
     return Message("assistant", "\n".join([facts["header"], *lines]))
 
@@ -193,13 +188,7 @@ class Orchestrator:
     asked = self._task.facts["asked"]
     found = next((row for row in rows if row[0] == asked), None)
     unknown = {r["cells"]["name"] for r in self._task.facts["rows"]} - {row[-1] for row in rows}
-    return found or (asked, self._random.choice(sorted(unknown) or [NOTHING]))
-
-  def _errs(self, rate: float) -> bool:
-    return self._random.random() < self._scale * rate
-
-  def _draws(self, rate: float) -> bool:
-    return self._random.random() < rate
+    return found or (asked, self._draws.random.choice(sorted(unknown) or [NOTHING]))
 
 
 def make_player(
@@ -214,7 +203,7 @@ def make_player(
 
   All they do is a function of the arguments; their tokens carry version -1 and logprob 0.
   """
-  if roomy is not None and _random(seed, f"alone {task.id}").random() < noise.alone:
+  if roomy is not None and seeded(seed, f"alone {task.id}").random() < noise.alone:
     services, noise = roomy, dataclasses.replace(noise, serial=1.0)
   chat = services.search.chat
 
@@ -224,11 +213,6 @@ def make_player(
 
   env = swarm.make(task, services, Crew(player), seed)
   return Scripted(env, chat, Orchestrator(task, services, env.ids, noise, seed))
-
-
-def _random(seed: int, name: str) -> random.Random:
-  digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
-  return random.Random(int.from_bytes(digest, "little"))
 
 
 def _names(prompt: str, row: dict[str, Any]) -> bool:

@@ -167,10 +167,3 @@ def balanced_bias(bias: jax.Array, expert_load: jax.Array, rate: float) -> jax.A
   """
   mean = jnp.mean(expert_load, axis=-1, keepdims=True)
   return bias + rate * jnp.sign(mean - expert_load)
-
-
-def replaced_fraction(used: jax.Array, replay: jax.Array) -> jax.Array:
-  """Share of the recorded experts in replay [..., K] that a filtered replay did not use."""
-  recorded = (replay >= 0) & (replay < NOT_RECORDED)
-  found = (replay[..., :, None] == used[..., None, :]).any(axis=-1)
-  return jnp.sum(recorded & ~found) / jnp.maximum(jnp.sum(recorded), 1)

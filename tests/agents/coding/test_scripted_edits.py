@@ -14,10 +14,7 @@ from jaxrl_agents.agents.coding.expert import CodingExpert, ExpertNoise
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.scripted_edits import (
-  Oracle,
   Replacement,
-  Tamperer,
-  do_nothing,
   make_player,
   replacement,
   replacements,
@@ -28,6 +25,7 @@ from jaxrl_agents.agents.coding.tasks import making, suite_repos
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from tests.agents.coding.bench import CALL_TASK, LIMITS, services
 from tests.agents.coding.judge.benches import CALLS, MAIN, with_sandboxes
+from tests.agents.coding.scripted_players import Oracle, Tamperer, do_nothing
 
 BROKEN = ("+", "a", "a = b", "a\nb", " ")
 

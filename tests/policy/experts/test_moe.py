@@ -101,12 +101,6 @@ def test_the_routers_own_choice_is_plausible_even_when_biases_make_scores_negati
   assert moe.replayed_experts(selection, own, own, 0.5)[0].tolist() == [0, 1]
 
 
-def test_replaced_fraction_counts_recorded_experts_only():
-  used = jnp.asarray([[[0, 1]], [[2, 3]]])
-  replay = jnp.asarray([[[3, 1]], [[65535, 65535]]])
-  assert float(moe.replaced_fraction(used, replay)) == 0.5
-
-
 def test_bias_moves_towards_equal_load():
   bias = moe.balanced_bias(jnp.zeros((1, 3)), jnp.asarray([[6.0, 2.0, 4.0]]), 0.01)
   np.testing.assert_allclose(bias, [[-0.01, 0.01, 0.0]])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import pathlib
 import random
 import re
 import secrets
@@ -225,9 +224,3 @@ def _share(passed: Sequence[bool]) -> float:
 def damage(repo: Repo, facts: Mapping[str, Any]) -> dict[str, str]:
   """{path: text} of the files that a task damages."""
   return broken(repo, facts["edits"])
-
-
-def below_work(path: str) -> str:
-  """A path of `Sandbox.diff` as it is below /work; "" for one that lies elsewhere."""
-  parts = pathlib.PurePosixPath(path).parts
-  return "/".join(parts[1:]) if parts[:1] == ("work",) and len(parts) > 1 else ""

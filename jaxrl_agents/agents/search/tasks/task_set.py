@@ -23,7 +23,7 @@ from jaxrl_agents.corpus import frozen_sets
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.splits import SPLITS
-from jaxrl_agents.types import Split, Task
+from jaxrl_agents.types import Task
 
 MAKER = "scripts/make_search_tasks.py"
 FILES = ("corpus.jsonl.gz", "tasks.jsonl", "clues.jsonl")
@@ -38,10 +38,6 @@ class TaskSet:
   tasks: Mapping[str, tuple[Task, ...]]
   clues: Mapping[str, tuple[Clue, ...]]
   manifest: Mapping[str, Any]
-
-  def clue_pool(self, split: Split) -> tuple[Clue, ...]:
-    """Every described entity of a split's modules (or documents), in the split's words."""
-    return self.clues[split]
 
 
 def save(task_set: TaskSet, folder: str | os.PathLike[str]) -> None:
@@ -98,15 +94,6 @@ def load(folder: str | os.PathLike[str]) -> TaskSet:
     {split: tuple(each) for split, each in pool.items()},
     manifest,
   )
-
-
-def load_tasks(folder: str | os.PathLike[str]) -> dict[str, list[Task]]:
-  """The tasks of a folder by split, without reading the corpus; ValueError as from `load`."""
-  folder = pathlib.Path(folder)
-  by_split: dict[str, list[Task]] = {split: [] for split in SPLITS}
-  for record in _records(folder, "tasks.jsonl", frozen_sets.read_manifest(folder, maker=MAKER)):
-    by_split[record["split"]].append(Task(**record))
-  return by_split
 
 
 def require_gold(task: Task, chunk_ids: set[str], place: Any) -> None:

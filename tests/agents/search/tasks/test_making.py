@@ -28,7 +28,6 @@ def test_loading_gives_back_what_was_saved(made, saved):
   assert loaded.chunks == made[0].chunks
   assert loaded.tasks == made[0].tasks
   assert loaded.clues == made[0].clues
-  assert task_set.load_tasks(saved) == {split: list(t) for split, t in made[0].tasks.items()}
 
 
 def test_the_manifest_counts_tasks_by_split_level_and_kind(made, saved):
@@ -54,7 +53,7 @@ def test_a_missing_file_or_manifest_is_refused(saved, tmp_path):
   folder = copied(saved, tmp_path)
   (folder / "tasks.jsonl").unlink()
   with pytest.raises(ValueError, match="does not exist"):
-    task_set.load_tasks(folder)
+    task_set.load(folder)
   with pytest.raises(ValueError, match="has no manifest"):
     task_set.load(tmp_path / "nowhere")
 
@@ -102,7 +101,7 @@ def test_a_corpus_without_facts_is_refused(tmp_path):
 
 
 def test_practice_tasks_have_one_to_three_clues_and_the_fields_of_any_task(made):
-  clues = made[0].clue_pool("train")
+  clues = made[0].clues["train"]
   tasks = practice.practice_tasks(clues, 60, seed=3)
   assert tasks == practice.practice_tasks(clues, 90, seed=3)[:60]
   assert {len(task.facts["facts"]) for task in tasks} == {1, 2, 3}
@@ -115,7 +114,7 @@ def test_practice_tasks_have_one_to_three_clues_and_the_fields_of_any_task(made)
       assert clue["text"] in task.prompt
 
 
-def test_clue_pools_of_the_splits_share_no_entity(made):
+def test_the_clues_of_the_splits_share_no_entity(made):
   texts = [{clue.chunk_ids + (clue.name,) for clue in pool} for pool in made[0].clues.values()]
   assert all(len(each) > 10 for each in texts)
   assert not (texts[0] & texts[1] or texts[0] & texts[2] or texts[1] & texts[2])
