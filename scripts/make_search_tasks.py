@@ -16,7 +16,7 @@ import time
 from absl import flags
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.agents.search.tasks import chroma_files, difficulty, making
+from jaxrl_agents.agents.search.tasks import chroma_files, difficulty, make_tasks
 from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.runs import entry_point
 
@@ -26,7 +26,7 @@ SEED = flags.DEFINE_integer("seed", 0, "Of document numbers and of every draw.")
 CHUNK_TOKENS = flags.DEFINE_integer("chunk_tokens", 64, "Most tokens of a chunk.", lower_bound=1)
 FORMAT = flags.DEFINE_enum("format", "native", ["native", "chroma"], "What to write.")
 TOKENIZER = flags.DEFINE_string("tokenizer", "base", "What counts tokens: as chat.load takes it.")
-PER_TRUTH = flags.DEFINE_integer("per_truth", making.PER_TRUTH, "Most chains from one truth.")
+PER_TRUTH = flags.DEFINE_integer("per_truth", make_tasks.PER_TRUTH, "Most chains from one truth.")
 GOLD = flags.DEFINE_enum("gold", "fact", ["fact", "document"], "For chroma:FOLDER: what is gold.")
 INDEX = flags.DEFINE_string("index", "", "Folder for an index: also prints what BM25 alone finds.")
 
@@ -38,7 +38,7 @@ def main() -> None:
   count_tokens = chat_lib.load(TOKENIZER.value).count
   if CORPUS.value.startswith("chroma:"):
     read = chroma_files.read_folder(CORPUS.value.removeprefix("chroma:"))
-    task_set = making.from_chains(
+    task_set = make_tasks.from_chains(
       read,
       count_tokens=count_tokens,
       chunk_tokens=CHUNK_TOKENS.value,
@@ -47,7 +47,7 @@ def main() -> None:
     )
     chains = {"all": read}
   else:
-    task_set, chains = making.make(
+    task_set, chains = make_tasks.make(
       CORPUS.value,
       count_tokens=count_tokens,
       chunk_tokens=CHUNK_TOKENS.value,
@@ -56,7 +56,7 @@ def main() -> None:
       report=report,
     )
   if FORMAT.value == "native":
-    making.save(task_set, OUT.value)
+    make_tasks.save(task_set, OUT.value)
   else:
     for chain in (chain for each in chains.values() for chain in each):
       chroma_files.write(chain, OUT.value)
@@ -71,7 +71,7 @@ def report(line: str) -> None:
   print(f"{time.monotonic() - _STARTED:6.1f} s  {line}", flush=True)
 
 
-def show(task_set: making.TaskSet) -> None:
+def show(task_set: make_tasks.TaskSet) -> None:
   """Prints the yield table and three tasks."""
   counts = task_set.manifest["counts"]
   levels = sorted({level for each in counts.values() for level in each["level"]})
@@ -87,7 +87,7 @@ def show(task_set: making.TaskSet) -> None:
     print(f"\n{task.id} ({task.facts['kind']})\n{task.prompt}\n  -> {task.facts['truth']}")
 
 
-def show_difficulty(task_set: making.TaskSet) -> None:
+def show_difficulty(task_set: make_tasks.TaskSet) -> None:
   """Prints what BM25 finds of the test tasks' facts (the dev or train tasks' if there are none)."""
   if GOLD.value == "document":
     raise ValueError("--index measures facts; use it with --gold=fact")

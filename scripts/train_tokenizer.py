@@ -15,7 +15,7 @@ import re
 import tokenizers
 from absl import flags
 
-from jaxrl_agents.agents.search.tasks import making
+from jaxrl_agents.agents.search.tasks import make_tasks
 from jaxrl_agents.chat import base_format
 from jaxrl_agents.runs import entry_point
 
@@ -82,7 +82,7 @@ def with_prose(texts):
 
 def main() -> None:
   """Reads the corpus, trains, writes."""
-  task_set, _ = making.make(
+  task_set, _ = make_tasks.make(
     _CORPUS.value, count_tokens=lambda text: len(text) // 4, chunk_tokens=64, report=print
   )
   texts = list(with_prose(document.text for document in task_set.documents))

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_agents import chat
 from jaxrl_agents.agents.search import tools
-from jaxrl_agents.agents.search.tasks import making
+from jaxrl_agents.agents.search.tasks import make_tasks
 from jaxrl_agents.corpus import chunks
 from jaxrl_agents.corpus.index import hybrid
 from tests.agents.search.arena import LIMITS, corpus
@@ -42,7 +42,7 @@ def source_folder(tmp_path_factory):
 
 
 def make(folder, seed=0):
-  return making.make(
+  return make_tasks.make(
     folder,
     count_tokens=chunks.count_words_and_marks,
     chunk_tokens=48,

@@ -1,4 +1,4 @@
-"""Composer 2's coding agent: what it brings to a run (see `agents.agent`)."""
+"""The coding agent of Composer 2, described to a run (see `agents.agent`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import runner
 from jaxrl_agents.agents.coding.services import CodingServices
 from jaxrl_agents.agents.coding.story import STORY
-from jaxrl_agents.agents.coding.tasks import damaged_functions, making, task_set
+from jaxrl_agents.agents.coding.tasks import damaged_functions, make_tasks, task_set
 from jaxrl_agents.agents.coding.tasks.task_set import CodingSet
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus import code_digest, documents
@@ -34,12 +34,12 @@ from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
 NAMES = {"solved": "solve_rate", "broken_calls": "invalid_tool_calls"}
-"""What some of the metrics are called in a summary."""
+"""Metrics that a summary shows under another name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CodingTasks(Tasks):
-  """A frozen set, the slice of it that is played, and the folder where it lies."""
+  """A frozen set of tasks, the options that choose a slice of it, and its folder."""
 
   coding_set: CodingSet
   options: CodingConfig
@@ -47,14 +47,14 @@ class CodingTasks(Tasks):
 
   @functools.cached_property
   def tasks(self) -> Mapping[str, Sequence[Task]]:
-    """The tasks of each split that the slice holds."""
+    """The tasks of each split that the options choose."""
     splits = self.coding_set.tasks
     return {split: task_set.chosen(self.coding_set, split, self.options) for split in splits}
 
   @property
   def digest(self) -> str:
-    """Of repositories and tasks, and of the code that drills are made of; the slice is in the
-    config.
+    """A digest of the repositories, the tasks and the code that makes drills of them. The options
+    that choose the slice are not in it; they are in the config.
     """
     versions = _versions(self.options.sources)
     return json.dumps([self.coding_set.manifest["sha256"], versions], sort_keys=True)
@@ -66,7 +66,7 @@ class CodingTasks(Tasks):
 
 
 class CodingAgent(Agent):
-  """A damaged repository in a sandbox, tools to mend it, tests that judge."""
+  """The agent repairs a damaged repository with tools in a sandbox; hidden tests judge the result."""
 
   name = "coding"
   config = CodingConfig
@@ -95,12 +95,12 @@ class CodingAgent(Agent):
   story = STORY
 
   def check(self, options: CodingConfig, steps: int, stall_s: float) -> None:
-    """Raises ValueError where two options contradict one another."""
+    """Raises ValueError where two options contradict each other."""
     config.check(options)
 
   def tasks(self, setting: Setting, report: Any = print) -> CodingTasks:
-    """The set of `coding.tasks`; without one, short functions of `coding.sources`, damaged once and
-    kept in the cache.
+    """Loads the set in `coding.tasks`. If none is named, makes one of the short functions of
+    `coding.sources` and keeps it in the cache.
     """
     options = setting.options
     if options.tasks:
@@ -110,15 +110,15 @@ class CodingAgent(Agent):
     return CodingTasks(task_set.load(folder), options, folder)
 
   def services(self, chat: Chat, options: CodingConfig, shared: str) -> CodingServices:
-    """The repositories of the folder `shared`, sandboxes, judge and indexes."""
+    """Loads the repositories of the folder `shared`, and prepares sandboxes, judge and indexes."""
     return services_lib.load_services(chat, dataclasses.replace(options, tasks=shared))
 
   def episode(self, task: Task, services: CodingServices, seed: int, sampler: Sampler) -> Env:
-    """An episode that the policy plays."""
+    """An episode for the policy."""
     return env.make(task, services)
 
   def check_player(self, name: str, options: CodingConfig) -> None:
-    """Raises ValueError where a tool that the expert uses is not offered."""
+    """Raises ValueError where the options do not offer a tool that the expert uses."""
     missing = [tool for tool in scripted_edits.USED_TOOLS if tool not in options.tools]
     if missing:
       raise ValueError(
@@ -129,7 +129,7 @@ class CodingAgent(Agent):
   def player(
     self, name: str, task: Task, services: CodingServices, seed: int, chat: Chat
   ) -> Scripted:
-    """An episode of the expert, which is hasty as often as the options say."""
+    """An episode played by the expert, which is hasty with probability `coding.hasty`."""
     if name != agent_lib.EXPERT:
       return super().player(name, task, services, seed, chat)
     noise = expert.ExpertNoise(hasty=services.limits.hasty)
@@ -140,26 +140,28 @@ class CodingAgent(Agent):
   def reward(
     self, options: CodingConfig, parts: Mapping[str, float], progress: float | None = None
   ) -> float:
-    """Solved, less what unwanted behaviour and length cost."""
+    """The reward for solving, minus the costs of unwanted behaviour and of length."""
     return reward_lib.coding_total(parts, weights=options.reward)
 
   def imitated(
     self, setting: Setting, groups: Sequence[Group]
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:
-    """All finished episodes: what fails is left for reinforcement learning to unlearn."""
+    """Yields the segments of all finished episodes. Failed ones are included; reinforcement
+    learning has to unlearn what made them fail.
+    """
     segments, counts = super().imitated(setting, groups)
     rollouts = [t for group in groups for t in group.trajectories if not t.error]
     return segments, {**counts, "solved": sum(t.rewards["solved"] == 1.0 for t in rollouts)}
 
   def texts(self, setting: Setting, tasks: CodingTasks) -> Sequence[str]:
-    """The files of the repositories."""
+    """The text of all files of the repositories."""
     return [text for repo in tasks.coding_set.repos.values() for text in repo.files.values()]
 
   def drills(self, setting: Setting, tasks: CodingTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Functions of the train split to mend by reading alone, and none that the set holds back.
+    """Drills made of functions of the train split, without those that the set holds back.
 
     Raises:
-      ValueError: a tool that they use is not offered.
+      ValueError: the options do not offer a tool that the drills use.
     """
     options = setting.options
     self.check_player(agent_lib.EXPERT, options)
@@ -175,23 +177,23 @@ class CodingAgent(Agent):
       without=[repo.files[path] for repo in held_back for path in repo.sources],
     )
     return coding_drills.repair_drills(
-      damaged, making.FAULTS, options.tools, setting.chat, seed=setting.seed
+      damaged, make_tasks.FAULTS, options.tools, setting.chat, seed=setting.seed
     )
 
   def variants(self, options: CodingConfig) -> Mapping[str, CodingConfig]:
-    """The same policy in the same context without a strategy for when it is full."""
+    """The same policy in the same context, without a strategy for a full context."""
     if options.context == "none":
       return {}
     return {"no_summary": dataclasses.replace(options, context="none")}
 
   def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
-    """Means over tasks."""
+    """Means over the tasks."""
     return {NAMES.get(k, k): value for k, value in super().entry(setting, groups).items()}
 
   def scores(
     self, setting: Setting, tasks: CodingTasks, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """The policy's scores, overall and by level."""
+    """The policy's scores, over all tasks and by level."""
     levels = sorted({group.task.facts["level"] for group in groups})
     at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]
     return {
@@ -204,8 +206,8 @@ class CodingAgent(Agent):
   ) -> dict[str, Any]:
     """Gains over the warm start, and over the same policy without summaries.
 
-    Tasks of one repository are damage of the same few functions: their bounds are drawn by
-    repository, "repositories" of them.
+    Tasks of one repository damage the same few functions, so the bootstrap resamples whole
+    repositories; "repositories" is their number.
     """
     gains = functools.partial(
       scores_lib.gains,
@@ -229,7 +231,7 @@ AGENT = CodingAgent()
 
 
 def _made(setting: Setting, report: Any) -> pathlib.Path:
-  """The folder of the set that is made where none is named."""
+  """The folder of the set that is made when no set is named."""
   seed, options = setting.corpus.seed, setting.options
   versions = _versions(options.sources)
   asked = [options.sources, versions, seed, options.damage, options.tasks_per_repo]

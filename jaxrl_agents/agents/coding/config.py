@@ -1,4 +1,4 @@
-"""Options of the coding agent: its tasks, limits of an episode, weights of the reward."""
+"""Options of the coding agent: tasks, limits of an episode, weights of the reward."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ TOOLS = (
 class CodingReward:
   """Weights of a coding episode's reward (Composer 2 publishes the kinds of terms, no values).
 
-  R = solved + progress * share of failing tests mended - behaviour - length * C_{k,q}(effort)
+  R = solved + progress * share of failing tests repaired - behaviour - length * C_{k,q}(effort)
 
   Attributes:
-    progress: of the share of tests that failed before and pass now.
-    broken_calls: each call that is malformed, refused or of an unknown tool; at most five count.
-    open_todos: of the share of to-dos left open.
-    comment_thinking, shell_only: where the behaviour is seen. All four together cost at most 0.2.
-    length_k, length_q, length: of the nonlinear length penalty (agents.coding.length_penalty); with
-      length=0 there is none.
-    length_of_solved_only: an episode that failed pays nothing for its length.
+    progress: weight of the share of tests that failed before and pass now.
+    broken_calls: cost of each malformed, refused or unknown call; at most five are counted.
+    open_todos: cost per share of to-dos left open.
+    comment_thinking, shell_only: cost of an episode that shows the behaviour. The four costs
+      together are at most 0.2.
+    length_k, length_q, length: shape and weight of the nonlinear length penalty
+      (agents.coding.length_penalty); length=0 turns it off.
+    length_of_solved_only: whether only solved episodes pay for their length.
   """
 
   progress: float = 0.0
@@ -51,33 +52,33 @@ class CodingConfig:
   """Tasks and limits of the coding agent, in tokens of the policy's tokenizer.
 
   Attributes:
-    tasks: folder of a frozen set (scripts/make_coding_tasks.py). Where it is empty, the set is made
-      of short functions of `sources` when a run first needs it, each damaged at most
-      `tasks_per_repo` times, and cached.
-    sources: each "python" (the standard library), "package:NAME" (an installed package) or a
-      folder. Drills are made of them, too, but not of functions that the set holds back.
-    repo_kind, damage, min_level, max_level, max_file_characters: which tasks of the set are used:
-      "calls" are short functions in one file; "token" is damage of one token, "flip" puts one token
-      for its counterpart ("<" for "<=", "and" for "or": `agents.coding.tasks.mutations.is_flip`);
-      levels are those of `agents.coding.tasks.making` (0: one line; 3: 61 to 300 lines).
-    tools: the tools of `TOOLS` that are offered.
-    token_budget: of the whole context.
-    context: what happens when a tool result brings the context to `trigger_fraction` of the budget:
-      "summarize" (the policy writes a summary and goes on from it, at most `max_summaries` times),
-      "discard_all" (the tool history goes), "hide_results" (all but the last `keep_results` results
-      go), "none".
-    summary_tokens: of one summary.
-    tool_output_tokens: of one tool result.
-    max_new_tokens: of one reply.
-    max_turns: of the policy in an episode.
-    max_calls: calls of one turn that run; further ones are refused.
-    chunk_tokens: of the chunks that search_code searches.
-    command_s: deadline of a shell command.
-    grade_s: deadline of the judge.
+    tasks: folder of a frozen set (scripts/make_coding_tasks.py). If it is empty, the first run
+      makes a set of short functions of `sources`, damages each at most `tasks_per_repo` times,
+      and caches it.
+    sources: each is "python" (the standard library), "package:NAME" (an installed package) or a
+      folder. Drills are also made of them, except of functions that the set holds back.
+    repo_kind, damage, min_level, max_level, max_file_characters: choose the tasks of the set.
+      "calls" are short functions in one file. "token" damages one token; "flip" replaces a token
+      by its counterpart ("<" by "<=", "and" by "or": `agents.coding.tasks.mutations.is_flip`).
+      Levels are those of `agents.coding.tasks.make_tasks` (0: one line; 3: 61 to 300 lines).
+    tools: names of the tools of `TOOLS` that the policy is offered.
+    token_budget: tokens of the whole context.
+    context: what happens when a tool result brings the context to `trigger_fraction` of the
+      budget. "summarize": the policy writes a summary and continues from it, at most
+      `max_summaries` times. "discard_all": the tool history is removed. "hide_results": all but
+      the last `keep_results` tool results are removed. "none": nothing.
+    summary_tokens: most tokens of one summary.
+    tool_output_tokens: most tokens of one tool result.
+    max_new_tokens: most tokens of one reply.
+    max_turns: most turns of the policy in an episode.
+    max_calls: most calls of one turn that run; further ones are refused.
+    chunk_tokens: tokens of the chunks that search_code searches.
+    command_s: time limit of a shell command, in seconds.
+    grade_s: time limit of the judge, in seconds.
     snapshot_turns: turns between snapshots from which a lost sandbox is restored; 0 for none.
-    pages: JSON lines {"url", "title", "text"} that fetch_page reads; none where empty.
-    backend: of the sandboxes.
-    system_prompt: first message; none where empty.
+    pages: file of JSON lines {"url", "title", "text"} that fetch_page reads; none if empty.
+    backend: backend of the sandboxes.
+    system_prompt: first message; none if empty.
     hasty: probability that the scripted expert ends an episode without testing its last edit.
     reward: weights of the reward.
   """
@@ -113,7 +114,7 @@ class CodingConfig:
 
 
 def check(options: CodingConfig) -> None:
-  """Raises ValueError where an option is unknown, or two contradict one another."""
+  """Raises ValueError where an option is unknown, or two contradict each other."""
   unknown = [name for name in options.tools if name not in TOOLS]
   if unknown or not options.tools:
     raise ValueError(f"coding.tools={options.tools} must be some of {', '.join(TOOLS)}")

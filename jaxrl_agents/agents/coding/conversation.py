@@ -1,9 +1,9 @@
-"""What a policy sees of a long conversation: all of it, or what a strategy leaves at the trigger.
+"""The messages that the policy sees, and the strategies that shorten them when they grow too long.
 
-summarize     the policy writes a summary; then: request, summary, what the harness knows
-discard_all   the request alone
-hide_results  all but the contents of older tool results
-none          all of it, until nothing fits
+summarize     the policy writes a summary; the context becomes the request, the summary and the
+              state that the harness knows
+discard_all   the context becomes the request alone hide_results  the contents of older tool results
+are removed none          nothing is removed; the episode ends when the context is full
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from jaxrl_agents.types import Message, ToolSpec
 
 
 class Conversation:
-  """Invariant: `messages` is all that the policy sees next, but for the tools.
+  """The conversation of one episode. Invariant: `messages` is the policy's next context, without
+  the tools.
 
   Attributes:
-    messages: beginning with the head: the system prompt if there is one, and the request.
-    summaries: how often it was begun anew.
-    summarizing: the last message asks for a summary; the next reply is one.
+    messages: begin with the system prompt, if there is one, and the request.
+    summaries: how often the conversation was replaced by a summary.
+    summarizing: whether the last message asks for a summary, so that the next reply is one.
   """
 
   def __init__(self, prompt: str, limits: CodingConfig, chat: Chat, tools: Sequence[ToolSpec]):
@@ -35,7 +36,7 @@ class Conversation:
     self.summarizing = False
 
   def usage(self) -> int:
-    """Tokens of the prompt that the policy would see now."""
+    """Tokens of the policy's next prompt."""
     return len(self._chat.render(self.messages, self._tools))
 
   def room(self) -> int:
@@ -43,19 +44,19 @@ class Conversation:
     return self._limits.token_budget - self.usage()
 
   def room_for_results(self) -> int:
-    """Tokens that the results of a turn may take, so that a summary or a reply still fits."""
+    """Tokens that the results of a turn may take so that a summary or a reply still fits."""
     if self._limits.context == "summarize" and self.summaries < self._limits.max_summaries:
       request = self._chat.count(view.SUMMARIZE) + 8
       return self.room() - self._limits.summary_tokens - request
     return self.room() - min(self._limits.max_new_tokens, self._limits.token_budget // 8)
 
   def max_new_tokens(self) -> int:
-    """Of the next reply."""
+    """Most tokens of the next reply."""
     most = self._limits.summary_tokens if self.summarizing else self._limits.max_new_tokens
     return min(most, max(1, self.room()))
 
   def shorten(self) -> None:
-    """Edits the messages where they have come to the trigger, or asks for a summary."""
+    """Shortens the messages, or asks for a summary, once they have reached the trigger."""
     limits = self._limits
     if limits.context == "none" or self.usage() < limits.trigger_fraction * limits.token_budget:
       return
@@ -70,7 +71,7 @@ class Conversation:
       self.summarizing = True
 
   def take_summary(self, reply: Message, state: Mapping[str, Any]) -> None:
-    """Puts the policy's summary in the place of the conversation; its calls are ignored."""
+    """Replaces the conversation by the policy's summary; tool calls in the reply are ignored."""
     self.summarizing = False
     self.summaries += 1
     known = {**state, "summaries": self.summaries}

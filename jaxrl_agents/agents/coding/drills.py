@@ -1,8 +1,8 @@
-"""Short exercises in mending: a file was read, and maybe changed in vain.
+"""Short exercises in repairing a file that was just read, sometimes after failed attempts.
 
-What was tried stands in the conversation, or in a summary of it; the reply takes back the last of
-it, unless that named what is not in the file, and mends. Nothing runs: of the tests only the last
-line is told, and how many fail is made up.
+The conversation, or a summary of it, shows what was tried. The reply undoes the last attempt, if it
+changed the file, and makes the right edit. No code runs: only the last line of the test output is
+shown, and its number of failures is random.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from jaxrl_agents.types import Message
 
 MAX_REPLY_TOKENS = 128
 TRIES = (0.4, 0.25, 0.2, 0.15)
-"""How often nothing was tried, one edit, two, three."""
+"""Probabilities that zero, one, two or three edits were tried."""
 MISSED = 0.3
-"""How often a try names what does not stand in the file."""
+"""Probability that an attempt names text that the file does not contain."""
 SUMMARIZED = 0.3
-"""How often what was tried is told by a summary."""
+"""Probability that a summary tells of the attempts."""
 TOGETHER = 0.5
-"""How often what is independent is asked for in one turn."""
+"""Probability that independent calls are made in one turn."""
 _CHECK = ("shell", {"command": f"python3 {repo_lib.CHECK}"})
 
 
@@ -50,16 +50,16 @@ def repair_drills(
   *,
   seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields the ids of a prompt and of the reply that mends, int32 [P] and [R].
+  """Yields the token ids of a prompt and of the reply that repairs the file, int32 [P] and [R].
+
+  Drills whose reply has more than MAX_REPLY_TOKENS tokens are left out.
 
   Args:
-    damaged: repositories of one file, and the edit that broke each.
-    prompts: requests, with places for {path} and {check}; one is drawn for each drill.
-    tools: names of those that are offered, read_file, edit_file and undo_edit among them.
+    damaged: repositories of one file, each with the edit that broke it.
+    prompts: requests with the fields {path} and {check}; each drill draws one.
+    tools: names of the offered tools; they include read_file, edit_file and undo_edit.
     chat: template and tokenizer.
-    seed: of the draws.
-
-  Drills whose reply takes more than MAX_REPLY_TOKENS are left out.
+    seed: of the random draws.
   """
   draw = random.Random(f"{seed} repairs")
   specs = tuple(view.SPECS[name] for name in tools)
@@ -82,7 +82,9 @@ def _drill(
   elsewhere: Replacement | None,
   draw: random.Random,
 ) -> tuple[list[Message], Message]:
-  """What follows the request, and the reply that mends. `elsewhere` is an edit of another file."""
+  """Returns the messages after the request, and the reply that repairs. `elsewhere` is an edit of
+  another file.
+  """
   path = mended.path
   text = repo_lib.broken(repo, [edit])[path]
   count = draw.choices(range(len(TRIES)), TRIES)[0]
@@ -105,7 +107,7 @@ def _drill(
     return tool(f"{draw.randint(1, tests)} of {tests} fail")
 
   def asked(*pairs: tuple[Any, Message]) -> list[Message]:
-    """Turns and their results."""
+    """Turns with calls, and their results."""
     if together:
       return [turn(*(call for call, _ in pairs)), *(result for _, result in pairs)]
     return [message for call, result in pairs for message in (turn(call), result)]

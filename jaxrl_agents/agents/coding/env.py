@@ -1,14 +1,15 @@
-"""The coding environment: a damaged repository in a sandbox, tools to mend it, tests that judge.
+"""The coding environment: the policy repairs a damaged repository in a sandbox; tests judge it.
 
-The policy reads, edits and runs, several calls a turn, and ends with a reply without calls. Then
-its changes are judged elsewhere (`agents.coding.judge.verdict`). Where a tool result brings the
-context to its trigger, the policy is asked for a summary, which it writes itself; the next context
-is the system prompt, the request word for word, the summary and what the harness knows. All of it
-is one trajectory: its one reward trains every sampled token, summaries included.
+The policy reads, edits and runs code, several calls a turn, and ends the episode with a reply
+without calls. Its changes are then judged in another sandbox (`agents.coding.judge.verdict`). When
+a tool result brings the context to its trigger, the policy is asked to write a summary. The next
+context is the system prompt, the unchanged request, the summary, and the state that the harness
+knows. The whole episode is one trajectory, and its reward trains every sampled token, including
+those of summaries.
 
 Source: Cursor, "Composer 2", https://arxiv.org/abs/2603.24477 sections 4 and 6.2, and its post
-"Self-summarization", https://cursor.com/blog/self-summarization. Comparison strategies: Kimi K2.5,
-https://arxiv.org/abs/2602.02276 appendix E.
+"Self-summarization", https://cursor.com/blog/self-summarization. The strategies it is compared
+with: Kimi K2.5, https://arxiv.org/abs/2602.02276 appendix E.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ from jaxrl_agents.sandbox.records import Snapshot
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
 
 MIN_OUTPUT = 16
-"""Tokens of a result that are shown where nothing is left of the context."""
+"""Tokens of a result that are shown even when the context is full."""
 MAX_LOSSES = 2
-"""How often one call may cost a sandbox before it is passed over."""
+"""How often one call may lose a sandbox before the call is skipped."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CodingState:
-  """An episode between two turns: what `restored` goes on from. `box` is given back with `drop`."""
+  """The state of an episode between two turns, from which `restored` continues. The owner must call
+  `drop` on `box`.
+  """
 
   box: Snapshot
   messages: tuple[Message, ...]
@@ -56,9 +59,10 @@ class CodingState:
 
 
 class CodingEnv:
-  """One episode. Invariant: `_talk` is what the policy sees next, `_workspace` what its tools do.
+  """One episode. Invariant: `_talk` holds the policy's next context, `_workspace` what its tools
+  work on.
 
-  Stops: `episode.Stop`, but for STEP_LIMIT.
+  The reasons to stop are those of `episode.Stop`, except STEP_LIMIT.
   """
 
   def __init__(self, task: Task, services: CodingServices, state: CodingState | None = None):
@@ -83,12 +87,12 @@ class CodingEnv:
     )
     self._state = state
     self._judge: Judge | None = None
-    self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran since
+    self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran after it
     self._verdict: Verdict | None = None
     self._added: list[str] = []
 
   async def start(self) -> Context:
-    """The request, after the system prompt if there is one; or where a state stood."""
+    """The request after the system prompt, if there is one; or the context of a restored state."""
     self._judge = await self._services.workshop.judge()
     if self._state is not None:
       await self._restore(self._state)
@@ -100,7 +104,7 @@ class CodingEnv:
     return self._next()
 
   async def step(self, reply: Message) -> Context:
-    """Records the turn and runs its calls one after another, or takes the summary."""
+    """Records the turn, then runs its calls one after another or takes the summary."""
     if self._limits.snapshot_turns and self._loop.turns % self._limits.snapshot_turns == 0:
       await self._save()
     return await self._advance(reply)
@@ -119,7 +123,7 @@ class CodingEnv:
     return await self._finish(stop) if stop else self._next()
 
   def rewards(self, trajectory: Trajectory) -> dict[str, float]:
-    """The parts of `agents.coding.reward.coding_parts`."""
+    """The parts that `agents.coding.reward.coding_parts` computes."""
     if self._verdict is None:
       raise ValueError(f"task {self._task.id}: the episode has not ended; there is no verdict")
     return rewards_lib.coding_parts(
@@ -139,21 +143,21 @@ class CodingEnv:
     )
 
   def _is_cut_by_room(self, message: Message) -> bool:
-    """Whether a reply ended without its end, and shorter than any may be."""
+    """Whether a reply was cut off because the context was full, before the limit of a reply."""
     tokens = message.tokens
     if tokens is None or not len(tokens) or not self._loop.is_cut_off(message):
       return False
     return len(tokens) < self._limits.max_new_tokens
 
   async def close(self) -> None:
-    """Ends the sandbox and gives its snapshots back."""
+    """Ends the sandbox and releases its snapshots."""
     self._drop_saved()
     box, self._workspace.box = self._workspace.box, None
     if box is not None:
       await _closed(box)
 
   async def snapshot(self) -> CodingState:
-    """The episode as it stands, to be branched or gone on with; drop its `box` when done."""
+    """The state of the episode, to branch from or to continue; call `drop` on its `box` when done."""
     box = self._workspace.box
     if box is None:
       raise ValueError(f"task {self._task.id}: start the episode before taking a snapshot")
@@ -169,15 +173,15 @@ class CodingEnv:
     )
 
   def forget(self, state: CodingState) -> None:
-    """Gives the files of a snapshot back; episodes that went on from it are not affected."""
+    """Releases the files of a snapshot; episodes that continued from it are not affected."""
     if self._judge is not None:
       self._judge.boxes.drop(state.box)
 
   async def _save(self) -> None:
-    """Takes the snapshot that a lost sandbox is brought back from."""
+    """Takes the snapshot from which a lost sandbox is restored."""
     try:
       state = await self.snapshot()
-    except SandboxError:  # lost between two turns: the older one still serves
+    except SandboxError:  # the sandbox was lost between two turns: the older snapshot still serves
       self._workspace.lost = True
       return
     self._drop_saved()
@@ -202,7 +206,7 @@ class CodingEnv:
     self._loop.turns, self._loop.malformed = state.turns, state.malformed_turns
 
   async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
-    """The results of the calls of one turn. A sandbox that is lost is brought back."""
+    """The results of the calls of one turn. A lost sandbox is restored."""
     texts: list[str] = []
     losses: collections.Counter[int] = collections.Counter()
     left = self._talk.room_for_results()
@@ -230,10 +234,10 @@ class CodingEnv:
     ]
 
   async def _bring_back(self) -> None:
-    """A sandbox as before the loss: the last snapshot, and all calls since but the fatal ones.
+    """Restores the sandbox from the last snapshot and repeats all calls since, except fatal ones.
 
     Raises:
-      sandbox.errors.SandboxError: there is no snapshot to go back to, or it does not come back.
+      sandbox.errors.SandboxError: there is no snapshot, or it cannot be restored.
     """
     if self._saved is None:
       raise SandboxError(
@@ -254,7 +258,7 @@ class CodingEnv:
     return Context(tuple(self._talk.messages), self._specs, self._talk.max_new_tokens())
 
   async def _finish(self, stop: Stop) -> Context:
-    """Judges the repository as it is now."""
+    """Judges the repository in its present state."""
     assert self._judge is not None
     try:
       async with asyncio.timeout(self._limits.grade_s):
@@ -268,7 +272,7 @@ class CodingEnv:
     return Context(tuple(self._talk.messages), self._specs, done=True, stop=stop)
 
   async def _changes(self) -> dict[str, bytes | None]:
-    """{path below /work: content} of all that differs from the undamaged repository."""
+    """{path below /work: content} of every file that differs from the undamaged repository."""
     assert self._judge is not None
     now = await self._last_state()
     try:
@@ -293,25 +297,25 @@ class CodingEnv:
 
 
 async def _closed(box: Any) -> None:
-  with contextlib.suppress(SandboxError):  # one that does not end goes with the process
+  with contextlib.suppress(SandboxError):  # a sandbox that does not end is killed with the process
     await box.close()
 
 
 def make(task: Task, services: CodingServices) -> CodingEnv:
-  """A fresh episode of `task`.
+  """A new episode of `task`.
 
   Raises:
-    ValueError: its repository is not there, or the limits contradict one another.
+    ValueError: the task's repository is missing, or the limits contradict each other.
   """
   check(task, services)
   return CodingEnv(task, services)
 
 
 def restored(task: Task, services: CodingServices, state: CodingState) -> CodingEnv:
-  """An episode that goes on where `state` stood: `start` returns the context that was next.
+  """An episode that continues from `state`; `start` returns the context that came next there.
 
-  With a copy of the record of the turns so far, `harness.rollout.run_episode` plays on; several may
-  go on from one state.
+  `harness.rollout.run_episode` continues it, given a copy of the record of the earlier turns.
+  Several episodes may continue from one state.
   """
   check(task, services)
   return CodingEnv(task, services, state)

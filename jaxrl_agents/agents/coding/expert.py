@@ -1,14 +1,14 @@
-"""A noisy expert for small coding tasks: the demonstrations that a policy starts from.
+"""A scripted expert for small coding tasks, whose episodes the warm-up imitates.
 
-It runs the tests, reads the file, changes a line, runs the tests again. It knows the damage, and
-errs on purpose: often it tries something else that looks plausible first, in some episodes it ends
-without looking at the tests again, or gives up. What reinforcement learning has to find is that
-trying until the tests pass pays. Asked for a summary, it tells what it tried in vain; then it reads
-the file again, and runs the tests first only where the last edit was not tested: in a small context
-both together would leave no room to act.
+The expert runs the tests, reads the file, edits it and runs the tests again. It knows the damage
+and makes mistakes on purpose: it often tries another plausible edit first, and in some episodes it
+gives up or ends without running the tests again. Reinforcement learning can improve on it by trying
+until the tests pass. When it is asked for a summary, it lists the edits that failed. After a
+summary it reads the file again; it runs the tests first only if the last edit was not tested,
+because a small context has no room for both.
 
-Edits that do not mend are context alone: what is imitated is the right one, whatever was tried in
-vain before. So a policy that cannot tell which it is learns not to try the same again.
+Wrong edits are context and are not imitated; only the right edit is. A policy that cannot tell
+which edit is right therefore still learns not to repeat a failed one.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _SOMETHING = "Something was tried."
 
 @dataclasses.dataclass(frozen=True)
 class ExpertNoise:
-  """How often the expert errs or varies; probabilities but for the last two.
+  """How often the expert makes a mistake or varies: probabilities, except for the last two.
 
-  Each episode draws one of `scales`; the rates of real errors (the first three) are multiplied by
-  it.
+  Each episode draws one of `scales`, which multiplies the probabilities of mistakes (the first
+  three).
   """
 
-  wrong_edit: float = 0.5  # a try puts another token for its counterpart, in vain
-  wrong_text: float = 0.1  # an edit whose old text does not stand in the file
-  give_up: float = 0.1  # after tests that still fail
-  unchecked: float = 0.1  # an episode reads and edits before it ran the tests
-  hasty: float = 0.3  # an episode ends after its first edit, whatever the tests would say
-  together: float = 0.5  # an episode asks for what is independent in one turn
+  wrong_edit: float = 0.5  # per attempt: replaces another token by its counterpart
+  wrong_text: float = 0.1  # per attempt: an edit whose old text is not in the file
+  give_up: float = 0.1  # per failed test run: ends the episode
+  unchecked: float = 0.1  # per episode: reads and edits before it has run the tests
+  hasty: float = 0.3  # per episode: ends after its first edit without testing it
+  together: float = 0.5  # per episode: makes independent calls in one turn
   max_tries: int = 10
   scales: tuple[float, ...] = (0.0, 1.0, 1.5, 1.8)
 
@@ -63,8 +63,8 @@ class ExpertNoise:
 class CodingExpert:
   """Plays one episode; called with each context.
 
-  Invariant: `_texts` is what the files now hold, with the last `_standing` of the edits `_made`;
-  `erred`, whether the last turn was a mistake, which is not to be imitated.
+  Invariant: `_texts` is the present content of the files; the last `_standing` of the edits `_made`
+  are in it. `erred` tells whether the last turn was a mistake, which must not be imitated.
   """
 
   def __init__(self, task: Task, services: CodingServices, noise: ExpertNoise, seed: int):
@@ -108,7 +108,7 @@ class CodingExpert:
     return self._attempt(context)
 
   def _passed(self, context: Context) -> bool:
-    """Whether the last result in sight, or the summary of it, says that all tests pass."""
+    """Whether the last visible result, or the summary, says that all tests pass."""
     last = context.messages[-1]
     if last.role == "user":
       return _ALL_PASS in last.content
@@ -117,7 +117,7 @@ class CodingExpert:
     return bool(ran and _PASSED.search(last.content))
 
   def _summary(self, context: Context) -> Message:
-    """What was tried, as much of the latest as fits; the file is seen again next."""
+    """Lists the latest attempts that fit the reply; the next turn reads the file again."""
     results = dataclasses.replace(context, messages=context.messages[:-1])
     if self._made and self._passed(results):
       return Message("assistant", _ALL_PASS)
@@ -138,7 +138,7 @@ class CodingExpert:
     return Message("assistant", DONE)
 
   def _attempt(self, context: Context) -> Message:
-    """Takes the last try back, makes the next one, and looks at the tests now or a turn later."""
+    """Undoes the last attempt and makes the next one; runs the tests in this turn or the next."""
     self._tries += 1
     calls: list[tuple[str, Mapping[str, Any]]] = []
     if self._undo is not None:
@@ -174,12 +174,12 @@ class CodingExpert:
     self._made += right
     self._standing = len(right)
     self._texts = {path: self._repo.files[path] for path in self._texts}
-    self._tries = max(self._tries, self._noise.max_tries)  # nothing better is left to try
+    self._tries = max(self._tries, self._noise.max_tries)  # no attempt can be better
     return right
 
   def _wrong(self) -> tuple[Replacement, str] | None:
-    """A plausible edit of the damaged function that was not tried and does not mend, and the text
-    with it.
+    """A plausible wrong edit of the damaged function that was not tried yet, and the text that it
+    makes.
     """
     edits = [each for each in self._task.facts["edits"] if each["path"] == self._path]
     found = wrong_edits(self._repo, self._path, self._texts[self._path], edits)

@@ -1,8 +1,8 @@
 """The nonlinear length penalty of Composer 2, https://arxiv.org/abs/2603.24477 section 4.2.
 
-C_{k,q}(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)), of the effort x of an episode: increasing,
-concave for q > 0, with slope 1 at 0, so that a little more effort costs an easy task much and a
-hard one little. k, q and the weights of the effort were never published: the defaults are ours.
+C_{k,q}(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)) of the effort x of an episode. It increases, is
+concave for q > 0 and has slope 1 at 0: additional effort costs much on an easy task and little on a
+hard one. Composer 2 does not publish k, q or the weights of the effort; the defaults are ours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def length_penalty(effort: float, *, k: float, q: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-  """What an episode took: tokens of its parts, calls and turns of the model."""
+  """What an episode used: tokens of its parts, calls and turns of the policy."""
 
   thinking_tokens: int
   call_tokens: int
@@ -48,15 +48,15 @@ class Spent:
 
 
 def spent(log: Sequence[Message], stop: str, count: Callable[[str], int]) -> Spent:
-  """What the episode of a log took.
+  """What the episode of a log used.
 
-  A turn of the model is thought (its reasoning, and its content unless it is the answer) and calls,
-  by their sampled tokens where they are known.
+  A turn of the policy consists of thinking (its reasoning, and its content unless that is the
+  answer) and calls. Both are counted in sampled tokens where these are known.
 
   Args:
-    log: every message ever shown.
-    stop: why it ended; after "answer" the last turn's content is the final message.
-    count: tokens of a text.
+    log: every message of the episode.
+    stop: why it ended; after "answer", the content of the last turn is the final message.
+    count: counts the tokens of a text.
   """
   replies = [message for message in log if message.role == "assistant"]
   thinking = call_tokens = final = calls = 0

@@ -1,9 +1,9 @@
-"""What a coding episode is worth: parts measured once from its log and verdict, weighed late.
+"""The reward of a coding episode: its parts are measured once, and weighted later.
 
-Beside solving stand behaviours that are not wanted, each with a monitor (a number that would move
-if it spread) and a part. Composer 2 names broken tool calls, to-dos created and left open, thought
-that moves into comments of the code, and a collapse to the terminal alone
-(https://arxiv.org/abs/2603.24477 section 4.2); thresholds and weights are ours.
+Besides solving, the parts measure unwanted behaviours; each has a monitor, a number that moves if
+the behaviour spreads. Composer 2 names broken tool calls, to-dos created and left open, thinking
+that moves into comments of the code, and the use of the terminal alone
+(https://arxiv.org/abs/2603.24477 section 4.2). Thresholds and weights are ours.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def broken_calls(
   most: int,
   cut_by_room: Callable[[Message], bool] = lambda message: False,
 ) -> int:
-  """Calls that could not be read, or were refused before they ran.
+  """The number of calls that could not be parsed, or were refused before they ran.
 
   Args:
-    log: every message ever shown.
-    problem: why a call cannot be run; "" if it can (harness.tools.problem_with).
-    most: calls of a turn that are run.
-    cut_by_room: whether a reply was cut for want of room in the context, which breaks its last call
-      and is no fault of it.
+    log: every message of the episode.
+    problem: why a call cannot run; "" if it can (harness.tools.problem_with).
+    most: most calls of a turn that run.
+    cut_by_room: whether a reply was cut off by a full context. That breaks its last call, which is
+      not counted.
   """
   count = 0
   for message in log:
@@ -67,14 +67,16 @@ def open_todos(log: Sequence[Message]) -> tuple[int, int]:
 
 
 def comment_share(added: Sequence[str]) -> float:
-  """Characters in whole-line comments over those in code, of added lines; 0 if few are comments."""
+  """The characters in whole-line comments relative to those in code, of added lines; 0 if few are
+  comments.
+  """
   comments = sum(len(line.strip()) for line in added if line.strip().startswith("#"))
   code = sum(len(line.strip()) for line in added if not line.strip().startswith("#"))
   return comments / max(code, 1) if comments >= MIN_COMMENT_CHARACTERS else 0.0
 
 
 def longest_comment(added: Sequence[str]) -> int:
-  """Lines of the longest unbroken block of comment lines."""
+  """The number of lines of the longest block of consecutive comment lines."""
   longest = run = 0
   for line in added:
     run = run + 1 if line.strip().startswith("#") else 0
@@ -83,13 +85,13 @@ def longest_comment(added: Sequence[str]) -> int:
 
 
 def is_comment_thinking(added: Sequence[str]) -> bool:
-  """Whether comments outgrow the code: more than half of it, or a block of over 15 lines."""
+  """Whether the comments are more than half of the code, or a block of them has over 15 lines."""
   return comment_share(added) > MAX_COMMENT_SHARE or longest_comment(added) > MAX_COMMENT_LINES
 
 
 def is_shell_only(made: Sequence[ToolCall], offered: Sequence[str]) -> bool:
-  """Whether eight calls or more all went to the shell, files read or edited by it, with tools for
-  that on offer.
+  """Whether there are at least eight calls and all of them use the shell, which reads or edits
+  files although tools for that are offered.
   """
   if len(made) < MIN_SHELL_CALLS or any(call.name != SHELL for call in made):
     return False
@@ -98,7 +100,9 @@ def is_shell_only(made: Sequence[ToolCall], offered: Sequence[str]) -> bool:
 
 
 def entropy(made: Sequence[ToolCall]) -> float:
-  """Of the histogram of tools, in bits; 0 for one tool, log2(n) for n equally used."""
+  """The entropy of the histogram of tools, in bits: 0 for one tool, log2(n) for n equally used
+  ones.
+  """
   counts = collections.Counter(call.name for call in made)
   total = sum(counts.values())
   return sum(c / total * math.log2(total / c) for c in counts.values()) if total else 0.0
@@ -118,17 +122,17 @@ def coding_parts(
   """The measured parts of one coding episode.
 
   Args:
-    log: every message ever shown.
+    log: every message of the episode.
     stop: why the episode ended.
     verdict: the fields of `agents.coding.judge.verdict.Verdict`.
-    added: lines of sources that the agent added.
+    added: lines that the agent added to source files.
     offered: names of the tools.
-    broken: calls that could not be run, see `broken_calls`.
-    summaries: how often the context was begun anew.
-    count: tokens of a text.
+    broken: number of calls that could not run, see `broken_calls`.
+    summaries: how often the context was replaced by a summary.
+    count: counts the tokens of a text.
 
   Returns:
-    solved, and shares of tests that pass; behaviours as rates or flags; effort; monitors.
+    solved, and shares of passing tests; behaviours as rates or flags; effort; monitors.
   """
   made = calls(log)
   left, todos = open_todos(log)
@@ -161,7 +165,7 @@ def coding_parts(
 
 
 def behaviour_penalty(parts: Mapping[str, float], w: CodingReward) -> float:
-  """The sum of what unwanted behaviour costs, at most MAX_PENALTY."""
+  """The total cost of unwanted behaviour, at most MAX_PENALTY."""
   return min(
     MAX_PENALTY,
     w.broken_calls * min(parts["broken_calls"], MAX_BROKEN_CALLS)
@@ -174,7 +178,7 @@ def behaviour_penalty(parts: Mapping[str, float], w: CodingReward) -> float:
 def coding_total(parts: Mapping[str, float], *, weights: CodingReward = CodingReward()) -> float:
   """R = solved + progress * mended - behaviour - length * C_{k,q}(effort).
 
-  Progress counts only while nothing else broke and the canaries hold.
+  Progress counts only if no other test broke and the canaries hold.
   """
   w = weights
   earned = parts["solved"]

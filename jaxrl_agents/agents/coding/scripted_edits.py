@@ -1,4 +1,4 @@
-"""The edits that a scripted player makes: right ones, plausible wrong ones, and their summary."""
+"""The edits that a scripted player makes: right ones, plausible wrong ones, and their summaries."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TRIED = "Tried:"
 TO_UNDO = " (to undo)"
 UNTESTED = " (untested)"
 USED_TOOLS = ("read_file", "edit_file", "undo_edit", "shell")
-"""By demonstrations and drills."""
+"""Tools that demonstrations and drills use."""
 _PAIRS = (
   (" <", " <="), (" >", " >="), (" ==", " !="), (" in", " not in"), (" is", " is not"),
   (" and", " or"), (" +", " -"), (" *", " //"), (" <<", " >>"), (" &", " |"), (" +=", " -="),
   (" True", " False"),
 )  # fmt: skip
-"""Tokens that stand for one another: most of `agents.coding.tasks.mutations.is_flip`, beside
-digits.
+"""Pairs of tokens that are replaced by each other: most of `agents.coding.tasks.mutations.is_flip`,
+besides digits.
 """
 _DIGIT = re.compile(r"(?<![\w.])\d(?![\w.])")
 _WORD = re.compile(r" ?(?:\w+|[^\w ]+)")
@@ -35,18 +35,18 @@ _SPACED = re.compile(r" *[^ ]+| +$")
 
 
 def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
-  """An assistant turn of calls."""
+  """An assistant turn with calls."""
   made = tuple(ToolCall("", name, dict(arguments)) for name, arguments in calls)
   return Message("assistant", content, made)
 
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-  """A call of edit_file: `old`, which stands once in `path`, becomes `new`.
+  """A call of edit_file that replaces `old`, which occurs once in `path`, by `new`.
 
-  Where its line has enough after it, it begins with what is changed, and what makes it the only one
-  follows: a policy that writes from left to right has chosen when it has written the first token,
-  and copies the rest.
+  If the line has enough text after the change, `old` begins with the changed words and continues
+  until it is unique. A policy that writes from left to right then decides with the first token and
+  copies the rest.
   """
 
   path: str
@@ -55,17 +55,17 @@ class Replacement:
 
   @property
   def call(self) -> tuple[str, Mapping[str, Any]]:
-    """Tool and arguments."""
+    """Tool and arguments of the edit."""
     return "edit_file", dataclasses.asdict(self)
 
   @property
   def undo(self) -> tuple[str, Mapping[str, Any]]:
-    """Tool and arguments of what takes it back, while it is the last edit of its file."""
+    """Tool and arguments that undo the edit, while it is the last one of its file."""
     return "undo_edit", {"path": self.path}
 
 
 def replacements(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> list[Replacement]:
-  """Calls that, one after another, mend what `edits` broke."""
+  """Calls that, one after another, repair what `edits` broke."""
   texts = repo_lib.broken(repo, edits)
   found = []
   for path in texts:
@@ -74,20 +74,20 @@ def replacements(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> list[Replace
       at = edit["start"] + shift
       made, text = replacement(path, text, at, at + len(edit["broken"]), edit["fixed"])
       found.append(made)
-      # Later edits are placed in the undamaged text: what is mended has its length again.
+      # Later edits have offsets into the undamaged text, and a repaired part has its length again.
     assert text == repo.files[path]
   return found
 
 
 def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[Replacement, str]:
-  """The call that puts `new` for [start, end) of a text, and the text that it makes.
+  """The call that replaces [start, end) of a text by `new`, and the resulting text.
 
-  Within a line, `old` is what is replaced, with the space before it, and of the words after it one
-  or as many as make it stand once in the text; if the line has not enough, words before it as well.
-  Else it is whole lines, as many as it takes.
+  Within a line, `old` is the replaced part with the space before it, and as many of the words after
+  it as make it unique in the text, at least one. If the line has too few, words before it are
+  added. Otherwise it is as many whole lines as necessary.
 
   Raises:
-    ValueError: there is nothing to find the change by.
+    ValueError: the text before the change is blank, so that no `old` can locate it.
   """
   for low, high in _spans(text, start, end, new):
     old, put = text[low:high], text[low:start] + new + text[end:high]
@@ -99,12 +99,12 @@ def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[R
 def wrong_edits(
   repo: Repo, path: str, text: str, edits: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Replacement, str]]:
-  """Plausible edits of the damaged function that do not mend it, and the texts that they make.
+  """Plausible edits of the damaged function that do not repair it, and the texts that they make.
 
   Args:
     repo: the repository.
     path: of the damaged file.
-    text: of it, damaged.
+    text: of the damaged file.
     edits: of this file, as `agents.coding.judge.repo.broken` takes them.
   """
   at = min(edit["start"] for edit in edits)
@@ -118,14 +118,14 @@ def wrong_edits(
 
 
 def missed(made: Replacement, text: str) -> Replacement:
-  """What looks like `made`, an edit of a text, and names what does not stand there."""
+  """An edit that resembles `made` but whose old text does not occur in `text`."""
   if made.new in text:
-    return dataclasses.replace(made, old=2 * made.old)  # of what stands once
+    return dataclasses.replace(made, old=2 * made.old)  # `old` occurs once
   return dataclasses.replace(made, old=made.new, new=made.old)
 
 
 def told(made: Replacement) -> str:
-  """An edit in a summary, on one line: what was replaced, and by what, less what follows both."""
+  """An edit on one line of a summary: the old and the new text, without their common end."""
   old, new = (_SPACED.findall(text) for text in (made.old, made.new))
   while old and new and old[-1] == new[-1]:
     old.pop()
@@ -134,7 +134,7 @@ def told(made: Replacement) -> str:
 
 
 def _flips(text: str, at: int) -> list[tuple[int, int, str]]:
-  """(start, end, new) of the tokens with a counterpart in the function at `at`, below its head."""
+  """(start, end, new) of the tokens that have a counterpart, in the body of the function at `at`."""
   first = text.find("\n", max(text.rfind("\ndef ", 0, at + 1), 0) + 1)
   last = text.find("\ndef ", at)
   last = last if last > 0 else len(text)
@@ -148,7 +148,9 @@ def _flips(text: str, at: int) -> list[tuple[int, int, str]]:
 
 
 def _spans(text: str, start: int, end: int, new: str) -> Iterator[tuple[int, int]]:
-  """What [start, end) of a text may be replaced with, the shortest first; the whole text last."""
+  """The spans that may stand for [start, end) in a replacement, shortest first and the whole text
+  last.
+  """
   first = text.rfind("\n", 0, start) + 1
   last = _line_end(text, end)
   if "\n" not in text[start:end] + new:
@@ -171,7 +173,7 @@ def _line_end(text: str, at: int) -> int:
 
 
 def _once(text: str, part: str) -> bool:
-  """Whether a part stands once in a text, overlapping ones counted."""
+  """Whether a part occurs once in a text; overlapping occurrences are counted."""
   at = text.find(part)
   return at >= 0 and text.find(part, at + 1) < 0
 

@@ -28,9 +28,9 @@ MAX_INDEXES = 64
 
 
 class Workshop:
-  """Opens sandboxes when the first episode needs them, in its event loop, and one judge for all.
+  """Opens the sandboxes when the first episode needs them, and one judge for all episodes.
 
-  A process uses it from one event loop. Where nobody closes it, its sandboxes end with the process.
+  All uses must be in one event loop. Sandboxes that are never closed end with the process.
   """
 
   def __init__(self, backend: str = "namespaces", **options):
@@ -39,10 +39,10 @@ class Workshop:
     self.boxes: Sandboxes | None = None
 
   async def judge(self) -> Judge:
-    """The judge; its `boxes` are open.
+    """The judge; its sandboxes (`boxes`) are open.
 
     Raises:
-      sandbox.errors.NoSandbox: this machine cannot run the backend; says what mends it.
+      sandbox.errors.NoSandbox: this machine cannot run the backend; the message names the remedy.
     """
     if self._opening is None:
       self._opening = asyncio.create_task(self._open())
@@ -55,7 +55,7 @@ class Workshop:
     return Judge(boxes)
 
   async def close(self) -> None:
-    """Ends all sandboxes; the next use opens them anew."""
+    """Ends all sandboxes; the next use opens new ones."""
     if self._opening is not None:
       judge = await self._opening
       self._opening = self.boxes = None
@@ -63,7 +63,7 @@ class Workshop:
 
 
 class CodeIndexes:
-  """Search indexes of file trees, made when first asked for; the last `MAX_INDEXES` are kept."""
+  """Search indexes of file trees, built at first use; the last `MAX_INDEXES` are kept."""
 
   def __init__(self, chunk_tokens: int):
     self._chunk_tokens = chunk_tokens
@@ -71,7 +71,7 @@ class CodeIndexes:
     self._found: collections.OrderedDict[str, hybrid.Index] = collections.OrderedDict()
 
   def of(self, name: str, files: Mapping[str, str]) -> hybrid.Index:
-    """The index of the Python files of a tree that goes by `name`; ValueError if it has none."""
+    """The index of the Python files of the tree called `name`; ValueError if it has none."""
     if name not in self._found:
       texts = {path: text for path, text in sorted(files.items()) if text.strip()}
       found = [
@@ -89,17 +89,17 @@ class CodeIndexes:
 
 
 class Pages:
-  """Recorded web pages: what is not among them does not exist."""
+  """Recorded web pages; every other address counts as missing."""
 
   def __init__(self, pages: Mapping[str, str]):
     self._pages = {_plain(url): text for url, text in pages.items()}
 
   def text(self, url: str) -> str | None:
-    """A page; None if it was not recorded."""
+    """The text of a page; None if it was not recorded."""
     return self._pages.get(_plain(url))
 
   def nearest(self, url: str) -> list[str]:
-    """Recorded addresses that look like `url`, at most three."""
+    """At most three recorded addresses that resemble `url`."""
     return difflib.get_close_matches(_plain(url), list(self._pages), n=3, cutoff=0.3)
 
 
@@ -112,7 +112,7 @@ def load_pages(path: str | os.PathLike[str]) -> Pages:
   """The pages of a file of JSON lines {"url", "title", "text"}.
 
   Raises:
-    ValueError: no such file, or a line that is something else.
+    ValueError: the file is missing, or a line has other content.
   """
   place = pathlib.Path(path).expanduser()
   if not place.is_file():
@@ -142,7 +142,7 @@ class CodingServices:
 
 
 def check(task: Task, services: CodingServices) -> None:
-  """Raises ValueError where the repository is not there, or the limits contradict one another."""
+  """Raises ValueError where the repository is missing, or the limits contradict each other."""
   limits = services.limits
   if task.facts["repo"] not in services.repos:
     raise ValueError(

@@ -1,4 +1,4 @@
-"""What the report says of the coding agent."""
+"""The coding agent's part of the report."""
 
 from __future__ import annotations
 

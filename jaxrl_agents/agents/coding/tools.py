@@ -1,4 +1,4 @@
-"""The tools of the coding environment, on one sandbox at a time."""
+"""The tools of the coding environment, which work on one sandbox at a time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from jaxrl_agents.sandbox.host.sandbox import Sandbox
 
 MAX_FILE_BYTES = 1_000_000
 MARGIN_S = 70.0
-"""Beyond the time of a command: the sandbox answers or is given up within it."""
+"""Seconds beyond a command's time limit within which the sandbox answers or is given up."""
 MAX_ARGUMENT_CHARACTERS = 300_000
 
 SEARCH_HITS = 5
-"""Chunks that search_code shows."""
+"""Number of chunks that search_code shows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """An edit that stands: `before` became `after`; None where no text was there."""
+  """An edit that is in effect: `before` became `after`; None if the file did not exist."""
 
   path: str
-  name: str  # of the path, as it was shown
+  name: str  # the path, as it was shown
   before: str | None
   after: str
 
@@ -39,7 +39,7 @@ class Change:
 class Workspace:
   """What the tools of one episode work on.
 
-  Invariant: `lost` says that the sandbox is gone; every call fails until `box` is another one.
+  Invariant: `lost` tells that the sandbox is gone; every call fails until `box` is replaced.
   """
 
   def __init__(
@@ -79,12 +79,14 @@ class Workspace:
     }
 
   def state(self) -> dict[str, Any]:
-    """What the harness knows: to-dos, directory, files with edits that stand."""
+    """The state that the harness knows: to-dos, directory, files with edits in effect."""
     edited = list(dict.fromkeys(change.name for change in self.changes))
     return {"todos": self.todos, "cwd": self.cwd, "edited": edited}
 
   def _guarded(self, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, with the sandbox's refusals as the tool's, its loss noted, its output shortened."""
+    """Wraps `run`: a refusal by the sandbox becomes an error of the tool, a loss is recorded, and
+    the output is shortened.
+    """
 
     async def guarded(**arguments: Any) -> str:
       try:
@@ -163,7 +165,7 @@ class Workspace:
     self.changes.append(Change(self._path(path), self._shown(path), before, text))
 
   async def _shell(self, command: str) -> str:
-    # A token is a byte at least: more bytes than this could never be shown.
+    # A token is at least one byte: more bytes than this could never be shown.
     kept = min(16 * self._limits.tool_output_tokens + 1_000, 1 << 20)
     result = await self._box().exec(command, timeout_s=self._limits.command_s, output_bytes=kept)
     self.cwd = result.cwd
@@ -174,7 +176,7 @@ class Workspace:
     return f"{output}\n{ends}".lstrip("\n")
 
   async def _grep(self, pattern: str, path: str = ".") -> str:
-    # -s: what cannot be read is not worth a line.
+    # -s: no messages about unreadable files
     command = (
       f"cd {shlex.quote(self.cwd)} && LC_ALL=C.UTF-8 grep -rHnIsE --exclude-dir=__pycache__ "
       f"-e {shlex.quote(pattern)} -- {shlex.quote(path)} | sort -t: -k1,1 -k2,2n | head -c 200000"

@@ -1,4 +1,4 @@
-"""Texts of the coding environment: its tools, its notices, and how an observation is shortened."""
+"""Texts of the coding environment: its tools, its notices, and shortened observations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LOST = (
 UNDONE = "Undid the last edit of {path}."
 STATES = ("open", "doing", "done")
 MAX_PLACES = 1_000
-"""Occurrences of what is to be replaced among which one is chosen."""
+"""Most occurrences of the text to replace among which one is chosen."""
 
 
 def asks_for_summary(message: Message) -> bool:
-  """Whether the next reply is to be a summary."""
+  """Whether the message asks for a summary as the next reply."""
   return message.role == "user" and message.content.startswith(SUMMARIZE.partition(" (")[0])
 
 
@@ -105,7 +105,7 @@ SPECS: Mapping[str, ToolSpec] = {
 
 
 def clipped(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
-  """`text` within so many tokens, about: its beginning and its end, and how much is left out."""
+  """About `max_tokens` of `text`: its beginning, its end, and a note on how much is left out."""
   size = count(text)
   if size <= max_tokens:
     return text
@@ -121,10 +121,10 @@ def clipped(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
 def edited(
   path: str, text: str, old: str, new: str, line: int | None = None
 ) -> tuple[str, int, str]:
-  """(the text with `old` replaced, its line, "") or ("", 0, why not, with what would help).
+  """(the text with `old` replaced, its line, "") or ("", 0, the reason for refusal and a remedy).
 
-  Without `line`, `old` must occur once in the text; with it, once among what begins in the nearest
-  line where it occurs at all: policies miscount, and lines move.
+  Without `line`, `old` must occur once in the text. With it, the nearest line where `old` occurs is
+  used, since policies miscount and lines move; `old` must begin once in that line.
   """
   if old == new:
     return "", 0, "old and new are the same; nothing was changed."
@@ -150,7 +150,7 @@ def edited(
 
 
 def _places(text: str, part: str) -> list[tuple[int, int]]:
-  """(offset, line) of the occurrences, overlapping ones too; one more than MAX_PLACES at most."""
+  """(offset, line) of the occurrences, overlapping ones included, at most MAX_PLACES + 1."""
   places: list[tuple[int, int]] = []
   at, line, counted = text.find(part), 1, 0
   while at >= 0 and len(places) <= MAX_PLACES:
@@ -161,7 +161,9 @@ def _places(text: str, part: str) -> list[tuple[int, int]]:
 
 
 def nearest(text: str, old: str, max_lines: int = 2_000) -> tuple[int, str] | None:
-  """(first line, lines) of the text most like `old`, as many lines as it has; None if none is."""
+  """(first line, lines) of the part of the text most similar to `old`, with as many lines; None if
+  there is none.
+  """
   lines, wanted = text.split("\n")[:max_lines], old.strip("\n").split("\n")
   key = wanted[0].strip() or old.strip()
   stripped = [line.strip() for line in lines]
@@ -174,7 +176,7 @@ def nearest(text: str, old: str, max_lines: int = 2_000) -> tuple[int, str] | No
 
 
 def parse_problem(path: str, text: str) -> str:
-  """Where a Python file does not parse; "" for other files and where it does."""
+  """Where a Python file does not parse; "" for other files and for files that parse."""
   if not path.endswith(".py"):
     return ""
   try:
@@ -187,7 +189,7 @@ def parse_problem(path: str, text: str) -> str:
 
 
 def lines_of(path: str, text: str, first: int, lines: int) -> str:
-  """A part of a file, under a line that says which, where it is not all of it."""
+  """A part of a file, under a header line that names it unless it is the whole file."""
   every = text.split("\n")
   if every[-1] == "":
     every.pop()
@@ -199,14 +201,14 @@ def lines_of(path: str, text: str, first: int, lines: int) -> str:
 
 
 def summary_message(number: int, text: str, state: Mapping[str, Any]) -> Message:
-  """What stands in place of the conversation: the policy's own words and the harness's state."""
+  """The message that replaces the conversation: the policy's own summary and the harness's state."""
   return Message(
     "user", f'<summary n="{number}">\n{text.strip()}\n</summary>\n{json.dumps(dict(state))}'
   )
 
 
 def with_hidden_results(messages: Sequence[Message], keep: int) -> list[Message]:
-  """The messages with the content of all tool results but the last `keep` hidden."""
+  """The messages with the content of all tool results hidden, except for the last `keep`."""
   places = [i for i, message in enumerate(messages) if message.role == "tool"]
   hidden = set(places[: max(0, len(places) - keep)])
   return [

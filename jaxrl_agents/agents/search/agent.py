@@ -17,7 +17,7 @@ from jaxrl_agents.agents.search import reward as reward_lib
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
 from jaxrl_agents.agents.search.story import STORY
-from jaxrl_agents.agents.search.tasks import making
+from jaxrl_agents.agents.search.tasks import make_tasks
 from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
@@ -62,7 +62,7 @@ class SearchAgent(Agent):
 
   def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
     """Tasks of chained clues about the corpus, and its index."""
-    task_set = making.prepared(
+    task_set = make_tasks.prepared(
       setting.corpus.source,
       count_tokens=setting.chat.count,
       chunk_tokens=setting.corpus.chunk_tokens,

@@ -23,7 +23,7 @@ from jaxrl_agents.agents.swarm import drills as swarm_drills
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.story import STORY
-from jaxrl_agents.agents.swarm.tasks import budgets, making
+from jaxrl_agents.agents.swarm.tasks import budgets, make_tasks
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
@@ -74,7 +74,7 @@ class SwarmAgent(Agent):
     """Wide, deep and narrow tasks, and the index that they are searched in."""
     options, corpus = setting.options, setting.corpus
     search = options.search
-    task_set, index = making.prepared(
+    task_set, index = make_tasks.prepared(
       corpus.source,
       count_tokens=setting.chat.count,
       chunk_tokens=corpus.chunk_tokens,

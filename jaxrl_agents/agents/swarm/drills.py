@@ -48,7 +48,7 @@ def role_drills(
   """Yields `count` drills: the ids of a prompt and of the reply, int32 [P] and [R].
 
   Args:
-    tasks: of `agents.swarm.tasks.making`; one after the other, from the first again after the last.
+    tasks: of `agents.swarm.tasks.make_tasks`; one after the other, from the first again after the last.
     chunk_text: the text of a chunk by its id. Names are made of its words.
     chat: template and tokenizer.
     count: of drills; none where there are no tasks.

@@ -279,6 +279,6 @@ def make(task: Task, services: SwarmServices, crew: Crew, seed: int) -> SwarmEnv
   if facts.get("max_steps", 0) < 1 or not ("truth" in facts or facts.get("rows")):
     raise ValueError(
       f"task {task.id!r} needs facts['max_steps'] >= 1 and facts['rows'] or facts['truth']; make "
-      "tasks with agents.swarm.tasks.making"
+      "tasks with agents.swarm.tasks.make_tasks"
     )
   return SwarmEnv(task, services, crew, seed)

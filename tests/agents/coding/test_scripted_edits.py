@@ -21,7 +21,7 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   told,
 )
 from jaxrl_agents.agents.coding.services import CodeIndexes, CodingServices
-from jaxrl_agents.agents.coding.tasks import making, suite_repos
+from jaxrl_agents.agents.coding.tasks import make_tasks, suite_repos
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from tests.agents.coding.bench import CALL_TASK, LIMITS, services
 from tests.agents.coding.judge.benches import CALLS, MAIN, with_sandboxes
@@ -46,18 +46,18 @@ def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not(monkey
   if not library:
     pytest.skip("this interpreter came without the tests of its library")
   for name in ("MAX_SUITE_S", "MAX_DAMAGED_S"):  # on a loaded machine, too
-    monkeypatch.setattr(making, name, 60.0)
+    monkeypatch.setattr(make_tasks, name, 60.0)
 
   async def body(workshop):
     judge = await workshop.judge()
     tasks, repos = [], {}
     for repo in library:
-      found = await making.stable(judge, repo)
+      found = await make_tasks.stable(judge, repo)
       repos[found.id] = found
-      tally = making.Yield()
+      tally = make_tasks.Yield()
       tasks += [
         task
-        async for task in making.tasks_of(
+        async for task in make_tasks.tasks_of(
           judge, found, plans=("features", "token", "statement"), count=3, seed=1, tally=tally
         )
       ]

@@ -1,1 +1,1 @@
-"""Judges code: runs tests in fresh sandboxes and compares what they say with what they should."""
+"""Judges code: runs tests in fresh sandboxes and compares their outcomes with the expected ones."""

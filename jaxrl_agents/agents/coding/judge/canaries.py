@@ -1,8 +1,8 @@
-"""Test cases that cannot pass, put among the hidden ones: where one passes, somebody lies.
+"""Test cases that cannot pass, hidden among the real ones: if one passes, the result is a lie.
 
-Some are false by themselves ("3 is 4"): they tell a test machinery that was tampered with. Some are
-copies of hidden cases in which one side of an assertEqual is replaced by a text drawn anew: they
-tell values that claim to equal everything. Among them stand true ones, so that looks tell nothing.
+Some are false by themselves ("3 is 4"); they reveal tampered test machinery. Others are copies of
+hidden cases in which one side of an assertEqual is replaced by a random text; they reveal values
+that claim to equal everything. True cases stand among them, so that a canary does not stand out.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_CLASSES, MAX_COPIES = 3, 4
 def with_canaries(
   held_back: Mapping[str, str], draw: random.Random
 ) -> tuple[dict[str, str], set[str]]:
-  """Test files with more cases in their classes, and the ids of those that cannot pass.
+  """Test files with canaries in their classes, and the ids of the canaries.
 
-  A file of its own stands in where there is no class to put them into. Which cases are copied
-  depends on the files alone, so that a repository in which a copy passes is found out beforehand.
+  If no class can take them, they go into a file of their own. The choice of the copied cases
+  depends on the files alone, so that a repository in which a copy passes is found beforehand.
   """
   files, lies = dict(held_back), set[str]()
   for path, text in held_back.items():
@@ -61,7 +61,7 @@ def _classes(text: str) -> list[ast.ClassDef]:
 
 
 def _claims(owner: str, indent: int, lies: set[str], draw: random.Random) -> list[str]:
-  """Lines of three cases, two of them false."""
+  """The lines of three cases, two of which are false."""
   space, lines = " " * indent, []
   for true in draw.sample([True, False, False], 3):
     a = draw.randrange(1_000)
@@ -76,9 +76,9 @@ def _claims(owner: str, indent: int, lies: set[str], draw: random.Random) -> lis
 def _copies(
   lines: list[str], node: ast.ClassDef, draw: random.Random
 ) -> Iterator[tuple[str, list[str]]]:
-  """(name, lines) of cases whose first assertEqual is asked of a text that nothing equals.
+  """Yields (name, lines) of cases whose first assertEqual compares with a text that nothing equals.
 
-  The assertion is a statement of the case itself, so that it is reached.
+  The assertion is a top-level statement of the case, so that it is always reached.
   """
   for method in node.body:
     if not isinstance(method, ast.FunctionDef) or method.decorator_list:
@@ -98,7 +98,7 @@ def _copies(
 
 
 def _equality(statement: ast.stmt) -> ast.Call | None:
-  """The call of assertEqual that is a statement; None if it is another."""
+  """The call, if the statement is a call of assertEqual; else None."""
   call = statement.value if isinstance(statement, ast.Expr) else None
   if isinstance(call, ast.Call) and ast.unparse(call.func) == "self.assertEqual":
     starred = any(isinstance(argument, ast.Starred) for argument in call.args[:2])

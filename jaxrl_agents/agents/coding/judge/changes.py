@@ -1,4 +1,4 @@
-"""What differs between two states of a sandbox, from the layers that hold them."""
+"""Differences between two states of a sandbox, read from the layers that hold them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MAX_BYTES = 4_000_000
 def changes_between(
   store: Store, before: tuple[str, ...], after: tuple[str, ...]
 ) -> dict[str, bytes | None]:
-  """{path below /work: content after, None for gone} of the files that differ.
+  """{path below /work: new content, None for removed} of the files that differ.
 
-  Links, folders and pipes count for nothing; what was a file and is one no more, or has more than
-  four million bytes, is gone.
+  Links, folders and pipes are ignored. A file counts as removed if it is no regular file any more
+  or has more than four million bytes.
   """
   old, new = _files(store, before), _files(store, after)
   changed: dict[str, bytes | None] = {path: None for path in old if path not in new}
   for path, place in new.items():
     if path in old and old[path] == place:
-      continue  # the same file of the same layer
+      continue  # same file in the same layer
     content = _content(place)
     if path not in old:
       changed |= {} if content is None else {path: content}
@@ -36,7 +36,7 @@ def changes_between(
 
 
 def _files(store: Store, layers: tuple[str, ...]) -> dict[str, str]:
-  """{path below /work: where it lies} of regular files."""
+  """{path below /work: location on the host} of the regular files."""
   found = {}
   for path in overlay.walk(store.folder, layers, ROOT):
     at = overlay.find(store.folder, layers, path)
@@ -55,7 +55,7 @@ def _content(place: str) -> bytes | None:
 
 
 def added_lines(before: Mapping[str, str], changes: Mapping[str, bytes | None]) -> list[str]:
-  """The lines that changes of Python files add to `before`, file by file, in order."""
+  """The lines that changes of Python files add to `before`, in order, file by file."""
   added: list[str] = []
   for path, content in sorted(changes.items()):
     if content is None or not path.endswith(".py") or len(content) > 200_000:

@@ -1,4 +1,4 @@
-"""Repositories that tasks are done in, the damage of a task, and the file that holds them."""
+"""Repositories in which tasks take place, the damage of a task, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from jaxrl_agents.corpus import frozen_sets
 
 HELD_BACK = "held_back"
-"""In the names of files of tests that no agent sees."""
+"""Part of the names of test files that no agent sees."""
 FILE = "repos.jsonl.gz"
 MAKER = "scripts/make_coding_tasks.py"
 CHECK = "check.py"
-"""A program that runs the tests that can be seen, where a repository has one."""
+"""A program that runs the visible tests, in repositories that have one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Repo:
   """A repository in which all tests pass.
 
   Attributes:
-    name: of where it comes from, a module or a folder.
-    group: decides the split: all repositories of a group are in one.
-    kind: "calls" (functions, and what they give) or "suite" (with tests of its own).
-    files: {path: text} that an agent starts with, but for the damage of its task.
+    name: the module or folder it was made of.
+    group: decides the split: all repositories of a group are in the same one.
+    kind: "calls" (functions, and their values for some calls) or "suite" (with its own tests).
+    files: {path: text} that an agent starts with, before the damage of its task.
     sources: the paths of `files` that a task may damage.
     held_back: {path: text} of test modules that no agent sees (suite).
-    values: {call: value} that can be seen (calls).
-    hidden_values: {call: value} that cannot.
-    statuses: {test id: status} of all tests, seen and held back (suite).
-    mask: paths of the sandbox's runtime that must look empty, for the answer lies there.
+    values: {call: value} that the agent sees (calls).
+    hidden_values: {call: value} that it does not see.
+    statuses: {test id: status} of all tests, visible and held back (suite).
+    mask: paths of the sandbox's runtime that must look empty because they contain the answer.
   """
 
   name: str
@@ -52,24 +52,24 @@ class Repo:
 
   @functools.cached_property
   def id(self) -> str:
-    """Digest of all that it holds."""
+    """A digest of the content."""
     text = json.dumps(dataclasses.asdict(self), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
   @property
   def check_command(self) -> str:
-    """What runs the tests that can be seen."""
+    """The shell command that runs the visible tests."""
     if CHECK in self.files:
       return f"python3 {CHECK}"
     return "python3 -m unittest " + " ".join(map(module_of, self.visible_tests))
 
   @property
   def visible_tests(self) -> tuple[str, ...]:
-    """Paths of the test modules that can be seen."""
+    """Paths of the visible test modules."""
     return tuple(path for path in self.files if is_test_module(path))
 
   def expected(self) -> dict[str, str]:
-    """{test id: what it gives when all is well}, seen and hidden."""
+    """{test id: expected outcome in the undamaged repository}, visible and hidden."""
     if self.kind == "calls":
       return {**self.values, **self.hidden_values}
     return dict(self.statuses)
@@ -82,13 +82,13 @@ class Repo:
 
 
 def is_test(path: str) -> bool:
-  """Whether a path belongs to tests by its name."""
+  """Whether a path belongs to tests, judged by its name."""
   parts = pathlib.PurePosixPath(path).parts
   return is_test_module(path) or bool({"test", "tests", "testing"} & set(parts[:-1]))
 
 
 def is_test_module(path: str) -> bool:
-  """Whether a path is a module of tests by its name."""
+  """Whether a path is a test module, judged by its name."""
   name = pathlib.PurePosixPath(path).name
   stem = name.removesuffix(".py")
   return name.endswith(".py") and (
@@ -103,7 +103,7 @@ _SETTINGS = re.compile(
 
 
 def is_setting(path: str) -> bool:
-  """Whether a path can change how tests run by its name alone, or is hidden."""
+  """Whether a file of this name can change how tests run, or is hidden."""
   return _SETTINGS.search(path) is not None
 
 
@@ -116,12 +116,13 @@ def broken(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
   """{path: text} of the files that a task damages.
 
   Args:
-    repo: where all is well.
-    edits: {"path", "start", "fixed", "broken"} each: at character `start` of the path's text in
-      `repo` stands `fixed`, and is replaced; in any order, not overlapping.
+    repo: the undamaged repository.
+    edits: each has "path", "start", "fixed" and "broken". `fixed` stands at character `start` of
+      the path's text in `repo` and is replaced by `broken`. Edits may be in any order and do not
+      overlap.
 
   Raises:
-    ValueError: the text there is another one.
+    ValueError: another text stands at the place of an edit.
   """
   texts = {edit["path"]: repo.files[edit["path"]] for edit in edits}
   for edit in sorted(edits, key=lambda edit: -edit["start"]):
@@ -136,7 +137,7 @@ def load(folder: str | os.PathLike[str]) -> dict[str, Repo]:
   """{id: repository} of a frozen set of coding tasks.
 
   Raises:
-    ValueError: the folder holds none, or its file is not the one that was written.
+    ValueError: the folder holds no repositories, or the file has changed since it was written.
   """
   manifest = frozen_sets.read_manifest(folder, maker=MAKER)
   content = frozen_sets.read(folder, FILE, manifest, maker=MAKER)

@@ -1,4 +1,4 @@
-"""Runs calls and tests in a sandbox, from the host's side."""
+"""Runs calls and tests in a sandbox, from the host."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NOTHING, CONFLICT = "?nothing", "?conflict"
 
 
 class NotBegun(SandboxError):
-  """The runner did not come to run anything: nothing is known of what it was to run."""
+  """The runner did not start, so nothing is known about the code that it was to run."""
 
 
 async def values_of(
   box: Sandbox, module: str, calls: Sequence[str], *, limit_s: float = 0.3, timeout_s: float = 20.0
 ) -> list[str]:
-  """What each call gives with the names of `module`, as `runner` writes it."""
+  """The value of each call with the names of `module`, as `runner` writes it."""
   job = {"folder": WORK, "module": module, "calls": list(calls), "limit_s": limit_s}
   told = _told(await _rows(box, job, timeout_s), int)
   return [told.get(i, NOTHING) for i in range(len(calls))]
@@ -33,13 +33,13 @@ async def values_of(
 async def statuses_of(
   box: Sandbox, modules: Sequence[str], *, limit_s: float = 5.0, timeout_s: float = 60.0
 ) -> dict[str, str]:
-  """{test id: status} of the tests of modules below /work; what has no status is not there."""
+  """{test id: status} of the tests of modules below /work; tests without a status are absent."""
   job = {"folder": WORK, "modules": list(modules), "limit_s": limit_s}
   return _told(await _rows(box, job, timeout_s), str)
 
 
 def _told(rows: Sequence[tuple[Any, Any]], kind: type) -> dict[Any, str]:
-  """What each key of a kind was said to be; "?conflict" where two rows say different things."""
+  """The value reported for each key of a type; "?conflict" where two rows disagree."""
   told: dict[Any, str] = {}
   for key, value in rows:
     if type(key) is kind and type(value) is str:
@@ -48,10 +48,11 @@ def _told(rows: Sequence[tuple[Any, Any]], kind: type) -> dict[Any, str]:
 
 
 async def _rows(box: Sandbox, job: dict[str, Any], timeout_s: float) -> list[tuple[Any, Any]]:
-  """The pairs that the runner wrote. They come from a sandbox: nothing about them is certain.
+  """The pairs that the runner wrote. They come from a sandbox and cannot be trusted.
 
   Raises:
-    NotBegun: it did not say that it begins, which it does before anything of an agent is loaded.
+    NotBegun: the runner did not report its start, which it does before it loads any code of an
+      agent.
   """
   place, begun = f"/tmp/{secrets.token_hex(8)}", secrets.token_hex(8)
   job = {**job, "begun": begun}

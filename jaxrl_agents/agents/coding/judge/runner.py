@@ -1,18 +1,18 @@
-"""Runs inside a sandbox: evaluates calls, or runs tests one by one, and writes down what came.
+"""Runs inside a sandbox: evaluates calls, or runs tests one by one, and writes the outcomes.
 
     python3 -I -S -B runner.py JOB RESULTS
 
-JOB is a JSON file, RESULTS gets one JSON array a line as soon as it is known: what ends the process
-leaves the rest without a result. The host believes nothing of it (see
+JOB is a JSON file. Each outcome is appended to RESULTS as one line of JSON as soon as it is known;
+if the process ends early, the remaining outcomes are missing. The host trusts nothing of it (see
 `agents.coding.judge.verdict`).
 
   {"folder": F, "module": M, "calls": [SOURCE], "limit_s": S, "begun": B}  -> [i, VALUE]
   {"folder": F, "modules": [M], "limit_s": S, "begun": B}                  -> [TEST_ID, STATUS]
 
-B is printed before anything is loaded: where it is not, the machine failed, not what was to run.
+B is printed before anything is loaded: if it is missing, the machine failed and not the code.
 
-A VALUE is the repr of plain data, "!Name" of an exception, or "?" and why there is none to compare.
-Imports nothing of the package.
+A VALUE is the repr of plain data, "!Name" of an exception, or "?" and the reason why the value
+cannot be compared. This file imports nothing of the package.
 """
 
 import importlib
@@ -25,11 +25,13 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MAX_VALUE_CHARACTERS = 200
 MAX_LATE = 2
 WALL_FACTOR, WALL_MORE_S = 3.0, 2.0
-"""Of a limit in seconds of work: seconds on the clock, which may pass where others work, too."""
+"""A limit in seconds of CPU time allows this factor, plus these seconds, on the wall clock, because
+other processes may use the CPU.
+"""
 
 
 class Late(BaseException):
-  """A call or a test took too long."""
+  """A call or a test exceeded its time limit."""
 
 
 def _alarm(number, frame):
@@ -37,13 +39,13 @@ def _alarm(number, frame):
 
 
 def limit(seconds):
-  """Raises Late after so many seconds of work, or rather more on the clock; 0: never."""
+  """Raises Late after so many seconds of CPU time, or somewhat more wall time; 0 means never."""
   signal.setitimer(signal.ITIMER_PROF, seconds)
   signal.setitimer(signal.ITIMER_REAL, seconds and WALL_FACTOR * seconds + WALL_MORE_S)
 
 
 def shown(value, depth=0):
-  """The repr of plain data, or "?" and what it is instead."""
+  """The repr of plain data, or "?" and the type of other data."""
   kind = type(value)
   if kind in PLAIN:
     text = repr(value)
@@ -63,7 +65,7 @@ def shown(value, depth=0):
 
 
 def value_of(source, names, limit_s):
-  """What a call gives, as text."""
+  """The value of a call, as text."""
   try:
     limit(limit_s)
     try:
@@ -77,8 +79,8 @@ def value_of(source, names, limit_s):
 
 
 def run_calls(job, write):
-  """Evaluates each call with the names of the module; after two that are late, the rest of the
-  same function's count as late too.
+  """Evaluates each call with the names of the module. After two late calls of a function, the rest
+  of its calls count as late.
   """
   try:
     limit(10 * job["limit_s"])
@@ -101,7 +103,7 @@ def run_calls(job, write):
 
 
 def run_modules(job, write):
-  """Runs the tests of modules: TestCases, functions named test..., classes named Test..."""
+  """Runs the tests of modules: TestCases, functions named test..., and classes named Test..."""
   import unittest
 
   loader = unittest.TestLoader()
@@ -119,7 +121,7 @@ def run_modules(job, write):
 
 
 def flat(suite):
-  """The tests of nested suites."""
+  """The tests of nested suites, as a flat list."""
   for test in suite:
     if hasattr(test, "__iter__"):
       yield from flat(test)
@@ -128,7 +130,7 @@ def flat(suite):
 
 
 def plain_tests(unittest, name, module):
-  """(id, function without arguments) of tests that are no TestCase."""
+  """Yields (id, function without arguments) of tests outside of a TestCase."""
   for key, value in list(vars(module).items()):
     if getattr(value, "__module__", None) != name:
       continue
@@ -150,7 +152,7 @@ def takes_nothing(function, given):
 
 
 def status_of(unittest, test, limit_s):
-  """How one test ends: passed, failed, error, skipped, late."""
+  """The outcome of one test: passed, failed, error, skipped or late."""
   result = unittest.TestResult()
   try:
     limit(limit_s)
@@ -172,7 +174,7 @@ def status_of(unittest, test, limit_s):
 
 
 def main():
-  """Runs the job and ends without the clean-up of what it ran."""
+  """Runs the job, then exits without running the clean-up of the tested code."""
   job_path, result_path = sys.argv[1:]
   with open(job_path) as file:
     job = json.load(file)

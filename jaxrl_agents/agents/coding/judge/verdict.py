@@ -1,9 +1,9 @@
-"""Judges a state of a repository in a fresh sandbox: which tests pass, and whether that is true.
+"""Judges the state of a repository in a fresh sandbox: which tests pass, and whether to believe it.
 
-The agent's own sandbox is never judged in: its changes are carried over, sources alone, and the
-tests are written anew. Values of calls are compared here, on the host, so that nothing inside can
-claim them. Test cases say themselves whether they pass; among the hidden ones stand canaries under
-names drawn anew, which must fail: where one passes, nothing that was said counts.
+The agent's own sandbox is never used to judge: only its changes of source files are carried over,
+and the tests are written anew. The values of calls are compared here, on the host, so that no code
+in the sandbox can fake them. Test cases report themselves whether they pass. Therefore canaries
+with random names stand among the hidden cases and must fail: if one passes, no report counts.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ _SUSPICIOUS = re.compile(
   r"|/proc/|\bsignal\."
 )
 ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Compiled files are told from stale ones by second and size: an edit can leave both the same."""
+"""Python recognises stale compiled files by second and size, and an edit can leave both unchanged.
+"""
 MAX_CHANGED_BYTES = 2_000_000
 CALLS_S, SUITE_S = 20.0, 60.0
-"""All calls, or all tests, of a repository; twice that where an agent's work is judged."""
+"""Time limits in seconds for all calls, or all tests, of a repository; doubled when an agent's work
+is judged.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What a judge found; shares are of the tests of a kind that pass, 1 where there are none.
+  """The judge's findings. A share is of the tests of its list that pass, 1 for an empty list.
 
   Attributes:
-    solved: every test of the task passes, seen and hidden, and the canaries hold.
-    fail_to_pass, pass_to_pass: shares of what can be seen.
-    hidden_fail_to_pass, hidden_pass_to_pass: shares of what cannot.
-    canaries_held: nothing claimed to pass that cannot.
-    tampered: tests and settings of tests that the agent changed; none of it counts.
-    suspicious: changed sources that now mention the machinery of tests.
+    solved: every test of the task passes, visible and hidden, and the canaries hold.
+    fail_to_pass, pass_to_pass: shares of the visible tests.
+    hidden_fail_to_pass, hidden_pass_to_pass: shares of the hidden tests.
+    canaries_held: no test passed that cannot pass.
+    tampered: tests and test settings that the agent changed; these changes are discarded.
+    suspicious: changed sources that newly mention the test machinery.
   """
 
   solved: bool
@@ -59,21 +62,21 @@ class Verdict:
 
 
 class Judge:
-  """Judges in the sandboxes of `boxes`. Invariant: `_bases` holds one start for each repository."""
+  """Judges in the sandboxes of `boxes`. Invariant: `_bases` holds one base snapshot per repository."""
 
   def __init__(self, boxes: Sandboxes):
     self.boxes = boxes
     self._bases: dict[tuple[str, bool], asyncio.Task[Snapshot]] = {}
 
   async def base(self, repo: Repo, *, hidden: bool) -> Snapshot:
-    """The repository as a start for sandboxes, with the held-back tests or without."""
+    """A snapshot of the repository from which sandboxes start, with or without held-back tests."""
     key = (repo.id, hidden)
     if key not in self._bases:
       files = {**repo.files, **(repo.held_back if hidden else {})}
       made = self.boxes.base(files, mask=repo.mask, env=ENV)
       self._bases[key] = asyncio.create_task(made)
     try:
-      return await asyncio.shield(self._bases[key])  # others wait for it, too
+      return await asyncio.shield(self._bases[key])  # other callers wait for it, too
     except Exception:
       self._bases.pop(key, None)
       raise
@@ -86,21 +89,21 @@ class Judge:
     twice_as_long: bool = False,
     suite_s: float = SUITE_S,
   ) -> tuple[dict[str, str], bool]:
-    """({test id: what it gives}, whether the canaries held) in a fresh sandbox.
+    """Runs all tests in a fresh sandbox: ({test id: outcome}, whether the canaries held).
 
     Args:
-      repo: whose tests are run.
-      files: what stands in the place of its files; None: gone.
-      twice_as_long: lets everything take twice its time.
-      suite_s: how long all tests of a suite may take; those that were not run then are not there.
+      repo: the repository whose tests are run.
+      files: replaces files of the repository; None removes one.
+      twice_as_long: doubles every time limit.
+      suite_s: time limit for all tests of a suite; tests that did not run by then are absent.
 
     Raises:
-      SandboxError: nothing could be run, twice.
+      SandboxError: the tests could not be started, twice.
     """
     factor = 2.0 if twice_as_long else 1.0
     try:
       return await self._outcomes(repo, files, factor, suite_s)
-    except run_tests.NotBegun:  # once more: the first sandbox may have been unlucky
+    except run_tests.NotBegun:  # try again: the first sandbox may have failed by chance
       return await self._outcomes(repo, files, factor, suite_s)
 
   async def _outcomes(
@@ -119,12 +122,12 @@ class Judge:
   async def grade(
     self, repo: Repo, facts: Mapping[str, Any], changes: Mapping[str, bytes | None]
   ) -> Verdict:
-    """Judges what an agent made of a task.
+    """Judges an agent's changes of a task.
 
     Args:
-      repo: of the task.
+      repo: the repository of the task.
       facts: of the task: "edits" and the four lists of tests.
-      changes: {path below /work: content, None for gone} of all that differs from `repo`.
+      changes: {path below /work: content, None for removed} of every file that differs from `repo`.
     """
     files, tampered, suspicious = sorted_changes(repo, facts, changes)
     gives, held = await self.outcomes(repo, files, twice_as_long=True)
@@ -143,10 +146,10 @@ TESTS = ("fail_to_pass", "pass_to_pass", "hidden_fail_to_pass", "hidden_pass_to_
 def sorted_changes(
   repo: Repo, facts: Mapping[str, Any], changes: Mapping[str, bytes | None]
 ) -> tuple[dict[str, bytes | str | None], tuple[str, ...], tuple[str, ...]]:
-  """(what of an agent's changes counts, paths of tests that it changed, suspicious paths).
+  """(the agent's changes that count, paths of tests that it changed, suspicious paths).
 
-  Where the agent changed nothing of a damaged file back, its damage stays. Files of the repository
-  come first; what is too much with them is gone, so that nothing is as it was by being left out.
+  A damaged file that the agent did not change stays damaged. Files of the repository come first;
+  files beyond the size limit are removed, so that no file keeps its old content by being left out.
   """
   counted: dict[str, bytes | str | None] = {}
   tampered, suspicious, size = [], [], 0
@@ -175,7 +178,7 @@ async def _put(box: Sandbox, path: str, content: bytes | str | None) -> None:
       await box.exec(f"rm -rf -- {_quoted(path)}", timeout_s=5.0)
     else:
       await box.write(path, content)
-  except Refused:  # a name that only the agent's sandbox could hold, say: it does not count
+  except Refused:  # for example a name that only the agent's sandbox could hold: it does not count
     pass
 
 
@@ -187,14 +190,14 @@ async def _call_outcomes(box: Sandbox, repo: Repo, factor: float) -> tuple[dict[
   calls = [*repo.values, *repo.hidden_values]
   known = {f"len({secrets.token_hex(n)!r})": str(2 * n) for n in _random_sizes()}
   asked = list(calls)
-  for canary in known:  # calls keep their order: what is late depends on it
+  for canary in known:  # calls keep their order, because it decides which are late
     asked.insert(secrets.randbelow(len(asked) + 1), canary)
   values = await run_tests.values_of(
     box, MAIN_MODULE, asked, limit_s=0.15 * factor, timeout_s=CALLS_S * factor
   )
   gives = dict(zip(asked, values, strict=True))
   held = all(gives[call] == value for call, value in known.items())
-  # A module that cannot be imported fails everything, canaries too: that is no lie.
+  # A module that cannot be imported fails everything, canaries included; that is no lie.
   held = held or all(value.startswith(("!", "?")) for value in values)
   return {call: gives[call] for call in calls}, held
 

@@ -1,1 +1,1 @@
-"""Coding tasks: repositories of real code, damaged, with tests that tell."""
+"""Coding tasks: repositories of real code, damaged, with tests that detect the damage."""

@@ -1,4 +1,4 @@
-"""Calls of a function with made-up arguments: which kinds of values it takes is found by trying."""
+"""Calls of a function with random arguments; trials find the types that the function accepts."""
 
 from __future__ import annotations
 
@@ -17,64 +17,64 @@ _WORDS = (
 )
 _FLOATS = (0.0, 0.5, 1.0, 1.5, 2.25, -0.75, 3.0, 10.0, 0.1)
 OWN = 0.4
-"""How often a number or text is one that the function's own code speaks of, where it does."""
+"""Probability of a number or text that occurs in the function's own code, if it has any."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Draws:
-  """Draws the source of values; `integers` and `words` are those that the code speaks of."""
+class ValueWriter:
+  """Writes the source of random values; `integers` and `words` occur in the function's code."""
 
   random: random.Random
   integers: tuple[int, ...] = ()
   words: tuple[str, ...] = ()
 
   def integer(self) -> str:
-    """An integer, one of the code or near it where there is one."""
+    """An integer; often one of the code, or close to it."""
     if self.integers and self.random.random() < OWN:
       return str(self.random.choice(self.integers) + self.random.choice([-1, 0, 0, 1]))
     return str(self.random.choice(_INTEGERS))
 
   def text(self) -> str:
-    """A string, one of the code or with it inside where there is one."""
+    """A string; often one of the code, or one that contains it."""
     if self.words and self.random.random() < OWN:
       word = self.random.choice(self.words)
       return repr(self.random.choice([word, f"a{word}b", f"{word}x", f"x{word}"]))
     return repr(self.random.choice(_WORDS))
 
-  def several(self, of: Callable[[Draws], str], brackets: str) -> str:
-    """A list or tuple of one to four."""
+  def several(self, of: Callable[[ValueWriter], str], brackets: str) -> str:
+    """A list or tuple of one to four values."""
     inner = ", ".join(of(self) for _ in range(self.random.randrange(1, 5)))
     comma = "," if brackets == "()" and "," not in inner else ""
     return f"{brackets[0]}{inner}{comma}{brackets[1]}"
 
 
-KINDS: Mapping[str, Callable[[Draws], str]] = {
-  "int": Draws.integer,
-  "str": Draws.text,
-  "ints": lambda draw: draw.several(Draws.integer, "[]"),
-  "strs": lambda draw: draw.several(Draws.text, "[]"),
+KINDS: Mapping[str, Callable[[ValueWriter], str]] = {
+  "int": ValueWriter.integer,
+  "str": ValueWriter.text,
+  "ints": lambda draw: draw.several(ValueWriter.integer, "[]"),
+  "strs": lambda draw: draw.several(ValueWriter.text, "[]"),
   "float": lambda draw: repr(draw.random.choice(_FLOATS)),
-  "tuple": lambda draw: draw.several(Draws.integer, "()"),
+  "tuple": lambda draw: draw.several(ValueWriter.integer, "()"),
   "bytes": lambda draw: repr(draw.random.choice(_WORDS).encode()),
   "bool": lambda draw: draw.random.choice(["True", "False"]),
   "none": lambda draw: "None",
   "dict": lambda draw: f"{{{draw.text()}: {draw.integer()}, {draw.text()}: {draw.integer()}}}",
 }
-"""Makers of the source of one value each, likeliest kind first."""
+"""{type: writes the source of one value}, most likely type first."""
 
 
-def draws(cut: Cut, purpose: str) -> Draws:
-  """The draws for a function, a pure function of it and of `purpose`."""
+def value_writer(cut: Cut, purpose: str) -> ValueWriter:
+  """The value writer of a function; its draws depend on the function and `purpose` only."""
   found = [n.value for n in ast.walk(ast.parse(cut.text)) if isinstance(n, ast.Constant)]
   integers = sorted({v for v in found if type(v) is int and abs(v) < 10_000})
   words = sorted({v for v in found if type(v) is str and 0 < len(v) < 12})
   seeded = random.Random(f"{purpose} {cut.module} {cut.name}")
-  return Draws(seeded, tuple(integers), tuple(words))
+  return ValueWriter(seeded, tuple(integers), tuple(words))
 
 
 def probes(cut: Cut, seed: int, limit: int = 64) -> list[tuple[tuple[str, ...], str]]:
-  """(kinds of the arguments, call) of many combinations of kinds, the likelier ones first."""
-  draw = draws(cut, f"{seed} probe")
+  """(types of the arguments, call) of many combinations of types, likelier ones first."""
+  draw = value_writer(cut, f"{seed} probe")
   required = sum(not default for _, default in cut.parameters)
   ranked: list[tuple[int, tuple[str, ...]]] = []
   for count in range(max(required, 1), min(len(cut.parameters), required + 2, 4) + 1):
@@ -88,8 +88,8 @@ def probes(cut: Cut, seed: int, limit: int = 64) -> list[tuple[tuple[str, ...], 
 
 
 def calls(cut: Cut, accepted: Sequence[tuple[str, ...]], seed: int, count: int = 40) -> list[str]:
-  """Distinct calls with arguments of the accepted kinds, those of its examples first."""
-  draw = draws(cut, f"{seed} call")
+  """Distinct calls with arguments of the accepted types; those of the docstring's examples first."""
+  draw = value_writer(cut, f"{seed} call")
   found = dict.fromkeys(cut.examples)
   for i in range(4 * count if accepted else 0):
     found[call(cut, accepted[i % len(accepted)], draw)] = None
@@ -98,7 +98,7 @@ def calls(cut: Cut, accepted: Sequence[tuple[str, ...]], seed: int, count: int =
   return list(found)
 
 
-def call(cut: Cut, kinds: Sequence[str], draw: Draws) -> str:
+def call(cut: Cut, kinds: Sequence[str], draw: ValueWriter) -> str:
   """The source of one call."""
   return f"{cut.name}({', '.join(KINDS[kind](draw) for kind in kinds)})"
 
@@ -106,12 +106,12 @@ def call(cut: Cut, kinds: Sequence[str], draw: Draws) -> str:
 def accepted(
   tried: Sequence[tuple[tuple[str, ...], str]], values: Sequence[str], limit: int = 3
 ) -> list[tuple[str, ...]]:
-  """The kinds with which calls gave values, most distinct values first.
+  """The types with which calls returned values, those with most distinct values first.
 
   Args:
     tried: as from `probes`.
-    values: what each call gave, as `agents.coding.judge.runner` writes it.
-    limit: most kinds returned.
+    values: the value of each call, as `agents.coding.judge.runner` writes it.
+    limit: most combinations of types returned.
   """
   gave: dict[tuple[str, ...], set[str]] = {}
   for (kinds, _), value in zip(tried, values, strict=True):
@@ -122,9 +122,9 @@ def accepted(
 
 
 def informative(found: Sequence[tuple[str, str]], count: int, shared: int) -> list[tuple[str, str]]:
-  """At most `count` (call, value), `shared` of a value, short ones first; in the order of finding.
+  """At most `count` pairs (call, value), at most `shared` with the same value, in their old order.
 
-  A quarter of them at most are faults.
+  Short pairs are preferred. At most a quarter of them are exceptions.
   """
   seen: dict[str, int] = {}
   faults, picked = 0, []

@@ -1,4 +1,4 @@
-"""Makes repositories of cut functions: finds out, in sandboxes, what they give for calls."""
+"""Makes repositories of extracted functions, and finds the values of their calls in sandboxes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LEAK_CHARACTERS = 30
 
 
 async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIterator[Repo]:
-  """Yields repositories of one or two functions each, all cut from one module.
+  """Yields repositories of one or two functions, both from one module.
 
-  A function is kept that gives the same plain values in two fresh sandboxes for at least six calls,
-  two of them distinct: most are, but of one that tells yes from no.
+  A function is kept if at least six calls give the same plain values in two fresh sandboxes and at
+  least two of the values are distinct (most of them, unless the function returns a truth value).
   """
   fit: list[tuple[Cut, list[tuple[str, str]]]] = []
   for cut in cuts:
@@ -44,7 +44,7 @@ async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIte
 
 
 async def behaviour(boxes: Sandboxes, cut: Cut, *, seed: int) -> list[tuple[str, str]]:
-  """(call, value) pairs of a function, an even number; empty if there are too few to tell it by."""
+  """Pairs (call, value) of a function, an even number; empty if they are too few to test it."""
   start = await boxes.base({suite_repos.MAIN: cut.text})
   tried = call_inputs.probes(cut, seed)
   first = await boxes.create(start)
@@ -71,7 +71,7 @@ async def behaviour(boxes: Sandboxes, cut: Cut, *, seed: int) -> list[tuple[str,
 
 
 async def leaks(boxes: Sandboxes, cuts: Sequence[Cut]) -> tuple[str, ...]:
-  """Paths of the runtime where lines of these functions stand, and what is compiled of them."""
+  """Paths in the runtime that contain lines of these functions, with their compiled files."""
   needles = []
   for cut in cuts:
     lines = [line for line in cut.text.split("\n") if line.startswith(" ")]
@@ -91,13 +91,13 @@ async def leaks(boxes: Sandboxes, cuts: Sequence[Cut]) -> tuple[str, ...]:
 
 
 async def _stands(boxes: Sandboxes, repo: Repo) -> bool:
-  """Whether everything is as recorded with the functions in one file and the runtime masked."""
+  """Whether all values are as recorded with the functions in one file and the runtime masked."""
   box = await boxes.create(await boxes.base(repo.files, mask=repo.mask))
   try:
     expected = repo.expected()
     try:
       values = await run_tests.values_of(box, "main", list(expected))
-    except run_tests.NotBegun:  # Python itself needs what is masked
+    except run_tests.NotBegun:  # Python itself needs a masked file
       return False
     shown = await box.exec(repo.check_command, timeout_s=10)
   finally:

@@ -1,8 +1,8 @@
-"""Damaged functions to practise mending on, by reading alone: many more than have tests that tell.
+"""Damaged functions to practise repairs on by reading alone; many more of them than have tests.
 
-    module -> a few of its functions, cut out -> one token of one changed
+    module -> a few of its functions, extracted -> one token of one is changed
 
-Nothing runs. Some damage changes nothing that could be told, and is mended all the same.
+No code runs. Some damage changes no behaviour; the drill repairs it all the same.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from jaxrl_agents.types import Split
 
 MIN_LINES, MAX_LINES = 2, 14
 BESIDE = 0.5
-"""How often another function of the module stands in the file."""
+"""Probability that the file holds another function of the module."""
 RENAMED = 0.5
-"""How often the local names of a file are replaced."""
+"""Probability that the local names of a file are replaced."""
 MAX_TRIES = 20
-"""Draws for each that is wanted, after which there are fewer."""
+"""Draws for each wanted function; after that, fewer are returned."""
 
 
 Damaged = tuple[Repo, Mapping[str, Any]]
 """A repository of one file, and the edit that broke it, as `agents.coding.judge.repo.broken` takes
-it."""
+it.
+"""
 
 
 def damaged(
@@ -48,13 +49,14 @@ def damaged(
   seed: int,
   without: Iterable[str] = (),
 ) -> Iterator[Damaged]:
-  """Yields at most `count`, of the modules of a split, of at most `max_characters`; one token is
-  damaged, for its counterpart with `flips` (code_mutations.is_flip).
+  """Yields at most `count` damaged functions of the modules of a split, each of at most
+  `max_characters`. One token is damaged; with `flips` it is replaced by its counterpart
+  (mutations.is_flip).
 
-  Kinds come up equally often, and so do, of each, the modules that have it. Half of the files have
-  other local names, of other functions: there are more drills then than the modules have code. A
-  function that stands in a module of another split as well, or in one of the texts `without`, is
-  left out.
+  All kinds of damage are equally frequent, and so are the modules that allow a kind. Half of the
+  files have their local names replaced by those of other functions, which makes more drills than
+  the modules have code. A function is left out if it also occurs in a module of another split or in
+  one of the texts `without`.
   """
   draw, found = random.Random(f"{seed} drills {split}"), 0
   own: list[list[_Function]] = []
@@ -93,7 +95,7 @@ def damaged(
 
 @dataclasses.dataclass(frozen=True)
 class _Function:
-  """A function as it would stand alone, the kinds of damage that it can take, its local names."""
+  """A function as it would stand alone, the kinds of damage that it allows, and its local names."""
 
   key: str
   text: str
@@ -110,7 +112,7 @@ def _parsed(documents: Iterable[Document]) -> Iterator[ParsedModule]:
 
 
 def _short(source: ParsedModule) -> Iterator[tuple[Function, str]]:
-  """The short functions of a module, and methods of its classes, with their text."""
+  """The short functions of a module, and the methods of its classes, with their text."""
   for _, function in mutations.functions(source):
     text = textwrap.dedent(code_functions.without_docstring(source, function))
     if MIN_LINES <= len(text.splitlines()) <= MAX_LINES:
@@ -140,7 +142,7 @@ def _of_one_token(source: ParsedModule, function: Function, flips: bool) -> list
 
 
 def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random.Random) -> str:
-  """A text with its local names replaced by others that do not occur in it."""
+  """A text with its local names replaced by names that do not occur in it."""
   others = [n for n in draw.sample(names, min(4 * len(own), len(names))) if n not in text]
   new = dict(zip(sorted(own), others, strict=False))
   if not new:

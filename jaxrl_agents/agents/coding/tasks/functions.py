@@ -1,4 +1,4 @@
-"""Short pure functions cut out of real modules, each with what it needs to stand alone."""
+"""Short pure functions extracted from real modules, each with everything it needs to run alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PURE_MODULES = frozenset({
   "heapq", "textwrap", "binascii", "unicodedata", "fractions", "decimal", "numbers", "keyword",
   "html", "colorsys", "statistics", "struct", "copy",
 })  # fmt: skip
-"""What a cut function may import."""
+"""Modules that an extracted function may import."""
 _FORBIDDEN = frozenset({
   "open", "exec", "eval", "compile", "input", "print", "breakpoint", "globals", "locals",
   "vars", "__import__", "exit", "quit", "id", "hash", "object", "super", "memoryview",
@@ -28,14 +28,14 @@ _UNFIT = (
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-  """A function and what it needs, as source of a module.
+  """A function and what it needs, as the source of a module.
 
   Attributes:
     name: of the function.
-    module: dotted name of where it came from.
-    text: imports, constants, helpers and the function, each verbatim but for docstrings.
-    parameters: (name, source of its default or "") of what a call gives by position.
-    examples: calls in its docstring's examples.
+    module: dotted name of the module it comes from.
+    text: imports, constants, helpers and the function, unchanged except for docstrings.
+    parameters: (name, source of its default or "") of the positional parameters.
+    examples: calls in the examples of its docstring.
   """
 
   name: str
@@ -47,7 +47,7 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-  """What a module defines at its top: the statements, and where names come from."""
+  """The top-level definitions of a module: its statements, and the origin of imported names."""
 
   source: ParsedModule
   statements: Mapping[str, ast.stmt]
@@ -55,7 +55,7 @@ class Pieces:
 
 
 def pieces(source: ParsedModule) -> Pieces:
-  """The functions, constants and imports at the top of a module."""
+  """The functions, constants and imports at the top level of a module."""
   statements: dict[str, ast.stmt] = {}
   imports: dict[str, tuple[str, str]] = {}
   twice: set[str] = set()
@@ -83,12 +83,12 @@ def pieces(source: ParsedModule) -> Pieces:
 def cuts(
   source: ParsedModule, *, min_lines: int = 2, max_lines: int = 14, max_text_lines: int = 40
 ) -> Iterator[Cut]:
-  """Yields the module's functions that can be cut out.
+  """Yields the functions of the module that can be extracted.
 
   Args:
     source: the module.
-    min_lines, max_lines: of the function, its docstring not counted.
-    max_text_lines: of all that is cut out with it.
+    min_lines, max_lines: of the function without its docstring.
+    max_text_lines: of the whole extracted text.
   """
   found = pieces(source)
   for name, node in found.statements.items():
@@ -104,7 +104,9 @@ def cuts(
 
 
 def key(function: Function) -> str:
-  """The same for functions of one code, whatever their names, docstrings, comments and layout."""
+  """A key that is equal for functions with the same code, whatever their names, docstrings,
+  comments and layout.
+  """
   body = function.body[ast.get_docstring(function, clean=False) is not None :]
   return "\n".join(map(ast.dump, [function.args, *body]))
 
@@ -115,7 +117,7 @@ def keys(text: str) -> set[str]:
 
 
 def merged(cuts: Iterable[Cut]) -> str:
-  """One module of several cuts of the same module: imports first, each line of text once."""
+  """One module made of several extracts of the same module: imports first, each line once."""
   imports: dict[str, None] = {}
   blocks: dict[str, None] = {}
   for cut in cuts:
@@ -145,7 +147,7 @@ def _fits(node: ast.FunctionDef) -> bool:
 
 
 def _needed(found: Pieces, name: str) -> list[str] | None:
-  """The function and the names it needs of the module; None if one of them is not to be had."""
+  """The function and the names that it needs; None if one of them cannot be extracted."""
   needed: list[str] = []
   waiting = [name]
   while waiting:
@@ -193,7 +195,7 @@ def _text(found: Pieces, needed: Iterable[str]) -> str:
 
 
 def without_docstring(source: ParsedModule, node: ast.stmt) -> str:
-  """The text of a statement; of a function without its docstring."""
+  """The text of a statement; for a function, without its docstring."""
   start = source.starts[node.lineno - 1]
   end = source.starts[node.end_lineno or node.lineno]
   text = source.text[start:end]
@@ -217,7 +219,7 @@ def _parameters(node: ast.FunctionDef) -> tuple[tuple[str, str], ...]:
 
 
 def _examples(node: Function) -> Iterator[str]:
-  """Calls of the function, with literal arguments, after the prompts of its docstring."""
+  """Calls of the function with literal arguments, from the examples of its docstring."""
   for line in (ast.get_docstring(node) or "").splitlines():
     if not line.strip().startswith(">>> "):
       continue

@@ -1,4 +1,4 @@
-"""Whether the answer to a task lies in the sandbox's own library, and what must be masked there."""
+"""Finds the answer to a task in the sandbox's own library, which must then be masked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Collection
 from jaxrl_agents.corpus.python_source import Function, ParsedModule
 
 MIN_CHARACTERS = 60
-"""Two lines of less could stand anywhere."""
+"""Two lines with fewer characters could occur anywhere."""
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 PLACE = f"/usr/lib/python{_VERSION}"
-"""Where the library lies in a sandbox."""
+"""Location of the library in a sandbox."""
 
 
 def masks(path: str) -> tuple[str, ...]:
-  """A source file of the library in the sandbox, and what Python compiled of it."""
+  """A source file of the library in the sandbox, and its compiled files."""
   file = pathlib.PurePosixPath(path)
   tag = f"cpython-{_VERSION.replace('.', '')}"
   compiled = (f"{file.stem}.{tag}{level}.pyc" for level in ("", ".opt-1", ".opt-2"))
@@ -28,7 +28,9 @@ def masks(path: str) -> tuple[str, ...]:
 
 
 def telling(source: ParsedModule, function: Function) -> str:
-  """The longest two lines of a function's body, which give it away; "" if they say too little."""
+  """The longest two consecutive lines of a function's body, by which a copy is recognised; "" if
+  they are too short.
+  """
   body = function.body
   if ast.get_docstring(function, clean=False) is not None:
     body = body[1:]
@@ -43,7 +45,7 @@ def telling(source: ParsedModule, function: Function) -> str:
 
 
 def is_elsewhere(text: str, mask: Collection[str]) -> bool:
-  """Whether a text stands in a file of the library that is not masked."""
+  """Whether a text occurs in a file of the library that is not masked."""
   return bool(text) and any(
     text in content for path, content in _library().items() if path not in mask
   )
@@ -51,7 +53,7 @@ def is_elsewhere(text: str, mask: Collection[str]) -> bool:
 
 @functools.cache
 def _library() -> dict[str, str]:
-  """{path in a sandbox: text} of the interpreter's library, which sandboxes have a copy of."""
+  """{path in a sandbox: text} of the interpreter's library, of which sandboxes have a copy."""
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   texts = {}
   for path in sorted(root.rglob("*.py")):

@@ -1,7 +1,7 @@
 """Small damage to Python source: one token, or one statement, of a function.
 
-A mutation replaces a span of the text and nothing else, so that comments and layout stay. What
-comes out parses, and to another syntax tree.
+A mutation replaces a span of the text and nothing else, so that comments and layout stay. The
+result parses, and its syntax tree differs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ STATEMENT = ("arguments", "statement", "return")
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-  """Puts `new` in the place of the characters [start, end) of a text."""
+  """Replaces the characters [start, end) of a text by `new`."""
 
   kind: str
   start: int
@@ -91,14 +91,15 @@ class Mutation:
 
 
 def mutations(source: ParsedModule, function: Function) -> list[Mutation]:
-  """Every mutation of a function's body that parses and changes its syntax tree, kind by kind."""
+  """All mutations of a function's body that parse and change its syntax tree, kind by kind."""
   changes = changing(source, function)
   return [mutation for mutation in candidates(source, function) if changes(mutation)]
 
 
 def is_flip(source: ParsedModule, mutation: Mutation) -> bool:
-  """Whether one token becomes its counterpart, which it is in turn: what is put there says what
-  stood there, and where has to be found. It stands once in its line, before and after.
+  """Whether one token is replaced by its counterpart, and that one's counterpart is the first token
+  again. The damaged token then tells the original; only its place has to be found. It occurs once
+  in its line, before and after.
   """
   text, start, end = source.text, mutation.start, mutation.end
   if _FLIPPED.get(text[start:end]) != mutation.new:
@@ -117,7 +118,9 @@ def changing(source: ParsedModule, function: Function) -> Callable[[Mutation], b
 
 
 def candidates(source: ParsedModule, function: Function) -> list[Mutation]:
-  """The mutations of a function's body, and some that come to nothing, kind by kind."""
+  """The candidate mutations of a function's body, kind by kind; some do not parse or change
+  nothing.
+  """
   body = (
     function.body[1:] if source.summary(function) or _has_docstring(function) else function.body
   )
@@ -132,7 +135,7 @@ def candidates(source: ParsedModule, function: Function) -> list[Mutation]:
 
 
 class _Spot:
-  """A function cut out of its text, to parse it alone."""
+  """A function extracted from its text, so that it can be parsed alone."""
 
   def __init__(self, source: ParsedModule, function: Function):
     first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
@@ -167,7 +170,7 @@ def _span(source: ParsedModule, node: ast.expr | ast.stmt) -> tuple[int, int]:
 def _between(
   source: ParsedModule, left: ast.expr, right: ast.expr, operator: str
 ) -> tuple[int, int] | None:
-  """Where the operator stands between two operands; None where comments make it unsure."""
+  """The span of the operator between two operands; None where comments make it uncertain."""
   start, end = _span(source, left)[1], _span(source, right)[0]
   pattern = r"[\s)\\]*(" + re.escape(operator).replace(r"\ ", r"\s+") + r")[\s(\\]*"
   match = re.fullmatch(pattern, source.text[start:end])
@@ -235,7 +238,7 @@ def _names(source: ParsedModule, node: ast.AST, known: Sequence[str]) -> Iterato
 
 
 def local_names(function: Function) -> list[str]:
-  """The parameters of a function and what it assigns to, in the order of the text."""
+  """The parameters of a function and the names it assigns to, in the order of the text."""
   arguments = function.args
   names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
   for node in ast.walk(function):
@@ -268,7 +271,7 @@ def _statements(source: ParsedModule, node: ast.AST) -> Iterator[Mutation]:
 
 
 def functions(source: ParsedModule) -> Iterator[tuple[str, Function]]:
-  """Yields (dotted name, function) of the module's functions and of its classes' methods."""
+  """Yields (dotted name, function) for the functions of a module and the methods of its classes."""
   waiting: list[tuple[str, ast.AST]] = [("", source.tree)]
   while waiting:
     prefix, parent = waiting.pop(0)

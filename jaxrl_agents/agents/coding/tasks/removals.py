@@ -1,4 +1,4 @@
-"""Features taken out of Python source: bodies of functions, signatures and docstrings kept."""
+"""Features removed from Python source: bodies of functions; signatures and docstrings stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING = "raise NotImplementedError"
 
 @dataclasses.dataclass(frozen=True)
 class Removal:
-  """The body of one function, the characters [start, end) of its text, `lines` of them."""
+  """The body of one function: the characters [start, end) of its text, `lines` lines."""
 
   name: str
   start: int
@@ -28,9 +28,9 @@ class Removal:
 
 
 def removals(source: ParsedModule, min_lines: int = 2) -> list[Removal]:
-  """The removable bodies of a module's functions and methods, in text order.
+  """The removable bodies of a module's functions and methods, in the order of the text.
 
-  A body begins after its docstring, and on a line of its own.
+  A body begins after the docstring, on a line of its own.
   """
   found = []
   for name, function in functions(source):
@@ -60,7 +60,7 @@ def _removal(source: ParsedModule, name: str, function: Function) -> Removal | N
 
 
 def pick(found: Sequence[Removal], lines: int, draw: random.Random) -> list[Removal]:
-  """Random bodies of together at most `lines` lines, most of them if there are so many."""
+  """Random bodies with at most `lines` lines together."""
   left, picked = lines, []
   for removal in draw.sample(list(found), len(found)):
     if removal.lines <= left:

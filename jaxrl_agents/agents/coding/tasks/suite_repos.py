@@ -1,8 +1,8 @@
-"""Small repositories to do tasks in: sources, tests that can be seen, tests that are held back.
+"""Small repositories for tasks: sources, visible tests, and held-back tests.
 
-Of two kinds. "calls": functions cut out of a module (`code_functions`), with what they give for
-made-up arguments; the visible half of that is in check.py. "suite": a module or package as it is,
-with its own tests, of which every third is held back.
+There are two kinds. "calls": functions extracted from a module (`functions`) with their values for
+random arguments; check.py shows half of the values. "suite": a module or package as it is, with its
+own tests, a third of which is held back.
 """
 
 from __future__ import annotations
@@ -114,20 +114,20 @@ _MAX_REPO_BYTES = 4_000_000
 def of_calls(
   name: str, group: str, text: str, kept: Sequence[tuple[str, str]], mask: tuple[str, ...]
 ) -> Repo:
-  """A repository of cut functions; every other one of the `kept` (call, value) can be seen."""
+  """A repository of extracted functions; every second pair (call, value) of `kept` is visible."""
   seen, hidden = dict(kept[::2]), dict(kept[1::2])
   files = {MAIN: text, CHECK: check_text(seen)}
   return Repo(name, group, "calls", files, (MAIN,), values=seen, hidden_values=hidden, mask=mask)
 
 
 def check_text(values: Mapping[str, str]) -> str:
-  """The program that says which calls do not give what they should, three of them at most."""
+  """A program that prints the calls that do not give the expected value, at most three of them."""
   cases = "\n".join(f"  ({call!r}, {value!r})," for call, value in values.items())
   return _CHECK.format(cases=cases)
 
 
 def parsed(path: str, text: str) -> ParsedModule | None:
-  """A Python file as parsed, None where it is not of this Python."""
+  """A parsed Python file; None if this Python cannot parse it."""
   try:
     return ParsedModule(Document("", path, text, {"source": path, "kind": "python"}), False)
   except (SyntaxError, ValueError, RecursionError):
@@ -135,12 +135,13 @@ def parsed(path: str, text: str) -> ParsedModule | None:
 
 
 def library(names: Sequence[str] = ()) -> Iterator[Repo]:
-  """Yields the modules of this interpreter's library that are one file and have tests of their own.
+  """Yields the modules of this interpreter's library that are one file and have tests.
 
-  Left out is what every Python program imports: a broken one would break the judge as well.
+  Modules that every Python program imports are left out: their damage would break the judge as
+  well.
 
   Args:
-    names: of the modules wanted, in order; all of them if empty.
+    names: of the wanted modules, in order; empty for all.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   for path in [root / f"{name}.py" for name in names] or sorted(root.glob("*.py")):
@@ -168,10 +169,10 @@ _ALWAYS_IMPORTED = frozenset({
 
 
 def folder(place: str | pathlib.Path) -> Repo:
-  """The repository in a folder, or in an sdist (.tar.gz, .zip): its Python files, unpacked only.
+  """The repository in a folder or an sdist (.tar.gz, .zip): its Python files, which are not run.
 
   Raises:
-    ValueError: there are no Python files, or more than four million bytes of them.
+    ValueError: there are no Python files, or they have more than four million bytes.
   """
   place = pathlib.Path(place).expanduser()
   if place.is_dir():
@@ -197,7 +198,9 @@ def folder(place: str | pathlib.Path) -> Repo:
 
 
 def with_tests_held_back(repo: Repo) -> Repo:
-  """The repository with a third of its tests, by hashes of their names, in files of their own."""
+  """The repository with a third of its tests, chosen by hashes of their names, moved into held-back
+  files.
+  """
   files, held_back = dict(repo.files), {}
   for path, text in repo.files.items():
     source = parsed(path, text) if is_test(path) else None
@@ -217,7 +220,7 @@ def with_tests_held_back(repo: Repo) -> Repo:
 
 
 def _tests(tree: ast.AST) -> list[tuple[str, ast.stmt]]:
-  """(name, node) of test functions and of test methods."""
+  """(name, node) of the test functions and test methods."""
   found: list[tuple[str, ast.stmt]] = []
   for node in getattr(tree, "body", []):
     if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
@@ -230,7 +233,7 @@ def _tests(tree: ast.AST) -> list[tuple[str, ast.stmt]]:
 
 
 def _without(source: ParsedModule, nodes: Sequence[ast.stmt]) -> str:
-  """The text without some definitions; a `pass` in place of each keeps blocks from being empty."""
+  """The text without some definitions; each is replaced by `pass`, so that no block is empty."""
   text = source.text
   for node in sorted(nodes, key=lambda node: -node.lineno):
     decorators = getattr(node, "decorator_list", [])
@@ -245,7 +248,7 @@ def _draw(text: str) -> int:
 
 
 def _read(path: pathlib.Path) -> str:
-  """A text file as it is; "" where it is none, or too long."""
+  """The content of a text file; "" if it is no text or too long."""
   try:
     content = path.read_bytes()
     return content.decode() if len(content) <= _MAX_FILE_BYTES and b"\0" not in content else ""
@@ -258,7 +261,7 @@ def _hidden(parts: Sequence[str]) -> bool:
 
 
 def _unpacked(place: pathlib.Path) -> dict[str, str]:
-  """The Python files of an archive, read in memory: nothing of it runs, no path is followed."""
+  """The Python files of an archive, read in memory: no code runs and no path is followed."""
   files: dict[str, str] = {}
   try:
     if place.suffix == ".zip":
@@ -293,5 +296,5 @@ def _texts(members) -> dict[str, str]:
 
 
 def _without_src(files: Mapping[str, str]) -> dict[str, str]:
-  """The files with a leading src/ taken off, so that packages can be imported from the root."""
+  """The files without a leading src/, so that packages can be imported from the root."""
   return {path.removeprefix("src/"): text for path, text in files.items()}

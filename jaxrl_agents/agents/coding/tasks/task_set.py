@@ -1,10 +1,10 @@
 """Frozen sets of coding tasks, in one folder:
 
-    repos.jsonl.gz   one repository a line, with its tests and what they give
+    repos.jsonl.gz   one repository a line, with its tests and their outcomes
     tasks.jsonl      one task a line
     manifest.json    SHA-256 of both, counts, seed, sources, versions of Python and packages
 
-What is loaded has the hashes that were written, or is refused.
+Files whose hashes differ from the manifest are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.judge.verdict import Judge
-from jaxrl_agents.agents.coding.tasks import call_repos, functions, making, suite_repos
+from jaxrl_agents.agents.coding.tasks import call_repos, functions, make_tasks, suite_repos
 from jaxrl_agents.agents.coding.tasks.functions import Cut
 from jaxrl_agents.corpus import documents, frozen_sets
 from jaxrl_agents.corpus.documents import Document
@@ -35,11 +35,11 @@ from jaxrl_agents.types import Task
 PYTHON = "python"
 TASKS = "tasks.jsonl"
 DAMAGE = {"any": ("",), "token": ("token ", "flip "), "flip": ("flip ",)}
-"""What the kinds of damage of a slice begin with, by `CodingConfig.damage`."""
+"""Beginnings of the kinds of damage of a slice, by `CodingConfig.damage`."""
 CALLS_PLANS = ("flip", "flip", "token", "statement")
-"""How a repository of calls is damaged, in turn."""
+"""Kinds of damage of a repository of calls, in turn."""
 AT_ONCE = 2 * (os.cpu_count() or 2)
-"""Repositories at work at once: tests wait for clocks and files as much as for cores."""
+"""Repositories processed at once; tests wait for clocks and files as much as for cores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +65,21 @@ async def make(
   """Makes tasks of real code.
 
   Args:
-    boxes: where all of it runs.
-    sources: "python" (this interpreter's library), "package:NAME" (one that is installed; of it
-      "calls" alone), folders of a package, sdists.
-    kinds: of repositories: "calls" (small: one-token and one-statement damage of short functions)
-      and "suite" (whole modules and packages with their own tests: every plan).
-    damage: of "calls", what a slice asks for (a key of DAMAGE).
+    boxes: sandboxes in which all code runs.
+    sources: "python" (this interpreter's library), "package:NAME" (an installed package; "calls"
+      only), folders of a package, sdists.
+    kinds: of repositories: "calls" (one-token and one-statement damage of short functions) and
+      "suite" (whole modules and packages with their own tests, and every kind of damage).
+    damage: of "calls": the damage that a slice asks for (a key of DAMAGE).
     per_repo: most tasks of one repository.
-    max_repos: most modules of each source and kind that are tried, drawn at random.
+    max_repos: most modules tried of each source and kind, drawn at random.
     seed: of every draw.
-    report: told of each stage.
+    report: is called with a line for each stage.
 
   Raises:
     ValueError: a source cannot be read, or no task could be made.
   """
-  judge, tally = Judge(boxes), making.Yield()
+  judge, tally = Judge(boxes), make_tasks.Yield()
   plans = [plan for plan in CALLS_PLANS if f"{plan} ".startswith(DAMAGE[damage])]
   jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
   groups_of = cuts_by_module(sources) if "calls" in kinds else [[] for _ in sources]
@@ -103,7 +103,7 @@ async def make(
         functools.partial(_of_suite, judge, repo, per_repo, seed, tally) for repo in picked_repos
       ]
   report(f"{len(jobs)} modules to try")
-  made = [pair for each in await making.gathered(jobs, at_once=AT_ONCE) for pair in each]
+  made = [pair for each in await make_tasks.gathered(jobs, at_once=AT_ONCE) for pair in each]
   report(f"{tally.tried} kinds of damage tried, {len(made)} valid tasks")
   if not made:
     raise ValueError(f"no task could be made of {', '.join(sources)}; name more code, or its tests")
@@ -128,10 +128,10 @@ async def make(
 
 
 def cuts_by_module(sources: Sequence[str]) -> list[list[list[Cut]]]:
-  """Of each source, the functions that can be cut out, those of a module together.
+  """The functions of each source that can be extracted, grouped by module.
 
-  What packages took from one another counts once, or it would stand in several splits: a function
-  is left out if it, or one that it needs, stands in an earlier module (`code_functions.key`).
+  A function is left out if it, or one that it needs, occurs in an earlier module (`functions.key`):
+  packages copy code from each other, and a copy could be in another split.
   """
   seen = set[str]()
   found = []
@@ -166,32 +166,32 @@ async def _of_calls(
   plans: Sequence[str],
   per_repo: int,
   seed: int,
-  tally: making.Yield,
+  tally: make_tasks.Yield,
 ) -> AsyncIterator[tuple[Repo, Task]]:
   async for repo in call_repos.repos(boxes, cuts, seed=seed):
     tally.repos += 1
-    async for task in making.tasks_of(
+    async for task in make_tasks.tasks_of(
       judge, repo, plans=plans, count=per_repo, seed=seed, tally=tally
     ):
       yield repo, task
 
 
 async def _of_suite(
-  judge: Judge, repo: Repo, per_repo: int, seed: int, tally: making.Yield
+  judge: Judge, repo: Repo, per_repo: int, seed: int, tally: make_tasks.Yield
 ) -> AsyncIterator[tuple[Repo, Task]]:
-  found = await making.stable(judge, repo)
+  found = await make_tasks.stable(judge, repo)
   if found is None:
     return
   tally.repos += 1
   plans = ("token", "feature", "features", "statement", "features")
-  async for task in making.tasks_of(
+  async for task in make_tasks.tasks_of(
     judge, found, plans=plans, count=per_repo, seed=seed, tally=tally
   ):
     yield found, task
 
 
 def counts(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
-  """Tasks by split, by level and by kind of repository."""
+  """Numbers of tasks by split, by level and by kind of repository."""
   found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
   for task in tasks:
     found["split"][task.split] += 1
@@ -202,10 +202,10 @@ def counts(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
 
 
 def save(coding_set: CodingSet, folder: str | os.PathLike[str]) -> None:
-  """Writes a set; the folder appears whole or not at all.
+  """Writes a set; the folder appears complete or not at all.
 
   Raises:
-    ValueError: the folder exists and holds something else.
+    ValueError: the folder exists and has other content.
   """
   repos = [coding_set.repos[key] for key in sorted(coding_set.repos)]
   tasks = [task for split in SPLITS for task in coding_set.tasks[split]]
@@ -220,7 +220,7 @@ def load(folder: str | os.PathLike[str]) -> CodingSet:
   """Reads a set.
 
   Raises:
-    ValueError: a file is missing or is not what was written, or a task's repository is not there.
+    ValueError: a file is missing or was changed, or a task's repository is missing.
   """
   repos = repo_lib.load(folder)
   manifest = frozen_sets.read_manifest(folder, maker=repo_lib.MAKER)
@@ -233,7 +233,7 @@ def load(folder: str | os.PathLike[str]) -> CodingSet:
 
 
 def chosen(coding_set: CodingSet, split: str, limits: CodingConfig) -> list[Task]:
-  """The tasks of a split that the slice of `limits` holds, in the order of their ids."""
+  """The tasks of a split that the slice of `limits` contains, sorted by id."""
   found = []
   for task in coding_set.tasks[split]:
     repo = coding_set.repos[task.facts["repo"]]

@@ -10,7 +10,7 @@ import pytest
 from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.verdict import TESTS
-from jaxrl_agents.agents.coding.tasks import making, suite_repos, task_set
+from jaxrl_agents.agents.coding.tasks import make_tasks, suite_repos, task_set
 from jaxrl_agents.corpus.splits import split_of
 from tests.agents.coding.judge.benches import (
   CALLS,
@@ -61,7 +61,7 @@ def made(tmp_path_factory):
 
   with pytest.MonkeyPatch.context() as patch:
     for name in ("MAX_SUITE_S", "MAX_DAMAGED_S"):  # on a loaded machine, too
-      patch.setattr(making, name, 60.0)
+      patch.setattr(make_tasks, name, 60.0)
     return with_sandboxes(body)
 
 
@@ -106,8 +106,8 @@ def test_what_depends_on_the_moment_or_on_chance_is_not_recorded(made):
 def test_splits_go_by_module_and_levels_by_changed_lines(made):
   for task in every(made):
     assert task.split == split_of(made.repos[task.facts["repo"]].group)
-    assert task.facts["level"] == making.level_of(task.facts["changed_lines"])
-  assert [making.level_of(n) for n in (1, 2, 10, 11, 60, 61, 300)] == [0, 1, 1, 2, 2, 3, 3]
+    assert task.facts["level"] == make_tasks.level_of(task.facts["changed_lines"])
+  assert [make_tasks.level_of(n) for n in (1, 2, 10, 11, 60, 61, 300)] == [0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_set_is_read_back_as_written_and_refused_when_changed(made, tmp_path):
@@ -226,15 +226,15 @@ def test_a_function_that_stands_in_two_modules_is_cut_out_of_the_first_alone(tmp
 
 
 def test_tests_that_do_not_end_make_no_task(monkeypatch):
-  monkeypatch.setattr(making, "MAX_SUITE_S", 1.0)
-  monkeypatch.setattr(making, "MAX_DAMAGED_S", 1.0)
+  monkeypatch.setattr(make_tasks, "MAX_SUITE_S", 1.0)
+  monkeypatch.setattr(make_tasks, "MAX_DAMAGED_S", 1.0)
   wait = "import time; time.sleep(99)\n"
   waits = dataclasses.replace(SUITE, files={**SUITE.files, "test_shop.py": wait + SHOP_TESTS})
-  spins = making.Damage("statement", (edit(SUITE, "shop.py", "return None", wait),), (), 1)
+  spins = make_tasks.Damage("statement", (edit(SUITE, "shop.py", "return None", wait),), (), 1)
 
   async def body(workshop):
     judge = await workshop.judge()
-    left_out = await making.stable(judge, waits)
-    return left_out, await making.validated(judge, SUITE, spins, seed=0)
+    left_out = await make_tasks.stable(judge, waits)
+    return left_out, await make_tasks.validated(judge, SUITE, spins, seed=0)
 
   assert with_sandboxes(body) == (None, (None, "the tests do not end"))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxrl_agents.agents.search.tasks import chroma_files, making, page_chains
+from jaxrl_agents.agents.search.tasks import chroma_files, make_tasks, page_chains
 from jaxrl_agents.corpus import chunks
 
 PAGES = {
@@ -177,7 +177,7 @@ def test_levels_after_one_that_failed_its_verification_are_not_tasks(tmp_path):
   record["tasks"][0]["passed_verification"] = False
   write_json(tmp_path, record)
   with pytest.raises(ValueError, match="none of 1 task files passed"):
-    making.from_chains(
+    make_tasks.from_chains(
       chroma_files.read_folder(tmp_path),
       count_tokens=chunks.count_words_and_marks,
       chunk_tokens=7,

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jaxrl_agents.agents.search.tasks import chains as chains_lib
-from jaxrl_agents.agents.search.tasks import entity_graph, making, quote_verification
+from jaxrl_agents.agents.search.tasks import entity_graph, make_tasks, quote_verification
 from jaxrl_agents.corpus import entities as domains
 
 
@@ -118,9 +118,11 @@ def parsed(chain, level):
 @pytest.fixture(scope="module")
 def world(made):
   """(domain, {split: graph}) of the corpus of `made`."""
-  domain = making.read_facts(made[0].documents)
+  domain = make_tasks.read_facts(made[0].documents)
   chunk_map = domains.ChunkMap(made[0].documents, made[0].chunks)
-  return domain, {split: entity_graph.build(domain, chunk_map, split) for split in making.SPLITS}
+  return domain, {
+    split: entity_graph.build(domain, chunk_map, split) for split in make_tasks.SPLITS
+  }
 
 
 def related(domain):

@@ -9,7 +9,7 @@ import pytest
 from jaxrl_agents import chat
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.tasks import task_set as frozen
-from jaxrl_agents.agents.swarm.tasks import budgets, making
+from jaxrl_agents.agents.swarm.tasks import budgets, make_tasks
 from jaxrl_agents.agents.swarm.tasks import facts as swarm_facts
 from jaxrl_agents.agents.swarm.tasks.budgets import Budgets
 from jaxrl_agents.corpus import chunks as chunks_lib
@@ -27,7 +27,7 @@ BUDGETS = Budgets(name_tokens=8, max_shown=3)
 
 def make(documents, chunks, index, **options):
   options = {"limits": LIMITS, "kinds": KINDS, "budgets": BUDGETS} | options
-  return making.make(documents, chunks, index, count_tokens=COUNT, **options)
+  return make_tasks.make(documents, chunks, index, count_tokens=COUNT, **options)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_what_is_to_be_copied_has_the_same_tokens_wherever_it_stands(corpus, mad
 
 def test_splits_share_no_module_and_no_prompt(corpus, made):
   documents, chunks, index = corpus
-  rows = making.read_rows(documents, chunks, index, count_tokens=COUNT, budgets=BUDGETS)
+  rows = make_tasks.read_rows(documents, chunks, index, count_tokens=COUNT, budgets=BUDGETS)
   group = {row.name: row.group for each in rows.values() for row in each}
   for split, tasks in made.tasks.items():
     names = [row["cells"]["name"] for task in tasks for row in task.facts["rows"]]
@@ -233,13 +233,13 @@ def test_a_prepared_set_is_made_once(folder, tmp_path):
     "kinds": KINDS,
     "limits": LIMITS,
   }
-  first, index = making.prepared(folder, **options)
+  first, index = make_tasks.prepared(folder, **options)
   folders = sorted(tmp_path.iterdir())
-  second, _ = making.prepared(folder, **options)
+  second, _ = make_tasks.prepared(folder, **options)
   assert second.tasks == first.tasks and sorted(tmp_path.iterdir()) == folders
   assert len(index) == len(first.chunks)
   other = dataclasses.replace(BUDGETS, share=0.45)
-  making.prepared(folder, **{**options, "budgets": other})
+  make_tasks.prepared(folder, **{**options, "budgets": other})
   assert len(list(tmp_path.iterdir())) == len(folders) + 1
 
 

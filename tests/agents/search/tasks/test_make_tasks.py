@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jaxrl_agents.agents.search.tasks import making, practice, task_set
+from jaxrl_agents.agents.search.tasks import make_tasks, practice, task_set
 from jaxrl_agents.corpus import chunks
 
 
@@ -88,7 +88,7 @@ def test_a_prepared_set_is_made_once_and_made_anew_for_another_cut(tmp_path):
   stages = []
   for chunk_tokens, reports in ((60, True), (60, False), (50, True)):
     stages.clear()
-    found = making.prepared(folder, chunk_tokens=chunk_tokens, report=stages.append, **options)
+    found = make_tasks.prepared(folder, chunk_tokens=chunk_tokens, report=stages.append, **options)
     assert bool(stages) == reports
     assert sum(len(tasks) for tasks in found.tasks.values()) > 0
   assert len(list((tmp_path / "cache").iterdir())) == 2
@@ -97,7 +97,7 @@ def test_a_prepared_set_is_made_once_and_made_anew_for_another_cut(tmp_path):
 def test_a_corpus_without_facts_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("Nothing much.")
   with pytest.raises(ValueError, match="no task could be made of 1 documents"):
-    making.make(tmp_path, count_tokens=chunks.count_words_and_marks, chunk_tokens=50)
+    make_tasks.make(tmp_path, count_tokens=chunks.count_words_and_marks, chunk_tokens=50)
 
 
 def test_practice_tasks_have_one_to_three_clues_and_the_fields_of_any_task(made):

@@ -1,10 +1,10 @@
-"""Coding tasks: a repository is damaged, tests tell, and the task is to mend it.
+"""Makes coding tasks: damages a repository, runs its tests, and keeps what the tests detect.
 
   repository -> damage (a token, a statement, whole features) -> outcomes in two fresh sandboxes
-             -> a task, where both agree, some tests fail and some pass, seen ones and hidden ones
+             -> a task, if both agree, some tests fail, some pass, and both visible and hidden ones
 
-Nothing runs but in sandboxes. What depends on the moment (order of sets, clocks, temporary names)
-differs between the two runs and is dropped with its test, or with its task.
+Code runs in sandboxes only. Tests whose outcome depends on the moment (order of sets, clocks,
+temporary names) differ between the two runs; they are dropped, and so may be their task.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from jaxrl_agents.corpus.splits import split_of
 from jaxrl_agents.types import Task
 
 LEVELS = (1, 10, 60)
-"""Most changed lines of levels 0, 1, 2; level 3 has more."""
+"""Most changed lines of levels 0, 1 and 2; level 3 has more."""
 MAX_CHANGED_LINES = 300
 MAX_SUITE_S = 1.2
-"""Of all tests of a repository, with what else the machine does meanwhile."""
+"""Most seconds for all tests of a repository, beside the other work of the machine."""
 MAX_DAMAGED_S = 4.0
-"""Of all tests of a damaged one: what never ends would hold up whoever runs them."""
+"""Most seconds for all tests of a damaged repository; a test that never ends would delay every run.
+"""
 PLANS = ("flip", "token", "statement", "feature", "features")
-"""Kinds of damage: one token for its counterpart (code_mutations.is_flip), one token for another,
-one statement, one function, several."""
+"""Kinds of damage: one token replaced by its counterpart (mutations.is_flip), one token by another,
+one statement, one function, several functions.
+"""
 _KINDS = {
   "flip": mutations.ONE_TOKEN,
   "token": mutations.ONE_TOKEN,
@@ -47,7 +49,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-  """Edits of a repository, as `agents.coding.judge.repo.broken` takes them, and what they are."""
+  """Edits of a repository, as `agents.coding.judge.repo.broken` takes them, and their description."""
 
   kind: str
   edits: tuple[Mapping[str, Any], ...]
@@ -56,19 +58,20 @@ class Damage:
 
 
 def level_of(changed_lines: int) -> int:
-  """The difficulty of so many changed lines."""
+  """The difficulty level of a number of changed lines."""
   return sum(changed_lines > most for most in LEVELS)
 
 
 async def stable(judge: Judge, repo: Repo) -> Repo | None:
-  """The repository with the statuses of its own tests, of those that pass twice; None if few do.
+  """The repository with the statuses of its own tests that pass twice; None if there are few.
 
-  For a suite; one of calls has its values already. One that takes long is left out.
+  Applies to suites; a repository of calls has its values already. A repository whose tests take
+  long is left out.
   """
   started = time.monotonic()
   try:
     first, held = await judge.outcomes(repo, {}, suite_s=2 * MAX_SUITE_S)
-  except NotBegun:  # Python itself needs what is masked
+  except NotBegun:  # Python itself needs a masked file
     return None
   if time.monotonic() - started > MAX_SUITE_S:
     return None
@@ -84,7 +87,7 @@ async def stable(judge: Judge, repo: Repo) -> Repo | None:
 class Damager:
   """Draws damage of a repository. Invariant: no damage is drawn twice.
 
-  Functions that stand in the sandbox's library too, unmasked, are left alone.
+  Functions that occur unmasked in the sandbox's library are not damaged.
   """
 
   def __init__(self, repo: Repo, seed: int):
@@ -108,7 +111,7 @@ class Damager:
     self._removals: dict[str, list[removals.Removal]] = {}
 
   def next(self, plan: str, tries: int = 20) -> Damage | None:
-    """Damage of a kind of PLANS that was not drawn before; None if there is none to be found."""
+    """New damage of a kind of PLANS; None if none was found."""
     for _ in range(tries if self._sources else 0):
       path, source = self._draw.choice(self._sources)
       feature = plan in ("feature", "features")
@@ -178,7 +181,7 @@ class Damager:
 async def validated(
   judge: Judge, repo: Repo, damage: Damage, *, seed: int
 ) -> tuple[Task | None, str]:
-  """(the task of a damaged repository, "" or why there is none)."""
+  """(the task of a damaged repository or None, "" or the reason why there is none)."""
   files = dict(repo_lib.broken(repo, damage.edits))
   expected = repo.expected()
   started = time.monotonic()
@@ -234,7 +237,7 @@ _FEATURES = (
 
 
 def prompt_of(repo: Repo, damage: Damage, draw: random.Random) -> str:
-  """A short request that leaves open where the fault is, or how a feature works."""
+  """A short request that does not tell where the fault is or how a feature works."""
   paths = list(dict.fromkeys(edit["path"] for edit in damage.edits))
   check = repo.check_command
   names = [f"`{name}`" for name in damage.names[:12]]
@@ -247,7 +250,7 @@ def prompt_of(repo: Repo, damage: Damage, draw: random.Random) -> str:
 
 @dataclasses.dataclass
 class Yield:
-  """Counts of what was tried; `refused` by reason."""
+  """Counts of what was tried; `refused` counts by reason."""
 
   repos: int = 0
   tried: int = 0
@@ -264,7 +267,7 @@ async def tasks_of(
   seed: int,
   tally: Yield,
 ) -> AsyncIterator[Task]:
-  """Yields at most `count` valid tasks of a repository, of the kinds of `plans` in turn."""
+  """Yields at most `count` valid tasks of a repository; the kinds of `plans` take turns."""
   damager = Damager(repo, seed)
   made, misses, drawn_out = 0, 0, set[str]()
   while made < count and misses < 2 * count + 4 and not drawn_out.issuperset(plans):
@@ -288,7 +291,7 @@ async def tasks_of(
 async def gathered(
   jobs: Sequence[Callable[[], AsyncIterator[Any]]], *, at_once: int
 ) -> list[list[Any]]:
-  """What each job yields, in the order of jobs, so many of them at work at once."""
+  """What each job yields, in the order of the jobs; a limited number of jobs runs at once."""
   turn = asyncio.Semaphore(at_once)
 
   async def one(job: Callable[[], AsyncIterator[Any]]) -> list[Any]:
