@@ -1,8 +1,8 @@
-"""What an agent brings to a run: options, tasks, episodes, rewards, warm-up, baselines, its story.
+"""The interface of an agent: options, tasks, episodes, rewards, warm-up, baselines, report.
 
-An agent of one's own is a subclass of `Agent`, in a package of its own; a config names an instance
-of it by its import path (`RunConfig.agent`). The smallest has `tasks` and `episode`; what else it
-brings overrides a method that does something plain.
+Your own agent is a subclass of `Agent` in a package of your own, and a config names an instance of
+it by import path (`RunConfig.agent`). Only `tasks` and `episode` are required; every other method
+has a plain default.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Tasks(abc.ABC):
   @property
   @abc.abstractmethod
   def digest(self) -> str:
-    """Names the tasks, and what they are about, by content."""
+    """A digest of the tasks and of the documents they are about."""
 
   @property
   def shared(self) -> Any:
-    """What workers need to play the tasks (small and picklable: a folder, a name)."""
+    """What workers need to play the tasks; small and picklable, such as a folder or a name."""
     return None
 
   def sample(self, split: str, count: int, seed: int) -> list[Task]:
@@ -61,15 +61,15 @@ class Tasks(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What a run hands to its agent.
+  """What a run passes to its agent.
 
   Attributes:
     options: the agent's own section, an instance of `Agent.config`.
     corpus, sft: the sections of that name.
     chat: tokenizer and template of the policy.
-    cache: folder of what can be made again.
+    cache: folder of files that can be remade.
     seed: of the run.
-    resamples: of a paired bootstrap.
+    resamples: number of resamples of a paired bootstrap.
   """
 
   options: Any
@@ -82,17 +82,17 @@ class Setting:
 
 
 class Agent(abc.ABC):
-  """What an agent brings.
+  """An agent that a run can train.
 
   Attributes:
     name: of its section in overrides, summaries and reports.
     config: class of its options: a frozen dataclass whose fields have defaults, with attributes
       `token_budget` (of a context), `max_new_tokens` (of a reply) and `max_turns`.
-    reward_sections: fields of `config` that weigh rewards and decide nothing else.
+    reward_sections: fields of `config` that only weight rewards.
     headline: the score that progress bars show.
-    success: the part of the rewards that is 1 where a rollout is right, for Toggle; "" for none.
+    success: the part of the rewards that is 1 if a rollout is right, for Toggle; "" for none.
     metrics: names of the scores in a summary; () for all.
-    story: what the report says.
+    story: its part of the report.
   """
 
   name: str
@@ -105,7 +105,7 @@ class Agent(abc.ABC):
 
   @abc.abstractmethod
   def tasks(self, setting: Setting, report: Any = print) -> Tasks:
-    """Makes the tasks, or finds them in the cache.
+    """Makes the tasks, or loads them from the cache.
 
     Raises:
       ValueError: no tasks can be made.
@@ -113,9 +113,9 @@ class Agent(abc.ABC):
 
   @abc.abstractmethod
   def episode(self, task: Task, services: Any, seed: int, sampler: Sampler) -> Env:
-    """A fresh episode of `task`; `services` is what `services` returned in this process.
+    """A new episode of `task`; `services` is what `services` returned in this process.
 
-    `seed` is of what the episode draws itself; `sampler` is for policies beside the one in
+    `seed` is of the episode's own random draws; `sampler` samples policies other than the one in
     training. Runs in a worker process, which must not import jax.
     """
 
@@ -132,21 +132,21 @@ class Agent(abc.ABC):
   def reward(
     self, options: Any, parts: Mapping[str, float], progress: float | None = None
   ) -> float:
-    """The reward of an episode from its parts, when `progress` (0 to 1) of the steps are done; at
-    evaluation (None) as after the last.
+    """The reward of an episode, computed from its parts. `progress` is the share of the steps that
+    are done, from 0 to 1; None, at evaluation, counts as after the last step.
     """
     return parts["reward"]
 
   def check(self, options: Any, steps: int, stall_s: float) -> None:
-    """Raises ValueError where options contradict one another, learner.steps or workers.stall_s."""
+    """Raises ValueError where options contradict each other, learner.steps or workers.stall_s."""
     return None
 
   def turn_s(self, options: Any, stall_s: float) -> float:
-    """Seconds that a turn may take, its tools included."""
+    """Most seconds of a turn, its tools included."""
     return stall_s
 
   def player(self, name: str, task: Task, services: Any, seed: int, chat: Chat) -> Scripted:
-    """An episode that a scripted player plays: `EXPERT`, or a baseline.
+    """An episode of a scripted player: `EXPERT`, or a baseline.
 
     Raises:
       ValueError: the agent has no such player.
@@ -157,18 +157,18 @@ class Agent(abc.ABC):
     )
 
   def check_player(self, name: str, options: Any) -> None:
-    """Raises ValueError where the options do not let the scripted player play."""
+    """Raises ValueError where the options make it impossible for the scripted player to play."""
     return None
 
   @property
   def baselines(self) -> Sequence[str]:
-    """Names of the scripted players that are evaluated beside the policy."""
+    """Names of the scripted players that are evaluated besides the policy."""
     return ()
 
   def imitated(
     self, setting: Setting, groups: Sequence[Group]
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:
-    """The segments of the expert's episodes that are worth imitating, and counts of episodes."""
+    """The segments of the expert's episodes that the warm-up imitates, and counts of episodes."""
     rollouts = [t for group in groups for t in group.trajectories]
     finished = [t for t in rollouts if not t.error]
     counts = {"played": len(rollouts), "failed": len(rollouts) - len(finished)}
@@ -183,11 +183,11 @@ class Agent(abc.ABC):
     raise ValueError(f"there is no practice for agent={self.name}; set its rate in sft.rates to 0")
 
   def texts(self, setting: Setting, tasks: Any) -> Sequence[str]:
-    """Texts of the kind that the policy reads."""
+    """Texts like those that the policy reads."""
     return [task.prompt for task in tasks.tasks["train"]]
 
   def drills(self, setting: Setting, tasks: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Short exercises: the ids of a prompt and of its reply, int32 [P] and [R].
+    """Short exercises: the token ids of a prompt and of its reply, int32 [P] and [R].
 
     Raises:
       ValueError: the agent has none.
@@ -195,8 +195,8 @@ class Agent(abc.ABC):
     raise ValueError(f"there are no drills for agent={self.name}; set their rate in sft.rates to 0")
 
   def has_stable_ids(self, options: Any) -> bool:
-    """Whether ids of documents and chunks, which mean nothing, are the same in every episode, so
-    that the warm-up draws them anew.
+    """Whether the ids of documents and chunks are arbitrary and the same in every episode, so that
+    the warm-up must replace them by random ones.
     """
     return False
 
@@ -207,25 +207,26 @@ class Agent(abc.ABC):
   def frozen(
     self, options: Any, start: pathlib.Path
   ) -> Mapping[str, Sequence[tuple[str | pathlib.Path, float]]]:
-    """{policy: its weights} of those that play beside the one in training: folders, each with the
-    share of the training steps until which it plays; `start` is what training starts from.
+    """{policy: its weights} of the frozen policies that play besides the one in training. Weights
+    are pairs of a folder and the share of the training steps until which it is used; `start` is the
+    folder that training starts from.
     """
     return {}
 
   def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
-    """The scores of an evaluation: means over tasks."""
+    """The scores of an evaluation: means over the tasks."""
     return scores_lib.entry(groups, self.metrics)
 
   def scores(
     self, setting: Setting, tasks: Any, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """One evaluation: "policy", and what it is compared with; means over tasks."""
+    """The scores of one evaluation: "policy" and what it is compared with; means over the tasks."""
     return {"policy": self.entry(setting, groups)}
 
   def compare(
     self, setting: Setting, tasks: Any, evaluations: Mapping[str, Sequence[Group]]
   ) -> dict[str, Any]:
-    """The part of the summary that tells what training changed.
+    """The part of the summary that compares the evaluations.
 
     Args:
       setting: of the run.
@@ -234,7 +235,7 @@ class Agent(abc.ABC):
         tasks.
 
     Returns:
-      {"eval": {name: scores}, "paired_bootstrap": gains with bounds} and what else there is.
+      {"eval": {name: scores}, "paired_bootstrap": gains with bounds}, and further entries.
     """
     gains = scores_lib.gains(
       evaluations["trained"],
@@ -248,7 +249,7 @@ class Agent(abc.ABC):
 
 
 def worker_spec(agent: str, tokenizer: str, options: Any, shared: Any, player: str) -> WorkerSpec:
-  """Workers that play episodes of an agent, named as in RunConfig: by the policy, or by a scripted
+  """Workers that play episodes of an agent (named as in RunConfig), by the policy or by a scripted
   player.
   """
   arguments = (agent, tokenizer, options, shared, player)
@@ -256,7 +257,9 @@ def worker_spec(agent: str, tokenizer: str, options: Any, shared: Any, player: s
 
 
 def worker_services(name: str, tokenizer: str, options: Any, shared: Any, player: str) -> Services:
-  """For `WorkerSpec.build`; with a scripted player, what samples the policy stays idle."""
+  """Builds the services of a worker (`WorkerSpec.build`). With a scripted player, the policy's
+  sampler stays unused.
+  """
   agent, chat = import_path.agent(name), chat_lib.load(tokenizer)
   services = agent.services(chat, options, shared)
 
@@ -273,7 +276,7 @@ def worker_services(name: str, tokenizer: str, options: Any, shared: Any, player
 def rewarded(
   agent: Agent, options: Any, groups: Sequence[Group], progress: float | None = None
 ) -> list[Group]:
-  """The groups with the reward of every finished rollout among its metrics, as "reward"."""
+  """The groups with the reward of every finished rollout added to its metrics as "reward"."""
 
   def weighed(trajectory: Trajectory) -> Trajectory:
     if trajectory.error:

@@ -1,7 +1,7 @@
 """The turn loop that the environments of all agents share.
 
-A reply is an answer, calls of tools, or cut off at its token limit. Calls run, their results join
-the conversation, and the episode ends with an answer or at one of the limits.
+A reply is an answer, a set of tool calls, or cut off at its token limit. Calls run and their
+results are appended to the conversation. The episode ends with an answer or at one of the limits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from jaxrl_agents.types import Message, ToolCall
 
 MAX_MALFORMED_TURNS = 3
-"""Turns in a row without a readable call that an episode survives (ours)."""
+"""Number of consecutive turns without a readable call after which an episode ends (ours)."""
 
 
 class Stop(enum.StrEnum):
@@ -30,7 +30,7 @@ class TurnLoop:
 
   Attributes:
     turns: replies taken so far.
-    malformed: how many replies in a row, up to the last, had no readable call.
+    malformed: number of consecutive replies, up to the last, without a readable call.
   """
 
   def __init__(
@@ -41,11 +41,12 @@ class TurnLoop:
     cut_off: str,
     run_calls: Callable[[Sequence[ToolCall]], Awaitable[list[Message]]],
   ):
-    """
+    """Sets the limits of the episode.
+
     Args:
-      stop_tokens: ids that end a reply; one that ends otherwise was cut off.
+      stop_tokens: ids that end a reply; a reply that ends otherwise was cut off.
       max_turns: turns after which the episode ends.
-      cut_off: what the policy is told after a reply without calls that was cut off.
+      cut_off: the message after a reply without calls that was cut off.
       run_calls: runs the calls of a turn and returns their results.
     """
     self._stop_tokens, self._max_turns = stop_tokens, max_turns
@@ -60,7 +61,7 @@ class TurnLoop:
     Args:
       reply: of the policy.
       messages: the conversation.
-      is_last: no step is left in which results could be used; calls do not run.
+      is_last: whether no step is left to use results in; calls then do not run.
     """
     self.turns += 1
     messages.append(reply)

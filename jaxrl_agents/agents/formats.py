@@ -1,4 +1,4 @@
-"""Numbers and settings as the page words them."""
+"""Formats numbers and settings for the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-  """Nested settings as ("section.option", text) in their own order."""
+  """Nested settings as pairs ("section.option", text), in their own order."""
   flat: list[tuple[str, str]] = []
   for key, value in values.items():
     name = f"{prefix}{key}"

@@ -14,7 +14,9 @@ def seeded(seed: int, name: str) -> random.Random:
 
 
 class Draws:
-  """The draws of one scripted player in one episode; mistakes come `scale` times as often."""
+  """The random draws of one scripted player in one episode; `scale`, drawn from `scales`,
+  multiplies the probability of mistakes.
+  """
 
   def __init__(self, seed: int, name: str, scales: Sequence[float]):
     self.random = seeded(seed, name)

@@ -1,8 +1,9 @@
-"""Whether new weights may replace the old: no suite may be shown, or suspected, to have got worse.
+"""The regression gate: new weights replace the old ones only if no suite may have become worse.
 
-A regression is a lower confidence bound below the margin, so that noise blocks too: a suite too
-small to rule a regression out does not pass. Source of the loop: Cursor, "Improving Composer
-through real-time RL" (26 March 2026); its thresholds are unpublished, these are ours.
+A suite blocks if the lower confidence bound of its gain is below the margin. Noise therefore blocks
+too: a suite too small to rule out a regression does not pass. Source of the loop: Cursor,
+"Improving Composer through real-time RL" (26 March 2026); its thresholds are not published, and
+these are ours.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GUARD_SIGMAS = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-  """Scores of both models on the tasks of one suite, higher is better.
+  """Scores of both models on the tasks of one suite; higher is better.
 
   `margin`: the loss that is tolerated, in the unit of the scores (0.01 for one point of a share).
   """
@@ -34,7 +35,9 @@ class Suite:
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-  """A rate that must not move either way, such as tool errors; `history` of accepted models."""
+  """A rate that must not change in either direction, such as tool errors; `history` of accepted
+  models.
+  """
 
   name: str
   history: Sequence[float]
@@ -43,7 +46,7 @@ class Guard:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """Invariant: `passed` exactly when `reasons` is empty.
+  """The result of the gate. Invariant: `passed` exactly when `reasons` is empty.
 
   Attributes:
     reasons: why the candidate is blocked, a sentence each.
@@ -66,11 +69,10 @@ def decide(
 ) -> Verdict:
   """The verdict over all suites and guards.
 
-  A suite blocks when the lower 95 % bound of the paired gain is below -margin, or when tasks that
-  the baseline finished have no score from the candidate: a model that fails its hard tasks must
-  not look better for it. A guard blocks when it lies more than 3 standard deviations from the
-  mean of its history, or is not finite; with fewer than 5 values of history it is listed as
-  unchecked.
+  A suite blocks if the lower 95 % bound of the paired gain is below -margin, or if the candidate
+  has no score on tasks that the baseline finished: failing on hard tasks must not improve the
+  score. A guard blocks if it is more than 3 standard deviations from the mean of its history, or
+  not finite; with fewer than 5 values of history it is listed as unchecked.
 
   Raises:
     ValueError: there is no suite, or a suite cannot be compared (see `paired_bootstrap`).
@@ -106,7 +108,7 @@ def _guard_reasons(guard: Guard) -> list[str]:
   if len(guard.history) < MIN_HISTORY:
     return []
   mean, deviation = float(np.mean(guard.history)), float(np.std(guard.history, ddof=1))
-  # The second term is rounding: a history of equal values has a deviation of about 0.
+  # The second term is for rounding: equal values have a deviation of about 0.
   if abs(guard.value - mean) <= GUARD_SIGMAS * deviation + 1e-9 * abs(mean):
     return []
   return [

@@ -1,6 +1,6 @@
-"""Rejection sampling: which successful rollouts of a policy it is fine-tuned on next.
+"""Rejection sampling: chooses the successful rollouts of a policy for fine-tuning (RFT).
 
-Source: Kimi K2.5, https://arxiv.org/abs/2602.02276, names the loop and no numbers; they are ours.
+Source: Kimi K2.5, https://arxiv.org/abs/2602.02276, names the loop but no numbers; they are ours.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ def shortest_right(
   ngram: int = 8,
   max_overlap: float = 0.8,
 ) -> list[Trajectory]:
-  """The shortest right rollouts of each prompt, shortest first, prompts in order.
+  """The shortest right rollouts of each prompt, shortest first, with the prompts in order.
 
   Args:
-    groups: several of one prompt are pooled; failed rollouts count for nothing.
+    groups: groups of the same prompt are pooled; failed rollouts are ignored.
     is_right: whether a finished rollout is worth imitating.
-    per_prompt: most of one prompt; of an easy one, 1.
-    easy: the share of right rollouts from which on a prompt is easy.
-    ngram: sampled tokens in a row that are compared.
-    max_overlap: a rollout that shares more of its n-grams than this with one kept is left out.
+    per_prompt: most rollouts of one prompt; an easy prompt gives 1.
+    easy: share of right rollouts from which a prompt counts as easy.
+    ngram: number of consecutive sampled tokens that are compared.
+    max_overlap: a rollout is left out if it shares a larger share of its n-grams with a kept one.
   """
   pooled: dict[str, list[Trajectory]] = {}
   for group in groups:
@@ -50,7 +50,7 @@ def shortest_right(
 
 
 def _sampled(trajectory: Trajectory) -> list[int]:
-  """All that the policy sampled."""
+  """All tokens that the policy sampled."""
   return [t for segment in trajectory.segments for t in segment.tokens[segment.loss_mask].tolist()]
 
 

@@ -1,11 +1,11 @@
-"""Grades of a judging model by several rubrics, on top of verified rewards.
+"""Grades of a judge model by several rubrics, added to verified rewards (GRM).
 
-One rubric is drawn for each group and step, so that the rollouts that are compared were graded
-alike; a policy that pleases one wording does not please the next, and one held-out rubric, never
-rewarded, tells how much of a gain is to the taste of the others alone.
+Each group and step draws one rubric, so that compared rollouts are graded alike. A policy that
+exploits one wording does not profit from the next. One held-out rubric is never rewarded; it shows
+how much of a gain is specific to the others.
 
-Source: Kimi K2.5, https://arxiv.org/abs/2602.02276 section 4.4.2, says that there are several
-rubrics a context and that they come on top of verified rewards; formulas and numbers are ours.
+Source: Kimi K2.5, https://arxiv.org/abs/2602.02276 section 4.4.2, says that a context has several
+rubrics and that they are added to verified rewards; formulas and numbers are ours.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 LOWEST, HIGHEST = 1, 10
-"""Of the grades of one criterion."""
+"""The range of the grades of one criterion."""
 
 VIOLATION_CAP = 0.3
-"""Most that a reply is worth which breaks an instruction."""
+"""Highest reward of a reply that breaks an instruction."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rubric:
-  """Criteria with their weights and what they ask for. A `held_out` one only evaluates."""
+  """Criteria with weights and descriptions. A `held_out` rubric only evaluates."""
 
   name: str
   weights: Mapping[str, float]
@@ -38,7 +38,7 @@ class Rubric:
 class Verdict:
   """One answer of the judge: a grade from 1 to 10 for each criterion, and two flags.
 
-  `violates`: an instruction was broken; `injects`: the reply speaks to the judge.
+  `violates`: the reply breaks an instruction. `injects`: the reply addresses the judge.
   """
 
   grades: Mapping[str, float]
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def read(text: str, rubric: Rubric) -> Verdict | None:
-  """The verdict that a judge's text holds as JSON; None if it is not one for this rubric."""
+  """Parses the JSON verdict in a judge's text; None if it does not match this rubric."""
   match = re.search(r"\{.*\}", text, re.DOTALL)
   try:
     found = json.loads(match[0] if match else "{}")
@@ -60,10 +60,10 @@ def read(text: str, rubric: Rubric) -> Verdict | None:
 
 
 def drawn(rubrics: Sequence[Rubric], *, group_id: str, step: int, seed: int) -> Rubric:
-  """The rubric of a group at a step, never a held-out one.
+  """The rubric of a group at a step; never a held-out one.
 
   Raises:
-    ValueError: fewer than two rubrics are left: one alone would be learnt by heart.
+    ValueError: fewer than two rubrics are left: a policy would overfit to a single one.
   """
   usable = [rubric for rubric in rubrics if not rubric.held_out]
   if len(usable) < 2:
@@ -75,10 +75,10 @@ def grade(verdicts: Sequence[Verdict], rubric: Rubric) -> float:
   """`median over verdicts of sum_c w_c (s_c - 1) / 9`, in [0, 1].
 
   At most VIOLATION_CAP if a verdict says that an instruction was broken; 0 if one says that the
-  reply speaks to the judge.
+  reply addresses the judge.
 
   Raises:
-    ValueError: no verdicts: a reply that could not be judged is no reward of 0.
+    ValueError: there are no verdicts; a reply that could not be judged must not count as 0.
   """
   if not verdicts:
     raise ValueError("no verdict to grade by; ask the judge again or let the rollout fail")
@@ -105,5 +105,5 @@ def mixed(verified: float | None, graded: float, *, kappa: float = 0.3) -> float
 
 
 def taste(trained: Sequence[float], held_out: Sequence[float]) -> float:
-  """Mean grade by the rubrics in use minus that by the held-out one: a growing gap is an alarm."""
+  """Mean grade by the rubrics in use minus that by the held-out one; a growing gap is a warning."""
   return statistics.fmean(trained) - statistics.fmean(held_out)

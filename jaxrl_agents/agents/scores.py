@@ -1,8 +1,8 @@
-"""Scores of a set of groups, averaged within a task and then over tasks; paired comparison of two.
+"""Scores of groups, averaged within a task and then over tasks; paired comparison of two sets.
 
-Every score is what the environment measured (`Trajectory.rewards`); nothing is judged again here. A
-failed rollout has no score: it is counted, and neither averaged nor taken for 0. A task of which
-every rollout failed has no score either.
+Every score was measured by the environment (`Trajectory.rewards`); nothing is judged again. A
+failed rollout has no score: it is counted, but neither averaged nor taken as 0. A task whose
+rollouts all failed has no score either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RESAMPLES_AT_ONCE = 256
 
 @dataclasses.dataclass(frozen=True)
 class Gain:
-  """Candidate minus baseline, mean over `tasks` paired tasks, with its two-sided 95 % interval."""
+  """Candidate minus baseline: mean over `tasks` paired tasks with its two-sided 95 % interval."""
 
   mean: float
   lower95: float
@@ -32,9 +32,9 @@ class Gain:
 def scores(groups: Iterable[Group]) -> dict[str, dict[str, float]]:
   """{metric: {task id: mean over its finished rollouts}}.
 
-  Metrics: "reward", every measured reward part, "tokens_per_turn" (sampled)
-  and "calls_per_turn". A metric that a rollout does not have ("prune_accuracy" where nothing was
-  pruned) is averaged over those that have it. Several groups of one task are pooled.
+  Metrics: "reward", every measured reward part, "tokens_per_turn" (sampled) and "calls_per_turn". A
+  metric that only some rollouts have ("prune_accuracy" needs a prune) is averaged over those.
+  Several groups of one task are pooled.
   """
   values: dict[str, dict[str, list[float]]] = {}
   for group in groups:
@@ -59,10 +59,10 @@ def _measured(trajectory: Trajectory) -> dict[str, float]:
 
 
 def summary(groups: Sequence[Group]) -> dict[str, float]:
-  """The mean over tasks of every metric of `scores`, and how much stands behind it.
+  """The mean over the tasks of every metric of `scores`, and the numbers of tasks and rollouts.
 
   Counts: "tasks" (with a score), "rollouts" (finished), "failed" (rollouts), "failed_tasks" (tasks
-  of which every rollout failed, in no mean).
+  whose rollouts all failed; they are in no mean).
   """
   by_metric = scores(groups)
   means = {metric: float(np.mean(list(tasks.values()))) for metric, tasks in by_metric.items()}
@@ -78,7 +78,9 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def entry(groups: Sequence[Group], metrics: Sequence[str] = ()) -> dict[str, float]:
-  """Those of `metrics` that an evaluation has (all for none), means over tasks, in their order."""
+  """The means over the tasks of those `metrics` that an evaluation has, in their order; all of them
+  for ().
+  """
   found = summary(groups)
   return {name: found[name] for name in metrics or found if name in found}
 
@@ -93,10 +95,10 @@ def paired_bootstrap(
 ) -> Gain:
   """The gain of `candidate` over `baseline` on the tasks that both have.
 
-  Tasks are drawn with replacement, as many as there are, `resamples` times; the bounds are the
-  2.5 % and 97.5 % quantiles of the mean difference (percentile bootstrap; Efron and Tibshirani
-  1993, ch. 13). Tasks that are alike are no independent draws: with `clusters`, {task id: what it
-  belongs to}, whole clusters are drawn.
+  Tasks are resampled with replacement `resamples` times; the bounds are the 2.5 % and 97.5 %
+  quantiles of the mean difference (percentile bootstrap; Efron and Tibshirani 1993, ch. 13).
+  Similar tasks are not independent: with `clusters`, {task id: its cluster}, whole clusters are
+  resampled.
 
   Raises:
     ValueError: no task is in both, a score is not finite, or `resamples` is less than 1.
@@ -138,7 +140,7 @@ def gains(
 ) -> dict[str, float]:
   """Paired gains as {"reward_gain", "reward_gain_lower95", "reward_gain_upper95", ...}.
 
-  `cluster` names what a task is one of several of, see `paired_bootstrap`.
+  `cluster` returns the cluster of a task, see `paired_bootstrap`.
 
   Raises:
     ValueError: as `paired_bootstrap`, or neither set has one of the metrics.

@@ -1,4 +1,4 @@
-"""What the report says of an agent: columns, names of metrics, baselines, sections of its own."""
+"""An agent's part of the report: columns, names of metrics, baselines, its own sections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Section:
     title: of the section.
     text: plain text.
     header: titles of the table's columns.
-    rows: of the table, as many cells each as the header has.
+    rows: of the table, each with as many cells as the header.
   """
 
   title: str
@@ -26,7 +26,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-  """One chart. A key ending in "/" takes every scalar that starts so; scale "linear" or "log"."""
+  """One chart. A key ending in "/" takes every scalar with that prefix; scale "linear" or "log"."""
 
   title: str
   note: str
@@ -38,14 +38,14 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """How runs of one agent are shown side by side.
+  """How runs of one agent are compared side by side.
 
   Attributes:
-    evaluations: rows of the table, "trained" among them; the last is the rival in the panels.
+    evaluations: rows of the table, "trained" among them; the panels compare with the last.
     columns: of the table: names in an entry of an evaluation, with dots between levels.
     gains: names of "paired_bootstrap".
     held_out: columns that have a panel of their own.
-    curves: (scalar of a step, title) of each panel below.
+    curves: (scalar of a step, title) of each further panel.
   """
 
   evaluations: tuple[str, ...] = ("warm_start", "trained")
@@ -57,30 +57,30 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-  """What the report says of the runs of one agent.
+  """An agent's part of the report.
 
   Attributes:
-    noun: what is trained for, in the sentence.
-    score: the metric that it is.
-    gain: what its gain is told as.
-    baseline: (evaluation, words) that the trained policy is measured against in the sentence.
+    noun: what is trained for, as a noun in the first sentence.
+    score: its metric.
+    gain: the words for its gain.
+    baseline: (evaluation, words) that the first sentence compares the trained policy with.
     columns: (evaluation, title) of the table, the warm start and the trained policy first.
     titles: {metric: title} in the order of the rows.
-    of_sub_agents: metrics that mean nothing where "width" is 0.
-    closed: metrics without a title are left out of the table.
-    costs: metrics of which less is better: the upper bound of their gain is told.
+    of_sub_agents: metrics that have no meaning where "width" is 0.
+    closed: whether metrics without a title are left out of the table.
+    costs: metrics of which less is better; the upper bound of their gain is shown.
     kinds: (kind, title) of tasks that have rows of their own.
     kind_metrics: the metrics of those rows.
-    bound: heads the bounds of the gains.
-    fine: what a reader of the table must know.
-    addition: a further sentence on the result, from the summary; "" for none.
-    facts: further numbers beside the result, (what, value) each, from the summary.
-    sections: the agent's own sections of the report, from the summary.
-    limits: {"soft", "hard", "budget"}, marks on the curve of context tokens, from the options of
-      the summary ("section.option": value).
+    bound: header of the bounds of the gains.
+    fine: notes below the table.
+    addition: a further sentence on the result, computed from the summary; "" for none.
+    facts: further numbers beside the result, (name, value) each, computed from the summary.
+    sections: the agent's own sections of the report, computed from the summary.
+    limits: {"soft", "hard", "budget"}: marks on the curve of context tokens, computed from the
+      options in the summary ("section.option": value).
     panels: charts of the scalars of reinforcement learning, before those of every run.
-    computed: further scalars to draw, from the options of the summary and the steps.
-    compared: how runs are shown side by side.
+    computed: further scalars to draw, computed from the options in the summary and the steps.
+    compared: how runs are compared side by side.
   """
 
   noun: str = "reward"

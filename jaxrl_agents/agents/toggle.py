@@ -1,14 +1,16 @@
-"""Toggle of Kimi K2.5: phases in which a solved problem must be solved within a length.
+"""Toggle of Kimi K2.5: phases in which a problem that is mostly solved must be solved within a
+length.
 
     limited phase:  r'(y_j) = r(y_j) if mean_i r(y_i) < solved or |y_j| <= budget, else 0
     free phase:     r'(y_j) = r(y_j)
     budget = percentile of |y_j| over the right rollouts of the problem, once, then fixed
 
-The cap binds only where the group solves the problem mostly; phases alternate so that length is
-neither always bought nor forgotten. |y| counts all that the policy sampled in a rollout.
+The limit applies only if the group mostly solves the problem. Phases alternate, so that the policy
+neither always pays for length nor forgets how to use it. |y| counts all tokens that the policy
+sampled in a rollout.
 
-Source: https://arxiv.org/abs/2602.02276 section 4.4.2. Its numbers were never published; those here
-(7/8, 90, and two steps a phase) are hearsay.
+Source: https://arxiv.org/abs/2602.02276 section 4.4.2. Its numbers were not published; those here
+(7/8, 90, and two steps a phase) are not confirmed by the authors.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ import numpy as np
 from jaxrl_agents.types import Group
 
 RIGHT = 1.0
-"""The reward from which on a rollout counts as right."""
+"""The reward from which a rollout counts as right."""
 
 
 def is_limited(step: int, phase_steps: int = 2) -> bool:
-  """Whether a training step is in a limited phase; the first phase is one."""
+  """Whether a training step is in a limited phase; the first phase is limited."""
   return (step // phase_steps) % 2 == 0
 
 
 def length_budget(
   lengths: Sequence[float], rewards: Sequence[float], *, percentile: float = 90.0
 ) -> float:
-  """The percentile (linear between neighbours) of the lengths of right rollouts; infinity without
-  any.
+  """The percentile (linear between neighbours) of the lengths of right rollouts; infinity if there
+  are none.
   """
   right = [n for n, r in zip(lengths, rewards, strict=True) if r >= RIGHT]
   return float(np.percentile(right, percentile)) if right else math.inf
@@ -54,7 +56,7 @@ def toggled(
 
 
 class LengthBudgets:
-  """Length budgets of problems. Invariant: once a problem has one it never changes."""
+  """Length budgets of problems. Invariant: a budget never changes once it is set."""
 
   def __init__(self, state: Mapping[str, float] | None = None):
     self._budgets = dict(state or {})
@@ -67,7 +69,9 @@ class LengthBudgets:
     *,
     percentile: float = 90.0,
   ) -> float:
-    """The budget of a problem; set by its first group with a right rollout, infinity before."""
+    """The budget of a problem; its first group with a right rollout sets it, and before that it is
+    infinite.
+    """
     if task_id not in self._budgets:
       found = length_budget(lengths, rewards, percentile=percentile)
       if math.isinf(found):
@@ -76,7 +80,7 @@ class LengthBudgets:
     return self._budgets[task_id]
 
   def state(self) -> dict[str, float]:
-    """JSON: every budget that is set."""
+    """Every budget that is set, for JSON."""
     return dict(self._budgets)
 
 
@@ -89,10 +93,11 @@ def gated(
   solved: float = 0.875,
   percentile: float = 90.0,
 ) -> list[Group]:
-  """The groups with the part of their rewards that judges right gated; as measured it is "ungated".
+  """The groups with the success part of their rewards gated; the measured value is kept as
+  "ungated".
 
-  Lengths are the tokens that the policy sampled, over finished rollouts; sub-agents' count for
-  nothing. To be called once a step, before auxiliaries are added (`parl.parl_total`), so that those
+  Lengths are the tokens that the policy sampled, over finished rollouts; those of sub-agents do not
+  count. Call it once a step, before auxiliary rewards are added (`parl.parl_total`), so that these
   are not gated.
   """
   return [_gated(group, budgets, part, limited, solved, percentile) for group in groups]

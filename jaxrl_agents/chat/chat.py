@@ -1,4 +1,4 @@
-"""The one interface to tokenizer and format that environments, harness and runs use."""
+"""The interface to tokenizer and chat format that environments, harness and runs use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where the ids of documents and chunks stand in a sequence, for tokenizers that keep them whole.
+"""Positions of document and chunk ids in a token sequence, for tokenizers that keep them whole.
 
-`scripts/train_tokenizer.py` makes the numbers 0 to 999, "_0" to "_999" and the strings after which
-an id stands single tokens. In another tokenizer nothing is found.
+`scripts/train_tokenizer.py` makes the numbers 0 to 999, "_0" to "_999" and the strings before an id
+single tokens. In sequences of other tokenizers nothing is found.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ DOCUMENT_MARKS = (
   '{"doc_id": "',
   '", "',
 )
-"""Fixed strings after which the number of a document stands."""
+"""Fixed strings before the number of a document."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DocumentNumbers:
-  """The tokens that ids are made of.
+  """The tokens that ids consist of.
 
   Attributes:
-    mark_ids: ids after which the number of a document stands, int32 [n].
+    mark_ids: ids before the number of a document, int32 [n].
     number_ids: ids of the numbers 0 to 999, one token each, ascending int32 [1000].
-    chunk_ids: those of "_0" to "_999", which end the id of a chunk; ascending int32 [n].
+    chunk_ids: ids of "_0" to "_999", which end the id of a chunk; ascending int32 [n].
   """
 
   mark_ids: np.ndarray
@@ -42,13 +42,15 @@ class DocumentNumbers:
     return 1 + np.flatnonzero(marked)
 
   def chunk_places(self, tokens: np.ndarray) -> np.ndarray:
-    """Indices of the tokens after those: the number of a chunk in its document, int64 [n]."""
-    after = self.document_places(tokens[:-1]) + 1  # of the last token nothing follows
+    """Indices of the tokens after those, which are the number of a chunk in its document, int64
+    [n].
+    """
+    after = self.document_places(tokens[:-1]) + 1  # nothing follows the last token
     return after[np.isin(tokens[after], self.chunk_ids)]
 
 
 def of(chat: Chat) -> DocumentNumbers:
-  """Those of a chat's tokenizer."""
+  """The document numbers of a chat's tokenizer."""
   known = lambda texts: [i for i in map(chat.id_of, texts) if i is not None]
   return DocumentNumbers(
     mark_ids=np.array(known(DOCUMENT_MARKS), np.int32),

@@ -57,11 +57,11 @@ class Said:
   """One message of a reply.
 
   Attributes:
-    role: who speaks; "" where the reply holds text outside of messages.
+    role: of the author; "" if the reply has text outside of messages.
     channel: "analysis", "commentary", "final" or what stands in its place.
-    recipient: whom a call goes to, "functions.NAME"; else "".
-    text: what is said.
-    called: whether it ends with the token of a call.
+    recipient: of a call, "functions.NAME"; else "".
+    text: the content.
+    called: whether the message ends with the token of a call.
   """
 
   role: str
@@ -85,7 +85,7 @@ class HarmonyFormat:
     self._ends = (self._id["<|end|>"], self._id["<|return|>"], self._id["<|call|>"])
 
   def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
-    """See `Chat.render`. What a system says are the developer's instructions."""
+    """See `Chat.render`. System messages become the developer's instructions."""
     rest = messages
     sections = []
     if messages and messages[0].role == "system":
@@ -112,7 +112,9 @@ class HarmonyFormat:
     return self._vocabulary.ids([*parts, self._id["<|start|>"], "assistant"])
 
   def encode_reply(self, reply: Message, earlier: Sequence[Message]) -> np.ndarray:
-    """See `Chat.encode_reply`. Beside calls the content is a preamble, commentary to nobody."""
+    """See `Chat.encode_reply`. Content beside calls becomes a preamble: commentary without a
+    recipient.
+    """
     del earlier
     said: list[list[Part]] = []
     if reply.reasoning:
@@ -131,7 +133,7 @@ class HarmonyFormat:
     return self._vocabulary.ids(parts)
 
   def parse(self, tokens: np.ndarray) -> Message:
-    """See `Chat.parse`. Analysis is the thought; what is said in another role is ignored."""
+    """See `Chat.parse`. Analysis becomes `reasoning`; messages in another role are ignored."""
     thought: list[str] = []
     content: list[str] = []
     found: list[ToolCall] = []
@@ -154,7 +156,7 @@ class HarmonyFormat:
     )
 
   def _messages(self, body: list[int]) -> Iterator[Said]:
-    """The messages of a reply, of which the prompt holds the beginning: `<|start|>assistant`."""
+    """The messages of a reply, whose beginning `<|start|>assistant` is in the prompt."""
     start = 0
     for i, token in enumerate([*body, self._id["<|end|>"]]):
       if token in self._ends or token in (self._id["<|start|>"], self._id["<|endoftext|>"]):
@@ -182,7 +184,7 @@ class HarmonyFormat:
     return self._vocabulary.decode(ids).replace("<|constrain|>", " ").split()
 
   def _assistant(self, message: Message) -> list[Part]:
-    """A turn of the past: as it was sampled; else its answer ends as any other message."""
+    """An earlier turn: as it was sampled, or else with the answer ended like any other message."""
     opening: list[Part] = [self._id["<|start|>"], "assistant"]
     if message.tokens is None:
       reply = self.encode_reply(message, ())
@@ -202,12 +204,14 @@ class HarmonyFormat:
 
 
 def _recipient(call: ToolCall) -> str:
-  """Whom a call goes to, and who its result is from; of one that names nobody, the namespace."""
+  """The recipient of a call, which is also the author of its result; the namespace if the call has
+  no name.
+  """
   return call.label or (f"{NAMESPACE}.{call.name}" if call.name else NAMESPACE)
 
 
 def _parse_call(said: Said, call_id: str) -> ToolCall:
-  """The call that a message to a recipient makes; whatever is wrong is named in `error`."""
+  """The call made by a message to a recipient; `error` names what is wrong with it."""
   label = replies.clipped(said.recipient)
   space, _, name = said.recipient.partition(".")
   if space != NAMESPACE or not name:

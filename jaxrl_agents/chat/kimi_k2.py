@@ -65,7 +65,7 @@ class KimiK2Format:
     self.stop_tokens: tuple[int, ...] = (self._id["<|im_end|>"], self._id["[EOS]"])
 
   def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
-    """See `Chat.render`. Where no system speaks first, the published default does."""
+    """See `Chat.render`. Without a system message, the published default is used."""
     parts: list[Part] = []
     if tools:
       declared = [replies.declaration(tool) for tool in tools]
@@ -139,7 +139,7 @@ class KimiK2Format:
     return pieces
 
   def _parse_call(self, ids: list[int], call_id: str, closed: bool, in_section: bool) -> ToolCall:
-    """A call from `label <|tool_call_argument_begin|> json`; what is wrong is named in `error`."""
+    """A call from `label <|tool_call_argument_begin|> json`; `error` says what is wrong."""
     text = self._vocabulary.decode(ids)
     split = self._id["<|tool_call_argument_begin|>"]
     cut = ids.index(split) if split in ids else len(ids)
@@ -175,7 +175,7 @@ class KimiK2Format:
 
 
 def _labels(message: Message, earlier: Sequence[Message]) -> list[str]:
-  """What each call of a turn is called: as the policy wrote it, else by its number."""
+  """The label of each call of a turn: as the policy wrote it, or else by its number."""
   first = sum(len(before.tool_calls) for before in earlier)
   numbered = (f"functions.{c.name}:{first + i}" for i, c in enumerate(message.tool_calls))
   return [c.label or number for c, number in zip(message.tool_calls, numbered, strict=True)]

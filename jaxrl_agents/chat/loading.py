@@ -21,13 +21,13 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """A format and what gives it away.
+  """A format and how it is recognised.
 
   Attributes:
-    make: the format of a vocabulary.
+    make: makes the format of a vocabulary.
     control_tokens: tokens that its vocabulary must have.
-    template_marks: strings that its published chat template has and that of a relative with the
-      same tokens but another syntax of calls lacks.
+    template_marks: strings in its published chat template that are absent from templates with the
+      same tokens but another syntax of calls.
   """
 
   make: Callable[[Vocabulary], Format]
@@ -68,7 +68,7 @@ def load(path: str = "base") -> Chat:
 
 
 def tokenizer_files(path: str) -> list[pathlib.Path]:
-  """What `load` reads of `path`: tokenizer.json first, then what describes its chat template.
+  """The files that `load` reads of `path`: tokenizer.json first, then those of its chat template.
 
   Raises:
     ValueError: there is no tokenizer at `path`.
@@ -79,10 +79,10 @@ def tokenizer_files(path: str) -> list[pathlib.Path]:
 
 
 def detect(tokens: Iterable[tokenizers.AddedToken]) -> str:
-  """The name in FORMATS of the format that added tokens are made for.
+  """The name in FORMATS of the format whose tokens are among the added tokens.
 
   Raises:
-    ValueError: of none; the message names those that there are, and what the nearest lacks.
+    ValueError: there is none; the message lists the formats and what the nearest lacks.
   """
   known = {token.content for token in tokens}
   lacking = {
@@ -100,12 +100,12 @@ def detect(tokens: Iterable[tokenizers.AddedToken]) -> str:
 
 
 def chat_template(folder: pathlib.Path) -> str:
-  """The published template of a folder, as text; "" where there is none."""
+  """The published template of a folder, as text; "" if there is none."""
   if (folder / CHAT_TEMPLATE).is_file():
     return (folder / CHAT_TEMPLATE).read_text("utf-8")
   config = folder / TOKENIZER_CONFIG
   template = json.loads(config.read_text("utf-8")).get("chat_template") if config.is_file() else ""
-  if isinstance(template, list):  # one of several, by name
+  if isinstance(template, list):  # several templates, each with a name
     template = next((t["template"] for t in template if t["name"] == "default"), "")
   return template or ""
 

@@ -75,7 +75,7 @@ class Qwen3Format:
     self.stop_tokens: tuple[int, ...] = (self._id["<|im_end|>"], self._id["<|endoftext|>"])
 
   def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
-    """See `Chat.render`. The tools stand in the system turn, after what the system says."""
+    """See `Chat.render`. The tools are in the system turn, after its content."""
     with_system = bool(messages) and messages[0].role == "system"
     parts: list[Part] = []
     if tools:
@@ -114,16 +114,18 @@ class Qwen3Format:
     return self._vocabulary.ids([*parts, self._id["<|im_end|>"]])
 
   def parse(self, tokens: np.ndarray) -> Message:
-    """See `Chat.parse`. A thought that never ends is all there is; calls in a thought are none."""
+    """See `Chat.parse`. A thought that is not closed takes the rest of the reply; calls inside a
+    thought are ignored.
+    """
     body = tokens.tolist()
     if body and body[-1] in self.stop_tokens:
       body.pop()
     thought, body = replies.split_thought(body, self._id["<think>"], self._id["</think>"])
     content: list[int] = []
     found: list[ToolCall] = []
-    inner: list[int] | None = None  # of the call that is open
+    inner: list[int] | None = None  # of the open call
     opening, closing = self._id["<tool_call>"], self._id["</tool_call>"]
-    for token in [*body, opening]:  # a call that is open at the end is not closed either
+    for token in [*body, opening]:  # a call that is still open at the end is not closed
       if inner is not None and token in (opening, closing):
         text = self._vocabulary.decode(inner)
         found.append(_parse_call(text, f"call_{len(found)}", closed=token == closing))
@@ -163,7 +165,7 @@ class Qwen3Format:
 
 
 def _parse_call(text: str, call_id: str, closed: bool) -> ToolCall:
-  """A call from the JSON between its tags; whatever is wrong is named in `error`."""
+  """A call from the JSON between its tags; `error` names what is wrong with it."""
   record: Any = None
   problem = "" if closed else "is not closed with </tool_call>"
   try:

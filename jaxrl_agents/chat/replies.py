@@ -1,4 +1,4 @@
-"""What the formats share in writing and reading replies: calls as JSON, thought set apart."""
+"""Shared by the formats: calls as JSON, and the split of a reply into thought and content."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MAX_QUOTED_CHARS = 80
 
 
 def json_text(value: Any) -> str:
-  """JSON as models are shown it: one line, characters beyond ASCII as they are."""
+  """JSON as models see it: on one line, with characters beyond ASCII unescaped."""
   return json.dumps(value, ensure_ascii=False)
 
 
 def declaration(tool: ToolSpec) -> dict[str, Any]:
-  """A tool as the published templates are given it."""
+  """A tool in the form that the published templates expect."""
   function = {
     "name": tool.name,
     "description": tool.description,
@@ -27,7 +27,7 @@ def declaration(tool: ToolSpec) -> dict[str, Any]:
 
 
 def with_arguments(call_id: str, name: str, text: str, label: str = "") -> ToolCall:
-  """The call of `name` whose arguments are the JSON `text`; what is wrong with it is in `error`."""
+  """The call of `name` whose arguments are the JSON `text`; `error` names what is wrong with it."""
   arguments: Any = {}
   error = ""
   try:
@@ -50,7 +50,9 @@ def with_object(
 def malformed(
   call_id: str, text: str, problem: str, *, name: str = "", label: str = ""
 ) -> ToolCall:
-  """A call that could not be read: `problem` says why, after the beginning of its text."""
+  """A call that could not be parsed; `problem` gives the reason, and the beginning of its text
+  follows.
+  """
   return ToolCall(call_id, name, {}, f"the call {clipped(text)!r} {problem}", label)
 
 
@@ -74,8 +76,8 @@ def label_of(labels: Mapping[str, str], result: Message) -> str:
 
 
 def split_thought(body: list[int], opening: int, closing: int) -> tuple[list[int], list[int]]:
-  """(thought, the rest) of the ids of a reply. A thought ends at the first `closing`, even if its
-  `opening` is not in the reply; one that is not closed goes on to the end.
+  """(thought, the rest) of the token ids of a reply. A thought ends at the first `closing`, even if
+  its `opening` is not in the reply; without a `closing` it takes the whole reply.
   """
   if closing in body:
     end = body.index(closing)

@@ -32,7 +32,7 @@ def declared(namespace: str, tools: Sequence[ToolSpec]) -> str:
 
 
 def _type(schema: Mapping[str, Any], indent: str) -> str:
-  """The type of a value; what has no type of its own here is any."""
+  """The TypeScript type of a JSON schema; `any` for schemas without a counterpart here."""
   kind = schema.get("type")
   if "oneOf" in schema or "anyOf" in schema:
     return " | ".join(_type(each, indent) for each in schema.get("oneOf") or schema["anyOf"])

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import tokenizers
 
-CACHED_TEXTS = 1_024  # a conversation is rendered anew each turn; its texts are encoded once
+CACHED_TEXTS = 1_024  # a conversation is rendered again each turn; its texts are encoded once
 
 Part = int | str | np.ndarray
 """A control token by its id, plain text, or ids as they were sampled."""
 
 
 class Vocabulary:
-  """Ids of text and text of ids. Invariant: `encode` never yields the id of a control token."""
+  """Converts between text and ids. Invariant: `encode` never yields the id of a control token."""
 
   def __init__(self, tokenizer: tokenizers.Tokenizer):
     tokenizer.encode_special_tokens = True
@@ -34,16 +34,18 @@ class Vocabulary:
     return {name: i for name, i in found.items() if i is not None}
 
   def encode(self, text: str) -> np.ndarray:
-    """Ids of plain text, int32 [T]; control tokens in it, and half surrogate pairs, are text."""
+    """Ids of plain text, int32 [T]; control tokens and unpaired surrogates in it are encoded as
+    text.
+    """
     return self._encoded(text).copy()
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """The text view of ids, control tokens spelled out; ids beyond the vocabulary leave nothing."""
+    """The text of ids, with control tokens spelled out; ids beyond the vocabulary are skipped."""
     return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
   def ids(self, parts: Iterable[Part]) -> np.ndarray:
-    """The ids of a prompt, int32 [P]. Texts that follow one another are encoded as one text, as the
-    model's own template does; ids stand as they are.
+    """The ids of a prompt, int32 [P]. Consecutive texts are encoded as one text, as the model's own
+    template does; ids stay as they are.
     """
     pieces: list[np.ndarray] = []
     text = ""
@@ -59,14 +61,16 @@ class Vocabulary:
     return np.concatenate(pieces)
 
   def _encode(self, text: str) -> np.ndarray:
-    whole = text.encode("utf-8", "replace").decode("utf-8")  # JSON can spell half a pair
+    whole = text.encode("utf-8", "replace").decode(
+      "utf-8"
+    )  # JSON can contain an unpaired surrogate
     return np.asarray(self._tokenizer.encode(whole, add_special_tokens=False).ids, np.int32)
 
 
 def with_control_tokens(text: str) -> str:
-  """A tokenizer.json in which every added token is a control token.
+  """The content of tokenizer.json with every added token marked as a control token.
 
-  Published ones mark `<tool_call>`, `<think>` and others as ordinary, so that a document which
+  Published files mark `<tool_call>`, `<think>` and others as ordinary, so that a document that
   spells them would be read as the model's own markup.
   """
   record = json.loads(text)

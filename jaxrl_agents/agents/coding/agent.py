@@ -66,7 +66,7 @@ class CodingTasks(Tasks):
 
 
 class CodingAgent(Agent):
-  """The agent repairs a damaged repository with tools in a sandbox; hidden tests judge the result."""
+  """The agent repairs a damaged repository with tools in a sandbox; hidden tests judge it."""
 
   name = "coding"
   config = CodingConfig

@@ -157,7 +157,7 @@ class CodingEnv:
       await _closed(box)
 
   async def snapshot(self) -> CodingState:
-    """The state of the episode, to branch from or to continue; call `drop` on its `box` when done."""
+    """The state of the episode, to branch from or to continue; call `drop` on its `box` later."""
     box = self._workspace.box
     if box is None:
       raise ValueError(f"task {self._task.id}: start the episode before taking a snapshot")

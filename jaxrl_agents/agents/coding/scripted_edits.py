@@ -134,7 +134,7 @@ def told(made: Replacement) -> str:
 
 
 def _flips(text: str, at: int) -> list[tuple[int, int, str]]:
-  """(start, end, new) of the tokens that have a counterpart, in the body of the function at `at`."""
+  """(start, end, new) of the tokens with a counterpart, in the body of the function at `at`."""
   first = text.find("\n", max(text.rfind("\ndef ", 0, at + 1), 0) + 1)
   last = text.find("\ndef ", at)
   last = last if last > 0 else len(text)

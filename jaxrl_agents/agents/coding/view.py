@@ -201,7 +201,7 @@ def lines_of(path: str, text: str, first: int, lines: int) -> str:
 
 
 def summary_message(number: int, text: str, state: Mapping[str, Any]) -> Message:
-  """The message that replaces the conversation: the policy's own summary and the harness's state."""
+  """The message that replaces the conversation: the policy's summary and the harness's state."""
   return Message(
     "user", f'<summary n="{number}">\n{text.strip()}\n</summary>\n{json.dumps(dict(state))}'
   )

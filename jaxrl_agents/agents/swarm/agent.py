@@ -1,4 +1,4 @@
-"""Kimi K2.5's agent swarm: what it brings to a run (see `agents.agent`)."""
+"""Kimi K2.5's agent swarm, described to a run (see `agents.agent`)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
 UNHURRIED = 1.25
-"""Steps and context of a single agent that has enough, in those that a whole table takes."""
+"""The single agent without limits gets this many times the steps and context that a whole table
+takes.
+"""
 
 
 class SwarmAgent(Agent):
-  """Wide, deep and narrow tasks; an orchestrator looks things up itself or has them looked up."""
+  """An orchestrator solves wide, deep and narrow tasks by look-ups of its own or by sub-agents."""
 
   name = "swarm"
   config = SwarmConfig
@@ -62,16 +64,16 @@ class SwarmAgent(Agent):
   story = STORY
 
   def check(self, options: SwarmConfig, steps: int, stall_s: float) -> None:
-    """Raises ValueError where options contradict one another or those of the run."""
+    """Raises ValueError where options contradict each other or those of the run."""
     config.check(options)
     config.check_run(options, steps, stall_s)
 
   def turn_s(self, options: SwarmConfig, stall_s: float) -> float:
-    """A turn of the orchestrator lasts as long as its sub-agents."""
+    """A turn of the orchestrator may last as long as its sub-agents."""
     return stall_s + options.sub_deadline_s
 
   def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
-    """Wide, deep and narrow tasks, and the index that they are searched in."""
+    """The wide, deep and narrow tasks, and the index that they are searched in."""
     options, corpus = setting.options, setting.corpus
     search = options.search
     task_set, index = make_tasks.prepared(
@@ -95,18 +97,18 @@ class SwarmAgent(Agent):
     return CorpusTasks(task_set, index, search.short_ids)
 
   def services(self, chat: Chat, options: SwarmConfig, shared: str) -> SwarmServices:
-    """The index of the folder `shared`."""
+    """Loads the index of the folder `shared`."""
     return SwarmServices(tools.load_services(chat, shared, options.search), options)
 
   def episode(self, task: Task, services: SwarmServices, seed: int, sampler: Sampler) -> Env:
-    """The policy is the orchestrator, `swarm.sub_policy` its sub-agents."""
+    """An episode in which the policy is the orchestrator; `swarm.sub_policy` plays sub-agents."""
     return env.make(task, services, env.sampled_crew(sampler, services.limits.sub_policy), seed)
 
   def player(
     self, name: str, task: Task, services: SwarmServices, seed: int, chat: Chat
   ) -> Scripted:
-    """An episode of the scripted orchestrator with scripted sub-agents; in the share of episodes
-    that the options say, that of a single agent with all the steps and room it needs.
+    """An episode of the scripted orchestrator with scripted sub-agents. With probability
+    `swarm.single` it is an episode of a single agent with all the steps and context it needs.
     """
     if name != agent_lib.EXPERT:
       return super().player(name, task, services, seed, chat)
@@ -125,7 +127,7 @@ class SwarmAgent(Agent):
   def imitated(
     self, setting: Setting, groups: Sequence[Group]
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:
-    """Both roles of every finished episode."""
+    """The segments of both roles of every finished episode."""
     rollouts = [t for group in groups for t in group.trajectories]
     counts = {
       "played": len(rollouts),
@@ -136,11 +138,11 @@ class SwarmAgent(Agent):
     return both_roles(groups, max_children=children, seed=setting.seed), counts
 
   def texts(self, setting: Setting, tasks: CorpusTasks) -> Sequence[str]:
-    """Chunks."""
+    """The text of the chunks."""
     return tasks.sampled_texts()
 
   def drills(self, setting: Setting, tasks: CorpusTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """What each role copies, with names drawn anew."""
+    """Drills of what each role copies, with new random names."""
     count = setting.sft.reading_drills
     return swarm_drills.role_drills(
       tasks.sample("train", count, setting.seed + 1),
@@ -152,8 +154,8 @@ class SwarmAgent(Agent):
     )
 
   def variants(self, options: SwarmConfig) -> Mapping[str, SwarmConfig]:
-    """The same policy without the two tools: within the same critical steps, and unhurried, with
-    the steps and the context that an agent needs for a whole table.
+    """The same policy without the two tools of the swarm: once within the same critical steps, and
+    once with the steps and the context that one agent needs for a whole table.
     """
     alone = dataclasses.replace(options, alone=True)
     return {"single_agent": alone, "single_agent_unhurried": _unhurried(options)}
@@ -161,7 +163,7 @@ class SwarmAgent(Agent):
   def frozen(
     self, options: SwarmConfig, start: pathlib.Path
   ) -> Mapping[str, Sequence[tuple[str | pathlib.Path, float]]]:
-    """The policies of the sub-agents: that of the warm-up, or those of `swarm.sub_init`."""
+    """The policies of the sub-agents: the warm start, or those in `swarm.sub_init`."""
     if not options.sub_policy or options.alone:
       return {}
     folders = options.sub_init or ("",)
@@ -170,7 +172,7 @@ class SwarmAgent(Agent):
     return {options.sub_policy: weights}
 
   def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
-    """Means over tasks."""
+    """Means over the tasks."""
     found = super().entry(setting, groups)
     walls = [t.metrics["wall_s"] for group in groups for t in group.trajectories if not t.error]
     return found | {"wall_s": sum(walls) / max(len(walls), 1)}
@@ -178,17 +180,17 @@ class SwarmAgent(Agent):
   def scores(
     self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """The policy's scores, overall and by the kind of task."""
+    """The policy's scores, over all tasks and by kind of task."""
     return {"policy": self.entry(setting, groups), "by_kind": self._by_kind(setting, groups)}
 
   def compare(
     self, setting: Setting, tasks: CorpusTasks, evaluations: Mapping[str, Sequence[Group]]
   ) -> dict[str, Any]:
-    """Gains over the warm start; the swarm beside a single agent, where there is one.
+    """Gains over the warm start, and the swarm beside a single agent if that was evaluated.
 
-    "critical_steps_ratio": of the single agent that has enough steps to those of the swarm, each
-    the mean over the wide and deep tasks that both have; by kind too, and over the tasks on which
-    the swarm did no worse, "no_worse" of them.
+    "critical_steps_ratio" divides the mean steps of the single agent without limits by those of the
+    swarm, over the wide and deep tasks that both finished. It is also given by kind, and over the
+    "no_worse" tasks on which the swarm did no worse.
     """
     after = evaluations["trained"]
     gains = functools.partial(scores_lib.gains, resamples=setting.resamples, seed=setting.seed)
@@ -234,10 +236,10 @@ def _unhurried(options: SwarmConfig) -> SwarmConfig:
 
 
 def both_roles(groups: Iterable[Group], *, max_children: int, seed: int) -> Iterator[Segment]:
-  """Yields the segments of finished episodes of a swarm and of some of their sub-agents.
+  """Yields the segments of finished episodes of a swarm, and of some of their sub-agents.
 
-  Of each episode at most `max_children` sub-agents that finished, drawn at random: there are many
-  to one orchestrator, and they are short.
+  At most `max_children` finished sub-agents of each episode are drawn at random: an orchestrator
+  has many, and their segments are short.
   """
   for group in groups:
     for number, trajectory in enumerate(group.trajectories):
@@ -255,7 +257,7 @@ def _of(groups: Sequence[Group], forms: Sequence[str]) -> list[Group]:
 
 
 def _ratios(swarm: Sequence[Group], single: Sequence[Group]) -> dict[str, Any]:
-  """The ratios of critical steps, as `SwarmAgent.compare` has them."""
+  """The ratios of critical steps that `SwarmAgent.compare` returns."""
   found: dict[str, Any] = {}
   by_kind = {}
   for forms in (("wide",), ("deep",), ("wide", "deep")):

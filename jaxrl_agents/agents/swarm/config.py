@@ -11,15 +11,16 @@ from jaxrl_agents.agents.search.config import SearchConfig
 
 @dataclasses.dataclass(frozen=True)
 class ParlConfig:
-  """Weights of PARL's auxiliary rewards at the start; cosine to 0 at `anneal_end` of the steps.
+  """Weights of PARL's auxiliary rewards at the first step; a cosine takes them to 0 at
+  `anneal_end`.
 
   Kimi K2.5 published no numbers: all are ours.
 
   Attributes:
     parallel: weight of r_parallel.
     finish: weight of r_finish.
-    anneal_end: share of the steps at which both are 0.
-    target_width: assignments at once above which r_parallel does not grow.
+    anneal_end: share of the steps after which both weights are 0.
+    target_width: number of simultaneous assignments above which r_parallel does not grow.
   """
 
   parallel: float = 0.1
@@ -33,31 +34,31 @@ class SwarmConfig:
   """Limits of the agent swarm.
 
   Attributes:
-    search: the tools that look into the corpus, and the orchestrator's context; without pruning.
+    search: tools that search the corpus, and the orchestrator's context; without pruning.
     parl: weights of the auxiliary rewards.
-    sub_policy: name of the frozen policy that plays the sub-agents; where it is empty, the policy
-      in training plays them.
-    sub_init: folders of the frozen policy's weights, of any size, one after the other (small to
-      large for a curriculum); "" stands for the weights that training starts from.
+    sub_policy: name of the frozen policy that plays the sub-agents; if empty, the policy in
+      training plays them.
+    sub_init: folders of the frozen policy's weights, of any size, used one after another (small
+      to large for a curriculum); "" stands for the weights that training starts from.
     sub_until: shares of the training steps at which the next of `sub_init` takes over.
-    alone: the orchestrator has the tools of the corpus alone, and no sub-agents.
+    alone: whether the orchestrator has only the tools of the corpus and no sub-agents.
     budget_share: budget of critical steps of a wide or deep task, as a share of the steps that a
       single agent needs.
-    stretch: factor of the tasks' budgets of critical steps.
-    max_turns: of the orchestrator.
-    sub_max_turns: of a sub-agent; fewer where fewer critical steps are left.
-    sub_token_budget: of the context of a sub-agent.
-    sub_max_new_tokens: of one reply of a sub-agent.
-    sub_temperature: at which sub-agents are sampled.
-    sub_deadline_s: after which a sub-agent is given up; below workers.stall_s.
-    message_tokens: of what a sub-agent returns; the rest is cut.
-    max_agents: sub-agents that an episode may create.
-    max_assignments_per_turn: assignments that run at once; further ones are refused.
-    max_assignments: assignments of an episode.
+    stretch: factor on the tasks' budgets of critical steps.
+    max_turns: most turns of the orchestrator.
+    sub_max_turns: most turns of a sub-agent; fewer if fewer critical steps are left.
+    sub_token_budget: tokens of a sub-agent's context.
+    sub_max_new_tokens: most tokens of one reply of a sub-agent.
+    sub_temperature: sampling temperature of sub-agents.
+    sub_deadline_s: seconds after which a sub-agent is given up; less than workers.stall_s.
+    message_tokens: most tokens of a sub-agent's answer; the rest is cut off.
+    max_agents: most sub-agents that an episode may create.
+    max_assignments_per_turn: most assignments that run at once; further ones are refused.
+    max_assignments: most assignments of an episode.
     serial: probability that the scripted orchestrator does everything itself.
-    single: probability that a scripted episode is that of a single agent without sub-agents, with
-      the steps and the context that it needs.
-    max_children: sub-agents of a scripted episode that are imitated beside the orchestrator.
+    single: probability that a scripted episode has a single agent without sub-agents, with the
+      steps and the context that it needs.
+    max_children: sub-agents of a scripted episode that are imitated besides the orchestrator.
   """
 
   search: SearchConfig = SearchConfig(can_prune=False)
@@ -84,17 +85,17 @@ class SwarmConfig:
 
   @property
   def token_budget(self) -> int:
-    """Of the orchestrator's context, the largest of an episode."""
+    """Tokens of the orchestrator's context, the largest of an episode."""
     return self.search.token_budget
 
   @property
   def max_new_tokens(self) -> int:
-    """Of one reply of the orchestrator."""
+    """Most tokens of one reply of the orchestrator."""
     return self.search.max_new_tokens
 
 
 def check(options: SwarmConfig) -> None:
-  """Raises ValueError where two options contradict one another."""
+  """Raises ValueError where two options contradict each other."""
   search_config.check(options.search)
   parl = options.parl
   if options.search.can_prune:

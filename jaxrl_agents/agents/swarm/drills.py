@@ -1,8 +1,9 @@
-"""Short exercises in the four things that a swarm has to say: whom to ask for what, what to search
-for, which row a result gives, which table the rows make.
+"""Short exercises in what a swarm writes: assignments, search queries, a row from a result, a
+table.
 
-A drill begins where the words to copy have just been read. Names and values are drawn anew for each
-drill, in prompt, results and reply alike, so that they can be copied and not remembered.
+The words to copy stand near the end of each prompt. Every drill replaces names and values by new
+random ones, in prompt, results and reply alike, so that they must be copied and cannot be
+memorised.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from jaxrl_agents.chat import Chat
 from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
 
 FORMS = {"assign": 0.25, "query": 0.1, "row": 0.4, "table": 0.25}
-"""What is exercised -> how often."""
+"""{form of a drill: probability}."""
 PICKED = 1.0
-"""How often the table where a question asks for one row of many."""
+"""The weight of the form "table" for tasks whose question asks for one row of many."""
 
 KEPT = 0.15
-"""How often a drill keeps the names of its task."""
+"""Probability that a drill keeps the names of its task."""
 
 _LOOK_UP = (view.SEARCH, view.GREP, view.READ)
 _ALL = (swarm_view.CREATE, swarm_view.ASSIGN, *_LOOK_UP)
@@ -45,15 +46,15 @@ def role_drills(
   max_rows: int,
   seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields `count` drills: the ids of a prompt and of the reply, int32 [P] and [R].
+  """Yields `count` drills: the token ids of a prompt and of the reply, int32 [P] and [R].
 
   Args:
-    tasks: of `agents.swarm.tasks.make_tasks`; one after the other, from the first again after the last.
-    chunk_text: the text of a chunk by its id. Names are made of its words.
+    tasks: of `agents.swarm.tasks.make_tasks`; they are used in turn, repeatedly.
+    chunk_text: returns the text of a chunk by its id. New names are made of its words.
     chat: template and tokenizer.
-    count: of drills; none where there are no tasks.
-    max_rows: of a drill: assignments that run at once.
-    seed: of all that is random.
+    count: number of drills; none if there are no tasks.
+    max_rows: most rows of a drill, which are assignments that run at once.
+    seed: of all random draws.
   """
   every = {i for task in tasks for row in task.facts["rows"] for i in row["chunk_ids"]}
   texts = map(chunk_text, sorted(every))
@@ -62,10 +63,12 @@ def role_drills(
     draw = random.Random(f"{seed}/{number}/{task.id}")
     rows = list(task.facts["rows"])
     draw.shuffle(rows)
-    # Of a question, with the row that it asks for.
+    # For a question, the row that it asks for must be kept.
     rows.sort(key=lambda row: row["cells"]["name"] != task.facts.get("truth"))
     most = min(len(rows), max_rows)
-    rows = rows[: max(draw.randint(1, most), draw.randint(1, most))]  # many more often than few
+    rows = rows[
+      : max(draw.randint(1, most), draw.randint(1, most))
+    ]  # many rows more often than few
     draw.shuffle(rows)
     drill = _Drill(task, rows, {})
     if draw.random() > KEPT:
@@ -78,7 +81,7 @@ def role_drills(
 
 @dataclasses.dataclass(frozen=True)
 class _Drill:
-  """Rows of a task, and {what it was called: what it is called here}."""
+  """Rows of a task, and {original name: name in this drill}."""
 
   task: Task
   rows: Sequence[Mapping[str, Any]]
@@ -99,7 +102,7 @@ class _Drill:
 
 
 def _renamed(drill: _Drill, parts: Sequence[str], draw: random.Random) -> _Drill:
-  """The drill with other names and values, numbers aside, of the style of those before."""
+  """The drill with new names and values in the style of the old ones; numbers stay."""
   old = [cell for row in drill.rows for cell in row["cells"].values() if not cell.isdigit()]
   names: dict[str, str] = {}
   for name in dict.fromkeys(old):
@@ -118,7 +121,7 @@ def _question(drill: _Drill) -> Message:
 
 
 def _role(drill: _Drill) -> list[Message]:
-  """What a sub-agent sees first."""
+  """The first messages of a sub-agent."""
   asked = drill.called(drill.rows[0]["lookups"][0])
   return [Message("system", drill.task.facts["header"]), Message("user", asked)]
 
@@ -142,7 +145,7 @@ def _query(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
 
 
 def _row(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
-  """Its results: for each look-up the chunk that answers it, often beside one that does not."""
+  """A row from its results: for each look-up the right chunk, often beside a wrong one."""
   ids, row = ShortIds(drill.task), drill.rows[0]
   messages = _role(drill)
   for query, chunk_id in zip(row["lookups"], row["chunk_ids"], strict=True):
@@ -158,7 +161,7 @@ def _row(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
 
 
 def _table(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
-  """The turn that asked for the rows stands before them half of the time."""
+  """The table of all rows. In half of the drills the turn that assigned them is shown."""
   ids = ShortIds(drill.task)
   lines = [drill.line(row, ids) for row in drill.rows]
   told = [Message("tool", line) for line in lines]

@@ -1,13 +1,13 @@
-"""The agent swarm of Kimi K2.5: an orchestrator that hands out tasks to frozen sub-agents.
+"""The agent swarm of Kimi K2.5: an orchestrator that assigns tasks to frozen sub-agents.
 
-The orchestrator creates sub-agents, gives them tasks, looks things up itself, and ends with a reply
-without calls. A turn is a stage: all its assignments run at once, each a rollout of its own with a
-context, a budget and a sampler of its own, and the stage ends when all have ended. What counts
-against `facts["max_steps"]` are critical steps: of a stage 1 and the turns of its longest
-assignment. One step is always kept for the answer, so that the budget is never exceeded.
+The orchestrator creates sub-agents, assigns tasks to them, searches by itself, and ends the episode
+with a reply without calls. Each turn is a stage: all its assignments run at once, each as a rollout
+with its own context, budget and sampler, and the stage ends when all of them have ended.
+`facts["max_steps"]` limits the critical steps; a stage counts 1 plus the turns of its longest
+assignment. One step is always reserved for the answer, so that the budget is never exceeded.
 
-Source: https://arxiv.org/abs/2602.02276 section 3 and appendix E. Depth 1, the barrier, and how the
-budget ends an episode are ours.
+Source: https://arxiv.org/abs/2602.02276 section 3 and appendix E. The depth of 1, the barrier after
+a stage and the way the budget ends an episode are ours.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from jaxrl_agents.harness.tools import Tool, problem_with, run_call
 from jaxrl_agents.types import Context, Message, Sampler, Task, ToolCall, Trajectory
 
 MESSAGE_TOKENS = 8
-"""More than a chat format adds to the text of a tool message."""
+"""An upper bound of the tokens that a chat format adds to the text of a tool message."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SwarmServices:
-  """What the episodes of one process share; `search.limits` bound the orchestrator's context."""
+  """Shared by the episodes of one process; `search.limits` limits the orchestrator's context."""
 
   search: SearchServices
   limits: SwarmConfig
@@ -45,7 +45,8 @@ class SwarmEnv:
   """One episode. Invariant: the critical steps of `stages` never exceed the task's `max_steps`
   times `stretch`.
 
-  Stops: `episode.Stop`; STEP_LIMIT for calls where only the step of the answer was left.
+  The reasons to stop are those of `episode.Stop`; STEP_LIMIT means that calls were made when only
+  the step of the answer was left.
 
   Attributes:
     stages: what ran in each turn so far.
@@ -101,7 +102,8 @@ class SwarmEnv:
     answer; for a table, the parts of `tables.table_parts`; counts.
 
     Raises:
-      EpisodeError: the episode came to nothing and a sub-agent was lost to a fault: not a reward.
+      EpisodeError: the score is 0 and a fault of the infrastructure ended a sub-agent, so that the
+        score tells nothing about the policy.
     """
     answer = reward.final_answer(trajectory.log, trajectory.stop)
     calls = reward.calls(trajectory.log)
@@ -119,17 +121,17 @@ class SwarmEnv:
     return parts
 
   async def close(self) -> None:
-    """Holds nothing that needs closing."""
+    """Does nothing: the episode holds no resources."""
 
   @property
   def _left(self) -> int:
-    """Critical steps left, the answer's included."""
+    """The remaining critical steps, including the one of the answer."""
     return self._max_steps - parl.critical_steps(self.stages)
 
   def _performance(self, answer: str) -> dict[str, float]:
     facts = self._task.facts
     if "truth" in facts:
-      said = answer.strip("| \n").rpartition("|")[-1]  # of a row of a table, its last cell
+      said = answer.strip("| \n").rpartition("|")[-1]  # a row of a table answers with its last cell
       right = tables.normal(said) == tables.normal(facts["truth"])
       return {"performance": float(right), "success": float(right)}
     gold = [self._with_source(row) for row in facts["rows"]]
@@ -137,7 +139,7 @@ class SwarmEnv:
     return {"performance": found["item_f1"], **found}
 
   def _with_source(self, row: dict) -> dict[str, str]:
-    """The cells of a gold row, with the name that its source goes by in this episode."""
+    """The cells of a gold row, with the name that its source has in this episode."""
     cells = dict(row["cells"])
     if "source" in self._task.facts["columns"]:
       cells["source"] = self.ids.name(row["source"])
@@ -158,14 +160,14 @@ class SwarmEnv:
     return Context(tuple(self._messages), self._specs, done=True, stop=stop, children=children)
 
   def _usage(self) -> int:
-    """Tokens of the prompt that the orchestrator would see now."""
+    """Tokens of the orchestrator's next prompt."""
     return len(self._chat.render(self._messages, self._specs))
 
   async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
-    """Runs the calls of one turn, appends the stage, and returns their results.
+    """Runs the calls of one turn, appends the stage, and returns the results.
 
-    Sub-agents are created in the order of the calls, before any assignment runs; assignments run
-    at once, beside the ordinary calls, which run one after another.
+    Sub-agents are created in the order of the calls, before any assignment runs. Assignments run at
+    once, in parallel with the other calls, which run one after another.
     """
     room = self._context.token_budget - self._usage()
     texts = {call.id: text for call in calls if (text := self._answered(call, calls))}
@@ -193,7 +195,9 @@ class SwarmEnv:
     return [Message("tool", texts[call.id], tool_call_id=call.id) for call in calls]
 
   def _answered(self, call: ToolCall, calls: Sequence[ToolCall]) -> str:
-    """What a call gets at once: it is malformed, refused, or creates a sub-agent; "" if it runs."""
+    """The immediate result of a call that is malformed, refused, or creates a sub-agent; "" if it
+    must run.
+    """
     problem = problem_with(self._tools, call)
     if problem:
       return problem
@@ -230,12 +234,12 @@ class SwarmEnv:
 
   @property
   def _sub_turns(self) -> int:
-    """Turns that an assignment of the stage at hand may take: one step stays for the answer."""
+    """Most turns of an assignment in the present stage; one step is reserved for the answer."""
     return min(self._limits.sub_max_turns, self._left - 2)
 
   async def _assign(self, agent: str, prompt: str, number: int = 0, place: int = 0) -> Outcome:
-    """Plays assignment `number` of a turn, its call `place`, to its end; nothing that goes wrong in
-    it is raised.
+    """Plays assignment `number` of a turn, made by call `place`, to its end. Its errors are part of
+    the outcome and are not raised.
     """
     assignment = Assignment(
       id=f"{self._task.id}/{len(self.stages)}.{number}",
@@ -250,7 +254,7 @@ class SwarmEnv:
     )
 
   async def _look_up(self, calls: Sequence[ToolCall], room: int) -> dict[str, str]:
-    """The results of ordinary calls by call id; each counts against the room of those after it."""
+    """The results of the other calls, by call id; each reduces the room of those after it."""
     found: dict[str, str] = {}
     for call in calls:
       self._corpus.allow(room)
@@ -264,13 +268,13 @@ class SwarmEnv:
 
 
 def sampled_crew(sampler: Sampler, policy: str) -> Crew:
-  """Sub-agents that `policy` plays, sampled by `sampler`; "" is the policy in training."""
+  """Sub-agents played by `policy`, sampled by `sampler`; "" is the policy in training."""
   pinned = Pinned(sampler, policy)
   return Crew(lambda env, assignment, seed: (env, pinned), pinned.playing)
 
 
 def make(task: Task, services: SwarmServices, crew: Crew, seed: int) -> SwarmEnv:
-  """A fresh episode of `task`; `seed` is of what its sub-agents sample.
+  """A new episode of `task`; `seed` is of the sub-agents' sampling.
 
   Raises:
     ValueError: the task has no budget of critical steps, or nothing to judge an answer by.

@@ -1,9 +1,10 @@
-"""Scripted players of the agent swarm, orchestrator and sub-agents: the demonstrations that a
-policy starts from.
+"""Scripted players of the agent swarm, orchestrator and sub-agents, whose episodes the warm-up
+imitates.
 
-They know which look-ups answer a task, but say only what they can see: a sub-agent what its
-searches showed, the orchestrator what it found or was told. Most episodes are those of an
-orchestrator that does everything itself, so that reinforcement learning has room.
+They know which look-ups answer a task but use only what they have seen: a sub-agent uses the
+results of its searches, and the orchestrator its own results and the answers of sub-agents. In most
+episodes the orchestrator does everything itself, which leaves reinforcement learning something to
+improve.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ _STEPS = re.compile(r"\[Steps left: (\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class SwarmNoise:
-  """How often the players vary or err: probabilities.
+  """How often the players vary or make a mistake: probabilities.
 
-  Each episode draws one of `scales`; the rates of real errors (from `hasty` on) are multiplied by
-  it.
+  Each episode draws one of `scales`, which multiplies the probabilities of mistakes (from `hasty`
+  on).
   """
 
-  alone: float = 0.0  # an episode is that of one agent with all the steps and room it needs
-  serial: float = 0.7  # else, its orchestrator looks everything up itself
-  lonely: float = 0.1  # among the others: assigns one task a turn
-  crowded: float = 0.1  # among the others: gives two rows to a sub-agent, needed or not
-  hasty: float = 0.02  # a turn of the orchestrator: answers with what there is
-  drop: float = 0.02  # a row, in an assignment or an answer
-  give_up: float = 0.03  # a sub-agent: answers before its first search
-  wrong_cell: float = 0.03  # a row of a sub-agent has the last cell of another hit
+  alone: float = 0.0  # per episode: a single agent with all the steps and context it needs
+  serial: float = 0.7  # per other episode: the orchestrator looks everything up itself
+  lonely: float = 0.1  # per parallel episode: assigns one task a turn
+  crowded: float = 0.1  # per parallel episode: gives two rows to a sub-agent, even if not necessary
+  hasty: float = 0.02  # per turn of the orchestrator: answers with what it has
+  drop: float = 0.02  # per row: leaves it out of the assignments or the answer
+  give_up: float = 0.03  # per sub-agent: answers before its first search
+  wrong_cell: float = 0.03  # per row of a sub-agent: takes the last cell from another hit
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
 
 
 class Lookups:
-  """What is still to be looked up for some rows. Invariant: no look-up is tried twice."""
+  """The look-ups that some rows still need. Invariant: no look-up is tried twice."""
 
   def __init__(self, rows: Sequence[dict[str, Any]], ids: ShortIds):
     self._rows, self._ids = rows, ids
     self._tried: set[str] = set()
 
   def next(self, context: Context, count: int) -> list[str]:
-    """The next queries, at most `count`, of different rows; none when there is nothing to do."""
+    """At most `count` next queries, each of another row; none when nothing is left to look up."""
     seen = self.seen(context)
     queries: list[str] = []
     for row in self._rows:
@@ -109,7 +110,7 @@ class SubAgent:
 
 
 class Orchestrator:
-  """Plays the orchestrator of one episode, serial or parallel by its draw."""
+  """Plays the orchestrator of one episode, which is serial or parallel by a random draw."""
 
   def __init__(
     self, task: Task, services: SwarmServices, ids: ShortIds, noise: SwarmNoise, seed: int
@@ -137,7 +138,7 @@ class Orchestrator:
     return [_search(q) for q in self._lookups.next(context, self._services.search.limits.max_calls)]
 
   def _assign(self, left: int) -> list[ToolCall]:
-    """Assignments of the rows that are open, all at once unless the episode is lonely."""
+    """Assignments of the open rows: all at once, or one a turn in a lonely episode."""
     if not self._open or left < 3:
       return []
     width = 1 if self._lonely else self._services.limits.max_assignments_per_turn
@@ -154,7 +155,9 @@ class Orchestrator:
     return calls
 
   def _that_fits(self, calls: list[ToolCall], context: Context) -> Message:
-    """The turn with as many of its calls as the reply may have tokens for; the others wait."""
+    """The turn with as many of the calls as fit the token limit of a reply; the others are kept for
+    later.
+    """
     reply = Message("assistant", "", tuple(calls))
     size = len(self._services.search.chat.encode_reply(reply, context.messages))
     if size <= context.max_new_tokens or len(calls) == 1:
@@ -168,7 +171,7 @@ class Orchestrator:
     return self._that_fits(calls[:-1], context)
 
   def _answer(self, context: Context) -> Message:
-    """The table of what was found or told; for a question, the row that it asks for."""
+    """The table of the rows found or reported; for a question, the row that it asks for."""
     facts = self._task.facts
     columns = facts["columns"]
     if self._serial:
@@ -184,7 +187,9 @@ class Orchestrator:
     return Message("assistant", "\n".join([facts["header"], *lines]))
 
   def _asked_for(self, rows: Sequence[Sequence[str]]) -> Sequence[str]:
-    """The row that ends as asked; where none is known, a guess among the names without one."""
+    """The row with the value that the question asks for. If none is known, a guess among the names
+    that have no value yet.
+    """
     asked = self._task.facts["asked"]
     found = next((row for row in rows if row[0] == asked), None)
     unknown = {r["cells"]["name"] for r in self._task.facts["rows"]} - {row[-1] for row in rows}
@@ -198,10 +203,10 @@ def make_player(
   seed: int,
   roomy: SwarmServices | None = None,
 ) -> Scripted:
-  """An episode that the scripted orchestrator plays, with scripted sub-agents; with the services of
-  `roomy`, those of one agent alone, if it draws so.
+  """An episode of the scripted orchestrator with scripted sub-agents. If `roomy` is given, it may
+  draw to be the episode of a single agent with the services `roomy`.
 
-  All they do is a function of the arguments; their tokens carry version -1 and logprob 0.
+  The episode is a function of the arguments; its tokens have version -1 and logprob 0.
   """
   if roomy is not None and seeded(seed, f"alone {task.id}").random() < noise.alone:
     services, noise = roomy, dataclasses.replace(noise, serial=1.0)
@@ -225,12 +230,12 @@ def _search(query: str) -> ToolCall:
 
 
 def cells(row: Mapping[str, Any], columns: Sequence[str], ids: ShortIds) -> list[str]:
-  """The cells of a row in the order of the columns, its source by the name it goes by."""
+  """The cells of a row in the order of the columns; the source has the name that `ids` gives it."""
   return [row["cells"][c] if c != "source" else ids.name(row["source"]) for c in columns]
 
 
 def line(header: str, row_cells: Sequence[str]) -> str:
-  """A row of a table, each cell with the space around it that its column has in the header."""
+  """A row of a table; each cell has the spaces that its column has in the header."""
   columns = header.strip("|").split("|")
   pairs = zip(columns, row_cells, strict=True)
   return f"|{'|'.join(column.replace(column.strip(), cell) for column, cell in pairs)}|"

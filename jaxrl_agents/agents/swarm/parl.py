@@ -1,14 +1,13 @@
-"""The rules of PARL, the reward of Kimi K2.5's agent swarm: what an episode did at once, and its
-worth.
+"""PARL, the reward of Kimi K2.5's agent swarm: measures of parallelism, and the total reward.
 
     r = lambda1(u) r_parallel + lambda2(u) r_finish + r_perf        u: share of training done
 
-r_parallel rewards sub-agents that run at the same time (against serial collapse), r_finish those
-that finish (against spurious parallelism); both are annealed to exactly 0. Parts are measured once
-per episode and weighted late.
+r_parallel rewards sub-agents that run at the same time (against serial collapse) and r_finish those
+that finish (against spurious parallelism). Both are annealed to exactly 0. The parts are measured
+once per episode and weighted later.
 
 Source: Kimi K2.5, https://arxiv.org/abs/2602.02276 section 3. Closed forms, weights and schedule
-were never published: those here are ours.
+were not published; those here are ours.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from jaxrl_agents.agents.swarm.config import ParlConfig
 
 FINISHED = "finished"
 STATUSES = (FINISHED, "step_limit", "token_limit", "empty", "error")
-"""How an assignment can end. "finished": a final message of its own, within its limits."""
+"""How an assignment can end. "finished" means a final message within the limits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Assigned:
-  """One assignment that ran: how it ended, its model turns, and whether that was not its doing.
+  """One assignment that ran: how it ended, its model turns, and whether a fault ended it.
 
-  `fault`: the infrastructure failed it (a crash, a deadline), so that nobody is judged by it.
+  `fault`: the infrastructure failed (a crash, a deadline), so that the assignment is not judged.
   """
 
   status: str
@@ -40,7 +39,7 @@ class Assigned:
 class Stage:
   """One turn of the orchestrator and the assignments that ran at once in it.
 
-  `refused` assignments did not run: an unknown agent, say, or one too many.
+  `refused` assignments did not run, for example because of an unknown agent or a limit.
   """
 
   assigned: tuple[Assigned, ...] = ()
@@ -48,12 +47,12 @@ class Stage:
 
   @property
   def critical_steps(self) -> int:
-    """1 for the orchestrator and the steps of the longest assignment."""
+    """1 for the orchestrator plus the steps of the longest assignment."""
     return 1 + max((each.steps for each in self.assigned), default=0)
 
 
 def critical_steps(stages: Sequence[Stage]) -> int:
-  """`sum_t (1 + max_i S_sub,i)`: the steps that cannot be had at the same time."""
+  """`sum_t (1 + max_i S_sub,i)`: the steps that cannot run at the same time."""
   return sum(stage.critical_steps for stage in stages)
 
 
@@ -66,11 +65,11 @@ def swarm_parts(stages: Sequence[Stage]) -> dict[str, float]:
   """The measured parts of one episode.
 
   Returns:
-    width: most assignments at once; assigned (calls of assign_task, refused ones too), finished,
-    faults; critical_steps, total_steps; serial_rate (1 if width < 2), used_agents (1 if any task
-    was assigned); "finish_rate", finished / assigned, of those that no fault hit, and
-    "parallelism", sum of the sub-agents' steps / sum of the longest of each stage, only where there
-    are any; a count of each status.
+    width: most assignments at once; assigned (calls of assign_task, refused ones included),
+    finished, faults; critical_steps, total_steps; serial_rate (1 if width < 2), used_agents (1 if
+    any task was assigned); a count of each status. Only where assignments ran: "finish_rate",
+    finished / assigned without those hit by a fault, and "parallelism", the sum of all
+    sub-agents' steps over the sum of the longest of each stage.
   """
   ran = [each for stage in stages for each in stage.assigned]
   asked = sum(len(stage.assigned) + stage.refused for stage in stages)
@@ -102,7 +101,7 @@ def swarm_parts(stages: Sequence[Stage]) -> dict[str, float]:
 
 
 def parallel_reward(width: float, target: int) -> float:
-  """`min(width, W) / W`, 0 where there were never two at once: one at a time is not paid."""
+  """`min(width, W) / W`, and 0 below a width of 2: assignments one at a time are not rewarded."""
   return min(width, target) / target if width >= 2 else 0.0
 
 
@@ -114,8 +113,8 @@ def annealed(weight: float, u: float, end: float) -> float:
 def parl_total(parts: Mapping[str, float], *, u: float, weights: ParlConfig) -> float:
   """The scalar reward: r_perf ("performance") and the annealed parts; r_perf alone for u >= end.
 
-  r_finish is 0 where nothing was assigned. Where all that was assigned was lost to faults, it is
-  what it can be at most: nobody is judged by it.
+  r_finish is 0 if nothing was assigned. If faults ended all assignments, it has its greatest value,
+  because the policy is not judged by faults.
   """
   finish = parts.get("finish_rate", 1.0 if parts.get("faults") else 0.0)
   return (

@@ -1,4 +1,4 @@
-"""What the report says of the agent swarm."""
+"""The agent swarm's part of the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxrl_agents.agents.swarm import parl
 
 
 def steps_saved(summary: Mapping[str, Any]) -> str:
-  """What a single agent with enough steps takes, as a sentence; "" where it was not evaluated."""
+  """A sentence on the steps of a single agent without limits; "" if it was not evaluated."""
   ratio = number(summary.get("critical_steps_ratio"))
   if ratio is None:
     return ""
@@ -32,7 +32,7 @@ def steps_saved(summary: Mapping[str, Any]) -> str:
 
 
 def _long_tasks(evaluation: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-  """(performance, tasks) of wide and deep tasks, of those that were evaluated."""
+  """(performance, tasks) of the evaluated wide and deep tasks."""
   by_kind = mapping(evaluation.get("by_kind"))
   found = {}
   for kind in ("wide", "deep"):
@@ -48,7 +48,7 @@ def _mean(entries: Mapping[str, tuple[float, float]]) -> float:
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-  """The swarm beside a single agent."""
+  """Comparison of the swarm with a single agent."""
   bootstrap = mapping(summary.get("paired_bootstrap"))
   gain = number(bootstrap.get("single_agent_performance_gain"))
   lower = number(bootstrap.get("single_agent_performance_gain_lower95"))

@@ -1,8 +1,7 @@
-"""Sub-agents of a swarm: each assignment is an episode of the search environment, played beside the
-others.
+"""Sub-agents of a swarm: each assignment is an episode of the search environment.
 
-Whatever goes wrong in one, in its environment, its tools or its sampler, ends that one alone,
-within its deadline, with the status "error".
+Assignments run in parallel. An error in the environment, a tool or the sampler ends only its own
+assignment, within its deadline, with the status "error".
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ STATUS_OF_STOP = {
   "context_overflow": "token_limit",
   "malformed": "error",
 }
-"""How an episode of a sub-agent that gave no answer ended -> its status."""
+"""{reason to stop: status} of a sub-agent's episode that ended without an answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
   """A task for a sub-agent. `id` is unique among all episodes of a rollout.
 
-  It was asked for by call number `call`, from 0, of the turn that is stage number `stage`.
+  It was made by call number `call`, counted from 0, of the turn that is stage number `stage`.
   """
 
   id: str
@@ -44,11 +43,11 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class Crew:
-  """Who plays sub-agents.
+  """The players of sub-agents.
 
   Attributes:
-    player: (environment, assignment, seed) -> the environment and who plays it.
-    playing: told how many more players ask than the orchestrator alone (Sampler.playing).
+    player: (environment, assignment, seed) -> the environment and its player.
+    playing: is told how many more players sample than the orchestrator alone (Sampler.playing).
   """
 
   player: Callable[[SearchEnv, Assignment, int], tuple[Env, Sampler]]
@@ -57,9 +56,9 @@ class Crew:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What came of an assignment: for the rewards, for the orchestrator, for viewing.
+  """The outcome of an assignment, for the rewards, the orchestrator and the viewer.
 
-  The trajectory's metrics tell "stage" and "call" of its assignment, and "steps", its model turns.
+  The trajectory's metrics hold "stage" and "call" of the assignment, and "steps", its model turns.
   """
 
   assigned: Assigned
@@ -75,7 +74,7 @@ async def play(
   crew: Crew,
   seed: int,
 ) -> Outcome:
-  """Plays an assignment of `task` to its end. Raises nothing but cancellation."""
+  """Plays an assignment of `task` to its end. Only cancellation is raised."""
   gold = {"short_ids": task.facts["short_ids"]} if "short_ids" in task.facts else {}
   own = Task(assignment.id, "search", assignment.prompt, {"facts": [], **gold}, task.split)
   record = Record()

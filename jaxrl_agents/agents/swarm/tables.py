@@ -1,7 +1,7 @@
-"""How right a table is: item and row F1 of WideSearch, for tables that an agent fills in.
+"""Scores of a table: item and row F1 of WideSearch, for tables that an agent fills in.
 
 Source: WideSearch, https://github.com/ByteDance-Seed/WideSearch, `src/evaluation`. There is no
-judging model: keys and column names must agree after normalisation.
+judge model here: keys and column names must be equal after normalisation.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jaxrl_agents.agents.search.reward import f_beta
 
 Row = Mapping[str, str]
-"""A cell for each column."""
+"""{column: cell}."""
 
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%d %B %Y", "%B %d, %Y", "%Y-%m", "%B %Y", "%Y")
 
 
 def parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
-  """(columns, rows) of the first Markdown table in a text; no columns where there is none.
+  """(columns, rows) of the first Markdown table in a text; no columns if there is none.
 
-  Rows of another width than the header have their missing cells empty and lose those beyond it; a
-  rule line of dashes is skipped. The table ends at the first line that is no row.
+  Rows of another width than the header get empty cells or lose cells; a line of dashes is skipped.
+  The table ends at the first line that is no row.
   """
   columns: list[str] = []
   rows: list[dict[str, str]] = []
@@ -43,28 +43,28 @@ def parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def normal(text: str) -> str:
-  """Lower case, without white space, quotes and backticks: what is compared as text."""
+  """The text that is compared: lower case, without white space, quotes and backticks."""
   return re.sub(r"[\s\"'`*]", "", text).lower()
 
 
 def exact_match(found: str, target: str, criterion: float) -> bool:
-  """Equal once normalised."""
+  """Equal after normalisation."""
   return normal(found) == normal(target)
 
 
 def in_match(found: str, target: str, criterion: float) -> bool:
-  """One is part of the other once normalised; an empty cell is part of nothing."""
+  """One contains the other after normalisation; an empty cell matches nothing."""
   one, other = normal(found), normal(target)
   return bool(one and other) and (one in other or other in one)
 
 
 def url_match(found: str, target: str, criterion: float) -> bool:
-  """The same set of hosts, `www.` aside."""
+  """The same set of hosts, ignoring `www.`."""
   return _hosts(found) == _hosts(target)
 
 
 def number_near(found: str, target: str, criterion: float) -> bool:
-  """|found - target| <= criterion |target|, of the first number in each."""
+  """|found - target| <= criterion |target|, for the first number in each."""
   one, other = _number(found), _number(target)
   return one is not None and other is not None and abs(one - other) <= criterion * abs(other)
 
@@ -94,8 +94,8 @@ def table_parts(
 ) -> dict[str, float]:
   """Scores of the table in `text` against the rows of `gold`.
 
-  Duplicate rows (equal keys) count once, the first. A row is found if its keys are those of a gold
-  row; its key cells then score 1, the others 0 or 1 by their metric.
+  Of duplicate rows (equal keys) the first counts. A row is found if its keys equal those of a gold
+  row; its key cells then score 1, and the others 0 or 1 by their metric.
 
       TP_item = sum of cells       P = TP_item / (rows * columns)   R = TP_item / (gold * columns)
       TP_row = rows all right      P = TP_row / rows                R = TP_row / gold
@@ -103,8 +103,8 @@ def table_parts(
   Args:
     text: an answer; its first Markdown table counts.
     gold: the true rows.
-    columns: required ones; a table with others, or without one of them, scores 0 throughout.
-    keys: those of `columns` that tell rows apart.
+    columns: required ones; a table with other columns, or without one of them, scores 0.
+    keys: those of `columns` that identify a row.
     metrics: {column: (name in METRICS, criterion)}; exact_match for the others.
 
   Returns:

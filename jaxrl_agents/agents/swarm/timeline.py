@@ -1,9 +1,8 @@
-"""A swarm's episode on a time axis of model turns: stages, the lanes of its sub-agents, and the
-critical path.
+"""A swarm's episode on a time axis of model turns: stages, lanes of sub-agents, critical path.
 
-A stage is a turn of the orchestrator and the assignments that ran at once after it; the next one
-begins when the longest of them has ended. All is read from the trajectory: a turn is a reply in the
-log, and a child's metrics tell its stage, the call that asked for it, and its steps.
+A stage is a turn of the orchestrator and the assignments that ran after it at once. The next stage
+begins when the longest of them has ended. Everything is read from the trajectory: a turn is a reply
+in the log, and a child's metrics hold its stage, its call and its steps.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ def describe(trajectory: Trajectory, task: Task) -> Json:
 
   Returns:
     kind: of the task.
-    budget: critical steps that it was given, None where its first message does not say.
+    budget: its critical steps, None if the first message does not state them.
     critical_steps, total_steps, width; parallelism, None without sub-agents.
-    stages: {"start", "steps"}: from its turn of the orchestrator to the end of its longest
-      assignment.
-    lanes: of each child, in order: {"stage", "call", "agent", "prompt", "start", "steps", "status",
-      "fault", "critical", "wall_s"}; `start` is that of its first turn, and `critical` marks the
-      first of the longest of a stage.
-    rows: what the table was to hold, see `rows`.
+    stages: {"start", "steps"}: from the orchestrator's turn to the end of the longest assignment.
+    lanes: for each child, in order: {"stage", "call", "agent", "prompt", "start", "steps",
+      "status", "fault", "critical", "wall_s"}; `start` is that of its first turn, and `critical`
+      marks the first of the longest of a stage.
+    rows: the expected rows of the table, see `rows`.
   """
   turns = [message for message in trajectory.log if message.role == "assistant"]
   by_stage: list[list[int]] = [[] for _ in turns]
@@ -67,12 +65,12 @@ def describe(trajectory: Trajectory, task: Task) -> Json:
 
 
 def rows(trajectory: Trajectory, task: Task) -> list[Json]:
-  """The rows of the gold table, and what became of them.
+  """The rows of the gold table compared with the answer.
 
   Returns:
-    For each {"cells": {column: gold}, "found": {column: cell of the answer} or None where the
-    answer lacks the row, "right": the columns whose cells are right, "seen": whether all its
-    chunks were shown to somebody}. A question is answered with a name alone: "found" is None.
+    For each {"cells": {column: gold}, "found": {column: cell of the answer} or None if the answer
+    lacks the row, "right": the columns whose cells are right, "seen": whether all its chunks were
+    shown to any agent}. A question is answered with a name alone: "found" is None.
   """
   names = task.facts.get("short_ids", {})
   everybody = (trajectory, *trajectory.children)
@@ -107,9 +105,7 @@ def rows(trajectory: Trajectory, task: Task) -> list[Json]:
 def _answered(
   answer: str, columns: Sequence[str], keys: Sequence[str]
 ) -> dict[tuple[str, ...], dict[str, str]]:
-  """The rows of the answer's table by their keys, the first of each; none where its columns are not
-  those asked for.
-  """
+  """The rows of the answer's table by their keys, first of each; none if columns are wrong."""
   names, found = tables.parse(answer)
   if set(names) != {tables.normal(column) for column in columns}:
     return {}
@@ -149,7 +145,7 @@ def _assigned(child: Trajectory) -> Assigned:
 
 
 def _budget(trajectory: Trajectory) -> int | None:
-  """The steps left that the question ends with."""
+  """The step budget at the end of the question."""
   for message in trajectory.log:
     if message.role == "user":
       found = _STEPS_LEFT.findall(message.content)

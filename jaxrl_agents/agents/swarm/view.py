@@ -1,4 +1,4 @@
-"""Texts of the agent swarm: its two tools and what the orchestrator reads of its sub-agents.
+"""Texts of the agent swarm: its two tools, and what the orchestrator reads about its sub-agents.
 
 Source: Kimi K2.5, https://arxiv.org/abs/2602.02276, appendix E (names and arguments of the tools).
 """
@@ -42,5 +42,5 @@ def steps_line(left: int) -> str:
 
 
 def unfinished(status: str, partial: str) -> str:
-  """What a sub-agent that did not finish is reported with: how it ended and its last words."""
+  """The report on a sub-agent that did not finish: how it ended and its last words."""
   return f"[status: {status}] {partial}".rstrip()

@@ -62,7 +62,7 @@ class Verdict:
 
 
 class Judge:
-  """Judges in the sandboxes of `boxes`. Invariant: `_bases` holds one base snapshot per repository."""
+  """Judges in the sandboxes of `boxes`. Invariant: `_bases` has one base snapshot a repository."""
 
   def __init__(self, boxes: Sandboxes):
     self.boxes = boxes

@@ -88,7 +88,7 @@ def probes(cut: Cut, seed: int, limit: int = 64) -> list[tuple[tuple[str, ...], 
 
 
 def calls(cut: Cut, accepted: Sequence[tuple[str, ...]], seed: int, count: int = 40) -> list[str]:
-  """Distinct calls with arguments of the accepted types; those of the docstring's examples first."""
+  """Distinct calls with arguments of the accepted types; examples of the docstring first."""
   draw = value_writer(cut, f"{seed} call")
   found = dict.fromkeys(cut.examples)
   for i in range(4 * count if accepted else 0):

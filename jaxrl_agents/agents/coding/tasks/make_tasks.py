@@ -49,7 +49,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-  """Edits of a repository, as `agents.coding.judge.repo.broken` takes them, and their description."""
+  """Edits of a repository, as `agents.coding.judge.repo.broken` takes them, and descriptions."""
 
   kind: str
   edits: tuple[Mapping[str, Any], ...]

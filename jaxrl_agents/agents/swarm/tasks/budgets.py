@@ -1,4 +1,4 @@
-"""How many steps tasks take one agent and a swarm, and which tasks are too much for one alone."""
+"""Steps that tasks take a single agent and a swarm, and which tasks are too long for one agent."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import dataclasses
 import math
 
 SINGLE_AGENT_SHARE = 0.5
-"""Most rows, as a share, that a single agent may find within the budget of a wide or deep task."""
+"""Largest share of the rows that a single agent may find within the budget of a wide or deep task.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Budgets:
-  """What the agents will have.
+  """The limits that the agents will have.
 
   Attributes:
     share: the budget of critical steps, as a share of the steps of a single agent.
     max_calls: look-ups of one agent in one turn.
-    grep_limit: chunks that one call of grep_corpus shows: so many rows it may look up at once.
+    grep_limit: chunks that one call of grep_corpus shows, and so the rows it may look up at once.
     max_assignments: sub-agents at once.
-    token_budget: of the context of a single agent.
-    lookup_tokens: of what one look-up adds to it.
+    token_budget: tokens of a single agent's context.
+    lookup_tokens: tokens that one look-up adds to it.
     max_shown: chunks that a search shows.
     dense_weight: see corpus.index.hybrid.Fusion.
-    name_tokens: most tokens of a name or a value that is to be copied.
+    name_tokens: most tokens of a name or a value that must be copied.
   """
 
   share: float = 0.4
@@ -42,8 +43,9 @@ def single_steps(rows: int, lookups: int, max_calls: int) -> int:
 
 
 def swarm_steps(rows: int, lookups: int, width: int) -> int:
-  """Critical steps of a plan that shares rows out evenly among at most `width` sub-agents at once:
-  one turn to assign, the look-ups of the fullest sub-agent and its message, one turn to answer.
+  """Critical steps of a plan that divides the rows evenly among at most `width` parallel
+  sub-agents: one turn to assign, the look-ups and the answer of the fullest sub-agent, one turn to
+  answer.
   """
   return 1 + lookups * math.ceil(rows / width) + 1 + 1
 
@@ -56,7 +58,7 @@ def single_rows(rows: int, lookups: int, max_steps: int, budgets: Budgets) -> in
 
 
 def max_steps(form: str, rows: int, lookups: int, budgets: Budgets) -> int:
-  """The budget of critical steps of a task; 0 for one that is not to be kept."""
+  """The budget of critical steps of a task; 0 if the task must not be used."""
   alone = single_steps(rows, lookups, budgets.max_calls)
   together = swarm_steps(rows, lookups, budgets.max_assignments)
   if form == "narrow":
@@ -67,6 +69,6 @@ def max_steps(form: str, rows: int, lookups: int, budgets: Budgets) -> int:
 
 
 def sizes(form: str, lookups: int, budgets: Budgets, spread: int = 3) -> list[int]:
-  """Numbers of rows of a form: the smallest few that are kept."""
+  """Numbers of rows of a form: the smallest few that can be used."""
   kept = [n for n in range(1, 65) if max_steps(form, n, lookups, budgets)]
   return kept[: 2 if form == "narrow" else spread]

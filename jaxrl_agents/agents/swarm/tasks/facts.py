@@ -1,9 +1,9 @@
-"""Short facts of python source for tables: what a class is built on, what a function takes first,
-what a constant is.
+"""Short facts of Python source for tables: base classes, first arguments, values of constants.
 
 A fact stands on the line that defines its name, so that whoever finds the line can copy it, and no
 other definition of its kind has that name. Names and values begin and end with a letter or digit:
-an underscore may be one token with the mark beside it, and then is another token elsewhere.
+an underscore may be one token with the character beside it, and would then be another token
+elsewhere.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jaxrl_agents.corpus.entities import Span
 from jaxrl_agents.corpus.python_source import FUNCTIONS, ParsedModule, module_name
 
 MAX_NUMBER = 999
-"""The greatest value of a constant: greater ones are hard to copy."""
+"""The greatest value of a constant; greater ones are hard to copy."""
 
 _COPIED = re.compile(r"[A-Za-z0-9](\w*[A-Za-z0-9])?")
 
 UNTOLD = frozenset({"object", "self", "cls"})
-"""Values that say nothing."""
+"""Values without information."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Fact:
   """`name` is defined with `value`, on `line`.
 
   Attributes:
-    kind: "class" (value: what it is built on), "def" (value: its first argument), "constant".
-    query: what to look for.
-    group: the module, which its split is drawn by.
+    kind: "class" (value: its base class), "def" (value: its first argument), "constant".
+    query: the text to search for.
+    group: the module, which decides the split.
   """
 
   kind: str
@@ -52,7 +52,7 @@ class Fact:
 
 
 def read(documents: Iterable[Document]) -> list[Fact]:
-  """The facts of python documents whose name no other of their kind has, in order."""
+  """The facts of Python documents whose name is unique among their kind, in order."""
   documents = [d for d in documents if d.metadata.get("kind") == "python"]
   packages = {module_name(document).rpartition(".")[0] for document in documents}
   found: list[Fact] = []
@@ -73,7 +73,7 @@ def read(documents: Iterable[Document]) -> list[Fact]:
 
 def _definitions(source: ParsedModule) -> Iterator[tuple[str, str, str, Span]]:
   """Yields (kind, name, value, line) of every class, function and assigned name of a module; the
-  value is "" where it is nothing short.
+  value is "" if it is not short.
   """
   for node in ast.walk(source.tree):
     if isinstance(node, ast.ClassDef):

@@ -1,13 +1,13 @@
-"""Tasks for an agent swarm: more look-ups than one agent has steps for, in python source.
+"""Makes tasks for an agent swarm: Python source, and more look-ups than one agent has steps for.
 
-    wide     a table with a row for each of many names; a row takes one look-up or two in a chain
-    deep     as many chains of look-ups, of which one alone ends where the question says: which?
-    narrow   a table of a row or two, for which sub-agents cost more steps than there are
+    wide     a table with a row for each of many names; a row takes one look-up or a chain of two
+    deep     many chains of look-ups, of which one alone ends with the value in the question: which?
+    narrow   a table of one or two rows, for which sub-agents would exceed the budget of steps
 
-No prompt says how to go about it. A task is kept if the steps of an ideal plan of sub-agents are
-within `share` of those of a single agent, which within that budget gets at most half of the rows;
-narrow ones if a single agent's are, and a plan of sub-agents is not. Every look-up was tried: a
-search for its query shows the line that answers it.
+No prompt tells how to proceed. A wide or deep task is kept if an ideal plan of sub-agents takes at
+most `share` of a single agent's steps, and a single agent finds at most half of the rows within
+that budget. A narrow task is kept if a single agent is within the budget and a plan of sub-agents
+is not. Every look-up was tried: a search for its query shows the line that answers it.
 
 Source: Kimi K2.5, https://arxiv.org/abs/2602.02276 section 3, names the kinds; construction and
 numbers are ours.
@@ -50,7 +50,7 @@ COLUMNS = {
   "constant": ("name", "value", "source"),
   "class chain": ("name", "base", "base of base"),
 }
-"""What a row is made of -> its columns; the first is the key. "source" is the id of the chunk."""
+"""{kind of row: its columns}; the first column is the key. "source" is the id of the chunk."""
 
 KEY = "name"
 
@@ -64,24 +64,24 @@ KINDS = {
   "narrow def": 0.05,
   "narrow class chain": 0.05,
 }
-"""How often each kind is tried."""
+"""Relative frequency of each kind among the attempts."""
 
 LEVELS = {"narrow": 0, "wide": 1, "deep": 2}
-"""The level of a kind for the curriculum."""
+"""The level of each kind, for the curriculum."""
 
 LIMITS: Mapping[str, int] = {"train": 3_000, "dev": 160, "test": 480}
 """Tasks of each split."""
 
 MAX_TRIES = 20
-"""Draws for each task wanted, after which a split has fewer."""
+"""Draws for each wanted task; after that, the split has fewer tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A name, its look-ups in order, and the cells that they answer but for the source.
+  """A name, its look-ups in order, and the cells that they answer, except the source.
 
-  A query after the first begins with what the one before it found, as it stands there: after a
-  bracket, without a space.
+  A query after the first begins with the result of the one before it, exactly as the source has it:
+  after a bracket, without a space.
   """
 
   name: str
@@ -102,7 +102,7 @@ def make(
   kinds: Mapping[str, float] = KINDS,
   limits: Mapping[str, int] = LIMITS,
 ) -> TaskSet:
-  """Makes the tasks of a corpus of python source.
+  """Makes the tasks of a corpus of Python source.
 
   Raises:
     ValueError: no task of the train split could be made.
@@ -151,8 +151,8 @@ def prepared(
   kinds: Mapping[str, float] = KINDS,
   limits: Mapping[str, int] = LIMITS,
 ) -> tuple[TaskSet, Index]:
-  """The task set of a corpus and its index: made once, then loaded from a folder named by all that
-  decides them.
+  """The task set of a corpus and its index. They are made once, then loaded from a folder whose
+  name is a hash of everything that determines them.
   """
   documents = documents_lib.load(source, seed=seed)
   digest = hashlib.sha256(documents_lib.content_hash(documents).encode())
@@ -189,7 +189,7 @@ def read_rows(
   count_tokens: Callable[[str], int],
   budgets: Budgets,
 ) -> dict[str, list[Row]]:
-  """What rows can be made of, by the keys of COLUMNS: short, and found by a search for it."""
+  """The rows that can be made, by the keys of COLUMNS: short, and found by a search."""
   chunk_map = entities.ChunkMap(documents, chunks)
   fusion = Fusion(dense_weight=budgets.dense_weight)
 
@@ -244,7 +244,7 @@ def _tasks(
     truth = _only_end(picked, draw) if picked and form == "deep" else None
     if picked is None or (form == "deep" and truth is None):
       continue
-    # In another order they would be the same task.
+    # The same rows in another order would be the same task.
     same = (kind, frozenset(row.name for row in picked), truth.name if truth else "")
     if same not in seen:
       yield _task(f"{split}-{len(seen)}", kind, picked, truth, split, seed, budgets)
@@ -252,7 +252,7 @@ def _tasks(
 
 
 def _pick(rows: Sequence[Row], count: int, draw: random.Random) -> list[Row] | None:
-  """Rows that no chunk answers two of at first, and of which few share a value."""
+  """Random rows of which no two have their first answer in the same chunk and few share a value."""
   picked: list[Row] = []
   chunks: set[str] = set()
   values: collections.Counter[str] = collections.Counter()
@@ -268,7 +268,7 @@ def _pick(rows: Sequence[Row], count: int, draw: random.Random) -> list[Row] | N
 
 
 def _only_end(rows: Sequence[Row], draw: random.Random) -> Row | None:
-  """A row that ends as no other does."""
+  """A row whose last value no other row has."""
   ends = collections.Counter(_end(row) for row in rows)
   alone = [row for row in rows if ends[_end(row)] == 1]
   return draw.choice(alone) if alone else None
@@ -287,12 +287,12 @@ def _task(
   seed: int,
   budgets: Budgets,
 ) -> Task:
-  """`truth`: the row that is asked for, by its end; None where the whole table is."""
+  """A task. `truth` is the row that the question asks for; None if it asks for the whole table."""
   form, _, key = kind.partition(" ")
   lookups = len(rows[0].queries)
   columns = COLUMNS[key] if truth is None else (COLUMNS[key][-1], KEY)
   names = " ".join(f"{i + 1}.{row.queries[0]}." for i, row in enumerate(rows))
-  # A name follows a space, as in the prompt; what is found stands as it was found.
+  # A name follows a space, as in the prompt; a result is written as it was found.
   header = f"|{'|'.join(f' {each} ' if each == KEY else each for each in columns)}|"
   facts: dict[str, Any] = {
     "level": LEVELS[form],
