@@ -6,6 +6,8 @@ import re
 import sys
 import tomllib
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # Distributions whose import name is another.
@@ -31,6 +33,7 @@ def declared(requirements):
   return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
 
 
+@pytest.mark.slow
 def test_everything_that_is_imported_is_declared():
   extras = PROJECT["optional-dependencies"]
   optional = declared(sum((extras[name] for name in extras if name != "dev"), []))

@@ -26,6 +26,7 @@ def test_the_cells_of_the_tutorial_run_in_order_and_one_step_learns(monkeypatch)
   assert int(names["learner"].policy.version) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
   not all(map(importlib.util.find_spec, ("mkdocs", "material", "mkdocstrings"))),
   reason="needs the extra docs",

@@ -186,6 +186,7 @@ def link_problems(path):
   return problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_help_of_a_script_names_its_flags(script):
   shown = subprocess.run(

@@ -14,6 +14,8 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents.types import Message
 from tests.runs.whole_run import run
 
+pytestmark = pytest.mark.slow
+
 CONFIG = "examples/number_game/config.py"
 
 

@@ -11,6 +11,8 @@ from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.types import Message, SamplingLimits, ToolCall, Trajectory
 from tests.runs.whole_run import run
 
+pytestmark = pytest.mark.slow
+
 CHAT = chat_lib.load("base")
 LIMITS = SamplingLimits(max_new_tokens=64, stop_tokens=CHAT.stop_tokens)
 

@@ -16,6 +16,8 @@ from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.wire.listener import Listener, code, connect
 from tests.harness.test_worker_pool import SPEC, job, serve
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 SECRET = "a secret of the tests"
 

@@ -16,6 +16,8 @@ from jaxrl_agents.harness.worker_pool import WorkerPool, WorkerPoolError
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.types import Generation, Task
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 SPEC = WorkerSpec("tests.harness.toy_services:build")
 

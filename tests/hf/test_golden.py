@@ -29,6 +29,7 @@ def test_there_is_a_golden_file_of_every_family():
   assert [file.stem for file in FILES] == sorted(checkpoints.CONFIGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_logits_and_greedy_replies_are_those_of_transformers(file, tmp_path):
   golden = checkpoints.Golden.load(file)

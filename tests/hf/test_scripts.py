@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from jaxrl_agents.hf import checkpoint_reader, families
 from jaxrl_agents.runs import weight_files
 from tests.hf import checkpoints
@@ -23,6 +25,7 @@ def run(script, **flags):
   )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_in_and_comes_out_by_the_scripts(tmp_path):
   hf, ours, out = tmp_path / "hf", tmp_path / "ours", tmp_path / "out"
   arrays = checkpoints.write(hf, checkpoints.QWEN3)

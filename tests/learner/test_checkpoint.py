@@ -110,6 +110,7 @@ print("finished", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_in_the_middle_of_a_save_leaves_the_previous_step(tmp_path):
   root = pathlib.Path(__file__).parents[2]
   result = subprocess.run(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_agents.learner import distill, packing
 from jaxrl_agents.learner.advantage import Rollout
@@ -39,6 +40,7 @@ def test_divergence_agreement_and_acceptance_of_two_distributions_by_hand():
   np.testing.assert_allclose([kl, agree, accept], [0, 1, 1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_module_k_is_compared_with_the_head_k_positions_later_and_only_modules_get_a_gradient():
   rng = np.random.default_rng(0)
   segments = []

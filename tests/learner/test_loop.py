@@ -50,6 +50,7 @@ def disturbed(batch, count, by):
   return batch._replace(behaviour_logprobs=moved)
 
 
+@pytest.mark.slow
 def test_rollouts_of_the_same_weights_pass(fresh):
   made, batch = fresh
   found = loop.canary(made, [[batch]], CFG, RL, BOUND)

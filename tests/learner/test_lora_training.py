@@ -81,6 +81,7 @@ def batches():
   return packing.pack(sampled(adapted()), row_tokens=40, rows_per_microbatch=4)
 
 
+@pytest.mark.slow
 def test_the_learner_with_adapters_reproduces_what_merged_weights_sampled():
   """Within 1e-4, in float32, experts replayed: the bound of the canary."""
   assert batches()[0].routing is not None
@@ -91,6 +92,7 @@ def test_the_learner_with_adapters_reproduces_what_merged_weights_sampled():
   assert train_step.logprob_gap(other, batches())["gap_max"] > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [8, 0], ids=["unrolled", "scanned"])
 def test_gradients_of_adapters_are_those_of_the_merged_matrix_through_the_other_factor(unrolled):
   """d A = gain dW B^T and d B = gain A^T dW, with dW of full-parameter training; within 1e-5."""
@@ -130,6 +132,7 @@ def test_only_adapters_have_moments_and_move():
   assert all(all_moved for name, all_moved in names if name in (".a", ".b"))
 
 
+@pytest.mark.slow
 def test_a_run_of_adapters_resumes_bitwise_and_publishes_merged_weights(tmp_path):
   def after(current, steps):
     for _ in range(steps):

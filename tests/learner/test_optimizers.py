@@ -140,6 +140,7 @@ print(jax.jit(tx.update).lower(params, state).compile().as_text())
 """
 
 
+@pytest.mark.slow
 def test_devices_that_share_an_axis_hold_whole_blocks_and_exchange_no_moments():
   """3,584 over eight devices are seven blocks each: nothing is gathered, only the step counted."""
   program = subprocess.run(
@@ -205,6 +206,7 @@ def test_a_bfloat16_parameter_is_its_float32_master_rounded_and_steps_below_its_
   assert (found["w"] != start).mean() > 0.5  # 1e-4 a step alone is lost on a bfloat16 of 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_qk_clip_bounds_the_scores_of_the_heads_that_exceed_it_and_changes_no_other(kv_heads):
   """The score of a head after the clip is the bound, within 1e-5 relative, by its definition."""
@@ -264,6 +266,7 @@ def test_no_such_optimizer_is_an_error():
     state.make_optimizer(CFG, learning_rate=RATE, kind="muoon")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "muon"])
 def test_every_optimizer_moves_all_but_the_selection_bias_and_resumes_bitwise(kind, tmp_path):
   dtype = jnp.bfloat16

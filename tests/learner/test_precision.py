@@ -25,6 +25,7 @@ def flat(tree):
   return np.concatenate([np.asarray(x, np.float32).ravel() for x in jax.tree.leaves(tree)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", [tiny.GQA, tiny.MLA, tiny.BIASED], ids=["gqa", "mla", "biased"])
 def test_a_bfloat16_pass_agrees_with_float32_within_its_rounding(cfg):
   """Log-probabilities within 0.15 and 0.03 in the mean, with the same experts."""
@@ -58,6 +59,7 @@ def test_routers_score_and_weigh_in_float32():
   np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_of_bfloat16_parameters_are_summed_in_float32_and_point_the_same_way():
   """Cosine with those of float32 above 0.995; the sum of three microbatches is float32."""
   params = params_lib.init(float32.CFG, jax.random.key(0))
@@ -70,6 +72,7 @@ def test_gradients_of_bfloat16_parameters_are_summed_in_float32_and_point_the_sa
   assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.995
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("kind", "dtype"), [("adamw8bit", "float32"), ("muon", "bfloat16"), ("adamw", "bfloat16")]
 )
@@ -107,6 +110,7 @@ def test_the_largest_scores_are_those_of_pairs_that_attend_and_padding_has_none(
   np.testing.assert_allclose(found, plain_peaks(q, k, segments), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["gqa", "mla"])
 def test_after_qk_clip_the_scores_of_the_same_batch_are_within_the_bound(attention):
   """A learning rate of 0 leaves the clip alone to act; the largest score falls to the bound."""
@@ -131,6 +135,7 @@ def test_after_qk_clip_the_scores_of_the_same_batch_are_within_the_bound(attenti
   np.testing.assert_allclose(after[0], np.minimum(before[0], bound), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_objective_with_attention_peaks_reports_the_largest_of_all():
   objective = dataclasses.replace(float32.SFT, attention_peaks=True)
   cfg = dataclasses.replace(float32.CFG, qk_norm=False)

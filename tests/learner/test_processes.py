@@ -9,6 +9,8 @@ import pytest
 from jaxrl_agents.runs import processes
 from tests import forced_devices
 
+pytestmark = pytest.mark.slow
+
 
 def start(folder, devices, *numbers):
   return subprocess.Popen(

@@ -75,6 +75,7 @@ def test_rows_are_filled_with_segments_that_fit_together(folder):
   assert (segment_ids > 0).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_seed_fixes_the_stream_and_a_cursor_resumes_it_bitwise(folder):
   whole = take(30, folder)
   for skip in (0, 1, 17):
@@ -85,6 +86,7 @@ def test_a_seed_fixes_the_stream_and_a_cursor_resumes_it_bitwise(folder):
   assert (other["tokens"] != whole[0]["tokens"]).any()
 
 
+@pytest.mark.slow
 def test_sources_are_mixed_at_their_rates(folder, tmp_path):
   segment_files.write_segments(tmp_path / "text", random_segments(30, seed=1, first_id=5000))
   sources = {"demos": Source(str(folder), 3.0), "text": Source(str(tmp_path / "text"), 1.0)}

@@ -43,6 +43,7 @@ def step(params, grads, **numbers):
   return run(params, grads)
 
 
+@pytest.mark.slow
 def test_the_first_step_moves_every_weight_by_the_learning_rate_but_never_the_router_bias(
   params,
 ):
@@ -125,10 +126,12 @@ def on_eight_devices(module):
   assert "eight devices equal one" in result.stdout
 
 
+@pytest.mark.slow
 def test_moments_are_sharded_like_parameters_and_eight_devices_equal_one():
   on_eight_devices("tests.learner.eight_devices")
 
 
+@pytest.mark.slow
 def test_every_optimizer_and_adapters_are_sharded_like_parameters_and_equal_one_device():
   """Parameters after an update within 2e-5 (bfloat16: 2e-2) of those of one device."""
   on_eight_devices("tests.learner.eight_devices_optimizers")

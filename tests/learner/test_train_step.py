@@ -111,6 +111,7 @@ def assert_trees_close(got, expected, tolerance):
     np.testing.assert_allclose(a, b, atol=tolerance, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "rl"])
 def test_packed_loss_and_gradient_equal_those_of_separate_segments(params, reference, kind):
   got = total_gradients(params, pack(make_rollouts()), {"sft": SFT, "rl": RL}[kind])
@@ -129,6 +130,7 @@ def test_gradient_does_not_depend_on_how_rows_fall_into_microbatches(params):
   assert float(first.sums["loss_tokens"]) == float(second.sums["loss_tokens"])
 
 
+@pytest.mark.slow
 def test_distillation_beside_rl_leaves_the_gradient_of_the_policy_as_it_is(params):
   batches = pack(make_rollouts())
   alone = total_gradients(params, batches, RL).grads
@@ -237,6 +239,7 @@ def test_an_unknown_objective_is_an_error():
     train_step.Objective("rlhf")
 
 
+@pytest.mark.slow
 def test_balancing_steps_the_selection_biases_against_the_load_and_only_in_supervised_training():
   cfg = dataclasses.replace(
     CFG, num_dense_layers=0, num_experts=4, experts_per_token=1, expert_ffw_dim=4, mtp_depth=0
@@ -260,6 +263,7 @@ def test_balancing_steps_the_selection_biases_against_the_load_and_only_in_super
     train_step.Objective("rl", balance_rate=0.25)
 
 
+@pytest.mark.slow
 def test_kl_takes_the_distance_from_the_reference_off_the_advantage_of_each_token(params):
   batches = pack(make_rollouts())
   reference = jax.tree.map(lambda p: 1.1 * p, params)

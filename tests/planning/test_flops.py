@@ -65,6 +65,7 @@ def test_windows_bound_the_keys_of_their_layers():
   assert flops.score_flops(cfg, 100) == 2 * 2 * 8 * (2 * 16 + 2 * 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", [CFG, MLA], ids=["experts", "mla"])
 def test_xla_counts_as_many_flops_of_an_unrolled_forward_pass_within_5_percent(cfg):
   """Rows of one tile, computed whole: each query meets all keys. Norms and softmax make up the 5

@@ -44,6 +44,7 @@ def test_rounds_over_the_cache_are_whole_and_fewer_in_layers_with_a_window():
   assert [of(alternating, position, 256) for position in (100, 300, 1_000)] == [1, 2, (4 + 1) / 2]
 
 
+@pytest.mark.slow
 def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
   """Bytes exact, by hand; the rest to rounding."""
   file = tmp_path / "plan.json"
@@ -72,6 +73,7 @@ def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
   assert "binds" in done.stdout
 
 
+@pytest.mark.slow
 def test_memory_that_is_short_is_told_with_what_to_change():
   done = plan(*SMALL, "--topology=cpu:2", "--parts=rollout", "--set=sampler.num_pages=18000000")
   assert done.returncode == 0, done.stderr
@@ -79,6 +81,7 @@ def test_memory_that_is_short_is_told_with_what_to_change():
   assert "memory binds" in done.stdout and "lower sampler.num_pages" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [

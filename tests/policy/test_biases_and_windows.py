@@ -68,6 +68,7 @@ def test_forward_equals_plain_loops():
   np.testing.assert_allclose(out.hidden[0], plain_hidden(params, ids[0], CFG), atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unstacked", [False, True], ids=["scanned", "unrolled"])
 def test_prefill_in_chunks_and_single_tokens_equal_the_training_forward(unstacked):
   """Pages of 4 tokens, 8 to a round: windows of 5 begin inside, at and after a round's first."""
@@ -126,6 +127,7 @@ def test_a_router_bias_moves_both_choice_and_weights():
   np.testing.assert_allclose(weight[0], tiny.softmax(np.array([2.0, 1.5])), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_bias_and_sink_has_a_gradient_but_the_selection_bias_and_none_is_decayed():
   params = tiny.init(CFG)
   ids, positions = tiny.tokens(CFG, 1, 9)

@@ -39,6 +39,7 @@ def advantage(weights):
   return np.take_along_axis(logits, np.asarray(tokens)[:, 21:, None], axis=-1).mean()
 
 
+@pytest.mark.slow
 def test_copying_heads_favour_what_followed_last_time_before_any_training():
   drawn = params.init(CFG, jax.random.key(0))
   copying = copying_heads.with_copying_heads(drawn, CFG, jax.random.key(1))

@@ -58,6 +58,7 @@ def test_a_merged_matrix_is_the_frozen_one_and_gain_a_b_of_each_layer_and_expert
   np.testing.assert_allclose(whole, product(node, stack, inputs), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("cfg", "targets"),
   [(tiny.GQA, ("qkv", "gate_up", "down")), (tiny.MLA, ("kv_up", "q_down", "out", "experts.down"))],

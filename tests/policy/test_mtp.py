@@ -19,6 +19,7 @@ def trunk_states(cfg, rows, length):
   )
 
 
+@pytest.mark.slow
 def test_modules_equal_plain_loops_and_deeper_ones_read_further_tokens():
   cfg = dataclasses.replace(tiny.GQA, mtp_depth=2)
   params = tiny.init(cfg)
@@ -45,6 +46,7 @@ def test_modules_equal_plain_loops_and_deeper_ones_read_further_tokens():
     np.testing.assert_allclose(got[depth - 1, 0], state, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("cfg", [tiny.GQA, tiny.MLA], ids=["gqa", "mla"])
 def test_drafting_from_the_cache_equals_the_training_pass(monkeypatch, cfg, platform):
@@ -75,6 +77,7 @@ def test_drafting_from_the_cache_equals_the_training_pass(monkeypatch, cfg, plat
   np.testing.assert_array_equal(cache.pages[: cfg.num_layers], 0.0)
 
 
+@pytest.mark.slow
 def test_detached_inputs_leave_gradients_to_the_modules_alone():
   cfg = tiny.GQA
   params = tiny.init(cfg)

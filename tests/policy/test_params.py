@@ -2,6 +2,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding
@@ -17,6 +18,7 @@ def test_parameters_are_counted_as_by_hand():
   assert params_lib.count(GQA) == 2 * 53 * 16 + 16 + dense + 2 * moe + module
 
 
+@pytest.mark.slow
 def test_drawn_arrays_have_the_shapes_of_the_table_and_the_promised_scales():
   cfg = dataclasses.replace(GQA, embed_dim=128, expert_ffw_dim=64)
   params = params_lib.init(cfg, jax.random.key(0))
@@ -29,6 +31,7 @@ def test_drawn_arrays_have_the_shapes_of_the_table_and_the_promised_scales():
   np.testing.assert_allclose(np.std(experts["down"]), 64**-0.5 / np.sqrt(2 * 3), rtol=0.05)
 
 
+@pytest.mark.slow
 def test_unstacking_gives_each_layer_its_slice_and_leaves_the_rest():
   params = params_lib.init(MLA, jax.random.key(0))
   flat = params_lib.unstack(params)

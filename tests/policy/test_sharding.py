@@ -12,6 +12,8 @@ from tests import forced_devices
 from tests.policy import tiny
 from tests.policy.eight_devices import ALONE, TOGETHER
 
+pytestmark = pytest.mark.slow
+
 
 def abstract_mesh(**sizes):
   return AbstractMesh(tuple(sizes.get(axis, 1) for axis in sharding.MESH_AXES), sharding.MESH_AXES)

@@ -57,6 +57,7 @@ def test_forward_equals_plain_loops_over_heads_tokens_and_experts(cfg):
   np.testing.assert_allclose(out.hidden[0], tiny.hidden(params, ids[0], cfg), atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unstacked", [False, True], ids=["scanned", "unrolled"])
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
 def test_prefill_in_chunks_and_single_tokens_equal_the_training_forward(cfg, unstacked):
@@ -118,6 +119,7 @@ def test_pages_are_read_as_many_at_a_time_as_are_worth_a_round(monkeypatch):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["biased", *FAMILIES])
 def test_decoding_as_on_an_accelerator_equals_the_training_forward(monkeypatch, name):
   """Parameters as samplers hold them there, entries not taken apart, whole tables in a round."""
@@ -141,6 +143,7 @@ def test_decoding_as_on_an_accelerator_equals_the_training_forward(monkeypatch, 
   assert bool(packed) == (cfg.attention != "mla")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_more", [False, True], ids=["plain", "sinks and a window"])
 def test_entries_that_are_not_taken_apart_give_what_heads_of_their_own_give(with_more):
   rng = np.random.default_rng(0)
@@ -189,6 +192,7 @@ def test_a_row_without_new_tokens_leaves_its_pages_alone():
   assert set(changed.tolist()) <= {0, 8}  # scratch, and the third page of row 1
 
 
+@pytest.mark.slow
 def test_replaying_the_samplers_routing_gives_the_same_experts_and_logprobs():
   cfg = tiny.GQA
   params = tiny.init(cfg)
@@ -206,6 +210,7 @@ def test_replaying_the_samplers_routing_gives_the_same_experts_and_logprobs():
     np.testing.assert_allclose(learned, sampled, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_filtered_replay_mismatches_no_more_than_plain_replay_at_the_99th_percentile():
   """A sampler whose routers differ: plain replay forces experts that the learner finds absurd."""
   cfg = dataclasses.replace(tiny.GQA, num_layers=4, num_dense_layers=0, mtp_depth=0)
@@ -234,6 +239,7 @@ def test_filtered_replay_mismatches_no_more_than_plain_replay_at_the_99th_percen
   assert 0 < p99(0.9) <= p99(0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [7, 24])
 def test_token_logprobs_and_entropies_are_those_of_all_logits_at_once(length, monkeypatch):
   monkeypatch.setattr(transformer.head_lib, "CHUNK_TOKENS", 10)
@@ -284,6 +290,7 @@ def test_all_logits_of_a_batch_never_exist_at_once():
   assert largest(jaxpr.jaxpr) <= 512 * 4096
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_layers_changes_memory_and_no_gradient():
   """Gradients within 1e-4; each needs more memory than the one before."""
   cfg = dataclasses.replace(tiny.DENSE, num_layers=6, num_dense_layers=6)

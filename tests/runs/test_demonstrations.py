@@ -63,6 +63,7 @@ def read(workdir):
   return {name: segment_files.read_segments(workdir.demonstrations / name) for name in NAMES}
 
 
+@pytest.mark.slow
 def test_a_second_run_finds_what_the_first_one_played(opened, tmp_path, monkeypatch):
   config, corpus = opened
   first, second = Workdir(tmp_path / "first"), Workdir(tmp_path / "second")
@@ -137,6 +138,7 @@ def test_a_tool_that_demonstrations_and_drills_use_must_be_offered(tmp_path):
     coding.AGENT.drills(setup.setting(config), tasks)
 
 
+@pytest.mark.slow
 def test_sources_of_other_configs_join_with_overrides_of_their_own(opened, tmp_path):
   config, corpus = opened
   (tmp_path / "other.py").write_text(

@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from jaxrl_agents.runs import doctor
 from jaxrl_agents.runs.doctor import Check
 
@@ -21,6 +23,7 @@ def test_a_recipe_is_ready_unless_something_that_it_needs_is_lacking():
   }
 
 
+@pytest.mark.slow
 def test_everything_that_is_not_fine_has_a_remedy_and_the_versions_are_those_of_this_process():
   found = {check.name: check for check in doctor.checks(pathlib.Path())}
   assert found["Python"].found == sys.version.split()[0]
@@ -28,6 +31,7 @@ def test_everything_that_is_not_fine_has_a_remedy_and_the_versions_are_those_of_
   assert all(check.remedy for check in found.values() if check.state == "lacks")
 
 
+@pytest.mark.slow
 def test_a_folder_without_room_is_named_and_no_recipe_is_ready():
   command = [sys.executable, "scripts/doctor.py", "--workdir=/proc/nowhere"]
   done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

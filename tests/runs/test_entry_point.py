@@ -21,6 +21,7 @@ def run(*arguments, **environment):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [

@@ -28,6 +28,7 @@ def test_without_a_curriculum_the_policy_that_training_starts_from_plays_all_the
   assert {rollout_workers.frozen_at(stages, share) for share in (0.0, 0.5, 1.0)} == {0}
 
 
+@pytest.mark.slow
 def test_sub_agents_may_be_of_another_size_but_not_of_another_vocabulary(tmp_path):
   for name, size in (("narrow", {"embed_dim": 4}), ("foreign", {"vocab_size": 320})):
     cfg = dataclasses.replace(CFG, **size)

@@ -46,6 +46,7 @@ def test_the_batch_script_is_bash_and_passes_the_signal_on():
   assert "scripts/train_rl.py --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/a" in script
 
 
+@pytest.mark.slow
 def test_the_batch_script_ends_with_the_status_of_the_run_and_queues_a_stopped_one_again(tmp_path):
   """The script itself, with programs of its own names in place of the cluster's."""
   text = printed(*GPU)

@@ -75,6 +75,7 @@ def test_evaluation_may_sample_from_likely_tokens_and_training_samples_from_all(
   assert (chosen.top_p, chosen.temperature, chosen.seed) == (0.9, 0.5, config.seed)
 
 
+@pytest.mark.slow
 def test_a_step_with_the_loss_of_the_example_moves_the_policy():
   rl_objective = train_step.Objective("rl", policy_loss(config="examples/own_loss/config.py"))
   batches = test_train_step.pack(test_train_step.make_rollouts())

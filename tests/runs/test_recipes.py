@@ -9,6 +9,8 @@ import pytest
 
 from tests.runs.whole_run import run
 
+pytestmark = pytest.mark.slow
+
 LIBRARY = pathlib.Path(sysconfig.get_paths()["stdlib"])
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests import forced_devices
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 

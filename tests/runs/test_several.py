@@ -16,6 +16,8 @@ from jaxrl_agents.runs import weight_files
 from tests import forced_devices
 from tests.runs.small_run import CFG
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 MESH = {"expert": 2, "fsdp": 4}  # rows and experts are cut between the processes
 SMALL = {"expert": 2}  # for what does not depend on the mesh: less to compile

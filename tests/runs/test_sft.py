@@ -39,6 +39,7 @@ def fresh():
   return setup.fresh_state(CONFIG, params_lib.init(CFG, jax.random.key(0)), sft.optimizer(CONFIG))
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_it_came_in_and_the_next_run_ends_as_one_that_was_not_stopped():
   saved, seen = {}, []
 

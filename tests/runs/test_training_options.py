@@ -13,6 +13,8 @@ from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import rl, setup
 from tests import forced_devices
 
+pytestmark = pytest.mark.slow
+
 PATH = "configs/search_cpu.py"
 
 

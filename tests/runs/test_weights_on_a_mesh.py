@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests import forced_devices
 
 
+@pytest.mark.slow
 def test_weights_are_read_to_their_shardings_and_memory_holds_them_once_and_a_tensor_twice(
   tmp_path,
 ):

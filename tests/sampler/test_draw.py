@@ -129,6 +129,7 @@ def distributions(seed, shape, sharpness):
   return jnp.asarray(scipy.special.softmax(logits, axis=-1), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [0.5, 2.0])
 def test_speculative_sampling_leaves_the_distribution_of_every_place_unchanged(sharpness):
   p = distributions(3, (3, 12), sharpness)
@@ -141,6 +142,7 @@ def test_speculative_sampling_leaves_the_distribution_of_every_place_unchanged(s
     assert chi_square_is_plausible(counts, np.asarray(p[place], np.float64))
 
 
+@pytest.mark.slow
 def test_the_share_of_accepted_drafts_is_one_minus_the_total_variation():
   p, q = distributions(5, (2, 12), 1.0), distributions(6, (1, 12), 1.0)
   _, accepted = speculate_many(p, q, DRAWS)

@@ -100,6 +100,7 @@ def reference(prompt, generation, temperature):
   return picked, np.asarray(routing)[: len(ids) - 1]
 
 
+@pytest.mark.slow
 def test_logprobs_and_routing_equal_a_full_pass_through_reuse_chunks_and_preemption(engine):
   preempted, hits = engine.stats.preempted, engine.stats.prefix_hit_tokens
   ps = prompts(8, longest=30)

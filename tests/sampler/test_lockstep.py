@@ -56,6 +56,7 @@ def seen(ended):
   ]
 
 
+@pytest.mark.slow
 def test_calls_told_before_each_step_bring_a_second_engine_to_the_same_results(both):
   (first, clock), (second, other_clock) = both
   told, repeated = [], []

@@ -76,6 +76,7 @@ def bits(groups):
   }
 
 
+@pytest.mark.slow
 def test_every_job_comes_back_as_one_group_of_two_turn_episodes(engine, pool):
   server = RolloutServer(engine, pool, max_rollouts=3)
   groups = list(server.collect(job(f"a{i}") for i in range(5)))

@@ -17,6 +17,8 @@ from jaxrl_agents.types import SamplingLimits
 from jaxrl_agents.wire.listener import Listener, connect
 from tests.sampler.test_server import CFG
 
+pytestmark = pytest.mark.slow
+
 SECRET = b"0123456789abcdef"
 RUNS = {"config": "one"}
 PROMPTS = [np.arange(1, 3 + i, dtype=np.int32) for i in range(7)]

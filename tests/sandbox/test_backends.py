@@ -11,6 +11,8 @@ from jaxrl_agents.sandbox.errors import NoSandbox
 from jaxrl_agents.sandbox.host.probe import probe
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
+pytestmark = pytest.mark.slow
+
 KEPT_EVERYWHERE = {
   "commands run",
   "commands end in time",

@@ -14,6 +14,8 @@ import pytest
 from jaxrl_agents.sandbox.errors import NoSandbox, SandboxLost
 from jaxrl_agents.sandbox.host.sandboxes import default_store
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 HOST = """
 import asyncio

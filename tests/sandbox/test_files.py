@@ -4,6 +4,8 @@ import pytest
 
 from jaxrl_agents.sandbox.errors import Refused
 
+pytestmark = pytest.mark.slow
+
 
 def test_what_is_written_is_read(in_box):
   content = bytes(range(256)) * 5000

@@ -6,6 +6,8 @@ import pytest
 
 from jaxrl_agents.sandbox.records import SandboxLimits
 
+pytestmark = pytest.mark.slow
+
 SMALL = SandboxLimits(
   memory_bytes=256 << 20, processes=20, disk_bytes=8 << 20, files=200, drained_bytes=4 << 20
 )

@@ -7,6 +7,8 @@ import pytest
 from jaxrl_agents.sandbox.errors import NoSandbox
 from jaxrl_agents.sandbox.host.runtime import Runtime, copy_tree
 
+pytestmark = pytest.mark.slow
+
 HIDDEN = "/usr/lib/python3.*/textwrap.py"
 
 

@@ -9,6 +9,8 @@ from jaxrl_agents.harness.tools import Tool, run_call
 from jaxrl_agents.sandbox.errors import SandboxLost
 from jaxrl_agents.types import ToolCall, ToolSpec
 
+pytestmark = pytest.mark.slow
+
 
 def outputs(in_box, *commands):
   async def body(box):

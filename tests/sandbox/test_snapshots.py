@@ -13,6 +13,8 @@ import pytest
 from jaxrl_agents.sandbox.errors import Refused, SandboxClosed
 from jaxrl_agents.sandbox.records import Change, SandboxLimits
 
+pytestmark = pytest.mark.slow
+
 # Runs in the sandbox: prints what a dict model predicts.
 LOOK = """
 import json, os, stat, sys

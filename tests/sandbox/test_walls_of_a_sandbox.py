@@ -13,6 +13,8 @@ import pytest
 
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
+pytestmark = pytest.mark.slow
+
 # Runs in the sandbox: tries system calls by number and prints what came of each.
 ATTEMPTS = """
 import ctypes, errno, json, os, platform, socket

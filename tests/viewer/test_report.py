@@ -175,6 +175,7 @@ def test_the_command_names_what_is_wrong_with_a_folder(tmp_path):
   assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="needs a browser")
 def test_a_browser_draws_the_curves_and_the_episode_and_runs_nothing_injected(tmp_path):
   (tmp_path / "page.html").write_text(page(PAYLOAD), "utf-8")

@@ -150,6 +150,7 @@ def test_the_page_of_a_folder_keeps_the_stages_of_its_episodes(tmp_path):
   assert [lane["start"] for lane in told["rollouts"][0]["swarm"]["lanes"]] == [1, 1, 7, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="needs a browser")
 def test_a_browser_draws_a_lane_for_each_assignment_and_runs_nothing_injected(tmp_path):
   turn = EPISODE.log[1]

@@ -127,6 +127,7 @@ def test_manifests_are_plain_json_and_an_absent_folder_has_no_versions(tmp_path)
     manifest.read(tmp_path, 9)
 
 
+@pytest.mark.slow
 def test_the_manifest_module_needs_the_standard_library_only():
   code = "import sys; from jaxrl_agents.weights import manifest; print('numpy' in sys.modules)"
   root = pathlib.Path(__file__).parents[2]
@@ -155,6 +156,7 @@ print("two shards")
 """
 
 
+@pytest.mark.slow
 def test_a_sharded_array_is_written_shard_by_shard_without_its_replicas(tmp_path):
   result = subprocess.run(
     [sys.executable, "-c", SHARDED, str(tmp_path)],
@@ -194,6 +196,7 @@ except store.CorruptWeights as error:
 """
 
 
+@pytest.mark.slow
 def test_devices_are_given_their_slices_however_they_were_split_and_every_shard_is_verified(
   tmp_path,
 ):

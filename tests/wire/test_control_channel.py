@@ -71,6 +71,7 @@ def test_an_error_that_comes_of_the_death_of_another_is_told_as_that():
   assert str(found.value.__cause__) == "a collective failed"
 
 
+@pytest.mark.slow
 def test_an_error_of_its_own_stays_what_it_is():
   first, other, _ = pair()
   with other, pytest.raises(ZeroDivisionError), first:

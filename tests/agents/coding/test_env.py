@@ -31,6 +31,8 @@ from tests.agents.coding.bench import (
 )
 from tests.agents.coding.judge.benches import CALL_FACTS
 
+pytestmark = pytest.mark.slow
+
 READ = ("read_file", {"path": "main.py"})
 SHELL = lambda command: ("shell", {"command": command})
 

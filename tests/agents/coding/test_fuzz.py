@@ -81,6 +81,7 @@ class RandomSampler:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["summarize", "hide_results", "discard_all"])
 def test_random_replies_never_break_an_episode(context):
   async def body(workshop):

@@ -41,6 +41,7 @@ async def episode(shared, task, play):
   return await run_episode(player, shared.chat, player, task=task, sampling=sampling)
 
 
+@pytest.mark.slow
 def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not(monkeypatch):
   library = list(suite_repos.library(["colorsys", "quopri"]))
   if not library:
@@ -141,6 +142,7 @@ def test_replacements_undo_whatever_was_damaged():
     assert now == text
 
 
+@pytest.mark.slow
 def test_the_expert_without_noise_mends_and_with_it_often_does_not():
   silent = ExpertNoise(wrong_edit=0, wrong_text=0, give_up=0, unchecked=0, hasty=0)
 
@@ -166,6 +168,7 @@ def test_the_expert_without_noise_mends_and_with_it_often_does_not():
   assert LIMITS.token_budget > SMALL.token_budget
 
 
+@pytest.mark.slow
 def test_edits_that_do_not_mend_are_not_imitated_and_all_else_is():
   async def body(workshop):
     shared = dataclasses.replace(services(workshop), limits=SMALL)
@@ -190,6 +193,7 @@ def test_edits_that_do_not_mend_are_not_imitated_and_all_else_is():
       assert "read_file{" in trained and "shell{" in trained and "Done." in trained
 
 
+@pytest.mark.slow
 def test_the_expert_plays_the_same_episode_again_for_the_same_seed():
   async def body(workshop):
     shared = dataclasses.replace(services(workshop), limits=SMALL)
@@ -228,6 +232,7 @@ def after(trajectory, at):
   return reply.tool_calls[0].name
 
 
+@pytest.mark.slow
 def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_after_it():
   summaries = 0
   for trajectory in tight_episodes(dataclasses.replace(PATIENT, wrong_edit=1.0), 12):
@@ -249,6 +254,7 @@ def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_aft
   assert summaries >= 6
 
 
+@pytest.mark.slow
 def test_after_an_edit_that_was_not_made_the_expert_has_nothing_to_test():
   nothing = 0
   noise = dataclasses.replace(PATIENT, wrong_text=1.0)
@@ -260,6 +266,7 @@ def test_after_an_edit_that_was_not_made_the_expert_has_nothing_to_test():
   assert nothing >= 3
 
 
+@pytest.mark.slow
 def test_a_file_that_says_ok_does_not_look_to_the_expert_like_tests_that_pass():
   head = "OK = 0\n\n\n"
   repo = dataclasses.replace(CALLS, files={**CALLS.files, "main.py": head + MAIN})

@@ -205,6 +205,7 @@ def test_a_corpus_of_one_odd_chunk_can_be_searched(tmp_path, text):
   assert ids(small.grep(".")) == ["1_0"]
 
 
+@pytest.mark.slow
 def test_searching_imports_neither_jax_nor_bm25s(built):
   code = (
     "import sys; from jaxrl_agents.corpus.index import hybrid; "

@@ -29,6 +29,7 @@ def draws(rows, groups, shared, length, width, value_width):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [4, 7, 64])
 def test_blocks_of_queries_agree_with_all_scores_at_once_forward_and_backward(block, monkeypatch):
   monkeypatch.setattr(causal, "BLOCK", block)
@@ -48,6 +49,7 @@ def test_blocks_of_queries_agree_with_all_scores_at_once_forward_and_backward(bl
   )
 
 
+@pytest.mark.slow
 def test_a_part_of_the_queries_gives_its_part_of_the_row_forward_and_backward(monkeypatch):
   monkeypatch.setattr(causal, "SHORT_BLOCK", 4)
   q, k, v, segments, cotangent = draws(2, 2, 3, 18, 6, 5)
@@ -115,6 +117,7 @@ def plain_with_sinks_and_window(q, k, v, segments, sinks, window):
   return jnp.einsum("bgrqk,bgkh->bgrqh", weights, v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 5, 100])
 @pytest.mark.parametrize("block", [4, 64])
 def test_sinks_and_windows_agree_with_all_scores_at_once_forward_and_backward(

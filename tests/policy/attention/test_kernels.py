@@ -34,6 +34,7 @@ def close(found, expected, **tolerance):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kind", ["tpu", "gpu"])
 def test_grouped_products_equal_dense_ones_forward_and_backward(kind, biased):
@@ -76,6 +77,7 @@ def rows_of(width, value_width):
   return *arrays, jnp.asarray(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 40, LENGTH])
 def test_splash_attention_equals_tiles_with_sinks_windows_and_narrow_values(window):
   *inputs, cotangent, ids = rows_of(48, 32)
@@ -109,6 +111,7 @@ def half_of_time():
   return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("heads", "time"))
 
 
+@pytest.mark.slow
 def test_flash_attention_of_gpus_equals_tiles_with_shared_keys_and_narrow_values():
   *inputs, cotangent, ids = rows_of(32, 16)
   kernel = lambda q, k, v: flash_gpu.attend(q, k, v, ids, interpret=True)
@@ -138,6 +141,7 @@ def test_kernels_are_chosen_by_what_is_compiled_for_and_can_be_turned_off():
   )
 
 
+@pytest.mark.slow
 def test_what_ragged_paged_attention_is_given_means_what_the_loop_over_pages_computes():
   """By the kernel's own reference: it cannot be interpreted. The second of two layers, rows of
   different lengths, one without work.
@@ -174,6 +178,7 @@ def gradients_of(cfg, rows):
   return jax.jit(jax.grad(loss)), (params_lib.abstract(cfg), ids, ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("kind", "platform"), [("tpu", "tpu"), ("gpu", "cuda")])
 def test_training_lowers_for_accelerators_without_one(kind, platform, family):

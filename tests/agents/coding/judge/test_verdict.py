@@ -21,6 +21,8 @@ from tests.agents.coding.judge.benches import (
   with_sandboxes,
 )
 
+pytestmark = pytest.mark.slow
+
 CASES = {"calls": (CALLS, CALL_FACTS, "main.py"), "suite": (SUITE, SUITE_FACTS, "shop.py")}
 PATCH = """\
 import unittest

@@ -6,6 +6,8 @@ import pathlib
 import random
 import textwrap
 
+import pytest
+
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.tasks import leaks, make_tasks, mutations, removals, suite_repos
 
@@ -93,6 +95,7 @@ def test_negations_boundaries_and_operators_keep_the_rest_of_the_line():
   } <= lines
 
 
+@pytest.mark.slow
 def test_every_mutation_of_real_code_parses_to_another_tree():
   text = pathlib.Path(random.__file__).read_text()
   source = source_of(text)

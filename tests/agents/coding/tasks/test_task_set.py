@@ -179,6 +179,7 @@ def test_the_visible_check_says_which_calls_differ():
   assert "double([1])" not in CALLS.files["check.py"]
 
 
+@pytest.mark.slow
 def test_the_check_of_a_package_runs_cases_and_plain_tests_and_names_what_fails(tmp_path):
   (tmp_path / "shop.py").write_text(SHOP.replace("100", "10"))
   (tmp_path / "test_shop.py").write_text(SHOP_TESTS)
@@ -225,6 +226,7 @@ def test_a_function_that_stands_in_two_modules_is_cut_out_of_the_first_alone(tmp
   assert names == [[["label", "wrapped"], ["kept", "g"]], [["g"]]]
 
 
+@pytest.mark.slow
 def test_tests_that_do_not_end_make_no_task(monkeypatch):
   monkeypatch.setattr(make_tasks, "MAX_SUITE_S", 1.0)
   monkeypatch.setattr(make_tasks, "MAX_DAMAGED_S", 1.0)
