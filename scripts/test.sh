@@ -34,7 +34,7 @@ stage format "$venv/bin/ruff" format --check .
 stage types "$venv/bin/mypy"
 # Compiling takes one core: two processes, each a file of tests at a time, in order: else those of
 # few tests, which take longest, come last and one process waits for the other.
-stage tests "$venv/bin/pytest" -q --durations=15 -n 2 --dist=loadfile --no-loadscope-reorder \
+stage tests "$venv/bin/pytest" -q --durations=15 -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=1 \
   ${chosen[@]+"${chosen[@]}"} "$@"
 echo "== everything: $SECONDS s"
 if [ ${#failed[@]} -gt 0 ]; then

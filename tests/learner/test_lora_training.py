@@ -114,6 +114,7 @@ def test_gradients_of_adapters_are_those_of_the_merged_matrix_through_the_other_
   assert found["embed"] is None and np.abs(d_a).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_only_adapters_have_moments_and_move():
   current = state.make_state(adapted(), TX, jax.random.key(0))
   adapters = sum(x.size for x in jax.tree.leaves(lora.trained(current.policy.params)))

@@ -47,6 +47,7 @@ def test_a_bfloat16_pass_agrees_with_float32_within_its_rounding(cfg):
   np.testing.assert_array_equal(narrow.routing, wide.routing)
 
 
+@pytest.mark.slow
 def test_routers_score_and_weigh_in_float32():
   params = rounded(tiny.init(tiny.GQA), tiny.GQA)
   weights = jax.tree.map(lambda x: x[0], params["moe_layers"]["moe"])

@@ -206,6 +206,7 @@ def test_histogram_quantiles_are_within_a_bin_of_the_exact_ones():
   assert found["gap_max"] == pytest.approx(gaps.max())
 
 
+@pytest.mark.slow
 def test_supervised_updates_learn_the_examples_by_heart():
   tx = state.make_optimizer(CFG, learning_rate=3e-2)
   trained = state.init_state(CFG, tx, jax.random.key(1))

@@ -47,6 +47,7 @@ def test_copying_heads_favour_what_followed_last_time_before_any_training():
   assert advantage(copying) > 0.5
 
 
+@pytest.mark.slow
 def test_embeddings_named_alike_are_and_no_others():
   drawn = params.init(CFG, jax.random.key(0))
   made = copying_heads.with_copying_heads(drawn, CFG, jax.random.key(1), alike=[5, 9, 100])

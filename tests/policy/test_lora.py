@@ -35,6 +35,7 @@ def product(node, stack, inputs):
   return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("cfg", "path", "stack", "inputs"),
   [

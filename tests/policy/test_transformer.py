@@ -72,6 +72,7 @@ def test_prefill_in_chunks_and_single_tokens_equal_the_training_forward(cfg, uns
   np.testing.assert_array_equal(routing, whole.routing)
 
 
+@pytest.mark.slow
 def test_unrolled_layers_equal_scanned_ones():
   params = tiny.init(tiny.MLA)
   ids, positions = tiny.tokens(tiny.MLA, ROWS, LENGTH)
@@ -110,6 +111,7 @@ def test_padding_of_a_step_is_written_to_the_scratch_page_only():
   assert np.abs(np.asarray(padded.pages[:layers, 0])).sum() > 0
 
 
+@pytest.mark.slow
 def test_pages_are_read_as_many_at_a_time_as_are_worth_a_round(monkeypatch):
   params, ids = tiny.init(tiny.BIASED), tiny.tokens(tiny.BIASED, ROWS, LENGTH)[0]
   steps = [(8, 8), (5, 8)] + [(1, 1)] * 10

@@ -33,7 +33,7 @@ def start(folder, cache, **options):
 
 def finish(folder, cache, **options):
   process = start(folder, cache, **options)
-  output, _ = process.communicate(timeout=900)
+  output, _ = process.communicate(timeout=540)
   assert process.returncode == 0, output
   return output
 
@@ -103,7 +103,7 @@ def assert_same_parameters(whole, other):
     assert found[name].tobytes() == expected[name].tobytes(), name
 
 
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(600)
 def test_a_run_that_changes_its_mesh_halfway_ends_with_the_parameters_of_one_device(
   tmp_path, monkeypatch
 ):

@@ -79,6 +79,7 @@ def test_calls_told_before_each_step_bring_a_second_engine_to_the_same_results(b
   assert first.describe() == second.describe() and first.stats == second.stats
 
 
+@pytest.mark.slow
 def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both, monkeypatch):
   """The second makes the calls half a second later, when both requests would be too late."""
   now = [1000.0]

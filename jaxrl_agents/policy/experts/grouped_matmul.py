@@ -9,6 +9,7 @@ Alphabet: N tokens, D width, E experts, K experts per token, F ffw, S pairs (rou
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -44,8 +45,15 @@ def apply(
   clamp: plain.Clamp | None = None,
   *,
   kernels: Kind,
+  interpret: bool = False,
 ) -> jax.Array:
-  """What `experts.dense` computes. Arguments and result as there."""
+  """Computes the same as `local.dense`, whose arguments and result it shares.
+
+  Args:
+    experts, x, weight, choice, clamp: as in `local.dense`.
+    kernels: the kind of accelerator whose kernels are used.
+    interpret: whether the TPU's kernel runs step by step, which works on any machine.
+  """
   num_experts, width, embed = experts["down"].shape
   plan = _plan(choice, num_experts)
   rows = slots_lib.spread(x, plan.pairs)
@@ -53,8 +61,9 @@ def apply(
   gate_up = experts["gate_up"].reshape(num_experts, embed, 2 * width)
   bias = experts.get("gate_up_bias")
   bias = None if bias is None else bias.reshape(num_experts, 2 * width)
-  inner = _product(rows, gate_up, bias, plan, kernels)
-  y = _product(plain.gate(inner, clamp), experts["down"], experts.get("down_bias"), plan, kernels)
+  product = functools.partial(_product, plan=plan, kernels=kernels, interpret=interpret)
+  inner = product(rows, gate_up, bias)
+  y = product(plain.gate(inner, clamp), experts["down"], experts.get("down_bias"))
   return slots_lib.collect(y * row_weight, plan.pairs)
 
 
@@ -79,10 +88,10 @@ def _plan(choice: jax.Array, num_experts: int) -> _Plan:
   )
 
 
-def _product(rows, matrices, bias, plan: _Plan, kernels: Kind) -> jax.Array:
+def _product(rows, matrices, bias, *, plan: _Plan, kernels: Kind, interpret: bool) -> jax.Array:
   """rows [S, a] times the matrix [E, a, b] of their expert, plus its bias [E, b]; 0 without one."""
   if kernels == "tpu":
-    y = _megablox(rows, matrices, plan.sizes)
+    y = _megablox(rows, matrices, plan.sizes, interpret)
   else:
     y = jax.lax.ragged_dot(rows, matrices, plan.sizes)
   real = plan.expert < matrices.shape[0]
@@ -91,11 +100,11 @@ def _product(rows, matrices, bias, plan: _Plan, kernels: Kind) -> jax.Array:
   return jnp.where(real[:, None], y, 0)  # rows that are not computed hold anything
 
 
-def _megablox(rows, matrices, sizes):
+def _megablox(rows, matrices, sizes, interpret: bool):
   # Here: the module looks for a TPU, of which other machines need know nothing.
   from jax.experimental.pallas.ops.tpu.megablox import gmm
 
   # The backward pass takes the same tiles for the transposed product.
   side = min(TILE_SIDE, *map(whole_lanes, matrices.shape[1:]))
   tile = min(TILE_ROWS, len(rows)), side, side
-  return gmm(rows, matrices, sizes, rows.dtype, tile)
+  return gmm(rows, matrices, sizes, rows.dtype, tile, interpret=interpret)

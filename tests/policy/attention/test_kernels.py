@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from jaxrl_agents.policy import kernel_choice, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
@@ -60,8 +59,7 @@ def test_grouped_products_equal_dense_ones_forward_and_backward(kind, biased):
 
     return both(of, (arrays, x, weight), cotangent)
 
-  with pltpu.force_tpu_interpret_mode():
-    found = run(functools.partial(grouped_matmul.apply, kernels=kind))
+  found = run(functools.partial(grouped_matmul.apply, kernels=kind, interpret=True))
   close(found, run(local.dense), atol=5e-5)
 
 
