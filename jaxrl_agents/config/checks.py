@@ -1,4 +1,6 @@
-"""What no single section of a configuration can check: options that disagree or have no effect."""
+"""Checks of a configuration that concern several sections: options that disagree or have no
+effect.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from jaxrl_agents.config import import_path
 from jaxrl_agents.config.sections import SFT_SOURCES, LearnerConfig, MeshConfig, RunConfig
 
 BFLOAT16_GAP = 0.1
-"""Of log-probabilities of sampler and learner that both compute in bfloat16, at the least."""
+"""Smallest bound on the gap of log-probabilities if sampler and learner compute in bfloat16."""
 
 
 def validate(config: RunConfig) -> RunConfig:
-  """Checks what no single section can; returns `config`.
+  """Checks the options of several sections together; returns `config`.
 
   Raises:
-    ValueError: naming the two options that disagree and which to change.
+    ValueError: two options disagree; the message names them and which to change.
   """
   learner, sampler = config.learner, config.sampler
   _check_contexts(config)

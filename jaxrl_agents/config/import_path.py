@@ -1,4 +1,4 @@
-"""Objects named by "package.module:name": agents of this package, and those of a user's own."""
+"""Objects named by "package.module:name": the agents of this package, and your own objects."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 AGENTS: Mapping[str, str] = {
   name: f"jaxrl_agents.agents.{name}.agent:AGENT" for name in ("search", "swarm", "coding")
 }
-"""Import paths of the agents that need only their name."""
+"""{name: import path} of the agents of this package."""
 
 
 def agent(name: str) -> Any:
-  """The `agents.agent.Agent` of a name in AGENTS, or of an import path.
+  """The `agents.agent.Agent` with a name in AGENTS, or at an import path.
 
   Raises:
     ValueError: there is no such agent.
@@ -36,7 +36,7 @@ def load(path: str, option: str) -> Any:
   """The object at "package.module:name"; modules below the working directory are found, too.
 
   Raises:
-    ValueError: no such module or name; the text names `option`, which holds the path.
+    ValueError: the module or name does not exist; the message names `option`, which holds the path.
   """
   module_name, _, name = path.partition(":")
   if os.getcwd() not in sys.path:

@@ -1,4 +1,4 @@
-"""Configurations from files, changed by `section.option=value`."""
+"""Loads configurations from files and applies overrides `section.option=value`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-  """A copy of `config` with each "a.b=c" applied, c read as the type of the option it sets."""
+  """A copy of `config` with each "a.b=c" applied; c is parsed as the type of the option."""
   for override in overrides:
     path, equals, text = override.partition("=")
     if not equals:
@@ -67,7 +67,7 @@ def options(config: Any, prefix: str = "") -> dict[str, Any]:
 def changed(before: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
   """{option: (value before, value now)} of what differs from earlier `options`, read from JSON.
 
-  Options that either did not have are no difference.
+  Options that only one side has are ignored.
   """
   now = json.loads(json.dumps(options(config), default=str))
   names = sorted(set(before) & set(now))
@@ -75,13 +75,13 @@ def changed(before: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any
 
 
 def sha256(config: RunConfig) -> str:
-  """Digest of every option: equal for equal configs, whatever file they came from."""
+  """A digest of all options: equal for equal configs, whatever file they came from."""
   text = json.dumps(options(config), sort_keys=True, default=str)
   return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _fields(section: Any) -> dict[str, str]:
-  """{name in overrides: field} of a section: the options of an agent go by the agent's name."""
+  """{name in overrides: field} of a section; an agent's options are called by the agent's name."""
   names = {field.name: field.name for field in dataclasses.fields(section)}
   if isinstance(section, RunConfig):
     own = import_path.agent(section.agent).name
@@ -121,18 +121,18 @@ _EXAMPLES: dict[Any, str] = {
   (str, ...): "\"('a', 'b')\"",
   (float, ...): "0.5,0.25",
 }
-"""What is written on a command line for an option of each type."""
+"""How an option of each type is written on a command line."""
 
 
 _REASONS = {
   "sampler.top_p": "training needs the log-probability that the whole distribution gives a token, "
   "since that is what the learner computes; for evaluation set eval.top_p",
 }
-"""Why some options that one may look for do not exist."""
+"""Why some options do not exist that a user may look for."""
 
 
 def _number(text: str, full: str) -> float | bool:
-  """`text` read as a bool or a float."""
+  """`text` parsed as a bool or a float."""
   if text.lower() in ("true", "false"):
     return text.lower() == "true"
   try:
@@ -142,7 +142,7 @@ def _number(text: str, full: str) -> float | bool:
 
 
 def _value(hint: Any, text: str, full: str) -> Any:
-  """`text` read as the type `hint`: bool, int, float, str, a Literal, a tuple, or `X | None`."""
+  """`text` parsed as the type `hint`: bool, int, float, str, a Literal, a tuple, or `X | None`."""
   origin = typing.get_origin(hint)
   if origin is Mapping:
     raise ValueError(f"{full} holds named numbers; set one of them, {full}.NAME=0.5")

@@ -1,4 +1,4 @@
-"""The sections of a run's configuration, and the whole."""
+"""The sections of a run's configuration, and `RunConfig`, which holds them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxrl_agents.policy.config import PolicyConfig
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
-  """Documents and tasks. `source`: "python" (this interpreter's library), "package:NAME" (of one
-  that is installed), or a folder.
+  """Documents and tasks. `source`: "python" (this interpreter's library), "package:NAME" (an
+  installed package), or a folder.
   """
 
   source: str = "python"
@@ -44,14 +44,15 @@ BASE_MODEL = PolicyConfig(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicySection:
-  """`init`: "base" (the shipped weights), a folder of exported or imported weights, "scratch"
-  (random), or "copying" (random but for heads that quote from the context; see
-  policy.copying_heads).
+  """The policy and its tokenizer.
 
-  `tokenizer`: "base", or a folder with tokenizer.json, by which the chat format is recognised.
-
-  `dtype`: of parameters and of what is computed, but for softmax, norms, routers and losses;
-  bfloat16 parameters have a float32 master in the optimizer.
+  Attributes:
+    init: "base" (the shipped weights), a folder of exported or imported weights, "scratch"
+      (random), or "copying" (random except for heads that quote from the context; see
+      policy.copying_heads).
+    tokenizer: "base", or a folder with tokenizer.json, by which the chat format is recognised.
+    dtype: of parameters and of the computation, except for softmax, norms, routers and losses;
+      bfloat16 parameters have a float32 master in the optimizer.
   """
 
   model: PolicyConfig
@@ -62,10 +63,12 @@ class PolicySection:
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-  """Low-rank adapters in place of full parameters, in warm-up and in reinforcement learning.
+  """Low-rank adapters instead of full parameters, in warm-up and in reinforcement learning.
 
-  `rank` 0 trains all parameters. `targets` are names of matrices inside layers, or the ends of
-  their dotted paths (see policy.lora); their adapters count alpha / rank times.
+  Attributes:
+    rank: rank of the adapters; 0 trains all parameters.
+    alpha: the product of an adapter's factors is multiplied by alpha / rank.
+    targets: names of matrices inside layers, or the ends of their dotted paths (see policy.lora).
   """
 
   rank: int = 0
@@ -75,11 +78,15 @@ class LoraConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:
-  """The generation engine. `slots` sequences decode at once; the cache holds num_pages *
-  page_tokens of them. On a mesh both are split with the rows, and a context must fit into one part.
+  """The generation engine.
 
-  `slices`: 0 for an engine on the learner's own devices; else so many samplers, on devices of their
-  own (section `sampler_mesh`), join at workers.listen before a run begins (scripts/sampler.py).
+  Attributes:
+    slots: sequences that decode at once.
+    num_pages, page_tokens: the cache holds num_pages * page_tokens tokens of these sequences. On a
+      mesh, slots and pages are split with the rows, and a context must fit into one part.
+    slices: 0 for an engine on the learner's own devices; otherwise the number of samplers, on
+      devices of their own (section `sampler_mesh`), that join at workers.listen before a run begins
+      (scripts/sampler.py).
   """
 
   slices: int = 0
@@ -93,11 +100,12 @@ class SamplerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersConfig:
-  """Spawned processes that play `episodes` at once among them, in whole groups.
+  """Worker processes that play `episodes` at once in total, in whole groups.
 
-  `stall_s`: no progress for so long is an error.
-  `listen`: "host:port" where workers of other machines join (scripts/worker.py), and samplers; ""
-  for none.
+  Attributes:
+    stall_s: seconds without progress that count as an error.
+    listen: "host:port" where workers of other machines (scripts/worker.py) and samplers join; ""
+      for none.
   """
 
   listen: str = ""
@@ -109,12 +117,12 @@ class WorkersConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ToggleConfig:
-  """Phases in which what is solved must be solved within a length (agents.toggle).
+  """Phases in which solved tasks must be solved within a length (agents.toggle).
 
   Attributes:
-    phase_steps: steps of each phase, limited and free in turn; 0: rewards are never gated.
-    solved: mean of a group from which on its limit binds.
-    percentile: of the lengths of right rollouts, which is the limit of a task.
+    phase_steps: steps of each phase; limited and free phases alternate. 0: rewards are never gated.
+    solved: mean reward of a group from which its length limit applies.
+    percentile: percentile of the lengths of right rollouts, which becomes the limit of a task.
   """
 
   phase_steps: int = 0
@@ -132,25 +140,25 @@ class SftConfig:
   """Warm-up on demonstrations of the scripted expert, read through a seqio mixture of four sources.
 
   A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
-  small network learns to quote from them first); they end after `copy_phase` of the steps.
-  `drills` are short exercises, `reading_drills` of them: in quoting the right ids of a result
-  (`agents.search.drills`), in each role of a swarm (`agents.swarm.drills`), in mending a line of a
-  file (`agents.coding.drills`).
+  small network learns to quote from them first); they end after `copy_phase` of the steps. `drills`
+  are short exercises, `reading_drills` of them: quoting the right ids of a result
+  (`agents.search.drills`), each role of a swarm (`agents.swarm.drills`), repairing a line of a file
+  (`agents.coding.drills`).
 
   Attributes:
-    schedule: of the learning rate after the warm-up.
+    schedule: of the learning rate after the warm-up steps.
     demonstration_tasks: tasks of the train split, played `rollouts_per_task` times and filtered.
-    demonstration_share: of the train split, what may be demonstrated, by whole repositories where
-      there are any: the rest is new to reinforcement learning.
+    demonstration_share: share of the train split that may be demonstrated, in whole repositories if
+      there are any; the rest is new to reinforcement learning.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
     rates: of demonstrations, practice, copies and drills in the mixture.
     beside: files of other configs, each with overrides after it ("configs/swarm_cpu.py
-      swarm.single=0.1"), whose sources join the mixture, at a rate of `beside_rates` for those of
-      each: for a policy that is to be the base of all of them.
+      swarm.single=0.1"). Their sources join the mixture, at the rates of `beside_rates`, for a
+      policy that is to be the base of all of them.
     balance_rate: step of the routers' selection biases towards equal load of the experts.
-    mtp_weight: of the self-distillation of the draft module beside the cross-entropy.
+    mtp_weight: weight of the self-distillation of the draft module beside the cross-entropy.
     mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.
-    optimizer: AdamW, the same with moments in eight bits, or Muon (learner.optimizers).
+    optimizer: AdamW, AdamW with moments in eight bits, or Muon (learner.optimizers).
     qk_clip: heads whose attention scores exceed it are scaled down after a step; 0 for none.
   """
 
@@ -181,24 +189,28 @@ class SftConfig:
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig:
   """Reinforcement learning: `groups_per_step` tasks x `group_size` rollouts, `substeps` updates
-  each. `optimizer` and `qk_clip` as in SftConfig.
+  each.
 
-  `loss`: cispo, grpo, dr_grpo, dapo, gspo, ppo_clip, k25 (see learner.losses), or the import path
-  "package.module:NAME" of a function like them, or of a `losses.PolicyLoss`. `loss_options` are the
-  keyword arguments of the loss that are not to keep their defaults, {"high": 3.0}; on the command
-  line --set learner.loss_options.high=3. `normaliser`: by what the sum over tokens is divided
-  (learner.packing); "published" as each loss was.
-  `router_replay`: the learner uses the experts that the sampler chose, but for those whose
-  probability under the learner is below `replay_threshold` (see policy.experts.moe).
-  `single_epoch`: no task is trained twice, across restarts (Composer 2).
-  `row_tokens`, `rows_per_microbatch` and `remat` (what is kept of a layer to differentiate it, see
-  policy.transformer.REMAT) hold for the warm-up too.
-  `constant_tokens`: of a rollout, by which a loss with the constant normaliser (dr_grpo) divides
-  beside the rollouts of a substep, those that drop out included; 0 for `row_tokens`.
-  `kl`: how much each token's advantage loses for log(pi / pi_0), pi_0 being the policy that
-  training starts from (k1; Composer 2); 0 for nothing.
-  A checkpoint is written every `save_every` steps: so many are lost at most where a machine dies
-  without a warning (learner.preemption).
+  Attributes:
+    loss: cispo, grpo, dr_grpo, dapo, gspo, ppo_clip, k25 (see learner.losses), or the import path
+      "package.module:NAME" of a function like them, or of a `losses.PolicyLoss`.
+    loss_options: keyword arguments of the loss that differ from their defaults, {"high": 3.0}; on
+      the command line --set learner.loss_options.high=3.
+    normaliser: the divisor of the sum over tokens (learner.packing); "published" takes the one
+      published with the loss.
+    constant_tokens: tokens of a rollout by which a loss with the constant normaliser (dr_grpo)
+      divides, together with the rollouts of a substep, dropped ones included; 0 for `row_tokens`.
+    router_replay: the learner uses the experts that the sampler chose, except those whose
+      probability under the learner is below `replay_threshold` (see policy.experts.moe).
+    single_epoch: no task is trained twice, across restarts (Composer 2).
+    row_tokens, rows_per_microbatch: shape of a microbatch, for the warm-up too.
+    remat: what is kept of a layer for the backward pass (policy.transformer.REMAT), for the warm-up
+      too.
+    kl: factor of log(pi / pi_0) that is subtracted from each token's advantage, where pi_0 is the
+      policy that training starts from (k1; Composer 2); 0 for none.
+    save_every: steps between checkpoints, which is the most that a crash can lose
+      (learner.preemption).
+    optimizer, qk_clip: as in SftConfig.
   """
 
   loss: str = "cispo"
@@ -234,11 +246,12 @@ class LearnerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Devices of a run, as factors of their number; all 1: the first device alone, without a mesh.
+  """The devices of a run, as factors of their number; all 1: the first device alone, without a
+  mesh.
 
-  `data`, `fsdp` and `expert` split the rows of a microbatch, `context` their time; `fsdp` also
-  splits parameters and moments, `expert` the experts, `tensor` heads, ffw and vocabulary. A
-  checkpoint restores under any mesh.
+  `data`, `fsdp` and `expert` split the rows of a microbatch, `context` their time. `fsdp` also
+  splits parameters and moments, `expert` the experts, and `tensor` heads, ffw and vocabulary. A
+  checkpoint can be restored under any mesh.
   """
 
   data: int = 1
@@ -252,8 +265,9 @@ class MeshConfig:
 class EvalConfig:
   """Held-out evaluation: `tasks` of the split, `rollouts` each, paired bootstrap over tasks.
 
-  `temperature`: at which the policy is sampled; negative for that of training. `top_p` below 1
-  samples each token from the smallest set of likely ones that holds this share.
+  Attributes:
+    temperature: sampling temperature; negative for that of training.
+    top_p: below 1, each token is sampled from the smallest set of likely ones with this share.
   """
 
   split: Literal["train", "dev", "test"] = "test"
@@ -266,12 +280,12 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-  """Everything a run depends on. Two runs of the same config and code are the same run.
+  """Everything that a run depends on. Two runs with the same config and code are the same run.
 
   Attributes:
     agent: "search", "swarm" or "coding", or the import path of another one, "package.module:NAME".
     agent_config: options of the agent, an instance of its `config` class; None stands for its
-      defaults. In overrides and summaries the section goes by the agent's name.
+      defaults. In overrides and summaries the section has the agent's name.
   """
 
   name: str

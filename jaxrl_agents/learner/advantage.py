@@ -1,8 +1,8 @@
-"""From the rewards of a group to the advantage of every rollout. numpy only: no jax.
+"""Advantages of rollouts, computed from the rewards of their group. numpy only: no jax.
 
-The baseline is the mean over the rollouts of a group that finished: not over segments, not over
-failures. A failed rollout is data, never a reward of 0: it is not trained and changes nobody else's
-advantage.
+The baseline is the mean over the finished rollouts of a group: not over segments, and not over
+failures. A failed rollout does not count as a reward of 0: it is not trained, and it does not
+change the advantages of the others.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ class Rollout:
 def group_advantages(
   totals: np.ndarray, *, normalise_std: bool = False, delta: float = 1e-6
 ) -> np.ndarray | None:
-  """`A = R - mean(R)`, over `std(R) + delta` (population) if asked; None for a constant group.
+  """`A = R - mean(R)`, divided by `std(R) + delta` (population) if asked; None for a constant
+  group.
 
-  Sources: GRPO https://arxiv.org/abs/2402.03300 (with std), Dr.GRPO https://arxiv.org/abs/2503.20783
-  (without: dividing by a small std blows up tiny differences).
+  Sources: GRPO https://arxiv.org/abs/2402.03300 (with std), Dr.GRPO
+  https://arxiv.org/abs/2503.20783 (without: dividing by a small std amplifies tiny differences).
 
   Args:
     totals: rewards of the rollouts that finished, float64 [G].
-    normalise_std: divide by the standard deviation.
+    normalise_std: whether to divide by the standard deviation.
     delta: added to the standard deviation.
 
   Returns:
-    float64 [G], or None when all rewards are equal (nothing can be learnt from the group).
+    float64 [G], or None if all rewards are equal, because then nothing can be learnt from the
+    group.
   """
   if totals.size == 0 or totals.max() == totals.min():
     return None
@@ -68,9 +70,10 @@ def group_advantages(
 def score(
   groups: Sequence[Group], *, normalise_std: bool = False, delta: float = 1e-6
 ) -> tuple[list[Rollout], dict[str, float]]:
-  """The rollouts to train on, with their advantages, and metrics of all that were given.
+  """The rollouts to train on, with their advantages, and metrics of all rollouts given.
 
-  Dropped: failed rollouts (`error`), and groups whose finished rollouts all earned the same.
+  Failed rollouts (`error`) are dropped, and groups whose finished rollouts all have the same
+  reward.
 
   Args:
     groups: complete groups, with rewards.
@@ -78,7 +81,9 @@ def score(
     delta: see `group_advantages`.
 
   Returns:
-    (rollouts, metrics); no rollouts when every group is constant: the optimizer step is skipped.
+    (rollouts, metrics). There are no rollouts if every group is constant; the optimizer step is
+    then
+    skipped.
   """
   rollouts: list[Rollout] = []
   rewards: list[float] = []
@@ -107,7 +112,7 @@ def score(
 
 
 def _reward(trajectory: Trajectory) -> float:
-  """The reward, or a ValueError: an episode that cannot be judged must not be trained on."""
+  """The reward; ValueError if it is not finite, because such an episode must not be trained on."""
   if not math.isfinite(trajectory.reward):
     raise ValueError(
       f"the reward of a rollout of task {trajectory.task_id!r} is {trajectory.reward} from the "

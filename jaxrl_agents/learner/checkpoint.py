@@ -1,9 +1,9 @@
-"""Checkpoints: one atomic step holds the train state and the ledger of what was trained on.
+"""Checkpoints: each holds the train state and the ledger of trained tasks, written atomically.
 
-Resuming after a kill must neither lose nor repeat a task, so parameters, moments, random key and
-the ledger (which tasks were dispatched, finished, trained; where the data stands) become visible
-together, by one rename, or not at all. Arrays are stored under the path of their place in the
-state, so that a checkpoint of another policy is recognised by name and shape before it is read.
+Resuming after a kill must neither lose nor repeat a task. Therefore parameters, moments, random key
+and ledger (which tasks were dispatched, finished and trained; the position in the data) become
+visible together, by one rename. Arrays are stored under their path in the state, so that a
+checkpoint of another policy is recognised by name and shape before it is read.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from jaxrl_agents.learner.state import TrainState
 
 
 def open_manager(folder: str | pathlib.Path, *, keep: int) -> ocp.CheckpointManager:
-  """The checkpoints of `folder` (made if missing); the newest `keep` steps are kept.
+  """The checkpoints of `folder` (created if missing); the newest `keep` steps are kept.
 
-  Leftovers of a save that was killed are removed before the next one. Close it, or use a `with`.
+  Leftovers of an interrupted save are removed before the next save. Close the manager, or use
+  `with`.
   """
   if keep < 1:
     raise ValueError(f"keep={keep} would delete every checkpoint as it is written; keep at least 1")
   options = ocp.CheckpointManagerOptions(
     max_to_keep=keep,
     cleanup_tmp_directories=True,
-    enable_async_checkpointing=False,  # the next step would take the buffers that a save reads
+    enable_async_checkpointing=False,  # the next step would reuse the buffers that a save reads
   )
   handlers = {"state": ocp.StandardCheckpointHandler(), "ledger": ocp.JsonCheckpointHandler()}
   path = pathlib.Path(folder).resolve()
@@ -41,12 +42,12 @@ def save(
 
   Args:
     manager: from `open_manager`.
-    step: counts the optimizer batches so far; larger than every saved one.
+    step: number of optimizer batches so far; larger than every saved one.
     state: the whole train state.
-    ledger: plain JSON, whatever the loop needs to go on exactly where it stopped.
+    ledger: plain JSON; what the loop needs to continue exactly where it stopped.
 
   Raises:
-    ValueError: the step is there already.
+    ValueError: the step exists already.
   """
   if step in manager.all_steps():
     raise ValueError(f"step {step} is saved already; save each step once, or delete it first")

@@ -1,8 +1,10 @@
-"""Which tasks a step trains on: levels drawn by phase, every task once per epoch of its level.
+"""The tasks of each step: levels are drawn by phase, and every task comes once per epoch of its
+level.
 
-The stream's whole state is a small JSON object that is saved with each checkpoint, so a run that is
-killed and started again goes on with the next task: none is lost, none is trained twice in an
+The state of the stream is a small JSON object that is saved with each checkpoint. A run that is
+killed and restarted continues with the next task: no task is lost, and none is trained twice in an
 epoch.
+
 Source: Context-1's difficulty curriculum (few hops first, many hops later).
 """
 
@@ -18,11 +20,11 @@ from jaxrl_agents.types import Task
 
 
 class TaskStream:
-  """A resumable stream of tasks: endless, or of a single epoch.
+  """A resumable stream of tasks, either endless or of a single epoch.
 
   Invariant: within one epoch of a level, a task is handed out at most once; equal (tasks, seed,
-    state) give equal streams. In a single epoch that is for good, across restarts from `state`,
-    even with other tasks beside those that were trained, or another seed.
+  state) give equal streams. A single epoch keeps this promise across restarts from `state`, even
+  with additional tasks or another seed.
   """
 
   def __init__(
@@ -48,8 +50,8 @@ class TaskStream:
       self._epoch = {level: {_mark(t): t for t in order} for level, order in orders.items()}
 
   def next(self, count: int, step: int, level_weights: Sequence[float]) -> list[Task]:
-    """The `count` tasks of `step`; `level_weights[i]` is the share of level i (the last: and
-    above). In a single epoch, levels that are used up leave their share to the others.
+    """The `count` tasks of `step`; `level_weights[i]` is the share of level i, the last one of all
+    higher levels. In a single epoch, the share of exhausted levels goes to the others.
 
     Raises:
       ValueError: no level present has weight, or a single epoch has too few tasks left.
@@ -79,12 +81,12 @@ class TaskStream:
     return drawn
 
   def state(self) -> dict[str, Any]:
-    """JSON: how many tasks of each level were handed out; in a single epoch, which."""
+    """For JSON: how many tasks of each level were handed out; in a single epoch, which ones."""
     drawn = {str(level): count for level, count in self._drawn.items()}
     return {"drawn": drawn} | ({"trained": sorted(self._trained)} if self._single_epoch else {})
 
   def _fresh(self, level: int) -> list[str]:
-    """The marks of a level's tasks that were never handed out, in the order of the epoch."""
+    """The keys of a level's tasks that were never handed out, in the order of the epoch."""
     return [mark for mark in self._epoch[level] if mark not in self._trained]
 
   def _draw_once(self, level: int) -> Task:
@@ -105,6 +107,6 @@ class TaskStream:
 
 
 def _mark(task: Task) -> str:
-  """Names a task by what it is, as its id may be given anew."""
+  """A key of the task's content, since its id may be reused."""
   what = json.dumps([task.prompt, task.facts], sort_keys=True, default=str)
   return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()

@@ -7,7 +7,8 @@
     for part in split_substeps(rollouts): update   optimizer steps on disjoint groups
     publish, save                                  one atomic step: nothing lost, nothing twice
 
-What plays, publishes and saves is passed in; nothing here knows an environment or a sampler.
+The functions that play, publish and save are arguments; this module knows no environment and no
+sampler.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group, Task
 
 OUTLIER = 10
-"""How many times the canary's bound a single token may differ."""
+"""A single token may differ by this many times the canary's bound."""
 
 
 class CanaryError(RuntimeError):
@@ -41,15 +42,16 @@ class CanaryError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What the loop calls around its own arithmetic.
+  """The functions that the loop calls.
 
   Attributes:
     collect: (tasks, step) -> complete groups with rewards, played with the weights published last.
     publish: (params, version) -> None: makes them the sampler's weights.
     save: (next step, state, ledger) -> None: one atomic checkpoint.
     report: (step, metrics, groups) -> None: called once a step, after saving.
-    kept: () -> what else a checkpoint's ledger keeps: state of `collect`, JSON by name.
-    held: entered while a step is learnt and saved: what must not be cut (preemption.Notice.held).
+    kept: () -> further entries of a checkpoint's ledger: state of `collect`, JSON by name.
+    held: context manager around learning and saving, which must not be interrupted
+      (preemption.Notice.held).
   """
 
   collect: Callable[[Sequence[Task], int], list[Group]]
@@ -75,8 +77,8 @@ def train(
   """Runs steps `first_step` to `learner.steps` and returns the last state. `state` is donated.
 
   A checkpoint is written every `learner.save_every` steps, after the last one, and when the run is
-  stopped (KeyboardInterrupt, preemption.Preempted) between two of them while rollouts are played.
-  `reference` are the parameters of pi_0, which `kl` and some losses need.
+  stopped between two of them while rollouts are played (KeyboardInterrupt, preemption.Preempted).
+  `reference` holds the parameters of pi_0, which `kl` and some losses need.
 
   Raises:
     CanaryError: fresh rollouts disagree with the learner, see `canary`.
@@ -89,7 +91,7 @@ def train(
       groups = plan.collect(tasks, step)
       collected = time.monotonic()
       with plan.held():
-        unsaved = None  # the state that it would save is about to be donated
+        unsaved = None  # the state to save is about to be donated
         state, metrics, groups = learn(
           state,
           groups,
@@ -123,7 +125,7 @@ def train(
 
 
 def level_weights(learner: LearnerConfig, step: int) -> tuple[float, ...]:
-  """How often tasks of each level are drawn at a step."""
+  """The probability of each level at a step."""
   early = step < learner.level_switch * learner.steps
   return learner.level_weights_early if early else learner.level_weights_late
 
@@ -140,7 +142,7 @@ def learn(
 ) -> tuple[TrainState, dict[str, float], list[Group]]:
   """All substeps on one batch of groups. `state` is donated.
 
-  `reference` are the parameters of pi_0, for `kl` and the losses that read its log-probabilities.
+  `reference` holds the parameters of pi_0, for `kl` and the losses that read its log-probabilities.
 
   Returns:
     (state, metrics, the groups with the "advantage" of each finished trajectory in its metrics).
@@ -188,9 +190,9 @@ def canary(
 ) -> dict[str, float]:
   """Recomputes the log-probabilities of fresh rollouts: the first microbatch of the step.
 
-  Rounding alone moves a rare token further than the rest, one whose attention is torn between two
-  places: of 10^4 in float32, with a p99 of 2e-5, one by 1.7e-4. What is wrong in earnest moves many
-  tokens, or some by far.
+  Rounding alone moves a few tokens further than the rest, those whose attention is divided between
+  two positions: in float32, with a p99 of 2e-5, one of 10^4 tokens moved by 1.7e-4. A real error
+  moves many tokens, or some by far.
 
   Raises:
     CanaryError: more than one token in a hundred differs by more than `bound`, or any by more than
@@ -216,15 +218,15 @@ def canary(
 
 
 def without_routing(rollouts: Sequence[Rollout]) -> list[Rollout]:
-  """The rollouts with their recorded experts removed: the router chooses again (no replay)."""
+  """The rollouts without their recorded experts, so that the router chooses again (no replay)."""
   strip = lambda segment: dataclasses.replace(segment, routing=None)
   return [dataclasses.replace(r, segments=tuple(map(strip, r.segments))) for r in rollouts]
 
 
 def annotated(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> list[Group]:
-  """The groups with the "advantage" of each finished trajectory among its metrics.
+  """The groups with the "advantage" of each finished trajectory added to its metrics.
 
-  It is 0 where no rollout of the group is trained.
+  It is 0 if no rollout of the group is trained.
   """
   marked = []
   for index, group in enumerate(groups):

@@ -154,17 +154,18 @@ def around_one(options: Mapping[str, Any]) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLoss:
-  """A loss and what the packer, the metrics and the loop must know about it. Static under jit.
+  """A loss, with what the packer, the metrics and the loop must know about it. Static under jit.
 
   Attributes:
     function: `(logprobs [B, T], batch, *, options) -> loss [B, T]`, pure, as those of this module.
-    normaliser: by what the sum over tokens is divided (`packing.token_weights`).
-    whole_rollouts: the loss couples the tokens of a rollout, so a microbatch holds whole rollouts.
-    bounds: options -> (low, high) of the ratio, beyond which a token counts as clipped in the
-      metrics; None for a loss without such bounds.
-    reference: the option that makes the loss read `batch.reference_logprobs` where it is not 0;
-      "" if there is none.
-    options: values other than the defaults of the signature, as sorted pairs.
+    normaliser: the divisor of the sum over tokens (`packing.token_weights`).
+    whole_rollouts: whether the loss couples the tokens of a rollout, so that a microbatch must hold
+      whole rollouts.
+    bounds: options -> (low, high) of the ratio; tokens outside count as clipped in the metrics.
+      None for a loss without such bounds.
+    reference: name of the option that makes the loss read `batch.reference_logprobs` if it is not
+      0; "" if there is none.
+    options: values that differ from the defaults of the signature, as sorted pairs.
   """
 
   function: Callable[..., jax.Array]
@@ -194,7 +195,7 @@ class PolicyLoss:
     """A copy with other values for some options.
 
     Raises:
-      ValueError: an option that the signature does not have, or a value of another type.
+      ValueError: the signature lacks an option, or a value has another type.
     """
     taken, name = self.all_options, self.function.__name__
     for option, value in options.items():
@@ -233,7 +234,7 @@ def named(name: str) -> PolicyLoss:
   """The loss of this name in LOSSES.
 
   Raises:
-    ValueError: there is none; the text names the nearest.
+    ValueError: there is none; the message names the nearest.
   """
   if name not in LOSSES:
     raise ValueError(
@@ -281,7 +282,9 @@ def k2(log_r: jax.Array) -> jax.Array:
 
 
 def k3(log_r: jax.Array) -> jax.Array:
-  """`(r - 1) - log r`: unbiased for KL(q || p), never negative; varies wildly far from q = p."""
+  """`(r - 1) - log r`: unbiased for KL(q || p), never negative; its variance is large far from q =
+  p.
+  """
   return jnp.expm1(log_r) - log_r
 
 

@@ -1,6 +1,6 @@
 """Metrics of an optimizer step: sums and maxima on the device, floats on the host.
 
-Sums and maxima of microbatches combine exactly whatever the packing; quantiles of the gap between
+Sums and maxima of microbatches combine exactly, whatever the packing. Quantiles of the gap between
 learner and sampler are read from a histogram, so that they combine too.
 
 Alphabet: B rows, T time, L mixture layers, E experts.

@@ -1,8 +1,7 @@
-"""Transformations of gradients beside those of optax: 8-bit moments, Muon, QK-clip, a float32
-master.
+"""Gradient transformations beyond those of optax: 8-bit moments, Muon, QK-clip, float32 master.
 
-Each is an `optax.GradientTransformation`; learner.state puts them together. Whatever has the shape
-of a parameter is kept in that shape, and so is sharded as the parameter is.
+Each is an `optax.GradientTransformation`; learner.state combines them. State with the shape of a
+parameter is kept in that shape, and so is sharded as the parameter is.
 """
 
 from __future__ import annotations
@@ -18,13 +17,17 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.params import Matrix
 
 BLOCK = 64
-"""Numbers that share a scale, at most. Few: devices that split an axis then hold whole blocks."""
+"""Most numbers that share a scale. It is small so that devices that split an axis hold whole
+blocks.
+"""
 
 MIN_BLOCK = 16
-"""Where no divisor of an axis is at least as large, its whole length shares a scale."""
+"""If no divisor of an axis is at least this large, the whole axis shares a scale."""
 
 MUON_RMS = 0.2
-"""Root mean square of an update of Muon: as an update of Adam, whose rates it then shares."""
+"""Root mean square of an update of Muon. It equals that of Adam, so that both use the same learning
+rates.
+"""
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """a, b and c of X <- a X + (b A + c A A) X with A = X X^T, which drives singular values to 1."""
@@ -33,10 +36,10 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 class Quantised(NamedTuple):
-  """Numbers in eight bits; the trees that hold them are like the parameters.
+  """Numbers in eight bits. The trees that hold them have the structure of the parameters.
 
   Attributes:
-    codes: int8 (signed) or uint8, of the shape of the numbers.
+    codes: int8 (signed) or uint8, with the shape of the numbers.
     scales: float32, the largest magnitude of each block of the last axis: [..., blocks].
   """
 
@@ -59,20 +62,20 @@ class MuonState(NamedTuple):
 
 
 class MasterState(NamedTuple):
-  """Parameters in float32, nothing in the place of those that are float32 already; inner state."""
+  """Parameters in float32, None in place of those that are float32 already; inner state."""
 
   master: Any
   inner: Any
 
 
 def scale_by_adam8bit(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-  """Adam whose moments rest in eight bits, with a scale for each block of 64 numbers.
+  """Adam whose moments are stored in eight bits, with a scale for each block of 64 numbers.
 
-  (Dettmers et al., https://arxiv.org/abs/2110.02861.) In place of their table of numbers, codes are
-  evenly spaced roots: of the first moment m, sign(m) sqrt(|m| / scale), and of the second v,
-  (v / scale)^(1/4), which reach four and nine decades below the largest number of a block: a
-  linear code would round most of v to 0 and divide by it. The step itself uses the moments before
-  they are rounded.
+  (Dettmers et al., https://arxiv.org/abs/2110.02861.) Instead of their table, the codes are evenly
+  spaced roots: sign(m) sqrt(|m| / scale) of the first moment m, and (v / scale)^(1/4) of the second
+  moment v. They reach four and nine decades below the largest number of a block; a linear code
+  would round most of v to 0 and divide by it. The step itself uses the moments before they are
+  rounded.
   """
 
   def init(params):
@@ -111,7 +114,7 @@ def signed_codes(x: jax.Array) -> Quantised:
 
 
 def signed_numbers(codes: jax.Array, scales: jax.Array) -> jax.Array:
-  """The float32 numbers that `signed_codes` stand for."""
+  """The float32 numbers of `signed_codes`."""
   roots = _in_blocks(codes).astype(jnp.float32) / 127
   return (jnp.sign(roots) * roots * roots * scales[..., None]).reshape(codes.shape)
 
@@ -126,7 +129,7 @@ def positive_codes(x: jax.Array) -> Quantised:
 
 
 def positive_numbers(codes: jax.Array, scales: jax.Array) -> jax.Array:
-  """The float32 numbers that `positive_codes` stand for."""
+  """The float32 numbers of `positive_codes`."""
   squares = jnp.square(_in_blocks(codes).astype(jnp.float32) / 255)
   return (squares * squares * scales[..., None]).reshape(codes.shape)
 
@@ -154,11 +157,12 @@ def scale_by_muon(matrices: Any, beta: float = 0.95) -> optax.GradientTransforma
   """Nesterov momentum, made orthogonal: 0.2 sqrt(max(inputs, outputs)) U V^T of M = U S V^T.
 
   (Muon, https://kellerjordan.github.io/posts/muon; the factor is that of
-  https://arxiv.org/abs/2502.16982, section 2.2.) U V^T is approached by five Newton-Schulz steps.
-  The matrices of a stack are treated each by itself and stay where they are sharded.
+  https://arxiv.org/abs/2502.16982, section 2.2.) Five Newton-Schulz steps approximate U V^T. Each
+  matrix of a stack is treated by itself, and arrays keep their shardings.
 
   Args:
-    matrices: tree like the parameters of params.Matrix; only what is updated needs one.
+    matrices: tree of params.Matrix with the structure of the parameters; only trained ones need
+      one.
     beta: decay of the momentum.
   """
 
@@ -190,7 +194,7 @@ def orthogonal(x: jax.Array, matrix: Matrix) -> jax.Array:
 
 
 def _newton_schulz(x: jax.Array) -> jax.Array:
-  """U V^T of x [..., R, C], roughly: singular values end between 0.7 and 1.2."""
+  """Approximately U V^T of x [..., R, C]: the singular values end between 0.7 and 1.2."""
   if x.shape[-2] > x.shape[-1]:
     return _newton_schulz(x.swapaxes(-1, -2)).swapaxes(-1, -2)
   a, b, c = NEWTON_SCHULZ
@@ -205,15 +209,17 @@ def qk_clip(cfg: PolicyConfig, bound: float) -> optax.GradientTransformationExtr
   """Shrinks queries and keys of heads whose largest attention score exceeded `bound`.
 
   With gamma = min(1, bound / score) of a head (MuonClip, Kimi K2, https://arxiv.org/abs/2507.20534,
-  section 2.1) the weights after the step are multiplied,
+  section 2.1), the weights after the step are multiplied as follows, so that no head changes
+  another:
     MLA: the unrotated parts of queries and of keys by sqrt(gamma), rotated queries by gamma;
-    heads of their own keys: queries and keys by sqrt(gamma);
-    heads that share keys: queries by gamma,
-  so that no head changes another. Last in a chain; its `update` takes `attention_peaks`, float32
-  [L, N], the largest score of each layer and head of the trunk in the batch of the step.
+    heads with their own keys: queries and keys by sqrt(gamma);
+    heads that share keys: queries by gamma.
+
+  It comes last in a chain. Its `update` takes `attention_peaks`, float32 [L, N], the largest score
+  of each layer and head of the trunk in the batch of the step.
 
   Raises:
-    ValueError: heads are normed after their projection, which undoes every factor.
+    ValueError: heads are normed after their projection, which cancels every factor.
   """
   if cfg.attention == "gqa" and cfg.qk_norm:
     raise ValueError("QK-clip has no effect on heads that are normed; turn it or qk_norm off")
@@ -256,11 +262,13 @@ def head_factors(gamma: jax.Array, cfg: PolicyConfig) -> dict[str, jax.Array]:
 
 
 def float32_master(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-  """`inner` on float32 copies of the parameters, which are kept; the parameters are those rounded.
+  """Applies `inner` to float32 copies of the parameters, which are kept; the parameters are the
+  rounded copies.
 
-  Steps far below the precision of bfloat16 add up in the copies. An update is the difference of the
-  new rounding and the old parameter, in float32: `optax.apply_updates` gives the new rounding,
-  but for what a number loses that shrinks by more than 2^16 in one step (2^-24 of the old one).
+  Steps far below the precision of bfloat16 add up in the copies. An update is the difference
+  between the new rounded value and the old parameter, in float32, so that `optax.apply_updates`
+  gives the new rounded value. The exception is a number that shrinks by more than 2^16 in one step:
+  it loses 2^-24 of the old value.
   """
   inner = optax.with_extra_args_support(inner)
 
@@ -286,5 +294,5 @@ def _absent(node: Any) -> bool:
 
 
 def _wide(master: Any, params: Any) -> Any:
-  """Master copies, and the parameters themselves where there are none."""
+  """Master copies, or the parameters themselves where there is no copy."""
   return jax.tree.map(lambda m, p: p if _absent(m) else m, master, params, is_leaf=_absent)

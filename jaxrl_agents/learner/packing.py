@@ -1,10 +1,10 @@
 """Packs the rollouts of one optimizer step into rows of fixed length. numpy only: no jax.
 
 Shapes never change: every microbatch is [rows_per_microbatch, row_tokens], filled up with empty
-rows, so that one compiled step serves the whole run. The normaliser of the loss is settled here and
-nowhere else: each token gets its weight from the token counts of *all* rollouts of the step, before
-rows and microbatches exist, and the loss of the step is the plain sum of `weights * loss` over
-everything. No packing or sharding can change it.
+rows, so that one compiled step serves the whole run. The normaliser of the loss is applied here
+only: each token gets its weight from the token counts of *all* rollouts of the step, before rows
+and microbatches exist. The loss of the step is the plain sum of `weights * loss`, which no packing
+or sharding can change.
 
 Alphabet: B rows, T tokens of a row, L mixture-of-experts layers, K experts per token.
 """
@@ -60,7 +60,9 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Where a segment lies: microbatch, row, first token; and its rollout's index in the step."""
+  """The place of a segment: microbatch, row, first token; and the index of its rollout in
+  the step.
+  """
 
   microbatch: int
   row: int
@@ -79,15 +81,15 @@ def token_weights(
   """The weight of one token of each rollout in the loss of the optimizer step.
 
   token_mean    1 / N                 N the loss tokens of the step (DAPO, CISPO, Kimi K2.5)
-  rollout_mean  1 / (G |y_j|)         G rollouts with loss tokens   (GRPO, GSPO)
-  constant      1 / (G constant_tokens)                             (Dr.GRPO; Composer 2)
-  sum           1                                                   (Tinker)
+  rollout_mean  1 / (G |y_j|)         G rollouts with loss tokens   (GRPO, GSPO) constant      1 /
+  (G constant_tokens)                             (Dr.GRPO; Composer 2) sum           1
+  (Tinker)
 
   Args:
     loss_tokens: |y_j| of the G rollouts of the step.
     normaliser: one of the above.
     constant_tokens: the divisor of "constant", e.g. the longest reply; 0 otherwise.
-    constant_rollouts: G of "constant" where it is not to depend on how many rollouts are left; 0
+    constant_rollouts: G of "constant" if it must not depend on how many rollouts are left; 0
       otherwise.
 
   Returns:

@@ -1,11 +1,10 @@
-"""SIGTERM as an exception at a moment when the run can be saved: how clouds take machines back.
+"""Turns SIGTERM into an exception at a moment when the run can be saved, for preempted machines.
 
-What is lost: the rollouts in play, never a finished optimizer step. A signal that arrives while a
-step is learnt waits for its end, since the state it began from is donated; one that arrives while
-rollouts are played stops at once, and the steps that no checkpoint holds yet are saved. The time
-that takes is at most that of one learner step and one save. A machine that grants less is as one
-that was pulled out of the wall: the run goes on from the last checkpoint, `learner.save_every`
-steps back at most.
+The rollouts in progress are lost, but never a finished optimizer step. A signal that arrives during
+a learner step waits for its end, because the state that the step began from is donated. A signal
+that arrives while rollouts are played interrupts at once, and steps that are in no checkpoint yet
+are saved. This takes at most the time of one learner step and one save. If the machine grants less,
+the run continues from the last checkpoint, at most `learner.save_every` steps back.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Preempted(KeyboardInterrupt):
 
 
 class Notice:
-  """Whether SIGTERM has arrived. Invariant: `Preempted` is never raised inside `held`."""
+  """Tells whether SIGTERM has arrived. Invariant: `Preempted` is never raised inside `held`."""
 
   def __init__(self) -> None:
     self._arrived = False
@@ -29,12 +28,12 @@ class Notice:
 
   @property
   def arrived(self) -> bool:
-    """Whether the signal has come and was not raised yet."""
+    """Whether the signal has arrived and was not raised yet."""
     return self._arrived
 
   @contextlib.contextmanager
   def held(self) -> Iterator[None]:
-    """What is inside is not cut; a signal that arrives meanwhile is raised at its end."""
+    """The block is not interrupted; a signal that arrives during it is raised at its end."""
     self._depth += 1
     try:
       yield
@@ -44,7 +43,7 @@ class Notice:
 
   @contextlib.contextmanager
   def released(self) -> Iterator[None]:
-    """What is inside may be cut, though it stands inside `held`."""
+    """The block may be interrupted, even inside `held`."""
     depth, self._depth = self._depth, 0
     try:
       self._check()
@@ -59,7 +58,7 @@ class Notice:
 
   def _check(self) -> None:
     if self._arrived and not self._depth:
-      self._arrived = False  # once: what it unwinds through may hold again
+      self._arrived = False  # once: the blocks that it unwinds may enter `held` again
       raise Preempted("SIGTERM")
 
 
@@ -68,8 +67,8 @@ def watched(
   signals: Sequence[signal.Signals] = (signal.SIGTERM,),
   instead: Callable[..., None] | None = None,
 ) -> Iterator[Notice]:
-  """The signals raise `Preempted` inside, or do what `instead` says; afterwards, what they did
-  before.
+  """Inside the block the signals raise `Preempted`, or do what `instead` says; the old handlers are
+  restored afterwards.
   """
   notice = Notice()
   before = {number: signal.signal(number, instead or notice.arrive) for number in signals}

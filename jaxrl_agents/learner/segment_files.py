@@ -1,14 +1,14 @@
-"""Token sequences to imitate, on disk: segments cut from good rollouts, and drills.
+"""Token sequences for imitation, on disk: segments of good rollouts, and drills.
 
-A folder of demonstrations holds flat arrays, so that reading maps them into memory and any example
-is a slice:
+A folder of demonstrations holds flat arrays, so that they are memory-mapped and any example is a
+slice:
 
     tokens.npy     int32 [sum of T]     the ids of all segments, one after another
     loss_mask.npy  bool  [sum of T]     True where the token is trained
     offsets.npy    int64 [N + 1]        segment n is [offsets[n], offsets[n + 1])
     manifest.json                       counts, and the sha256 of each array; written last
 
-Ids pass through unchanged.
+Ids are stored unchanged.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Demonstrations:
-  """A folder of demonstrations, mapped into memory.
+  """A memory-mapped folder of demonstrations.
 
   Attributes:
     tokens: int32 [sum of T], read-only.
     loss_mask: bool [sum of T], read-only.
     offsets: int64 [N + 1].
     digest: sha256 of the manifest, hexadecimal: equal digests mean equal contents.
-    counts: what was told of their origin.
+    counts: numbers about their origin.
   """
 
   tokens: np.ndarray
@@ -64,15 +64,14 @@ def write_segments(
   *,
   counts: Mapping[str, int] | None = None,
 ) -> int:
-  """Writes the ids and loss masks of `segments` in place of what `folder` held; returns how many.
+  """Replaces the content of `folder` by the ids and loss masks of `segments`; returns how many.
 
-  `counts` tells where they came from (episodes kept and refused, say) and is read back with them.
-
-  The folder appears whole or not at all: it is written beside its place and renamed.
+  `counts` tells their origin (such as episodes kept and refused) and is read back with them. The
+  folder appears complete or not at all: it is written beside its place and renamed.
 
   Raises:
-    ValueError: no segment; a segment that trains no token or its first one, or whose arrays differ
-      in length; a folder that holds anything but demonstrations.
+    ValueError: there is no segment; a segment trains no token or its first one, or its arrays
+      differ in length; the folder holds anything but demonstrations.
   """
   tokens, masks = [], []
   for n, segment in enumerate(segments):
@@ -133,12 +132,12 @@ def copy_segments(
 ) -> Iterator[Segment]:
   """Yields `n` drills of `length` tokens in which a random string is repeated to the end.
 
-  The string's length is uniform in [2, max_period], its tokens are drawn from `ids` (int32 [n]),
-  each as often as it stands there: drills with the token frequencies of the text do not pull
-  against it. Trained are all tokens but the first pass, which nothing predicts. On such sequences a
-  small transformer forms the heads that look up what followed an earlier occurrence (Olsson et al.
-  2022, "In-context learning and induction heads", https://arxiv.org/abs/2209.11895), which quoting
-  an id requires.
+  The string's length is uniform in [2, max_period]. Its tokens are drawn from `ids` (int32 [n]),
+  where a token may occur several times to be likelier: drills with the token frequencies of the
+  text do not work against it. All tokens are trained except the first pass, which cannot be
+  predicted. On such sequences a small transformer forms the heads that look up what followed an
+  earlier occurrence (Olsson et al. 2022, "In-context learning and induction heads",
+  https://arxiv.org/abs/2209.11895), which quoting an id requires.
 
   Raises:
     ValueError: a string of `max_period` tokens does not fit twice, or there are no ids.

@@ -43,17 +43,19 @@ class Objective:
   Attributes:
     kind: "rl" (a policy-gradient loss), "sft" (cross-entropy of loss tokens) or "mtp"
       (distillation of the prediction modules alone, the trunk frozen).
-    loss: of each token, for "rl".
+    loss: loss of each token, for "rl".
     kl: beta of `A - beta sg(log pi - log pi_0)` on every token, for "rl": the k1 estimator as part
       of the advantage (as a loss its expected gradient is 0); pi_0 as `Batch.reference_logprobs`.
-    temperature: of sampling, divides the logits; 1 for "sft".
-    mtp_weight: of the distillation term beside "rl" or "sft"; 0.1 in DeepSeek-V3's last phase.
+    temperature: sampling temperature, which divides the logits; 1 for "sft".
+    mtp_weight: weight of the distillation term added to "rl" or "sft"; 0.1 in DeepSeek-V3's last
+      phase.
     replay_threshold: plausibility filter of the routing replay, see moe.replayed_experts.
     balance_rate: step of the routers' selection biases towards equal load (moe.balanced_bias), for
-      "sft" alone: in reinforcement learning sampler and learner must agree.
+      "sft" only: in reinforcement learning sampler and learner must agree.
     remat: what is kept of each layer for the backward pass (transformer.REMAT).
-    attention_peaks: report the largest attention score of each head, which QK-clip needs.
-    max_unrolled_layers: up to so many layers run as a python loop, which took 15 % less time than
+    attention_peaks: whether to report the largest attention score of each head, which QK-clip
+      needs.
+    max_unrolled_layers: up to this many layers run as a Python loop, which took 15 % less time than
       a scan on CPU at 4 layers; deeper policies are scanned, to compile in reasonable time.
   """
 
@@ -86,10 +88,10 @@ class Objective:
 
 @struct.dataclass
 class Gradients:
-  """Of one microbatch, or of several added up.
+  """Gradients and metrics of one microbatch, or sums over several.
 
   Attributes:
-    grads: float32, tree like what is trained of the parameters (lora.trained).
+    grads: float32, tree of the trained parameters (lora.trained).
     sums: metrics that add, float32.
     maxima: metrics of which the largest counts, float32.
   """
@@ -117,8 +119,8 @@ def update(
     tx: the optimizer that made `state.opt_state`.
 
   Returns:
-    (state, metrics). Without microbatches the state is returned as it is, with {"skipped": 1}. A
-    gradient that is not finite changes nothing but "applied": 0 in the metrics.
+    (state, metrics). Without microbatches the state is returned unchanged, with {"skipped": 1}. A
+    gradient that is not finite changes nothing except "applied": 0 in the metrics.
   """
   if not batches:
     return state, {"skipped": 1.0}
@@ -146,7 +148,7 @@ def gradients(
 
   grads, (sums, maxima) = jax.grad(function, has_aux=True)(lora.trained(whole))
   grads = {name: _restack(g) if isinstance(g, tuple) else g for name, g in grads.items()}
-  # Microbatches are summed, and norms taken, in float32, whatever the parameters are in.
+  # Microbatches are summed, and norms taken, in float32, whatever the dtype of the parameters.
   constrain = lambda spec, g: sharding.constrain(g.astype(jnp.float32), *spec.axes)
   specs = lora.trained_specs(cfg, params)
   grads = jax.tree.map(constrain, specs, grads, is_leaf=params_lib.is_spec)
