@@ -1,11 +1,11 @@
 """The records that flow between rooms: plain frozen dataclasses of strings, numbers and numpy
 arrays.
 
-Nothing here imports jax, so that the spawned workers that play episodes stay small. Token ids are
-the only truth: `Message.tokens` holds what was sampled, and text is a view of it.
+Nothing here imports jax, so that the worker processes that play episodes stay small. Token ids are
+authoritative: `Message.tokens` holds what was sampled, and text is a view of it.
 
 Alphabet: T tokens of a sequence, P tokens of a prompt, L mixture-of-experts layers, K experts per
-  token.
+token.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ Role = Literal["system", "user", "assistant", "tool"]
 Split = Literal["train", "dev", "test"]
 
 NOT_ROUTED = np.uint16(65535)
-"""In a routing array: the expert of this token was not recorded; the router chooses natively."""
+"""In a routing array: the expert of this token was not recorded, so the router chooses."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
-  """One call that a policy asked for.
+  """One tool call of a policy.
 
   Attributes:
     id: unique in the episode; a tool message names the call that it answers by it.
     name: of the tool.
     arguments: parsed JSON.
     error: non-empty when the call could not be parsed.
-    label: what the policy's own format calls it, for its result to quote ("functions.search:0").
+    label: the name of the call in the policy's own format, which its result quotes
+      ("functions.search:0").
   """
 
   id: str
@@ -47,13 +48,13 @@ class Message:
   """One turn of a conversation.
 
   Attributes:
-    role: who speaks.
-    content: text; for an assistant, what stands outside its tool calls and its thought.
+    role: of the author.
+    content: text; for an assistant, the text outside of tool calls and thinking.
     tool_calls: the calls of an assistant turn, in order.
     tool_call_id: for a tool message, the call that it answers.
     tokens: for a sampled assistant turn, the ids as sampled, int32 [T]; rendering emits these.
-    ephemeral: shown once and not kept in the conversation (a budget warning, say).
-    reasoning: the thought of an assistant, where its format sets it apart.
+    ephemeral: shown once and not kept in the conversation, such as a budget warning.
+    reasoning: the thinking of an assistant, if its format separates it.
   """
 
   role: Role
@@ -67,7 +68,7 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class ToolSpec:
-  """A tool as the policy is told of it. `parameters` is a JSON schema of type object."""
+  """A tool as described to the policy. `parameters` is a JSON schema of type object."""
 
   name: str
   description: str
@@ -88,7 +89,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What the policy sees next: all of it, already pruned or summarised.
+  """The policy's next input: all of it, already pruned or summarised.
 
   `stop` names why the episode ended ("" while it runs): "answer", "turn_limit", "context_overflow",
   "malformed". `children` are the episodes of sub-agents that were played since the last context.
@@ -108,8 +109,8 @@ class SamplingLimits:
 
   `seed` makes the draw a pure function of (weights, prompt, seed), whatever else is in the batch.
   `top_p` < 1 records the renormalised log-probability of the truncated distribution. `policy` names
-  who samples where there are several: "" is the policy in training. The caller already has the
-  experts of the first `routed_tokens` of the prompt, so they are not returned again.
+  the policy to sample if there are several: "" is the policy in training. The caller already has
+  the experts of the first `routed_tokens` of the prompt, so they are not returned again.
   """
 
   max_new_tokens: int
@@ -169,8 +170,8 @@ class Segment:
 class Trajectory:
   """One episode, finished or failed.
 
-  `log` is every message ever shown, in order and never pruned: rewards and viewers read it. A
-  failed episode carries `error` (non-empty) and no rewards: it is data, never a reward of 0.
+  `log` is every message ever shown, in order and never pruned; rewards and viewers read it. A
+  failed episode carries `error` (non-empty) and no rewards: it never counts as a reward of 0.
   """
 
   task_id: str
@@ -198,7 +199,7 @@ class Group:
 
 
 class Env(Protocol):
-  """One single-use episode. Tools run inside; no tool call ever raises out of `step`."""
+  """One single-use episode. Tools run inside it, and `step` never raises because of a tool call."""
 
   async def start(self) -> Context: ...
 
@@ -210,10 +211,11 @@ class Env(Protocol):
 
 
 class Sampler(Protocol):
-  """Tokens in, tokens out.
+  """Samples tokens from tokens.
 
-  `playing` tells of players that come (or, below 0, go) beside the one the sampler was handed to:
-  who asks for several at once says so, and a sampler that waits for all of them to ask can.
+  `playing` reports players that are added (or, below 0, removed) besides the one that holds the
+  sampler: a player that makes several requests at once reports it, so that a sampler can wait for
+  all of them.
   """
 
   async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation: ...

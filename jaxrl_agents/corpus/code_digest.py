@@ -1,4 +1,4 @@
-"""A digest of the code that makes something, so that a cache knows what it was made by."""
+"""A digest of the code that produces something, as part of the key of a cache."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import importlib.util
 import pathlib
 
 APART = ("jaxrl_agents.config", "jaxrl_agents.agents.scores", "jaxrl_agents.agents.formats")
-"""Modules that decide nothing of what is made: options count by their values."""
+"""Modules that have no influence on what is produced; options count by their values."""
 
 
 @functools.cache
 def of(*modules: str, alone: str = "") -> str:
-  """Digest of modules and of what they import from their own packages, at any depth.
+  """A digest of modules and of all that they import from their own packages, at any depth.
 
-  Comments, docstrings and layout do not count; neither do APART and modules called "story".
+  Comments, docstrings and layout do not count, and neither do APART and modules called "story".
 
   Args:
     modules: dotted names.
-    alone: a further module, without what it imports.
+    alone: a further module, without its imports.
   """
   found: dict[str, ast.Module] = {}
   waiting = list(modules)
@@ -42,7 +42,7 @@ def of(*modules: str, alone: str = "") -> str:
 
 
 def _file(module: str) -> pathlib.Path | None:
-  """The file of a module; None where the name is none of a module's."""
+  """The file of a module; None if the name is not that of a module."""
   try:
     spec = importlib.util.find_spec(module)
   except ModuleNotFoundError:

@@ -1,7 +1,8 @@
 """Documents of a corpus: the running Python's standard library, a package, a folder, or BEIR.
 
-A policy sees documents by small random numbers, as in Context-1, where addresses are mapped to
-random ids so that an id tells nothing of its content; the true name stays in `metadata["source"]`.
+A policy sees documents by short random numbers, as in Context-1, where addresses are mapped to
+random ids so that an id reveals nothing about the content. The true name is in
+`metadata["source"]`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from jaxrl_agents.corpus import readers
 PYTHON = "python"
 """The name of the corpus that every machine has: the source of the standard library."""
 PACKAGE = "package:"
-"""What stands before the name of an installed package whose source is meant."""
+"""Prefix of the name of an installed package as a source."""
 
 _NOT_INDEXED = frozenset({
   "test", "tests", "idlelib", "lib2to3", "encodings", "turtledemo", "distutils", "ensurepip",
   "site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__", "pydoc_data",
 })  # fmt: skip
 _OF_TESTS = re.compile(r"(?:^|[/_])tests?(?=[/_.])|(?:^|/)(?:testing/|conftest\.py$|__pycache__/)")
-"""Where the path of a package's module belongs to its tests."""
+"""Matches paths that belong to the tests of a package."""
 _SUFFIXES = (".txt", ".md", ".html", ".htm", ".jsonl", ".py")
 
 
@@ -76,7 +77,7 @@ def load(source: str | os.PathLike[str], *, seed: int = 0) -> list[Document]:
 
 
 def version(source: str | os.PathLike[str]) -> str:
-  """The version of what a source names: of Python, or of a package; "" of a folder."""
+  """The version of a source: of Python, or of a package; "" of a folder."""
   if str(source) == PYTHON:
     return platform.python_version()
   if not str(source).startswith(PACKAGE):
@@ -134,7 +135,7 @@ def _standard_library(root: pathlib.Path) -> list[Document]:
 def _package(name: str) -> list[Document]:
   try:
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
-  except ValueError:  # __main__, say
+  except ValueError:  # __main__, for example
     spec = None
   if spec and spec.submodule_search_locations:
     places = [pathlib.Path(place) for place in spec.submodule_search_locations]

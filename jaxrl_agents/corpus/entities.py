@@ -1,8 +1,8 @@
-"""What a corpus states: entities that a sentence describes, and relations that a line proves.
+"""Statements of a corpus: entities that a sentence describes, and relations that a line proves.
 
-Every statement is a span of a document, so that it can be quoted word for word. A domain is read by
-rule: python source by its syntax tree (`python_facts`), any other text by titles and rare terms
-(`text_facts`).
+Every statement is a span of a document, so that it can be quoted word for word. Statements are
+extracted by rules: from the syntax tree of Python source (`python_facts`), and from titles and rare
+terms of other text (`text_facts`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Entity:
 
   Attributes:
     key: unique in the domain, as "urllib.parse:unquote".
-    name: what the answer to "which is it?" would be, as "unquote".
+    name: the answer to a question for it, as "unquote".
     kind: "routine", "method", "class", "exception", "module" or "text".
-    group: what its split is drawn by: the module, or the document.
-    summary: the sentence that describes it; None when nothing does.
-    truth: the line that names it; None when it cannot be the answer.
+    group: decides its split: the module, or the document.
+    summary: the sentence that describes it; None if there is none.
+    truth: the line that names it; None if it cannot be an answer.
   """
 
   key: str
@@ -47,7 +47,7 @@ class Entity:
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-  """`source` stands in relation `kind`, a key of PHRASES, to `target`; `evidence` says so."""
+  """`source` has the relation `kind`, a key of PHRASES, to `target`; `evidence` states it."""
 
   kind: str
   source: str
@@ -57,7 +57,7 @@ class Relation:
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-  """All that was read from a corpus. Relations name keys of `entities`."""
+  """The statements of a corpus. Relations name keys of `entities`."""
 
   entities: Mapping[str, Entity]
   relations: tuple[Relation, ...]
@@ -75,13 +75,15 @@ PHRASES = {
   "mentions": ("mentioning {}", "mentioned by {}"),
   "shares_term": ("sharing a rare term with {}", "sharing a rare term with {}"),
 }
-"""How a clue tells of a relation: of its source, of its target."""
+"""{kind: (wording of a clue about the source, about the target)}."""
 
 SYMMETRIC = frozenset({"shares_input", "shares_constant", "shares_term"})
 
 
 class ChunkMap:
-  """Which chunk holds a span. Invariant: a chunk is the span of its text at its start."""
+  """Finds the chunk that holds a span. Invariant: a chunk is the part of the text that begins at
+  its start.
+  """
 
   def __init__(self, documents: Iterable[Document], chunks: Iterable[Chunk]):
     """Raises ValueError for a chunk that is not a passage of its document."""
@@ -99,11 +101,11 @@ class ChunkMap:
     self._starts = {key: [chunk.start for chunk in value] for key, value in self._chunks.items()}
 
   def quote(self, span: Span) -> str:
-    """The words of a span."""
+    """The text of a span."""
     return self.texts[span.doc_id][span.start : span.end]
 
   def find(self, span: Span | None) -> Chunk | None:
-    """The chunk that holds the whole span, or None where a cut goes through it."""
+    """The chunk that holds the whole span; None if the span crosses a boundary."""
     if span is None or span.doc_id not in self._starts:
       return None
     index = bisect.bisect_right(self._starts[span.doc_id], span.start) - 1

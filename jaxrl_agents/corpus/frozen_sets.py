@@ -1,11 +1,11 @@
 """Frozen sets of files: a folder with a manifest that holds the SHA-256 of every file.
 
-A folder appears whole or not at all, and what is read has the hashes that were written, or is
-refused: the ids in a task mean nothing beside another corpus.
+A folder appears complete or not at all, and files whose hashes differ are refused: the ids in a
+task have no meaning with another corpus.
 
     manifest.json     {"sha256": {file: digest of its content}, ...}
     NAME.gz           compressed; its digest is that of the content before compression
-    NAME              as it is
+    NAME              uncompressed
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def json_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
 def write(
   folder: str | os.PathLike[str], contents: Mapping[str, bytes], manifest: Mapping[str, Any]
 ) -> None:
-  """Writes a set of files and its manifest; does nothing where the folder holds the same set.
+  """Writes a set of files and its manifest; does nothing if the folder holds the same set.
 
   Args:
     folder: does not exist yet, is empty, or holds this set.
     contents: {file name: content}; a name that ends in ".gz" is stored compressed.
-    manifest: what else the manifest says.
+    manifest: further entries of the manifest.
 
   Raises:
     ValueError: the folder holds something else.
@@ -62,7 +62,7 @@ def write(
 
 
 def read_manifest(folder: str | os.PathLike[str], *, maker: str) -> dict[str, Any]:
-  """The manifest of a set; `maker` is the script that makes such sets, for the error.
+  """The manifest of a set. `maker` is the script that makes such sets, for the error message.
 
   Raises:
     ValueError: there is no manifest, or it holds no hashes.

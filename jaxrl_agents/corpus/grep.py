@@ -1,7 +1,7 @@
 """Regular expressions over many texts under a hard time limit.
 
-A pattern comes from a policy, so it may be wrong or take exponential time: both become a
-`GrepError` whose text the policy can act on.
+A pattern comes from a policy, so it may be invalid or take exponential time. Both become a
+`GrepError` with a message that the policy can act on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_PATTERN_CHARACTERS = 500
 
 
 class GrepError(Exception):
-  """A pattern that cannot be used, or took too long; the message is fit for the policy."""
+  """A pattern is unusable or took too long; the message is written for the policy."""
 
 
 def matching(

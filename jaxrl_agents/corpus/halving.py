@@ -1,9 +1,10 @@
-"""Halves text at the best boundary near its middle, as often as a limit of tokens and bytes asks.
+"""Splits text in half at the best boundary near its middle, until every piece is within the limits.
 
 Context-1 halves while a piece has over 512 + 100 tokens or 16,384 bytes
-(https://github.com/chroma-core/context-1-data-gen, core/indexing.py). Here the text is first broken
-into atoms (sentences or lines, each within the limits) that are counted once, and all decisions are
-sums over atoms. A finished piece is counted again whole, and halved if it is still too large.
+(https://github.com/chroma-core/context-1-data-gen, core/indexing.py). Here the text is first
+divided into atoms (sentences or lines, each within the limits). Their tokens are counted once, and
+all decisions use sums over atoms. A finished piece is counted again as a whole, and halved if it is
+still too large.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _WORST = 99
 class Atoms:
   """The atoms of a text. `tokens` and `sizes` are prefix sums with a leading 0; sizes in bytes.
 
-  `badness[i]` says how bad a cut before atom i is: 0 between paragraphs, `_WORST` inside a word.
+  `badness[i]` rates a cut before atom i: 0 between paragraphs, `_WORST` inside a word.
   """
 
   texts: list[str]
@@ -54,7 +55,7 @@ class Cutter:
   max_bytes: int
 
   def atoms(self, text: str, *, code: bool) -> Atoms:
-    """Breaks a text to lines of code, or to sentences and lines of prose."""
+    """Divides a text into lines of code, or into sentences and lines of prose."""
     pattern = _LINES if code else _SENTENCES
     texts: list[str] = []
     counts: list[int] = []
@@ -79,7 +80,7 @@ class Cutter:
     return len(_bytes(text)) <= self.max_bytes and self.count_tokens(text) <= self.max_tokens
 
   def broken(self, text: str) -> list[str]:
-    """Halves a run of words that no sentence or line end divides, between words if it has any."""
+    """Halves a run of words without sentence or line ends, between words if possible."""
     if len(text) == 1 or self.fits(text):
       return [text]
     middle = len(text) // 2
@@ -123,7 +124,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _joined_blank(raws: Sequence[str]) -> list[str]:
-  """Drops empty matches and gives blank beginnings to the atom that follows."""
+  """Drops empty matches and joins blank beginnings to the atom that follows."""
   joined: list[str] = []
   blank = ""
   for raw in raws:

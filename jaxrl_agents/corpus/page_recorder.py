@@ -1,4 +1,4 @@
-"""Records web pages for `fetch_page`: read once, with a network, so that training needs none."""
+"""Records web pages for `fetch_page`: they are read once, so that training needs no network."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class PageError(ValueError):
 
 
 def fetched(url: str, *, deadline_s: float = 30.0, max_bytes: int = MAX_BYTES) -> dict[str, str]:
-  """{"url", "title", "text"} of a page: of HTML its text, of other text all of it.
+  """{"url", "title", "text"} of a page: the text of HTML, or other text as it is.
 
-  The url is the one asked for, wherever it leads.
+  The url is the requested one, even after redirects.
 
   Raises:
-    PageError: no http or https, not whole within `deadline_s`, an error status, more
-      than `max_bytes`, or something that is not text in the encoding that it claims.
+    PageError: the address is not http or https, the page is not complete within `deadline_s`, has
+      an
+      error status or more than `max_bytes`, or is not text in the encoding that it declares.
   """
   if not url.startswith(("http://", "https://")):
     raise PageError(f"{url}: begin with http:// or https://")
@@ -74,7 +75,7 @@ def recorded(file: pathlib.Path) -> set[str]:
 
 
 def _ended(file: pathlib.Path) -> None:
-  """Takes a last line that a stop cut short out of the file, and ends one that is whole."""
+  """Removes an incomplete last line from the file, and ends a complete one with a newline."""
   whole, newline, last = file.read_text("utf-8").rpartition("\n")
   if not last:
     return
@@ -89,10 +90,10 @@ def _ended(file: pathlib.Path) -> None:
 def record(
   urls: Iterable[str], file: pathlib.Path, *, deadline_s: float = 30.0
 ) -> Iterator[tuple[str, str]]:
-  """Appends to `file` what it has not of `urls`; yields (url, "" or why not) one by one.
+  """Appends those of `urls` to `file` that it lacks; yields (url, "" or the reason of a failure).
 
-  A page is written as soon as it is read, so that a stop loses none; those that failed are asked
-  for again the next time.
+  Each page is written as soon as it is read, so that an interruption loses none; failed pages are
+  tried again the next time.
   """
   if file.exists():
     _ended(file)

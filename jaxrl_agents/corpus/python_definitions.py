@@ -19,7 +19,7 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def parse(text: str) -> ast.Module | None:
-  """The syntax tree, or None where the source is not of this Python: it is then cut as prose."""
+  """The syntax tree; None if this Python cannot parse the source, which is then cut as prose."""
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:

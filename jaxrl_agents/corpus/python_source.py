@@ -1,4 +1,6 @@
-"""Python modules as parsed: where their definitions, docstrings and lines are, what names mean."""
+"""Parsed Python modules: positions of definitions, docstrings and lines, and the meaning of
+names.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _SIGNATURE = re.compile(r"^[\w.]+\s*\(|->|^[\w.]+\s*$|^>>>|^[-=*:@]")
 
 
 class ParsedModule:
-  """One parsed module: where its lines start, what its names mean."""
+  """One parsed module: the offsets of its lines, and the meaning of its names."""
 
   def __init__(self, document: Document, is_package: bool):
     self.id, self.name, self.text = document.id, module_name(document), document.text
@@ -100,7 +102,7 @@ def _first_sentence(doc_id: str, text: str, start: int) -> Span | None:
 
 
 def module_name(document: Document) -> str:
-  """The dotted module name of a document of python source, from where it was read."""
+  """The dotted module name of a Python document, from its source path."""
   source = str(document.metadata["source"])
   if not source.endswith(".py"):
     return source

@@ -1,4 +1,4 @@
-"""Which split a module or document belongs to: a fixed hash of its name."""
+"""The split of a module or document: a fixed hash of its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARES = {"train": 0.72, "dev": 0.10, "test": 0.18}
 
 
 def split_of(group: str) -> Split:
-  """The split of a module or document: it depends on the name alone, so it is the same for every
+  """The split of a module or document. It depends on the name alone, so it is the same for every
   seed.
   """
   draw = int(hashlib.sha256(group.encode()).hexdigest()[:8], 16) / 2**32

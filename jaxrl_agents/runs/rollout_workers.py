@@ -238,16 +238,16 @@ class RolloutWorkers:
       with self._notice.released():
         groups = make()
     except KeyboardInterrupt:
-      self._channel.tell(("stopped", None))
+      self._channel.broadcast(("stopped", None))
       raise
-    self._channel.tell(("groups", groups))
+    self._channel.broadcast(("groups", groups))
     return groups
 
   def publish(self, params: dict[str, Any], version: int) -> None:
     """Writes a version of the weights, adapters merged; the samplers then fetch and verify it."""
     self._publish(params, version)
     if self._channel.is_first:
-      self._channel.tell(("load", version))
+      self._channel.broadcast(("load", version))
     else:
       self._follow("load")
     if self._engine:
@@ -276,8 +276,8 @@ class RolloutWorkers:
     )
     sampler: Leader | Slices
     if self._engine:
-      tell = lambda calls: self._channel.tell(("calls", calls))
-      sampler = Leader(self._engine, self._clock, tell, self._notice.held)
+      send = lambda calls: self._channel.broadcast(("calls", calls))
+      sampler = Leader(self._engine, self._clock, send, self._notice.held)
     else:
       assert opened is not None  # config.validate
       sampler = self._slices = self._stack.enter_context(
@@ -312,7 +312,7 @@ class RolloutWorkers:
   def _follow(self, wanted: str) -> Any:
     """Repeats the calls of the first process's engine until a message of the kind `wanted`."""
     while True:
-      kind, content = self._channel.hear()
+      kind, content = self._channel.receive()
       if kind == "calls":
         assert self._engine is not None
         lockstep.replay(content, self._engine, self._clock)

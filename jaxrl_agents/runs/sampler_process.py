@@ -52,7 +52,7 @@ def serve(config: RunConfig, weights: pathlib.Path, address: str, patience_s: fl
           address, key, role="sampler", runs=runs, patience_s=patience_s
         )
       except TimeoutError:
-        channel.tell(("end", 0))
+        channel.broadcast(("end", 0))
         if not served:
           raise
         return
@@ -80,22 +80,24 @@ class _Slice:
   def make(self, version: int) -> Leader:
     """A fresh engine with a published version, warmed up."""
     params = fetched(self._config, self._weights, version)
-    self._channel.tell(("make", version))
+    self._channel.broadcast(("make", version))
     self._engine = make_engine(self._config, params, version, self._clock)
     self._engine.warm_up()
-    return Leader(self._engine, self._clock, lambda calls: self._channel.tell(("calls", calls)))
+    return Leader(
+      self._engine, self._clock, lambda calls: self._channel.broadcast(("calls", calls))
+    )
 
   def load(self, version: int) -> None:
     """Gives the engine another published version between two steps."""
     assert self._engine is not None
     params = fetched(self._config, self._weights, version)
-    self._channel.tell(("load", version))
+    self._channel.broadcast(("load", version))
     self._engine.set_params(params, version)
 
   def follow(self) -> None:
     """Repeats the calls of the first process until it ends."""
     while True:
-      kind, content = self._channel.hear()
+      kind, content = self._channel.receive()
       if kind == "make":
         self.make(content)
       elif kind == "load":

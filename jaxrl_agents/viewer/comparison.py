@@ -17,14 +17,14 @@ from jaxrl_agents.viewer import stories
 from jaxrl_agents.viewer.inputs import Run
 
 SMOOTHED = 5
-"""Steps behind a point of the thick lines; the thin ones are the steps themselves."""
+"""Number of steps averaged for a point of the thick lines; thin lines show the steps themselves."""
 
 _CHARTS_PER_ROW = 3
 _NOT_NUMBER = "–"
 
 
 def table(runs: Sequence[Run]) -> str:
-  """A row of means for each evaluation, and gains with their lower bounds behind the trained one.
+  """A row of means for each evaluation; the trained one also shows gains with their lower bounds.
 
   Raises:
     ValueError: a run has no evaluation yet, or the runs are of several agents.
@@ -100,7 +100,7 @@ def _words(name: str) -> str:
 
 
 def _value(entry: Any, column: str) -> Any:
-  """What lies at a path of names with dots between them; None where nothing does."""
+  """The value at a path of names with dots between them; None if there is none."""
   for name in column.split("."):
     entry = entry.get(name) if isinstance(entry, Mapping) else None
   return entry
@@ -112,7 +112,7 @@ def _evaluated(run: Run, view: Comparison) -> bool:
 
 
 def _shown(view: Comparison) -> tuple[str, str, str]:
-  """The evaluations in a panel: before, after, the rival."""
+  """The three evaluations in a panel: before training, after it, and the strongest baseline."""
   return "warm_start", "trained", view.evaluations[-1]
 
 
@@ -145,7 +145,7 @@ def _draw_curves(chart: Axes, title: str, lines: Sequence[Sequence[tuple[float, 
 
 
 def _smoothed(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-  """Each value the mean of those at most half of `SMOOTHED` away."""
+  """The moving means: each value is averaged over those at most half of `SMOOTHED` away."""
   half, values = SMOOTHED // 2, [value for _, value in line]
   near = [values[max(i - half, 0) : i + half + 1] for i in range(len(values))]
   return [(step, sum(v) / len(v)) for (step, _), v in zip(line, near, strict=True)]

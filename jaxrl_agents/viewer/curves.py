@@ -1,4 +1,4 @@
-"""Which scalars of a run are drawn together, in which words and units, and the numbers to draw."""
+"""The charts of a run: which scalars are drawn together, their titles and units, and their data."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ PANELS = (
 
 
 def phases(run: Run) -> list[dict[str, Any]]:
-  """Per phase: steps, elapsed seconds, the columns of numbers, and the panels that have any.
+  """For each phase: steps, elapsed seconds, the columns of numbers, and the panels with data.
 
-  Values that are not finite are None (a gap in the line). Of more than MAX_POINTS rows, evenly
-  spaced ones are kept. A scalar that no panel names gets a panel of its own under `others`.
+  Values that are not finite are None (a gap in the line). If there are more than MAX_POINTS rows,
+  evenly spaced ones are kept. A scalar that no panel names gets its own panel under `others`.
   """
   found = []
   for phase in dict.fromkeys(row["phase"] for row in run.rows):
@@ -83,10 +83,10 @@ def phases(run: Run) -> list[dict[str, Any]]:
 
 
 def wall_clock(run: Run) -> list[tuple[str, float]]:
-  """(what, seconds) in the order of the run.
+  """(phase, seconds) in the order of the run.
 
-  From the summary's `wall_s`, a mapping of parts, where there is one; a phase of which it knows
-  nothing, and every phase of an unfinished run, lasts from its first row to its last.
+  The seconds come from the summary's `wall_s` if it has the phase. Otherwise, and for every phase
+  of an unfinished run, they are the time between the phase's first and last row.
   """
   told = run.summary.get("wall_s")
   parts = dict(told) if isinstance(told, Mapping) else {}

@@ -1,4 +1,4 @@
-"""What the run showed, in one sentence and one table, from its summary."""
+"""The result of a run in one sentence and one table, computed from its summary."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NOT_A_SCORE = ("tasks", "failed", "trajectories", "failed_trajectories")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One metric of the evaluation: its values by column and what the training changed.
+  """One metric of the evaluation: its values by column, and the change through training.
 
-  `positions` are percentages along the row's own axis, 0 to `axis_end`, for the small plot. Of a
-  cost, the upper bound of the gain is told in place of the lower. `section` heads the rows that
-  share it.
+  `positions` are percentages along the row's own axis, from 0 to `axis_end`, for the small plot.
+  For a cost, the upper bound of the gain is shown instead of the lower. `section` is the heading of
+  the rows that share it.
   """
 
   title: str
@@ -34,7 +34,7 @@ class Row:
 
 
 def sentence(run: Run) -> str:
-  """The result in a sentence or two; what the numbers do not show is said not to be shown."""
+  """The result in one or two sentences; it says so if the numbers do not show an effect."""
   story = stories.of(run.summary)
   evaluation = mapping(run.summary.get("eval"))
   before, after = (mapping(evaluation.get(key)) for key in ("warm_start", "trained"))
@@ -103,8 +103,8 @@ def _progress(run: Run) -> str:
 
 
 def table(run: Run) -> list[Row]:
-  """The evaluation, one row a metric, over all tasks and then by kind of task; metrics that no
-  column has are left out.
+  """One row for each metric of the evaluation, over all tasks and then by kind of task; metrics
+  without a value are left out.
   """
   story = stories.of(run.summary)
   evaluation = mapping(run.summary.get("eval"))
@@ -120,7 +120,7 @@ def table(run: Run) -> list[Row]:
 
 
 def _section(title: str, columns: Sequence[Mapping[str, Any]], story: Story) -> str:
-  """What heads the rows of some tasks, where there are several sections."""
+  """The heading of the rows of some tasks, if there are several sections."""
   tasks = next((n for n in (number(column.get("tasks")) for column in columns) if n), None)
   if not story.kinds:
     return ""
@@ -180,7 +180,7 @@ def counts(run: Run) -> list[str]:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-  """(what, value) of the numbers beside the result: time, speed, memory, checks."""
+  """(name, value) of further numbers: time, speed, memory, checks."""
   summary = run.summary
   steps = sum(row["phase"] == "rl" for row in run.rows)
   told = [
@@ -199,7 +199,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _total(value: Any) -> Any:
-  """The sum of a mapping of parts; anything else as it is."""
+  """The sum of a mapping; any other value as it is."""
   if isinstance(value, Mapping):
     return sum(n for n in map(number, value.values()) if n is not None)
   return value

@@ -1,7 +1,7 @@
-"""Reads what a training run left in its folder, whole or not, and samples the episodes to show.
+"""Reads the folder of a training run, complete or not, and samples the episodes to show.
 
-A run that is still going, was interrupted, or lost a line still makes a page: what could not be
-read becomes a sentence in `Run.problems`, which the page shows.
+A run that is in progress, was interrupted, or lost a line still gets a page: what could not be read
+becomes a sentence in `Run.problems`, which the page shows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-  """Groups of one moment of a run: `key` is the file's stem, `title` what the page calls it."""
+  """Groups of one moment of a run: `key` is the file's stem, `title` its name on the page."""
 
   key: str
   title: str

@@ -27,7 +27,7 @@ MAX_BYTES = 5_000_000
 ASSETS = Path(__file__).parent / "assets"
 
 _SCRIPTS = ("dom.js", "charts.js", "tokens.js", "swarm.js", "episodes.js")
-# (tasks per snapshot, rollouts per task, with tokens), richest first: the first that fits.
+# (tasks per snapshot, rollouts per task, with tokens); the first choice that fits is used.
 _SAMPLES = (
   (12, 8, True),
   (8, 8, True),
@@ -46,12 +46,12 @@ def render(
   decode: tokens.Decode | None,
   max_bytes: int = MAX_BYTES,
 ) -> str:
-  """The page as HTML of at most `max_bytes` UTF-8 bytes, as many episodes in it as fit.
+  """The page as HTML of at most `max_bytes` UTF-8 bytes, with as many episodes as fit.
 
   Args:
     run: scalars of the run.
     snapshots: the episodes to choose from.
-    decode: text of token ids, or None to leave the per-token view out.
+    decode: returns the text of token ids; None leaves the per-token view out.
     max_bytes: bound on the size.
 
   Raises:

@@ -1,4 +1,4 @@
-"""The story of a run's agent, from its summary."""
+"""Finds the agent of a run, and its part of the report, from the run's summary."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def options(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def agent(summary: Mapping[str, Any]) -> str:
-  """The name of the run's agent; "search" where the summary does not tell."""
+  """The name of the run's agent; "search" if the summary has none."""
   return options(summary).get("agent", "search")
 
 
 def of(summary: Mapping[str, Any]) -> Story:
-  """The story of the run's agent; a plain one where the agent cannot be imported here."""
+  """The story of the run's agent; a plain one if the agent cannot be imported here."""
   try:
     return import_path.agent(agent(summary)).story
   except ValueError:

@@ -1,4 +1,4 @@
-"""Segments for the per-token view, small: ids into a shared table of texts, runs for repeats."""
+"""Segments for the per-token view in a compact form: ids into a shared table, run lengths."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One episode as the page tells it: turns, calls, the chunks of results, the answer and its gold.
+"""One episode as the page shows it: turns, calls, chunks of results, the answer and the gold.
 
-Everything is read from `Trajectory.log` (all that was ever shown, never pruned) and `Task.facts`,
-and comes out as plain JSON values. Nothing is escaped here: the page's script sets it as text,
-never as markup. An environment without chunks gives the same turns with plain results.
+Everything is read from `Trajectory.log` (every message ever shown, never pruned) and `Task.facts`,
+and returned as plain JSON values. Nothing is escaped here: the page's script inserts it as text,
+never as markup. Results of an environment without chunks are shown as plain text.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _USAGE = re.compile(r"\[Token usage: ([\d,]+)/([\d,]+)\]")
 
 
 def describe(trajectory: Trajectory, task: Task) -> Json:
-  """The conversation, the answer and the numbers of one rollout, ready for `json.dumps`; so for
-  each of its sub-agents.
+  """The conversation, the answer and the numbers of one rollout, ready for `json.dumps`, and the
+  same for each of its sub-agents.
   """
   targets = gold_targets(task)
   turns, preamble = _turns(trajectory.log)
@@ -55,15 +55,15 @@ def describe(trajectory: Trajectory, task: Task) -> Json:
 
 
 def _orchestrates(trajectory: Trajectory, task: Task) -> bool:
-  """Whether this is the episode of a swarm's orchestrator, of which the task is."""
+  """Whether this is the episode of a swarm's orchestrator."""
   return task.env == "swarm" and trajectory.task_id == task.id
 
 
 def gold_targets(task: Task) -> list[Json]:
-  """What the task wants found: {"text", "ids", "is_final_answer"} per fact, or per gold document.
+  """What the task asks to find: {"text", "ids", "is_final_answer"} per fact, or per gold document.
 
-  An id without a chunk number names a document, and any chunk of it will do. Short ids stand in
-  the place of the chunks that they name.
+  An id without a chunk number names a document; any of its chunks counts. Short ids replace those
+  of the chunks that they name.
   """
   names: Mapping[str, str] = task.facts.get("short_ids", {})
   if "facts" in task.facts:
@@ -192,8 +192,8 @@ def _chunks(turns: list[Json]) -> Iterator[tuple[int, Json]]:
 def _prunings(log: Iterable[Message]) -> dict[str, list[int]]:
   """Chunk id -> the turns that pruned it, ascending.
 
-  A prune call hides what was shown before its turn; grep may show the chunk again. A call that
-  could not be parsed prunes nothing.
+  A prune call hides what was shown before its turn; a later search may show the chunk again. A call
+  that could not be parsed prunes nothing.
   """
   prunings: dict[str, list[int]] = {}
   replies = (message for message in log if message.role == "assistant")
@@ -205,7 +205,7 @@ def _prunings(log: Iterable[Message]) -> dict[str, list[int]]:
 
 
 def _fate(target: Json, answer: list[str], seen: Mapping[str, int], cut: Mapping[str, int]) -> Json:
-  """A gold target with how it was found or lost: returned, seen in a turn, pruned in a turn."""
+  """A gold target and what happened to it: returned, seen in a turn, pruned in a turn."""
 
   def first(turns: Mapping[str, int]) -> int | None:
     return min((turns[i] for i in turns if _numbers_of(i, [target])), default=None)
@@ -224,7 +224,9 @@ def _finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _plain(value: Any) -> Any:
-  """JSON of an argument that a policy wrote: what json.loads gave, anything else as text."""
+  """An argument that a policy wrote, as JSON: a value of json.loads as it is, anything else as
+  text.
+  """
   if value is None or isinstance(value, (str, int, bool)):
     return value
   if isinstance(value, float) and math.isfinite(value):

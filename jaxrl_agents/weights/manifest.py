@@ -1,7 +1,8 @@
 """The manifest of a published version of the weights. Standard library only.
 
 A version exists when its manifest does: shard files are written first, the manifest last, by one
-atomic rename. Whoever watches for versions (samplers, the real-time loop) needs only this file.
+atomic rename. A process that watches for versions (samplers, the real-time loop) needs only this
+file.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ NAME = re.compile(r"manifest_v(\d{10})\.json")
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """A box of a tensor and the digest of its content.
+  """A box of a tensor, and the digest of its content.
 
   Attributes:
     offset: first index along each axis.
     shape: extent along each axis.
-    sha256: of the values' bytes in C order, as they must be after reading: hex.
+    sha256: of the values' bytes in C order after reading, hexadecimal.
   """
 
   offset: tuple[int, ...]
@@ -47,8 +48,8 @@ class Manifest:
   """One version of the weights.
 
   Attributes:
-    version: counts optimizer steps.
-    base: the version that its files are changes to; None when they are whole.
+    version: number of optimizer steps.
+    base: the version that its files are deltas of; None if they are complete.
     tensors: every array, in the order of the tree.
     created_s: seconds since the epoch.
   """
@@ -60,7 +61,7 @@ class Manifest:
 
 
 def path(folder: Folder, version: int) -> pathlib.Path:
-  """Where the manifest of a version stands."""
+  """The path of the manifest of a version."""
   return pathlib.Path(folder) / f"manifest_v{version:010d}.json"
 
 
@@ -111,7 +112,7 @@ def parse(text: str) -> Manifest:
 
 
 def versions(folder: Folder) -> list[int]:
-  """All published versions, ascending; none where the folder does not exist."""
+  """All published versions, ascending; none if the folder does not exist."""
   folder = pathlib.Path(folder)
   if not folder.is_dir():
     return []

@@ -1,9 +1,9 @@
-"""Publishes and fetches versions of the weights through tensorstore: zarr3 arrays, zstd, checked.
+"""Publishes and fetches versions of the weights through tensorstore: zarr3, zstd, verified.
 
 A tree of nested dicts of arrays becomes one zarr array per leaf, one file per shard, in its own
-dtype. Each shard's digest is taken from memory before it is written and compared with what was
-read, so that a fault anywhere between the learner's memory and the sampler's is found and named.
-No process ever holds more of an array than the shards that it writes or reads.
+dtype. The digest of each shard is computed in memory before it is written and compared after
+reading, so that a fault anywhere between the learner's memory and the sampler's is detected and
+named. No process holds more of an array than the shards that it writes or reads.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ ZSTD_LEVEL = 1
 
 
 class CorruptWeights(Exception):
-  """What was read is not what was published; the message names version, tensor and shard."""
+  """The data read differ from the data published; the message names version, tensor and shard."""
 
 
 def publish(params: dict[str, Any], version: int, folder: Folder, *, keep: int = 2) -> Manifest:
-  """Writes a version and makes it visible; older ones beyond the newest `keep` are deleted.
+  """Writes a version and makes it visible; deletes all but the newest `keep` versions.
 
-  For a process that is alone; several call `begin`, `write_part` and `complete`.
+  For a single process; several processes call `begin`, `write_part` and `complete`.
 
   Args:
     params: nested dicts of arrays; dtypes are kept.
     version: not published before.
-    folder: of all versions; made if missing.
-    keep: versions to keep, this one included. Readers hold none open for longer than a fetch.
+    folder: of all versions; created if missing.
+    keep: versions to keep, this one included. Readers use a version only during a fetch.
 
   Returns:
     The manifest.
@@ -55,21 +55,22 @@ def publish(params: dict[str, Any], version: int, folder: Folder, *, keep: int =
 
 
 def begin(version: int, folder: Folder) -> None:
-  """Makes room for a version. Raises ValueError where it exists."""
+  """Makes the folder of a version. Raises ValueError if the version exists."""
   if version in manifest_lib.versions(folder):
     raise ValueError(f"version {version} is published in {folder} and never changes; count up")
   target = manifest_lib.files(folder, version)
-  shutil.rmtree(target, ignore_errors=True)  # of a process that died before its manifest
+  shutil.rmtree(target, ignore_errors=True)  # left by a process that died before its manifest
   target.mkdir(parents=True)
 
 
 def write_part(params: dict[str, Any], version: int, folder: Folder, *, part: int = 0) -> None:
-  """Writes what this process has of a version that was begun: every shard is written by one.
+  """Writes this process's shards of a version that was begun; every shard is written by one
+  process.
 
   Args:
-    params: nested dicts of arrays, the same tree in every process; those that are not spread over
-      devices are written by part 0.
-    version: likewise.
+    params: nested dicts of arrays, the same tree in every process; arrays that are not distributed
+      over devices are written by part 0.
+    version: the same in every process.
     folder: of all versions, on a disk that all processes share.
     part: number of this process.
   """
@@ -91,10 +92,10 @@ def write_part(params: dict[str, Any], version: int, folder: Folder, *, part: in
 
 
 def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> Manifest:
-  """Makes a version visible whose `parts` are all written; see `publish`.
+  """Makes a version visible once all its `parts` are written; see `publish`.
 
   Raises:
-    ValueError: a part is missing, or the parts together are not the whole of a tensor.
+    ValueError: a part is missing, or the parts together do not make a whole tensor.
   """
   if keep < 1:
     raise ValueError(f"keep={keep} would delete the version that is published; keep at least 1")
@@ -165,10 +166,10 @@ def shards(folder: Folder, version: int) -> Iterator[tuple[str, tuple[slice, ...
 
 
 def collect_garbage(folder: Folder, *, keep: int) -> None:
-  """Deletes all but the newest `keep` versions and the versions that those are changes to.
+  """Deletes all but the newest `keep` versions and the versions that those are deltas of.
 
-  Manifests go first, so that nobody starts to read what is being deleted. Files of publications
-  that died before their manifest go too, once a newer version is out.
+  Manifests are deleted first, so that no reader starts on a version that is being deleted. Files of
+  publications that died before their manifest are deleted once a newer version is published.
   """
   versions = manifest_lib.versions(folder)
   needed = set()
@@ -188,8 +189,8 @@ def collect_garbage(folder: Folder, *, keep: int) -> None:
 def withdraw_after(version: int, folder: Folder) -> list[int]:
   """Deletes the versions above `version` and returns them.
 
-  For a learner that starts again from a checkpoint: what a killed run published after it was never
-  part of the run that goes on.
+  A learner that restarts from a checkpoint calls it: versions that the killed run published later
+  are not part of the continued run.
   """
   later = [v for v in manifest_lib.versions(folder) if v > version]
   for v in later:
@@ -244,7 +245,7 @@ class _Stored:
     return jax.make_array_from_callback(shape, sharding, box_of).block_until_ready()
 
   def start(self, box):
-    """Begins to read the shards that have a part of the box."""
+    """Starts to read the shards that overlap the box."""
     overlaps = (s for s in self.tensor.shards if _overlap(s, box) is not None)
     return [(shard, self._array[_slices(shard.offset, shard.shape)].read()) for shard in overlaps]
 
@@ -277,7 +278,7 @@ class _Stored:
 
 
 def _overlap(shard: Shard, box):
-  """What a shard has of a box, as slices of the whole array; None if nothing."""
+  """The overlap of a shard and a box, as slices of the whole array; None if there is none."""
   both = tuple(
     slice(max(offset, s.start), min(offset + extent, s.stop))
     for offset, extent, s in zip(shard.offset, shard.shape, box, strict=True)
@@ -286,7 +287,7 @@ def _overlap(shard: Shard, box):
 
 
 def _shards(leaf):
-  """(offset, values) of each shard of an array that this process is the one to write."""
+  """(offset, values) of each shard of an array that this process must write."""
   if not isinstance(leaf, jax.Array):
     yield (0,) * np.ndim(leaf), np.asarray(leaf)
     return

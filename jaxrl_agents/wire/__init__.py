@@ -1,1 +1,1 @@
-"""Connections between the machines of one run: who may come in, and that all of them live."""
+"""Connections between the machines of one run: authentication, and heartbeats."""

@@ -1,8 +1,9 @@
-"""What the processes of one run say to one another, and that all of them live.
+"""Control channel between the processes of one run, with heartbeats.
 
-The first has a connection to each of the others. It tells, they hear; in the other direction goes
-no more than a wish to stop. Device programs over all their devices wait for every process, whoever
-died: so each end watches the other, and where one is gone the rest end too, with its name.
+The first process has a connection to each of the others. It sends messages and they receive; in the
+other direction they only send a request to stop. Device programs over all devices wait for every
+process, even for one that died. Therefore each end watches the other, and if one is gone, the
+others end too and name it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from typing import Any
 from jaxrl_agents.wire.listener import BEAT_S, SILENCE_S
 
 GONE = 1
-"""Exit status of a process that ends because another is gone."""
+"""Exit status of a process that ends because another process is gone."""
 _GRACE_S = 10.0
 _NOTICE_S = 2.0
-"""A device program that fails since another process is gone may be faster than its farewell."""
+"""If another process is gone, a device program may fail before the channel notices; this is how
+long it waits.
+"""
 _BEAT, _STOP, _BYE = (pickle.dumps(name) for name in ("beat", "stop", "bye"))
 
 
@@ -32,16 +35,17 @@ class LostError(RuntimeError):
 
 
 class ControlChannel:
-  """One process' end of the connections of a run. Use as a context manager.
+  """One process's end of the connections of a run. Use it as a context manager.
 
-  Invariant: what the first tells reaches every other process whole and in order, or both ends know
-  that it did not.
+  Invariant: a message of the first process reaches every other process whole and in order, or both
+  ends know that it did not.
 
   Args:
-    connections: {number of the process: connection}: of the first to all others, of each other to
-      the first (0); none where a process is alone.
-    is_first: which of these it is.
-    silence_s: how long another may say nothing before it is gone; each says something every BEAT_S.
+    connections: {number of the process: connection}: for the first process to all others, for each
+      other process to the first (0); empty for a single process.
+    is_first: whether this is the first process.
+    silence_s: seconds of silence after which another process counts as gone; each sends a heartbeat
+      every BEAT_S.
   """
 
   def __init__(
@@ -67,10 +71,10 @@ class ControlChannel:
   def __exit__(
     self, kind: type[BaseException] | None, error: BaseException | None, *_: object
   ) -> None:
-    """Says goodbye, unless an error ends this process: then the others are to end too.
+    """Says goodbye. After an error it says nothing, so that the others end too.
 
     Raises:
-      LostError: from an error that the loss of another process may well have caused.
+      LostError: from an error that the loss of another process may have caused.
     """
     failed = kind is not None and not issubclass(kind, KeyboardInterrupt | LostError)
     deadline = time.monotonic() + (_NOTICE_S if failed and self.several else 0)
@@ -90,8 +94,8 @@ class ControlChannel:
     """Whether there are other processes."""
     return bool(self._outboxes)
 
-  def tell(self, message: Any) -> None:
-    """Sends a message to every other process, from the first.
+  def broadcast(self, message: Any) -> None:
+    """Sends a message from the first process to every other one.
 
     Raises:
       LostError: one of them is gone.
@@ -102,11 +106,11 @@ class ControlChannel:
       for outbox in self._outboxes:
         outbox.put(packed)
 
-  def hear(self) -> Any:
-    """The next message of the first process. It may take long: as long as that one lives.
+  def receive(self) -> Any:
+    """The next message of the first process; waits for it as long as that process lives.
 
     Raises:
-      LostError: it is gone, or silent for silence_s, or it has ended its part.
+      LostError: it is gone, was silent for silence_s, or has ended the run.
     """
     while True:
       self._check()
@@ -118,7 +122,7 @@ class ControlChannel:
           raise LostError("the first process has ended the run, others waited for it") from None
 
   def ask_to_stop(self, *_: Any) -> None:
-    """Asks the first process to end the run when it can; may be called by a signal handler."""
+    """Asks the first process to end the run as soon as possible; a signal handler may call this."""
     for outbox in self._outboxes:
       outbox.put(_STOP)
 
@@ -163,16 +167,16 @@ class ControlChannel:
         self._inbox.put(message)
 
   def _lose(self, number: int, how: str) -> None:
-    """Another process is gone: whoever asks is told; who cannot ask, in a device program that will
-    never end, is ended.
+    """Records that another process is gone. The next call raises it; this process ends if it makes
+    no call because it waits in a device program that will never return.
     """
     if self._closed or self._lost or number in self._left:
       return
     self._lost = (
-      f"process {number} of the run is gone: {how}. All end; the same commands go on from the last "
-      "checkpoint"
+      f"process {number} of the run is gone: {how}. All processes end; run the same commands again "
+      "to continue from the last checkpoint"
     )
-    # At once: jax may end this process, too, when it misses the other.
+    # At once: jax may end this process first when it notices the loss.
     print(f"error: {self._lost}", file=sys.stderr, flush=True)
     time.sleep(_GRACE_S)
     if not self._closed:

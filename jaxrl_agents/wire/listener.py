@@ -1,10 +1,10 @@
-"""Connections between machines, for those alone who hold the key of the run.
+"""Authenticated connections between the machines of a run.
 
-Messages are pickles, and to load a pickle is to run its code. So nothing of a stranger is loaded:
-both ends first prove, each by an HMAC of the other's random challenge (`multiprocessing.connection`
-with an authkey), that they hold the same key; then each says in JSON what it runs, and ends that
-run different code part with an error. What follows is authenticated, not encrypted: it belongs into
-a private network or a tunnel.
+Messages are pickles, and loading a pickle runs its code. Therefore nothing is loaded from an
+unauthenticated peer: both ends first prove that they hold the same key, each by an HMAC of the
+other's random challenge (`multiprocessing.connection` with an authkey). Then each sends in JSON
+which code it runs, and different code is an error. The messages that follow are authenticated but
+not encrypted, so use a private network or a tunnel.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ KEY_FILE = "JAXRL_KEY_FILE"
 SHORTEST_KEY = 16
 
 SILENCE_S = 60.0
-"""A machine that is silent for so long is gone; one that lives says so every BEAT_S."""
+"""A machine that is silent for this long counts as gone; each sends a heartbeat every BEAT_S."""
 BEAT_S = 5.0
 _HANDSHAKE_S = 10.0
 _HELLO_BYTES = 4096
 
 
 class RefusedError(ValueError):
-  """The other end did not let us in, or is not what it should be; the message says why."""
+  """The peer refused the connection, or is not the expected one; the message gives the reason."""
 
 
 def read_key() -> bytes:
-  """The key of $JAXRL_KEY, or the content of the file that $JAXRL_KEY_FILE names.
+  """The key in $JAXRL_KEY, or in the file that $JAXRL_KEY_FILE names.
 
   Raises:
-    ValueError: there is none, or it is too short to be a secret.
+    ValueError: there is no key, or it is too short.
   """
   found, file = os.environ.get(KEY, ""), os.environ.get(KEY_FILE, "")
   if not found and not file:
@@ -63,13 +63,15 @@ def parse(address: str) -> tuple[str, int]:
   """(host, port) of "host:port"; "[::1]:7000" for an IPv6 host. Raises ValueError."""
   host, colon, port = address.rpartition(":")
   if not colon or not port.isdigit() or int(port) > 65535:
-    raise ValueError(f"{address!r} is no address; write HOST:PORT, as in 10.0.0.2:7000")
+    raise ValueError(f"{address!r} is not an address; write HOST:PORT, as in 10.0.0.2:7000")
   return host.strip("[]"), int(port)
 
 
 @functools.cache
 def code() -> Mapping[str, str]:
-  """What two ends that exchange pickles must share: the Python version and this package's code."""
+  """What two ends that exchange pickles must have in common: the Python version and this package's
+  code.
+  """
   digest = hashlib.sha256()
   package = pathlib.Path(__file__).parents[1]
   for path in sorted(package.rglob("*.py")):
@@ -79,18 +81,19 @@ def code() -> Mapping[str, str]:
 
 
 class Listener:
-  """Listens at an address and lets in who holds the key and runs the same. A context manager.
+  """Listens at an address and accepts peers that hold the key and run the same code. A context
+  manager.
 
-  Invariant: every connection that `take` returns has proved the key and what it runs.
+  Invariant: every connection that `take` returns has proved the key and reported the same code.
 
   Attributes:
     port: that it listens at.
     address: "host:port" for others to connect to.
 
   Args:
-    address: "host:port"; host "0.0.0.0" for all of the machine's, port 0 for any free one.
+    address: "host:port"; host "0.0.0.0" for all interfaces of the machine, port 0 for any free one.
     key: see `read_key`.
-    expected: {role: what one of this role must say it runs}, `code()` or more.
+    expected: {role: what a peer of this role must report}, `code()` or more.
   """
 
   def __init__(self, address: str, key: bytes, expected: Mapping[str, Mapping[str, str]]):
@@ -113,7 +116,7 @@ class Listener:
     self.close()
 
   def take(self, role: str) -> list[tuple[str, Connection]]:
-    """(address, connection) of each who has come in this role since the last call."""
+    """(address, connection) of each peer that has connected in this role since the last call."""
     arrived = self._arrived[role]
     found = []
     while not arrived.empty():
@@ -121,9 +124,9 @@ class Listener:
     return found
 
   def close(self) -> None:
-    """Lets nobody in any more, and sends away who waits; connections taken before stay."""
+    """Stops listening and closes waiting connections; connections taken before stay open."""
     with contextlib.suppress(OSError):
-      self._socket.shutdown(socket.SHUT_RDWR)  # ends an accept that waits
+      self._socket.shutdown(socket.SHUT_RDWR)  # ends a waiting accept
     self._socket.close()
     for role in self._arrived:
       for _, connection in self.take(role):
@@ -138,7 +141,9 @@ class Listener:
       threading.Thread(target=self._greet, args=(accepted, peer), daemon=True).start()
 
   def _greet(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
-    """One who knocks: in by the queue of the role, or away with a line that says why."""
+    """Authenticates one connection and puts it on the queue of its role, or refuses it with the
+    reason.
+    """
     name = f"{peer[0]}:{peer[1]}"
     connection = _connection(accepted)
     try:
@@ -152,32 +157,35 @@ class Listener:
       _set_timeouts(connection, receive_s=SILENCE_S)
       self._arrived[said["role"]].put((name, connection))
     except AuthenticationError:
-      self._send_away(connection, name, "it does not hold the key of this run")
+      self._refuse(connection, name, "it does not hold the key of this run")
     except (RefusedError, OSError, EOFError, ValueError, AssertionError) as error:
-      self._send_away(connection, name, str(error) or "it did not speak our language")
+      reason = str(error) or f"it sent an invalid handshake ({type(error).__name__})"
+      self._refuse(connection, name, reason)
 
   def _refusal(self, said: Mapping[str, str]) -> str:
-    """Why one who says this may not come in; empty if it may."""
+    """Why a peer that reports this is refused; "" if it is accepted."""
     role = said.get("role", "")
     if role not in self._expected:
-      return f"no {role!r} is wanted here, but {', '.join(self._expected)}"
+      return f"this run expects the role {' or '.join(self._expected)}, not {role!r}"
     wanted = self._expected[role]
     differ = [name for name in wanted if said.get(name) != wanted[name]]
     return "; ".join(f"{name} is {said.get(name)} there and {wanted[name]} here" for name in differ)
 
-  def _send_away(self, connection: Connection, name: str, text: str) -> None:
+  def _refuse(self, connection: Connection, name: str, reason: str) -> None:
     connection.close()
-    print(f"{name} was not let in at {self.address}: {text}", file=sys.stderr, flush=True)
+    text = f"{self.address} refused the connection from {name}: {reason}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def connect(
   address: str, key: bytes, *, role: str, runs: Mapping[str, str], patience_s: float
 ) -> Connection:
-  """Connects to the listener at `address`, trying again for `patience_s` while nobody is there.
+  """Connects to the listener at `address`; tries again for `patience_s` while nothing listens
+  there.
 
   Raises:
-    TimeoutError: nobody answered in time.
-    RefusedError: another key, or other code; trying again would not help.
+    TimeoutError: nothing answered in time.
+    RefusedError: the key or the code differs; trying again would not help.
   """
   host, port = parse(address)
   deadline = time.monotonic() + patience_s
@@ -187,8 +195,8 @@ def connect(
     except (OSError, EOFError) as error:
       if time.monotonic() > deadline:
         raise TimeoutError(
-          f"nobody answered at {address} for {patience_s:g} s ({error or 'it hung up'}); see that "
-          "the run is there, that it listens at this address, and that the network lets it through"
+          f"nothing answered at {address} for {patience_s:g} s ({error or 'it hung up'}); check "
+          "that the run listens at this address and that no firewall blocks the port"
         ) from None
     time.sleep(min(1.0, patience_s / 10))
 
@@ -204,26 +212,26 @@ def _enter(
     refusal = json.loads(connection.recv_bytes(_HELLO_BYTES))["refused"]
     if refusal:
       raise RefusedError(
-        f"the run at {address} does not take this {role}: {refusal}; give both the same checkout, "
-        "Python and config"
+        f"the run at {address} refused this {role}: {refusal}; use the same checkout, Python and "
+        "config on both machines"
       )
     _set_timeouts(connection, receive_s=0)
     return connection
   except AuthenticationError:
     connection.close()
     raise RefusedError(
-      f"the key is not that of the run at {address}; set {KEY} or {KEY_FILE} to the same on both"
+      f"the run at {address} has another key; set {KEY} or {KEY_FILE} to the same key on both"
     ) from None
-  except AssertionError:  # what Python 3.11 says of a first message that is no challenge
+  except AssertionError:  # Python 3.11 raises this if the first message is no challenge
     connection.close()
-    raise RefusedError(f"what listens at {address} is no run of ours; see the port") from None
+    raise RefusedError(f"the listener at {address} is not a run; check the port") from None
   except BaseException:
     connection.close()
     raise
 
 
 def _connection(connected: socket.socket) -> Connection:
-  """A connection over a fresh socket, on which a machine that vanished is noticed by the kernel."""
+  """A connection over a new socket, on which the kernel notices that a machine vanished."""
   connected.settimeout(None)
   options: Iterable[tuple[str, int]] = (
     ("TCP_NODELAY", 1),
@@ -234,7 +242,7 @@ def _connection(connected: socket.socket) -> Connection:
   )
   connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
   for name, value in options:
-    if hasattr(socket, name):  # not every system has all of them
+    if hasattr(socket, name):  # not every system has all of these options
       connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
   connection = Connection(connected.detach())
   _set_timeouts(connection, receive_s=_HANDSHAKE_S)
@@ -242,7 +250,7 @@ def _connection(connected: socket.socket) -> Connection:
 
 
 def _set_timeouts(connection: Connection, *, receive_s: float) -> None:
-  """Deadlines of each read (0: none) and write of the kernel; one that passes is an OSError."""
+  """Sets the kernel's timeouts of each read (0: none) and write; exceeding one is an OSError."""
   shared = socket.socket(fileno=os.dup(connection.fileno()))
   with shared:
     for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, SILENCE_S)):

@@ -1,4 +1,4 @@
-"""The processes of a run: messages in order, wishes to stop, and the death of another by name."""
+"""The control channel: order of messages, requests to stop, and the loss of a process."""
 
 import os
 import socket
@@ -22,24 +22,24 @@ def pair(**options):
 
 
 def die(connection):
-  """What its death does to the end of a process; a close would wait for the thread that reads."""
+  """Cuts a connection as its process's death does; a close would wait for the reading thread."""
   with socket.socket(fileno=os.dup(connection.fileno())) as shared:
     shared.shutdown(socket.SHUT_RDWR)
 
 
-def test_what_the_first_tells_is_heard_whole_and_in_order():
+def test_messages_of_the_first_process_arrive_whole_and_in_order():
   first, other, _ = pair()
   with first, other:
     for i in range(50):
-      first.tell(("calls", i, np.arange(i)))
-    first.tell("x" * 3_000_000)
+      first.broadcast(("calls", i, np.arange(i)))
+    first.broadcast("x" * 3_000_000)
     for i in range(50):
-      kind, number, array = other.hear()
+      kind, number, array = other.receive()
       assert (kind, number, array.tolist()) == ("calls", i, list(range(i)))
-    assert len(other.hear()) == 3_000_000
+    assert len(other.receive()) == 3_000_000
 
 
-def test_a_wish_to_stop_reaches_the_first():
+def test_a_request_to_stop_reaches_the_first_process():
   first, other, _ = pair()
   asked = []
   first.on_stop = lambda: asked.append(True)
@@ -51,18 +51,18 @@ def test_a_wish_to_stop_reaches_the_first():
       time.sleep(0.01)
 
 
-def test_one_that_is_gone_is_named_to_who_listens_and_to_who_tells():
+def test_a_dead_process_is_named_to_receivers_and_senders():
   first, other, (_, theirs) = pair()
   with first, other:
     die(theirs)
     with pytest.raises(LostError, match="process 1 of the run is gone"):
       deadline = time.monotonic() + 5
       while time.monotonic() < deadline:
-        first.tell("anybody?")
+        first.broadcast("anybody?")
         time.sleep(0.01)
 
 
-def test_an_error_that_comes_of_the_death_of_another_is_told_as_that():
+def test_an_error_caused_by_the_death_of_another_process_is_reported_as_that():
   first, other, (_, theirs) = pair()
   with other, pytest.raises(LostError, match="process 1 of the run is gone") as found:
     with first:
@@ -72,32 +72,32 @@ def test_an_error_that_comes_of_the_death_of_another_is_told_as_that():
 
 
 @pytest.mark.slow
-def test_an_error_of_its_own_stays_what_it_is():
+def test_an_error_of_the_process_itself_is_raised_unchanged():
   first, other, _ = pair()
   with other, pytest.raises(ZeroDivisionError), first:
     raise ZeroDivisionError
 
 
-def test_one_that_says_nothing_for_too_long_is_gone():
+def test_a_process_without_heartbeats_counts_as_gone():
   ours, theirs = Pipe()
   with ControlChannel({0: ours}, is_first=False, silence_s=0.2) as other:
     with pytest.raises(LostError, match="process 0 of the run is gone: it was silent for 0.2 s"):
-      other.hear()
+      other.receive()
   theirs.close()
 
 
-def test_a_goodbye_is_no_death_and_what_came_before_it_is_heard():
+def test_a_goodbye_is_not_a_loss_and_earlier_messages_are_received():
   first, other, _ = pair()
   with other:
     with first:
-      first.tell("last")
+      first.broadcast("last")
     time.sleep(0.1)
-    assert other.hear() == "last"
+    assert other.receive() == "last"
     with pytest.raises(LostError, match="the first process has ended the run"):
-      other.hear()
+      other.receive()
 
 
-def test_one_that_is_alone_has_nobody_to_tell():
+def test_a_single_process_broadcasts_to_nobody():
   with ControlChannel({}, is_first=True) as alone:
-    alone.tell("nothing")
+    alone.broadcast("nothing")
     assert not alone.several

@@ -34,7 +34,7 @@ def taken(listener, role="worker", limit_s=5.0):
   return found[0][1]
 
 
-def test_messages_go_both_ways_between_ends_that_hold_the_key(listener):
+def test_messages_pass_both_ways_between_ends_with_the_same_key(listener):
   theirs = come(listener)
   ours = taken(listener)
   ours.send(("group", 3))
@@ -46,8 +46,8 @@ def test_messages_go_both_ways_between_ends_that_hold_the_key(listener):
     ours.recv()
 
 
-def test_another_key_is_refused_and_the_remedy_named(listener, capfd):
-  with pytest.raises(RefusedError, match="the key is not that of the run.*set JAXRL_KEY"):
+def test_another_key_is_refused_with_the_remedy(listener, capfd):
+  with pytest.raises(RefusedError, match="has another key; set JAXRL_KEY"):
     come(listener, key=b"another key of length")
   said, deadline = "", time.monotonic() + 10
   while "does not hold the key of this run" not in said and time.monotonic() < deadline:
@@ -60,7 +60,7 @@ def test_another_key_is_refused_and_the_remedy_named(listener, capfd):
 def test_other_code_or_another_role_is_refused_by_name(listener):
   with pytest.raises(RefusedError, match="code is def there and abc here"):
     come(listener, runs={"code": "def", "python": "3.11"})
-  with pytest.raises(RefusedError, match="no 'sampler' is wanted here, but worker"):
+  with pytest.raises(RefusedError, match="expects the role worker, not 'sampler'"):
     come(listener, role="sampler")
   assert listener.take("worker") == []
 
@@ -75,7 +75,7 @@ class Bomb:
     return pathlib.Path.touch, (pathlib.Path(self.path),)
 
 
-def test_a_strangers_pickle_is_never_loaded(listener, tmp_path):
+def test_the_pickle_of_an_unauthenticated_peer_is_never_loaded(listener, tmp_path):
   mark = tmp_path / "loaded"
   with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
     connection = Connection(os.dup(stranger.fileno()))
@@ -89,17 +89,17 @@ def test_a_strangers_pickle_is_never_loaded(listener, tmp_path):
   come(listener).close()  # the listener still opens to others
 
 
-def test_a_silent_stranger_keeps_nobody_out(listener):
+def test_a_silent_peer_does_not_block_others(listener):
   with socket.create_connection(("127.0.0.1", listener.port)):
     began = time.monotonic()
     come(listener).close()
     assert time.monotonic() - began < 2
 
 
-def test_who_knocks_before_the_door_is_there_waits_for_it():
+def test_connecting_waits_until_the_listener_is_there():
   with socket.create_server(("127.0.0.1", 0)) as probe:
     port = probe.getsockname()[1]
-  with pytest.raises(TimeoutError, match="nobody answered at 127.0.0.1.*for 0.2 s"):
+  with pytest.raises(TimeoutError, match="nothing answered at 127.0.0.1.*for 0.2 s"):
     connect(f"127.0.0.1:{port}", SECRET, role="worker", runs=RUNS, patience_s=0.2)
 
 

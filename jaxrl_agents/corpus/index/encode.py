@@ -1,7 +1,7 @@
-"""Encodes a corpus with MiniLM in jax, and keeps the vectors.
+"""Encodes a corpus with MiniLM in jax, and caches the vectors.
 
-The one file of this room that imports jax: `index.build` imports it when asked for MiniLM, workers
-that only search never do. One core encodes 2,100 to 2,900 word pieces a second.
+The only file of this room that imports jax: `index.build` imports it if MiniLM is asked for, and
+workers that only search never do. One core encodes 2,100 to 2,900 word pieces a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jaxrl_agents.corpus.index import minilm
 
 _BATCH_PIECES = 8_192
-_LENGTH_STEP = 32  # few shapes, so few compilations
+_LENGTH_STEP = 32  # few shapes need few compilations
 
 
 def cached_vectors(texts: Sequence[str], cache_dir: str | os.PathLike[str]) -> np.ndarray:

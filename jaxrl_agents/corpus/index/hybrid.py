@@ -35,14 +35,14 @@ class Hit:
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-  """How the two rankings become one; the defaults are Context-1's.
+  """How the two rankings are combined; the defaults are Context-1's.
 
   Attributes:
-    fan_out: how many chunks each ranking gives.
-    fused: how many fused chunks are kept, and reranked if there is a reranker.
-    dense_weight: of the dense ranking; that of BM25 is 1. Over short chunks of code latent semantic
-      analysis harms more than it helps: search there with mode "bm25".
-    k: of reciprocal rank fusion.
+    fan_out: number of chunks that each ranking returns.
+    fused: number of fused chunks that are kept, and reranked if there is a reranker.
+    dense_weight: weight of the dense ranking; that of BM25 is 1. On short chunks of code latent
+      semantic analysis lowers the quality: search there with mode "bm25".
+    k: constant of reciprocal rank fusion.
     missing_rank: rank of a chunk in a ranking that lacks it; infinity adds nothing to its score.
   """
 
@@ -62,14 +62,14 @@ def build(
   k1: float = 0.9,
   b: float = 0.4,
 ) -> Index:
-  """Builds the index of chunks in a folder below cache_dir, or finds it there, and loads it.
+  """Builds the index of chunks in a folder below cache_dir, unless it exists there, and loads it.
 
   Args:
-    chunks: those of a document together and in order; ids distinct.
+    chunks: those of a document together and in order; ids are distinct.
     cache_dir: holds one folder for each content and setting.
     dense_leg: "lsa", or "minilm" (slow to build without an accelerator).
     rank: of latent semantic analysis.
-    k1, b: of BM25: how slowly a repeated word saturates, how much length counts. The defaults
+    k1, b: of BM25: how slowly a repeated word saturates, and how much length counts. The defaults
       are those of Anserini; alone, BM25 does better on prose with 1.2 and 0.75.
 
   Raises:
@@ -162,7 +162,7 @@ class Index:
     return {self._store.ids[row]: float(scores[row]) for row in rows}
 
   def _query_vector(self, query: str) -> np.ndarray:
-    """float32 [R], of length 1, or 0 where the query holds nothing known."""
+    """float32 [R], of length 1; 0 if no word of the query is known."""
     if self._store.dense_leg == "lsa":
       return dense.query_vector(self._store.lsa, query)
     if self._encoder is None:

@@ -143,17 +143,18 @@ def _write_folder(
     partial.rename(folder)
   except OSError:
     shutil.rmtree(partial, ignore_errors=True)
-    if not folder.is_dir():  # else another process was first, with the same content
+    if not folder.is_dir():  # another process was first, with the same content
       raise
 
 
 def located(folder: str | os.PathLike[str], cache_dir: str | os.PathLike[str]) -> pathlib.Path:
-  """Where an index lies on this machine: in the folder itself, or in the cache under its name.
+  """The folder of an index on this machine: the folder itself, or one of the same name in the
+  cache.
 
-  The name is the hash of all that the index holds: a folder of that name is that index.
+  The name is a hash of the index's whole content, so that folders of the same name are equal.
 
   Raises:
-    ValueError: in neither place.
+    ValueError: it is in neither place.
   """
   folder, kept = pathlib.Path(folder), pathlib.Path(cache_dir) / pathlib.Path(folder).name
   for place in (folder, kept):
@@ -166,7 +167,7 @@ def located(folder: str | os.PathLike[str], cache_dir: str | os.PathLike[str]) -
 
 
 def open_store(folder: str | os.PathLike[str]) -> Store:
-  """Maps the index in a folder; ValueError if it is not one, or not whole."""
+  """Maps the index in a folder; ValueError if it is not an index or incomplete."""
   folder = pathlib.Path(folder)
   try:
     meta = json.loads((folder / "meta.json").read_text("utf-8"))
