@@ -61,12 +61,8 @@ async def run_resumable(
   max_faults: int = 3,
   rollout: int = 0,
 ) -> Trajectory:
-  """Plays an episode; after a fault it goes on from its last snapshot, with all sampled till then.
-
-  Raises:
-    EpisodeError: it is not done within `sampling.episode_deadline_s`.
-    Exception: the fault itself, where there were more than `max_faults`, or it came before the
-      first snapshot.
+  """Plays an episode. After a fault it continues from its last snapshot, with everything sampled so
+  far.
   """
   saved: Saved | None = None
   started, faults = time.monotonic(), 0

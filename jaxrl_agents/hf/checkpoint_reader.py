@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder by name, whatever shards and number formats they are in."""
+"""The tensors of a checkpoint folder by name, for all shards and number formats."""
 
 from __future__ import annotations
 

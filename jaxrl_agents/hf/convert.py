@@ -1,10 +1,11 @@
-"""Weights of a Hugging Face checkpoint into a file of ours, and back.
+"""Converts weights from a Hugging Face checkpoint into a file of this package, and back.
 
-Tensors go one by one from mapped shards into a mapped file, so that beside what the system caches
-of the files, memory holds one tensor and its turned (or decoded) copy, whatever the model's size.
+Tensors are copied one by one from memory-mapped shards into a memory-mapped file. Besides the
+system's file cache, memory holds one tensor and its transposed (or decoded) copy, whatever the
+model's size.
 
-What came in as bfloat16 goes out with the same bytes: ours are kept in the dtype of the checkpoint,
-routers in float32 (`params.table`), and a tensor that would lose bits is an error.
+Tensors imported as bfloat16 are exported with the same bytes: parameters keep the dtype of the
+checkpoint, routers are float32 (`params.table`), and a tensor that would lose bits is an error.
 """
 
 from __future__ import annotations
@@ -30,22 +31,25 @@ SHARD_BYTES = 4 * 10**9
 TOKENIZER = "tokenizer.json"
 
 IGNORED = ".rotary_emb.inv_freq"
-"""End of names of rotary frequencies, which some checkpoints hold and config.json determines."""
+"""End of the names of rotary frequencies, which some checkpoints hold although config.json
+determines them.
+"""
 
 NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf")
-"""Ends of names of weights; all other files of a checkpoint's folder describe it."""
+"""Ends of the names of weight files; all other files of a checkpoint's folder describe it."""
 
 DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 
 
 def import_weights(folder: str | pathlib.Path, file: str | pathlib.Path) -> PolicyConfig:
-  """Writes the weights of a checkpoint folder into `file`, a safetensors file by paths of ours.
+  """Writes the weights of a checkpoint folder into `file`, a safetensors file with our paths as
+  names.
 
   The file appears when it is complete. Returns the sizes of the policy.
 
   Raises:
-    ValueError: config.json asks for something else than the policy is; or a tensor is unknown,
-      missing, set twice, of another shape, or of another value than the one it repeats.
+    ValueError: config.json asks for something that the policy does not support; or a tensor is
+      unknown, missing, set twice, of another shape, or differs from the one that it should repeat.
   """
   model = families.read(folder)
   found = checkpoint_reader.decoded(
@@ -58,7 +62,7 @@ def import_weights(folder: str | pathlib.Path, file: str | pathlib.Path) -> Poli
   try:
     _fill(files.create(partial, _parameters(model.cfg, model.dtype)), model, found)
   except BaseException:
-    partial.unlink(missing_ok=True)  # it takes the room of the whole file
+    partial.unlink(missing_ok=True)  # the whole file would still take its room on the disk
     raise
   os.replace(partial, file)
   return model.cfg
@@ -71,14 +75,15 @@ def export_weights(
   *,
   shard_bytes: int = SHARD_BYTES,
 ) -> list[pathlib.Path]:
-  """Writes a file of ours as a checkpoint folder: shards, their index and what describes them.
+  """Writes a file of this package as a checkpoint folder: shards, their index and their
+  description.
 
   Args:
     file: as `import_weights` or runs.weight_files wrote it, in float32 or bfloat16.
     hf_config: folder of the model that it came from; its config.json and tokenizer are copied. Of
-      a model of images and text, the language model is written, as one of its own.
+      a model of images and text, only the language model is written, as a model of its own.
     out: the folder to write. Weights are rounded to the dtype of config.json and not quantised.
-    shard_bytes: largest size of a shard of more than one tensor.
+    shard_bytes: largest size of a shard with more than one tensor.
 
   Returns:
     The shards.
@@ -128,7 +133,7 @@ def _fill(
 def copy_tokenizer(folder: str | pathlib.Path, out: str | pathlib.Path) -> bool:
   """Copies tokenizer and chat template beside imported weights; True if there is a tokenizer.
 
-  Where there is only a tiktoken.model, tokenizer.json is made of it.
+  If there is only a tiktoken.model, tokenizer.json is made from it.
   """
   source, target = pathlib.Path(folder), pathlib.Path(out)
   for name in (TOKENIZER, "tokenizer_config.json", "chat_template.jinja"):
@@ -159,7 +164,7 @@ def _parameters(cfg: PolicyConfig, dtype: str) -> dict[str, tuple[tuple[int, ...
 
 
 def _exactly(x: np.ndarray, target: np.ndarray, name: str) -> np.ndarray:
-  """`x` in the dtype of `target`. Raises ValueError where that would change a number."""
+  """`x` in the dtype of `target`. Raises ValueError if that would change a number."""
   if x.dtype == target.dtype:
     return x
   y = x.astype(target.dtype)

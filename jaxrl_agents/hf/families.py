@@ -1,8 +1,8 @@
-"""config.json of each supported model family as a PolicyConfig.
+"""Converts the config.json of each supported model family into a PolicyConfig.
 
-A setting that changes what the network computes and that the policy cannot follow is an error that
-names it. Rotary settings are read from `rope_parameters` or, as older files have them, from
-`rope_theta` and `rope_scaling`.
+A setting that changes what the network computes and that the policy does not support is an error
+that names it. Rotary settings are read from `rope_parameters` or, in older files, from `rope_theta`
+and `rope_scaling`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read(folder: str | pathlib.Path) -> Model:
   """The model of a folder with a config.json.
 
   Raises:
-    ValueError: there is none, or it describes something that the policy is not.
+    ValueError: there is no config.json, or it describes something that the policy does not support.
   """
   file = pathlib.Path(folder) / "config.json"
   if not file.is_file():
@@ -184,7 +184,7 @@ FAMILIES: dict[str, Callable[[Settings], PolicyConfig]] = {
 WRAPPERS: dict[Any, Wrapper] = {
   "kimi_k25": Wrapper("language_model.", ("vision_tower.", "mm_projector.")),
 }
-"""Of Kimi K2.5 (https://arxiv.org/abs/2602.02276), the language is a Kimi K2."""
+"""The language model of Kimi K2.5 (https://arxiv.org/abs/2602.02276) is a Kimi K2."""
 
 
 def _trunk(config: Settings) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def _size(config: Settings, *names: str) -> int:
 
 
 def _expect(config: Settings, **supported: Any) -> None:
-  """Raises where a setting is there and has another value than the one that is supported."""
+  """Raises ValueError if a setting is present and differs from the supported value."""
   for name, value in supported.items():
     if config.get(name) is not None and config[name] != value:
       raise ValueError(f"{name} is {config[name]!r}; the policy computes {value!r} only")

@@ -1,7 +1,7 @@
-"""Safetensors files as numpy views: read where they are touched, written in place.
+"""Safetensors files as memory-mapped numpy arrays, for reading and for writing in place.
 
-The safetensors library has no bfloat16 in numpy and writes a file only from arrays that all lie in
-memory. The format is small enough to map instead: eight bytes with the length of a JSON header,
+The safetensors library has no bfloat16 in numpy, and writes a file only from arrays that are all in
+memory. The format is simple enough to map instead: eight bytes with the length of a JSON header,
 the header {name: dtype, shape, data_offsets}, the data
 (https://huggingface.co/docs/safetensors/index#format).
 """

@@ -1,4 +1,5 @@
-"""How the axes of a checkpoint's tensor and of our parameter relate; each layout and its inverse.
+"""Relations between the axes of a checkpoint's tensor and of our parameter: layouts and their
+inverses.
 
 Checkpoints hold linear maps as [out, in]; ours are [in, out] with heads or halves as axes.
 """

@@ -1,4 +1,4 @@
-"""Quantised weights as the bfloat16 numbers that they stand for.
+"""Decodes quantised weights to bfloat16.
 
 Alphabet: E experts, R rows, C columns.
 """

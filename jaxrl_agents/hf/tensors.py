@@ -1,4 +1,4 @@
-"""Names of a checkpoint's tensors and where each lies in our parameters: one table for a policy.
+"""The names of a checkpoint's tensors and their places in our parameters: one table for a policy.
 
 Layer i of the trunk is "model.layers.{i}.", prediction module m is layer L + m. Parts that a policy
 lacks have no names.

@@ -1,8 +1,8 @@
-"""The tokenizer of Kimi K2 as a `tokenizer.json`: the model is published with tiktoken.model alone.
+"""Makes a `tokenizer.json` of Kimi K2's tokenizer, which is published as tiktoken.model only.
 
-Each line of tiktoken.model is a token in base64 and its rank, which is its id; the control tokens
-after them stand in tokenizer_config.json. Tokens are merged in the order of the rank of what comes
-out, so every cut of a token into two tokens is a merge of its rank.
+Each line of tiktoken.model is a token in base64 and its rank, which is its id. The control tokens
+after them are in tokenizer_config.json. Tokens are merged in the order of the rank of the result,
+so every split of a token into two tokens is a merge with the token's rank.
 
 Source: tokenization_kimi.py of https://huggingface.co/moonshotai/Kimi-K2-Instruct.
 """

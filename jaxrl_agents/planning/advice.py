@@ -1,4 +1,4 @@
-"""What binds a plan, and what to change."""
+"""Names the bottleneck of a plan, and what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chip can do: the published numbers that a plan is measured against."""
+"""Published numbers of each chip, against which a plan is measured."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Compiles a program for devices that are not there, and reads off what it needs.
+"""Compiles a program for devices that this machine does not have, and reads its requirements.
 
-XLA for TPU cannot be asked for the text of every program that it compiles (jaxlib 0.10.2 fails on
-its asynchronous copies), so it is told to write it into a folder. Cycles are in what it writes
-last.
+XLA for TPU cannot return the text of every program that it compiles (jaxlib 0.10.2 fails on its
+asynchronous copies), so it is configured to write it into a folder. The estimated cycles are in the
+last file that it writes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Reads a compiled program's text: how often each computation runs, what it moves and how long.
+"""Reads the text of a compiled program: how often each computation runs, what it moves, how long.
 
 `cost_analysis` counts the body of a loop once. Here a loop counts as often as it runs: its length
-stands in its condition, or, where it depends on the data, is expected by the caller. Collectives
-are listed with their bytes and groups, and the cycles that XLA for TPU estimates for every other
-instruction are added up. It estimates none for kernels, which are listed too, and none for gathers,
-copies into another layout and sorts: of these, what they read and write is added up.
+is read from its condition or, if it depends on the data, given by the caller. Collectives are
+listed with their bytes and groups. For every other instruction, the cycles that XLA for TPU
+estimates are added up. XLA estimates none for kernels, which are listed too, and none for gathers,
+layout copies and sorts, for which the bytes they read and write are added up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the plan of a run: compiles its steps for a topology and sums up what they need."""
+"""Makes the plan of a run: compiles its steps for a topology and adds up what they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as text: memory against capacity, time, cost, what binds and what to change."""
+"""A plan as text: memory against capacity, time, cost, bottleneck and what to change."""
 
 from __future__ import annotations
 

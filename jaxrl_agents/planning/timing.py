@@ -1,14 +1,14 @@
-"""How long a compiled program takes on a chip: XLA's cycles, or a roofline, and its collectives.
+"""The time of a compiled program on a chip: XLA's cycles, or a roofline, and its collectives.
 
 A chip of a torus sends both ways along each dimension. A collective over g devices uses the
-dimensions that its group lies along; bytes of an all-to-all travel a quarter of a ring
-on average, and occupy the links of every hop (the arithmetic of
-https://jax-ml.github.io/scaling-book/sharding). Behind a switch all links serve every collective.
-Sides are taken to be rings, which short ones of some chips are not.
+dimensions that its group spans; bytes of an all-to-all travel a quarter of a ring on average and
+occupy the links of every hop (the arithmetic of https://jax-ml.github.io/scaling-book/sharding).
+Behind a switch, all links serve every collective. Sides are assumed to be rings, although short
+ones of some chips are not.
 
-Of gathers and copies into another layout it estimates nothing: they are taken to move their bytes
-as fast as the memory does. Of kernels neither: they are taken to reach KERNEL_SHARE of the peak on
-the products that they compute (planning.kernels).
+XLA estimates nothing for gathers and layout copies: they are assumed to move their bytes at the
+memory's bandwidth. It estimates nothing for kernels either: they are assumed to reach KERNEL_SHARE
+of the peak on the products that they compute (planning.kernels).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A topology by name: which chips, how they are joined, and devices of it to compile for."""
+"""Topologies by name: the chips, how they are connected, and devices to compile for."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ PREEMPTED = 143
 
 
 def run(main: Callable[[], None], leave: Callable[[int], NoReturn] = sys.exit) -> None:
-  """Parses flags and calls `main`. Bad input is told in a line; Ctrl-C leaves what is resumable.
-
-  `leave` ends the process by a status other than 0.
+  """Parses flags and calls `main`. Bad input is reported in one line; Ctrl-C leaves a resumable
+  run.
   """
 
   def call(argv: list[str]) -> None:

@@ -8,7 +8,7 @@ class SandboxError(Exception):
 
 
 class NoSandbox(SandboxError):
-  """This machine cannot run the asked backend; the message says why and what mends it."""
+  """This machine cannot run the requested backend; the message gives the reason and the remedy."""
 
 
 class SandboxLost(SandboxError):
@@ -45,7 +45,7 @@ _REMEDIES = (
 
 
 def explain(failed: str) -> str:
-  """A failed step (its name comes first in `failed`), with what mends it."""
+  """The name of the failed step, with the remedy."""
   for steps, remedy in _REMEDIES:
     if any(step in failed for step in steps):
       return f"{failed}: {remedy}"

@@ -105,7 +105,9 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Property:
-  """Whether one promise of a backend holds on this machine, and if not, why and what mends it."""
+  """Whether a guarantee of a backend holds on this machine, and if not, the reason and the
+  remedy.
+  """
 
   name: str
   holds: bool

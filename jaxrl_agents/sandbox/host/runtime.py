@@ -93,7 +93,7 @@ def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
   found = {name: path for name in runtime.programs if (path := shutil.which(name))}
   missing = [name for name in REQUIRED if name not in found and name != "python3"]
   if missing:
-    raise NoSandbox(f"this machine has no {', '.join(missing)}; install them or mend PATH")
+    raise NoSandbox(f"this machine has no {', '.join(missing)}; install them or correct PATH")
   python = _python_paths(runtime.python)
   sources = {name: os.path.realpath(path) for name, path in found.items()}
   facts = [_VERSION, sorted(sources.items()), python, runtime.exclude]

@@ -89,7 +89,7 @@ def _bind_read_only(source: str, target: str) -> None:
 
 
 def _serve(control: socket.socket) -> None:
-  """Forks on request and tells of ends, until the host is gone."""
+  """Forks on request and reports ended sandboxes, until the host is gone."""
   sandboxes: dict[int, int] = {}  # process id -> id of the host's
   wake_fd, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
   signal.signal(signal.SIGCHLD, lambda *_: None)
