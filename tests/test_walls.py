@@ -4,6 +4,7 @@ An import inside a function counts as one at the top, which only comes later, bu
 """
 
 import ast
+import graphlib
 import pathlib
 import sys
 
@@ -205,6 +206,17 @@ def test_every_wall_is_that_of_a_room_that_exists(project):
   named = {*WALLS, *WITHOUT_JAX, *FOUNDATION, LATE, TENSORFLOW_ALLOWED}
   missing = {room for room in named if not any(is_in(module, room) for module in project)}
   assert missing == set()
+
+
+def test_rooms_import_one_another_in_one_direction(project):
+  """What flows from room to room, from a task to new weights, passes each of them once."""
+  room_of = lambda module: next((r for r in FOUNDATION if is_in(module, r)), module.split(".")[0])
+  imports = {}
+  for module, names in project.items():
+    used = {room_of(name) for name in inside(names)} - {room_of(module), ""}
+    imports.setdefault(room_of(module), set()).update(used)
+  order = list(graphlib.TopologicalSorter(imports).static_order())
+  assert order[-1] == WIRING
 
 
 def test_the_whole_config_is_handed_to_nothing_below_the_runs():
