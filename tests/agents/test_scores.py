@@ -51,7 +51,7 @@ def test_a_metric_that_a_rollout_lacks_is_averaged_over_those_that_have_it():
   assert scores.summary(groups)["prune_accuracy"] == 0.5
 
 
-def test_tokens_and_calls_are_told_per_turn():
+def test_tokens_and_calls_are_reported_per_turn():
   one = rollout("a", f1=0.0, turns=4.0, tool_calls=6.0, metrics={"sampled_tokens": 100.0})
   found = scores.scores([Group(task("a"), (one,))])
   assert found["tokens_per_turn"] == {"a": 25.0}

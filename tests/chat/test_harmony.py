@@ -63,7 +63,7 @@ def spelled(chat, text):
   return ids
 
 
-def test_the_system_speaks_as_the_developer_who_declares_the_tools(chat):
+def test_system_messages_become_the_developer_message_with_the_tools(chat):
   text = chat.decode(chat.render(CONVERSATION, [SEARCH, CLOCK]))
   calls = "\nCalls to these tools must go to the commentary channel: 'functions'.<|end|>"
   developer = "<|start|>developer<|message|># Instructions\n\nFind it."

@@ -85,7 +85,7 @@ def test_a_thought_stands_before_what_is_said(chat):
     (["b", "</tool_call>", "<|im_start|>"], "", "b</tool_call><|im_start|>", []),
   ],
 )
-def test_thought_speech_and_calls_are_told_apart(chat, pieces, reasoning, content, names):
+def test_thinking_content_and_calls_are_separated(chat, pieces, reasoning, content, names):
   parsed = chat.parse(spelled(chat, pieces))
   assert parsed.reasoning.startswith(reasoning) and bool(parsed.reasoning) == bool(reasoning)
   assert (parsed.content, [call.name for call in parsed.tool_calls]) == (content, names)

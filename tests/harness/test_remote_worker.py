@@ -73,7 +73,7 @@ def test_workers_that_join_play_beside_local_ones_without_jax_and_outlive_the_ru
   assert ended(fleet)[0] == 0  # no run for two seconds
 
 
-def test_the_groups_of_one_that_is_killed_are_handed_back_and_another_joins():
+def test_the_groups_of_a_killed_worker_are_handed_back_and_another_joins():
   with opened() as listener, WorkerPool(SPEC, 0, listener=listener) as pool:
     fleet = workers(listener, 1)
     try:
@@ -96,7 +96,7 @@ def test_the_groups_of_one_that_is_killed_are_handed_back_and_another_joins():
       time.sleep(0.05)
 
 
-def test_one_that_vanishes_without_a_word_is_dead_after_a_silence():
+def test_a_worker_without_heartbeats_counts_as_dead():
   with opened() as listener, WorkerPool(SPEC, 0, listener=listener, silence_s=0.5) as pool:
     vanished = connect(listener.address, SECRET.encode(), role="worker", runs=code(), patience_s=5)
     began = time.monotonic()
@@ -110,7 +110,7 @@ def test_one_that_vanishes_without_a_word_is_dead_after_a_silence():
     vanished.close()
 
 
-def test_one_that_lives_but_was_not_listened_to_for_long_is_not_dead():
+def test_a_living_worker_whose_messages_were_read_late_is_not_dead():
   """While the learner learns nobody polls: what has come meanwhile is read before it is judged."""
   with opened() as listener, WorkerPool(SPEC, 0, listener=listener, silence_s=0.5) as pool:
     living = connect(listener.address, SECRET.encode(), role="worker", runs=code(), patience_s=5)
@@ -143,7 +143,7 @@ def test_a_worker_without_the_corpus_says_where_it_looked(tmp_path):
   assert f"neither as /nowhere/0123abcd nor as {tmp_path}/0123abcd" in text
 
 
-def test_a_run_that_nobody_joins_ends_with_the_command_that_is_missing():
+def test_a_run_without_workers_ends_and_names_the_missing_command():
   with opened() as listener, WorkerPool(SPEC, 0, listener=listener, start_deadline_s=0.3) as pool:
     with pytest.raises(WorkerPoolError, match=f"start some with --connect={listener.address}"):
       pool.wait_until_ready()

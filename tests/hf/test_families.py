@@ -64,6 +64,6 @@ def test_attention_scales_of_stretched_contexts_are_those_of_the_papers(tmp_path
   assert (qwen.rope_beta_fast, qwen.rope_beta_slow, qwen.rope_truncate) == (32.0, 1.0, True)
 
 
-def test_a_folder_without_config_is_told(tmp_path):
+def test_a_folder_without_config_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r"no config\.json"):
     families.read(tmp_path)

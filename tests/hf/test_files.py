@@ -49,14 +49,16 @@ def test_what_is_read_cannot_be_written(tmp_path):
     ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "bytes 0 to 8 of 4"),
   ],
 )
-def test_a_header_that_does_not_fit_its_data_is_told_with_the_tensor(tmp_path, entry, says):
+def test_a_header_that_does_not_fit_its_data_is_an_error_that_names_the_tensor(
+  tmp_path, entry, says
+):
   header = json.dumps({"x": entry}).encode()
   (tmp_path / "f").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
   with pytest.raises(ValueError, match=says):
     files.read(tmp_path / "f")
 
 
-def test_another_kind_of_file_is_told(tmp_path):
+def test_another_kind_of_file_is_refused(tmp_path):
   (tmp_path / "f").write_bytes(b"version https://git-lfs.github.com/spec/v1")
   with pytest.raises(ValueError, match="not a safetensors file"):
     files.read(tmp_path / "f")

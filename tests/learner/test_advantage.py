@@ -80,7 +80,7 @@ rewards_lists = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=8)
 
 @settings(max_examples=60, deadline=None)
 @given(rewards_lists, st.lists(st.integers(0, 8), max_size=4), st.booleans())
-def test_failed_siblings_change_nobody_elses_advantage(rewards, places, std):
+def test_failed_siblings_do_not_change_the_advantages_of_others(rewards, places, std):
   group = make_group(rewards)
   mixed = list(group.trajectories)
   for place in places:
@@ -92,7 +92,7 @@ def test_failed_siblings_change_nobody_elses_advantage(rewards, places, std):
 
 @settings(max_examples=60, deadline=None)
 @given(rewards_lists, st.integers(2, 5), st.integers(0, 7))
-def test_extra_segments_of_a_sibling_change_nobodys_advantage(rewards, segments, which):
+def test_extra_segments_of_a_sibling_change_no_advantage(rewards, segments, which):
   group = make_group(rewards)
   which %= len(rewards)
   longer = list(group.trajectories)

@@ -74,7 +74,7 @@ def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_that_is_short_is_told_with_what_to_change():
+def test_too_little_memory_is_reported_with_what_to_change():
   done = plan(*SMALL, "--topology=cpu:2", "--parts=rollout", "--set=sampler.num_pages=18000000")
   assert done.returncode == 0, done.stderr
   assert "DOES NOT FIT" in done.stdout

@@ -30,13 +30,13 @@ def run(*arguments, **environment):
     (("scripts/train_rl.py", "--workdir=/nowhere", "--set=learner.lrr=1"), "did you mean"),
   ],
 )
-def test_bad_input_is_told_in_a_line_with_status_2(arguments, message):
+def test_bad_input_is_reported_in_one_line_with_status_2(arguments, message):
   ended = run(*arguments)
   assert ended.returncode == 2
   assert message in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_the_traceback_is_there_for_those_who_ask():
+def test_the_traceback_is_shown_on_request():
   ended = run("scripts/view.py", "--workdir=/nowhere", JAXRL_TRACEBACK="1")
   assert "Traceback" in ended.stderr and "ValueError: no folder /nowhere" in ended.stderr
 

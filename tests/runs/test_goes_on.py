@@ -34,7 +34,7 @@ def test_other_options_of_what_is_evaluated_are_refused_by_name(begun, override)
     rl.check_goes_on(changed(override), begun)
 
 
-def test_other_options_of_training_are_told(begun, capsys):
+def test_changed_training_options_are_reported(begun, capsys):
   rl.check_goes_on(changed("learner.steps=9", "mesh.fsdp=2"), begun)
   assert "learner.steps=4 -> 9, mesh.fsdp=1 -> 2" in capsys.readouterr().out
 

@@ -28,7 +28,7 @@ def library(tmp_path, monkeypatch):
   return folder
 
 
-def test_a_swarm_is_warmed_up_trained_and_told_beside_a_single_agent(library, tmp_path):
+def test_a_swarm_is_warmed_up_trained_and_compared_with_a_single_agent(library, tmp_path):
   summary, rows, html = run(
     "configs/swarm_cpu.py",
     tmp_path,
@@ -51,7 +51,7 @@ def test_a_swarm_is_warmed_up_trained_and_told_beside_a_single_agent(library, tm
   assert any(b"length_budgets" in file.read_bytes() for file in saved)
 
 
-def test_a_coding_agent_is_warmed_up_trained_and_told_beside_one_without_summaries(
+def test_a_coding_agent_is_warmed_up_trained_and_compared_with_one_without_summaries(
   library, tmp_path
 ):
   summary, rows, html = run(

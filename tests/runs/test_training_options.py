@@ -52,7 +52,7 @@ def test_bfloat16_parameters_have_a_master_and_float32_moments():
 
 
 @pytest.mark.parametrize("kind", ["adamw8bit", "muon"])
-def test_the_optimizer_that_is_named_is_the_one_that_runs(kind):
+def test_the_named_optimizer_is_the_one_that_runs(kind):
   _, params, opt_state = abstract(f"learner.optimizer={kind}", "learner.qk_clip=100")
   eight_bits = size(opt_state, jnp.int8) + size(opt_state, jnp.uint8)
   if kind == "muon":

@@ -57,7 +57,7 @@ def seen(ended):
 
 
 @pytest.mark.slow
-def test_calls_told_before_each_step_bring_a_second_engine_to_the_same_results(both):
+def test_calls_broadcast_before_each_step_give_a_second_engine_the_same_results(both):
   (first, clock), (second, other_clock) = both
   told, repeated = [], []
   leader = Leader(first, clock, told.append)

@@ -64,7 +64,7 @@ def test_a_backend_that_is_not_installed_is_an_error_with_the_remedy(monkeypatch
     asyncio.run(open_it())
 
 
-def test_an_unknown_backend_is_told_with_those_there_are():
+def test_an_unknown_backend_is_an_error_that_lists_the_known_ones():
   with pytest.raises(ValueError, match="namespaces, bubblewrap, gvisor, unsafe-local"):
     Sandboxes("docker")
 
@@ -80,11 +80,11 @@ def test_an_unknown_backend_is_told_with_those_there_are():
     ("something else", "something else"),
   ],
 )
-def test_a_failed_step_comes_with_what_mends_it(failed, remedy):
+def test_a_failed_step_is_reported_with_its_remedy(failed, remedy):
   assert remedy in errors.explain(failed) and failed in errors.explain(failed)
 
 
-def test_a_store_of_somebody_else_is_refused(tmp_path):
+def test_a_store_of_another_user_is_refused(tmp_path):
   store = tmp_path / "store"
   store.mkdir()
   store.chmod(0o777)
@@ -97,7 +97,7 @@ def test_a_store_of_somebody_else_is_refused(tmp_path):
     asyncio.run(open_it())
 
 
-def test_an_unreachable_store_is_told_with_the_remedy(tmp_path, report):
+def test_an_unreachable_store_is_reported_with_the_remedy(tmp_path, report):
   if os.geteuid() != 0 or not report.properties[0].holds:
     pytest.skip("needs root, whose folders the sandboxes' user cannot enter")
   tmp_path.chmod(0o700)

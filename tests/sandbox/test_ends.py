@@ -138,7 +138,7 @@ def test_closing_leaves_nothing(play):
   assert play(body) == (2, [])
 
 
-def test_the_zygotes_death_is_told_and_ends_all(play):
+def test_the_death_of_the_zygote_ends_all_sandboxes_with_an_error(play):
   async def body(boxes, base):
     box = await boxes.create(base)
     await box.exec(f"setsid sleep 5432.{os.getpid()} & sleep 0.2")

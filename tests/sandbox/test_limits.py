@@ -189,6 +189,6 @@ def test_output_that_fits_is_whole(in_box):
 @pytest.mark.parametrize(
   ("name", "value"), [("processes", 0), ("memory_bytes", 1000), ("cpu_s", 0), ("files", 1.5)]
 )
-def test_limits_that_cannot_be_are_told(name, value):
+def test_impossible_limits_are_refused(name, value):
   with pytest.raises(ValueError, match=f"SandboxLimits.{name}={value}"):
     SandboxLimits(**{name: value})

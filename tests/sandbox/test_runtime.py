@@ -60,7 +60,7 @@ def test_nothing_but_the_copied_runtime_is_in_the_root(in_box):
   assert "No such file" in shown
 
 
-def test_bases_with_paths_that_lead_out_are_told(play):
+def test_bases_with_paths_that_lead_out_are_refused(play):
   async def body(boxes, _):
     for name in ("/etc/x", "../x", "a/../../x", ""):
       with pytest.raises(ValueError, match="relative to /work"):
@@ -109,6 +109,6 @@ def test_what_is_excluded_is_left_out_with_what_was_compiled_from_it(tmp_path):
   assert copied == {"kept.py", "__pycache__/kept.cpython-311.pyc", "test/support/helper.py"}
 
 
-def test_a_python_that_is_none_is_told(play):
+def test_a_python_that_is_no_interpreter_is_refused(play):
   with pytest.raises(NoSandbox, match="no usable Python"):
     play(None, runtime=Runtime(python="/bin/false"))

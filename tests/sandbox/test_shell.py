@@ -144,7 +144,7 @@ def test_reset_kills_everything_but_keeps_files_and_directory(in_box):
   assert in_box(body) == "/work/pkg\n1\n[]\n2\n"
 
 
-def test_a_sandbox_that_is_killed_from_outside_is_told_as_lost(play):
+def test_a_sandbox_killed_from_outside_is_reported_as_lost(play):
   async def body(boxes, base):
     box = await boxes.create(base)
     await boxes.kill(box.number)
@@ -169,7 +169,7 @@ def test_a_sandbox_that_is_killed_from_outside_is_told_as_lost(play):
     (lambda box: box.find([b"abc"]), "at least 4 bytes"),
   ],
 )
-def test_wrong_arguments_are_told_before_anything_is_sent(in_box, call, match):
+def test_wrong_arguments_are_refused_before_anything_is_sent(in_box, call, match):
   async def body(box):
     with pytest.raises(ValueError, match=match):
       await call(box)

@@ -246,7 +246,7 @@ def test_a_fork_costs_what_changed_and_not_what_there_is(play):
   assert large < 2 * small
 
 
-def test_snapshots_go_when_nobody_stands_on_them(play):
+def test_snapshots_are_removed_when_no_sandbox_uses_them(play):
   async def body(boxes, base):
     folder = boxes.store.folder
     async with await boxes.create(base) as box:
@@ -358,7 +358,7 @@ def test_a_saved_snapshot_outlives_its_process(play, tmp_path):
   assert changed == []
 
 
-def test_a_file_that_is_no_snapshot_or_has_no_base_is_told(play, tmp_path):
+def test_a_file_that_is_no_snapshot_or_has_no_base_is_refused(play, tmp_path):
   async def body(boxes, base):
     (tmp_path / "junk").write_bytes(b"junk" * 10)
     for name in ("junk", "absent"):

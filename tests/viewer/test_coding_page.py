@@ -54,7 +54,7 @@ def run(*rows):
   return inputs.Run("w", rows, SUMMARY, ())
 
 
-def test_the_sentence_tells_what_is_solved_with_its_own_bound_and_without_summaries():
+def test_the_sentence_names_the_solve_rate_with_its_bound_and_that_without_summaries():
   assert headline.sentence(run()).replace("\u00a0", " ") == (
     "Reinforcement learning raised the solve rate from 0.25 to 0.50 on 28 held-out tasks "
     "(+0.25, at least +0.12 with 95 % confidence), above the same policy without summaries at 0.38."

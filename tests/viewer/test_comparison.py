@@ -72,7 +72,7 @@ def test_the_same_runs_give_the_same_svg_with_names_as_text(tmp_path):
   assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
-def test_runs_of_a_swarm_are_told_by_kind_of_task_and_not_beside_those_of_a_search():
+def test_swarm_runs_are_compared_by_kind_of_task_and_not_with_search_runs():
   entry = {"reward": 0.5, "by_kind": {"wide": {"item_f1": 0.25}}}
   evals = dict.fromkeys(["warm_start", "trained", "single_agent"], entry)
   gains = BOOTSTRAP | {f"single_agent_performance_gain{b}": 0.5 for b in ("", "_lower95")}

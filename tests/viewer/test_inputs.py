@@ -109,7 +109,7 @@ def test_the_sentence_claims_no_more_than_the_bound_allows():
   )
 
 
-def test_a_run_without_an_evaluation_tells_how_far_it_got():
+def test_a_run_without_an_evaluation_reports_its_progress():
   def sentence(*rows):
     return headline.sentence(inputs.Run("w", rows, {}, ()))
 

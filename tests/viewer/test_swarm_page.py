@@ -55,7 +55,7 @@ def sentence(**changes):
   return headline.sentence(run(**(SUMMARY | changes))).replace("\u00a0", " ")
 
 
-def test_the_sentence_tells_performance_the_single_agent_and_the_steps_saved():
+def test_the_sentence_names_performance_the_single_agent_and_the_steps_saved():
   # wide and deep: (30 * 0.8 + 10 * 0.6) / 40
   assert sentence() == (
     "Reinforcement learning raised the performance from 0.25 to 0.75 on 40 held-out tasks "

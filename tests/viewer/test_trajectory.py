@@ -115,7 +115,7 @@ def test_documents_as_gold_are_found_through_any_of_their_chunks():
   ]
 
 
-def test_what_is_told_is_json_whatever_the_policy_wrote():
+def test_the_description_is_json_whatever_the_policy_wrote():
   odd = ToolCall("0.0", "search_corpus", {"query": float("inf"), "more": {"x": [1, None, {"y"}]}})
   told = describe((Message("assistant", "", (odd,)),), stop="", error="EpisodeError: late")
   json.dumps(told, allow_nan=False)
@@ -146,7 +146,7 @@ def test_a_segment_that_starts_with_a_sampled_token_has_an_empty_first_run():
   assert tokens.describe(segment, tokens.TokenTable(str))["mask"] == [0, 1, 1]
 
 
-def test_sub_agents_are_told_as_episodes_of_their_own():
+def test_sub_agents_are_described_as_episodes_of_their_own():
   child = Trajectory("t1/0.0", (), LOG[:4], {}, "step_limit")
   told = describe(children=(child,))["children"]
   assert [(c["id"], c["stop"], len(c["turns"])) for c in told] == [("t1/0.0", "step_limit", 1)]

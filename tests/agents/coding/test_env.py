@@ -125,7 +125,7 @@ def test_what_occurs_too_often_to_be_chosen_from_is_refused_at_once():
     assert problem == "old occurs more than 1000 times in f; add more around it."
 
 
-def test_overlapping_lines_are_told_apart_by_their_number():
+def test_overlapping_lines_are_distinguished_by_their_number():
   text = "x = 1\n" * 4
   edit = lambda line: view.edited("f", text, "x = 1\nx = 1\n", "y\n", line)
   assert edit(2) == ("x = 1\ny\nx = 1\n", 2, "")

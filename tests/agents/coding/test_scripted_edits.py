@@ -42,7 +42,7 @@ async def episode(shared, task, play):
 
 
 @pytest.mark.slow
-def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not(monkeypatch):
+def test_the_oracle_repairs_damage_of_every_kind_and_the_other_players_do_not(monkeypatch):
   library = list(suite_repos.library(["colorsys", "quopri"]))
   if not library:
     pytest.skip("this interpreter came without the tests of its library")
@@ -81,7 +81,7 @@ def test_the_oracle_mends_real_damage_of_every_kind_and_the_others_do_not(monkey
   assert all(t.rewards["tampered"] > 0 for t in played["tamperer"])
 
 
-def test_replacements_mend_what_is_broken_one_after_another():
+def test_replacements_repair_the_damage_one_after_another():
   broken = [
     {"path": "main.py", "start": MAIN.index("<"), "fixed": "<", "broken": ">="},
     {"path": "main.py", "start": MAIN.index("return low"), "fixed": "low", "broken": "low"},
@@ -119,7 +119,7 @@ def test_a_replacement_begins_with_what_changes_and_goes_on_until_it_stands_once
   assert made("x = not y", "x = 1\ny = 2") == ("x = not y", "x = 1\ny = 2")
 
 
-def test_of_an_edit_a_summary_tells_what_was_replaced_and_by_what():
+def test_a_summary_shows_what_an_edit_replaced_and_by_what():
   assert told(Replacement("f", " < b and c:", " <= b and c:")) == " < b and c: -> <="
   assert told(Replacement("f", " not in xs", " in xs")) == " not in xs -> in xs"
   assert told(Replacement("f", "a\n  b", "a\n  c")) == "a\\n  b ->a\\n  c"
@@ -143,7 +143,7 @@ def test_replacements_undo_whatever_was_damaged():
 
 
 @pytest.mark.slow
-def test_the_expert_without_noise_mends_and_with_it_often_does_not():
+def test_the_expert_always_repairs_without_noise_and_often_fails_with_it():
   silent = ExpertNoise(wrong_edit=0, wrong_text=0, give_up=0, unchecked=0, hasty=0)
 
   async def body(workshop):
@@ -169,7 +169,7 @@ def test_the_expert_without_noise_mends_and_with_it_often_does_not():
 
 
 @pytest.mark.slow
-def test_edits_that_do_not_mend_are_not_imitated_and_all_else_is():
+def test_wrong_edits_are_not_imitated_and_everything_else_is():
   async def body(workshop):
     shared = dataclasses.replace(services(workshop), limits=SMALL)
     played = {}
@@ -233,7 +233,7 @@ def after(trajectory, at):
 
 
 @pytest.mark.slow
-def test_the_expert_tells_in_a_summary_what_it_tried_in_vain_and_reads_again_after_it():
+def test_the_experts_summary_lists_failed_edits_and_it_reads_the_file_again():
   summaries = 0
   for trajectory in tight_episodes(dataclasses.replace(PATIENT, wrong_edit=1.0), 12):
     edits = set[str]()

@@ -74,7 +74,7 @@ def test_children_are_kept_and_none_of_their_tokens_is_trained(arena, tmp_path):
   assert [c.task_id for c in loaded.children] == ["t/0.0", "t/0.1"]
 
 
-def test_a_child_tells_its_stage_the_call_that_asked_for_it_and_its_steps(arena, tmp_path):
+def test_a_childs_metrics_hold_its_stage_its_call_and_its_steps(arena, tmp_path):
   def of(assignment):
     if assignment.prompt == "lost":
       raise RuntimeError("the sampler is gone")

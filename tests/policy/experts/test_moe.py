@@ -31,7 +31,7 @@ def test_best_experts_share_the_scale_by_their_scores():
   np.testing.assert_allclose(weight, 2.0 * scores / scores.sum(), rtol=1e-6)
 
 
-def test_bias_changes_who_is_chosen_but_not_what_they_weigh():
+def test_the_bias_changes_which_experts_are_chosen_but_not_their_weights():
   weight, chosen = route(ROUTER | {"router_bias": jnp.asarray([0.0, 0.0, 0.0, 9.0])})
   assert chosen == [3, 0]
   scores = sigmoid([-1.0, 2.0])

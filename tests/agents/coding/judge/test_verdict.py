@@ -148,7 +148,7 @@ def test_a_damaged_file_counts_whatever_its_name():
   assert counted == {"commands/check.py": b"2"} and tampered == ()
 
 
-def test_a_runner_that_never_began_is_a_fault_of_the_machine_and_one_that_was_ended_is_not():
+def test_a_runner_that_never_started_is_a_fault_of_the_machine_and_a_killed_one_is_not():
   async def body(workshop):
     boxes = (await workshop.judge()).boxes
     async with await boxes.create(await boxes.base({})) as box:
@@ -165,7 +165,7 @@ def test_a_runner_that_never_began_is_a_fault_of_the_machine_and_one_that_was_en
   assert with_sandboxes(body) == [run_tests.NOTHING]
 
 
-def test_a_call_that_waits_is_given_more_time_than_one_that_works():
+def test_a_waiting_call_is_given_more_time_than_a_computing_one():
   async def body(workshop):
     async with await (await workshop.judge()).boxes.create(await empty(workshop)) as box:
       await box.write(

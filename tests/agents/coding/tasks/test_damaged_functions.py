@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
   )
 
 
-def test_a_flip_tells_what_stood_there_and_stands_once_in_its_line(documents):
+def test_a_flip_reveals_the_original_and_occurs_once_in_its_line(documents):
   stood: dict[str, set[str]] = {}
   flips = list(damaged_functions.damaged(documents, split="train", **{**OPTIONS, "flips": True}))
   for repo, edit in flips:

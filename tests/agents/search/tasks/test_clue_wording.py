@@ -56,7 +56,7 @@ def test_a_long_sentence_is_cut_at_the_end_of_a_clause_and_says_how_far_it_went(
     "foo_bar() of baz_qux(): see RFC 822.",
   ],
 )
-def test_a_sentence_that_tells_too_little_makes_no_clue(sentence):
+def test_a_sentence_with_too_little_information_makes_no_clue(sentence):
   assert rewrite(sentence) is None
 
 
