@@ -5,7 +5,7 @@
     run
 
 Runs scripts/train_sft.py and scripts/train_rl.py one after the other, as you would.
-The same command again goes on where it stopped.
+The same command again continues where it stopped.
 """
 
 import json

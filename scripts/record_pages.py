@@ -3,7 +3,7 @@
     python scripts/record_pages.py --urls=FILE --out=pages.jsonl      # FILE: one address a line
 
 `coding.pages=pages.jsonl` offers them, where `coding.tools` names fetch_page.
-Pages that the file has are not fetched again, so that the same command goes on where it stopped.
+Pages that the file has are not fetched again, so that the same command continues where it stopped.
 Exit status 1 if a page could not be recorded.
 """
 

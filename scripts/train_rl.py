@@ -1,9 +1,9 @@
-"""Reinforcement learning of a search agent inside its harness, with evaluation before and after.
+"""Reinforcement learning of an agent inside its harness, with evaluation before and after.
 
     python scripts/train_rl.py --config=configs/search_cpu.py --workdir=W --set learner.lr=3e-5
 
 Starts from W/warm_start if scripts/train_sft.py left one, else from policy.init. Leaves metrics,
-trajectories, checkpoints, summary.json and report.html in W; the same command again goes on where
+trajectories, checkpoints, summary.json and report.html in W; the same command again continues where
 it stopped. Of several processes that share the disk each runs it, with its own number:
 
     python scripts/train_rl.py --workdir=W --set mesh.fsdp=8 \

@@ -1,9 +1,8 @@
-"""Supervised warm-up: a scripted expert plays the train tasks, the policy imitates its good
-episodes.
+"""Supervised warm-up: the policy imitates episodes that a scripted expert plays on train tasks.
 
     python scripts/train_sft.py --config=configs/search_cpu.py --workdir=W
 
-Leaves the policy in W/warm_start. The same command again goes on where it stopped, also under
+Leaves the policy in W/warm_start. The same command again continues where it stopped, also under
 another mesh. Of several processes that share the disk each runs it, with its own number:
 
     python scripts/train_sft.py --workdir=W --set mesh.fsdp=8 \
