@@ -47,6 +47,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("policy.model.mtp_depth=0", "has no effect"),
     ("sampler.num_pages=8", "raise sampler.num_pages"),
     ("sft.rates=1,2", "4 numbers"),
+    ("sft.steps=5", "sft.steps=5 leaves no step after sft.warmup_steps=5"),
     ("workers.processes=0", "set workers.listen=HOST:PORT"),
     ("sampler.slices=2", "set workers.listen=HOST:PORT"),
     ("workers.processes=-1", "count up"),

@@ -7,7 +7,13 @@ from __future__ import annotations
 import dataclasses
 
 from jaxrl_agents.config import import_path
-from jaxrl_agents.config.sections import SFT_SOURCES, LearnerConfig, MeshConfig, RunConfig
+from jaxrl_agents.config.sections import (
+  SFT_SOURCES,
+  LearnerConfig,
+  MeshConfig,
+  RunConfig,
+  SftConfig,
+)
 
 BFLOAT16_GAP = 0.1
 """Smallest bound on the gap of log-probabilities if sampler and learner compute in bfloat16."""
@@ -22,20 +28,7 @@ def validate(config: RunConfig) -> RunConfig:
   learner, sampler = config.learner, config.sampler
   _check_contexts(config)
   import_path.agent(config.agent).check(config.agent_config, learner.steps, config.workers.stall_s)
-  if len(config.sft.rates) != len(SFT_SOURCES):
-    raise ValueError(
-      f"sft.rates={config.sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
-      f"{', '.join(SFT_SOURCES)}"
-    )
-  if not 0 < config.sft.demonstration_share <= 1:
-    raise ValueError(
-      f"sft.demonstration_share={config.sft.demonstration_share:g} must be above 0 and at most 1"
-    )
-  if len(config.sft.beside) != len(config.sft.beside_rates):
-    raise ValueError(
-      f"sft.beside={config.sft.beside} and sft.beside_rates={config.sft.beside_rates} must be of "
-      "one length: a rate for each config"
-    )
+  _check_warm_up(config.sft)
   if learner.groups_per_step % learner.substeps:
     raise ValueError(
       f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
@@ -90,6 +83,28 @@ def _check_contexts(config: RunConfig) -> None:
     raise ValueError(
       f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
       f"two contexts of {budget} tokens; raise sampler.num_pages"
+    )
+
+
+def _check_warm_up(sft: SftConfig) -> None:
+  if len(sft.rates) != len(SFT_SOURCES):
+    raise ValueError(
+      f"sft.rates={sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
+      f"{', '.join(SFT_SOURCES)}"
+    )
+  if not 0 < sft.demonstration_share <= 1:
+    raise ValueError(
+      f"sft.demonstration_share={sft.demonstration_share:g} must be above 0 and at most 1"
+    )
+  if len(sft.beside) != len(sft.beside_rates):
+    raise ValueError(
+      f"sft.beside={sft.beside} and sft.beside_rates={sft.beside_rates} must be of "
+      "one length: a rate for each config"
+    )
+  if sft.schedule == "cosine" and 0 < sft.steps <= sft.warmup_steps:
+    raise ValueError(
+      f"sft.steps={sft.steps} leaves no step after sft.warmup_steps={sft.warmup_steps}; raise the "
+      "first or lower the second"
     )
 
 
