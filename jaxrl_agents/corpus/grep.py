@@ -6,12 +6,21 @@ A pattern comes from a policy, so it may be invalid or take exponential time. Bo
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
 import regex
 
 MAX_PATTERN_CHARACTERS = 500
+
+MAX_EXPANDED_CHARACTERS = 500_000
+"""Bound of a pattern's length times all its repeat counts. `regex` compiles the least number of
+repeats as that many copies, of about 270 bytes for each character.
+"""
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_VERBOSE = re.compile(r"\(\?[a-zA-Z0-9]*x")
+_RECURSION = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?:[R0-9&]|[-+][0-9]|P>)")
 
 
 class GrepError(Exception):
@@ -60,9 +69,31 @@ def _compiled(pattern: str) -> regex.Pattern[str]:
       f"the pattern has {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS} are allowed; "
       "use a shorter pattern"
     )
+  _check_repeats(pattern)
   try:
     return regex.compile(pattern, regex.VERSION0 | regex.MULTILINE, cache_pattern=False)
   except regex.error as error:
     raise GrepError(f"invalid pattern: {error}; escape special characters with \\") from None
   except (RecursionError, OverflowError, MemoryError, ValueError) as error:
     raise GrepError(f"invalid pattern ({type(error).__name__}); use a simpler pattern") from None
+
+
+def _check_repeats(pattern: str) -> None:
+  """Refuses a pattern that could need much memory to compile or to match.
+
+  The bound is coarse on purpose: it multiplies all counts in braces, nested or not, so that no
+  syntax of groups, classes or flags has to be understood.
+  """
+  if "#" in pattern and _VERBOSE.search(pattern):
+    raise GrepError("the flag x with comments is not supported; leave the comments out")
+  if _RECURSION.search("".join(pattern.split())):
+    raise GrepError("recursion such as (?R) or (?1) is not supported; write the pattern out")
+  size = len(pattern)
+  for content in _BRACES.findall(pattern):
+    least = "".join(filter(str.isdecimal, content.partition(",")[0]))
+    size *= max(1, int(least or 1))
+    if size > MAX_EXPANDED_CHARACTERS:
+      raise GrepError(
+        "the pattern repeats too often: the counts in braces multiply to more than "
+        f"{MAX_EXPANDED_CHARACTERS // len(pattern)}; use smaller counts, * or +"
+      )
