@@ -92,7 +92,8 @@ class Context:
   """The policy's next input: all of it, already pruned or summarised.
 
   `stop` names why the episode ended ("" while it runs): "answer", "turn_limit", "context_overflow",
-  "malformed". `children` are the episodes of sub-agents that were played since the last context.
+  "malformed", "sandbox_lost". `children` are the episodes of sub-agents that were played since the
+  last context.
   """
 
   messages: tuple[Message, ...]

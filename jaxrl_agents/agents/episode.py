@@ -23,6 +23,7 @@ class Stop(enum.StrEnum):
   STEP_LIMIT = "step_limit"
   CONTEXT_OVERFLOW = "context_overflow"
   MALFORMED = "malformed"
+  SANDBOX_LOST = "sandbox_lost"
 
 
 class TurnLoop:

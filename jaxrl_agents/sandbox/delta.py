@@ -13,6 +13,7 @@ layer of what came (host side) and trusts none of it.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Callable, Iterable
@@ -23,7 +24,11 @@ from jaxrl_agents.sandbox.overlay import OPAQUE
 
 Entry = list[Any]
 _MODE_BITS = 0o1777  # no set-user-id
-_MAX_ENTRIES = 1_000_000
+_MAX_ENTRIES = 100_000
+_MAX_NAMES_BYTES = 16 << 20
+_MAX_DEPTH = 64
+_MAX_FILE_BYTES = 1 << 40  # holes included: what file systems of hosts can hold
+_MAX_TIME_NS = 1 << 62
 _BLOCK = 1 << 20
 
 
@@ -37,11 +42,11 @@ def gather(root: int, max_bytes: int, *, is_whole: bool) -> tuple[list[Entry], i
     is_whole: these are all files, not only those that changed: they hide all layers below.
 
   Raises:
-    Refused: more than `max_bytes`, more than a million entries, or a path too long for the kernel.
+    Refused: more than `max_bytes`, too many or too long names, or folders nested too deep.
   """
   entries: list[Entry] = []
   seen: dict[tuple[int, int], str] = {}
-  total, waiting = 0, [""]
+  total, named, waiting = 0, 0, [""]
   while waiting:
     folder = waiting.pop()
     try:
@@ -61,10 +66,14 @@ def gather(root: int, max_bytes: int, *, is_whole: bool) -> tuple[list[Entry], i
           waiting.append(path)
         if entry[0] == "f":
           total += sum(length for _, length in entry[4])
-        if total > max_bytes or len(entries) > _MAX_ENTRIES:
+        named += len(json.dumps(entry))
+        if total > max_bytes or len(entries) > _MAX_ENTRIES or named > _MAX_NAMES_BYTES:
           raise Refused(
-            f"the changes are more than {max_bytes} bytes or {_MAX_ENTRIES} files; remove some"
+            f"the changes are more than {max_bytes} bytes, {_MAX_ENTRIES} files, or names and "
+            f"holes of {_MAX_NAMES_BYTES} bytes; remove some"
           )
+        if path.count("/") > _MAX_DEPTH:
+          raise Refused(f"/{path[:200]}: nested more than {_MAX_DEPTH} deep; flatten the folders")
     finally:
       os.close(fd)
   return entries, total
@@ -147,13 +156,19 @@ def check(entries: Any, body_bytes: int) -> list[Entry]:
     ValueError: what an honest agent would not send, with the entry.
   """
   folders, files, total = {""}, set(), 0
+  if len(entries) > _MAX_ENTRIES:
+    raise ValueError(f"a delta has {len(entries)} entries; at most {_MAX_ENTRIES} are allowed")
   for entry in entries:
     kind, path, mode, mtime, extra = entry
+    if not isinstance(path, str) or path.count("/") > _MAX_DEPTH:
+      raise ValueError(f"a path of a delta is no text or too deep: {str(path)[:200]!r}")
     parent, _, name = path.rpartition("/")
     if parent not in folders or name in ("", ".", "..") or "\0" in path or path in files:
       raise ValueError(f"an entry of a delta is out of order or unsafe: {path[:200]!r}")
     if not isinstance(mode, int) or not isinstance(mtime, int) or mode & ~_MODE_BITS:
       raise ValueError(f"an entry of a delta has an unsafe mode: {entry[:4]!r}"[:300])
+    if abs(mtime) > _MAX_TIME_NS:
+      raise ValueError(f"an entry of a delta has an impossible time: {entry[:4]!r}"[:300])
     if kind == "d":
       folders.add(path)
     elif kind == "f":
@@ -176,6 +191,8 @@ def _checked_length(extents: Any, path: str) -> int:
     if not isinstance(offset, int) or not isinstance(length, int) or offset < end or length < 0:
       raise ValueError(f"a file of a delta has unsafe extents: {path!r}"[:300])
     end, total = offset + length, total + length
+  if end > _MAX_FILE_BYTES:
+    raise ValueError(f"a file of a delta is larger than {_MAX_FILE_BYTES} bytes: {path!r}"[:300])
   return total
 
 

@@ -27,12 +27,13 @@ from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.conversation import Conversation
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.changes import added_lines, changes_between
-from jaxrl_agents.agents.coding.judge.verdict import Judge, Verdict
+from jaxrl_agents.agents.coding.judge.verdict import UNJUDGED, Judge, Verdict
 from jaxrl_agents.agents.coding.services import CodingServices, check
 from jaxrl_agents.agents.coding.tools import Change, Workspace
 from jaxrl_agents.agents.episode import Stop, TurnLoop
+from jaxrl_agents.harness.rollout import EpisodeError
 from jaxrl_agents.harness.tools import problem_with, run_call
-from jaxrl_agents.sandbox.errors import SandboxError
+from jaxrl_agents.sandbox.errors import Refused, SandboxError
 from jaxrl_agents.sandbox.records import Snapshot
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
 
@@ -104,10 +105,18 @@ class CodingEnv:
     return self._next()
 
   async def step(self, reply: Message) -> Context:
-    """Records the turn, then runs its calls one after another or takes the summary."""
-    if self._limits.snapshot_turns and self._loop.turns % self._limits.snapshot_turns == 0:
-      await self._save()
-    return await self._advance(reply)
+    """Records the turn, then runs its calls one after another or takes the summary.
+
+    Raises:
+      EpisodeError: this machine cannot run or judge the task, whatever the agent did.
+    """
+    try:
+      if self._limits.snapshot_turns and self._loop.turns % self._limits.snapshot_turns == 0:
+        await self._save()
+      return await self._advance(reply)
+    except SandboxError as error:
+      await self._blame_the_agent(error)
+      return Context(tuple(self._talk.messages), self._specs, done=True, stop=Stop.SANDBOX_LOST)
 
   async def _advance(self, reply: Message) -> Context:
     if self._talk.summarizing:
@@ -181,7 +190,9 @@ class CodingEnv:
     """Takes the snapshot from which a lost sandbox is restored."""
     try:
       state = await self.snapshot()
-    except SandboxError:  # the sandbox was lost between two turns: the older snapshot still serves
+    except Refused:  # too much to be saved: the older snapshot still serves
+      return
+    except SandboxError:  # the sandbox was lost between two turns, likewise
       self._workspace.lost = True
       return
     self._drop_saved()
@@ -245,10 +256,12 @@ class CodingEnv:
       )
     state, ran = self._saved
     talk, turns = copy.copy(self._talk), (self._loop.turns, self._loop.malformed)
-    await self._restore(state)
-    for call in ran:
-      await run_call(self._workspace.tools, call)
-    self._talk, (self._loop.turns, self._loop.malformed) = talk, turns
+    try:
+      await self._restore(state)
+      for call in ran:
+        await run_call(self._workspace.tools, call)
+    finally:
+      self._talk, (self._loop.turns, self._loop.malformed) = talk, turns
     if self._workspace.lost:
       raise SandboxError(
         f"task {self._task.id}: the sandbox was lost again while it was brought back"
@@ -264,12 +277,31 @@ class CodingEnv:
       async with asyncio.timeout(self._limits.grade_s):
         changes = await self._changes()
         self._verdict = await self._judge.grade(self._repo, self._task.facts, changes)
-    except TimeoutError as error:
-      raise SandboxError(
-        f"task {self._task.id} was not judged within coding.grade_s={self._limits.grade_s:g} s"
-      ) from error
-    self._added = added_lines(self._damaged, changes)
+    except (SandboxError, TimeoutError) as error:
+      await self._blame_the_agent(error)
+    else:
+      self._added = added_lines(self._damaged, changes)
     return Context(tuple(self._talk.messages), self._specs, done=True, stop=stop)
+
+  async def _blame_the_agent(self, error: Exception) -> None:
+    """Gives the verdict UNJUDGED if the damaged repository alone can be judged on this machine.
+
+    What an agent does to its sandbox is its own failure: a rollout without a reward would escape
+    its negative advantage.
+
+    Raises:
+      EpisodeError: the control run failed too, so that the fault is the machine's.
+    """
+    assert self._judge is not None
+    try:
+      async with asyncio.timeout(self._limits.grade_s):
+        await self._judge.grade(self._repo, self._task.facts, {})
+    except (SandboxError, TimeoutError) as control:
+      raise EpisodeError(
+        f"task {self._task.id}: neither the agent's work ({error or type(error).__name__}) nor the "
+        f"repository without it ({control or type(control).__name__}) could be judged"
+      ) from error
+    self._verdict = UNJUDGED
 
   async def _changes(self) -> dict[str, bytes | None]:
     """{path below /work: content} of every file that differs from the undamaged repository."""
@@ -289,6 +321,8 @@ class CodingEnv:
       assert self._workspace.box is not None
       try:
         return await self._workspace.box.snapshot()
+      except Refused:
+        raise
       except SandboxError:
         self._workspace.lost = True
         if last_try:

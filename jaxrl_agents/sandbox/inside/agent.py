@@ -68,7 +68,9 @@ class Agent:
         answer = operation(header, body)
       except Refused as error:
         answer = {"refused": str(error)}, b""
-      except (OSError, MemoryError) as error:
+      except WireError:  # a part of the answer may be out: the frames would not match any more
+        raise
+      except Exception as error:  # whatever a request makes fail costs the request alone
         answer = {"refused": f"the agent failed: {type(error).__name__}: {error}"}, b""
       if answer is not None:
         self._wire.send(*answer)

@@ -28,6 +28,7 @@ BASH = "/usr/bin/bash"
 _OUT, _RESTORED, _STATUS = 7, 8, 9  # what bash calls two pipes and the state it begins with
 _LOWEST_FD = 20  # of our own ends, so that none is where bash wants one
 _MAX_STATUS_BYTES = 1 << 20
+_MAX_PATH_BYTES = 4_096
 _NOTICE_S = 1.0  # for bash to say what has ended
 _STATE = "declare -p; declare -f; alias -p; shopt -p; set +o; trap -p; umask -p"
 # Evaluates each text up to a NUL, and tells its state for an empty one. All of it is one line, so
@@ -172,10 +173,15 @@ class Shell:
     return script + f"cd /; {_LOOP}"
 
   def _note(self, status: bytes) -> int:
-    """Takes the working directory out of a status and returns the exit code."""
+    """Takes the working directory out of a status and returns the exit code.
+
+    A command can write a status of its own. What no bash would write changes nothing: the directory
+    stays, and the code is -1.
+    """
     _, code, cwd, _ = status.rsplit(b"\0", 3)
-    self._cwd = os.fsdecode(cwd)
-    return int(code)
+    if cwd.startswith(b"/") and len(cwd) <= _MAX_PATH_BYTES:
+      self._cwd = os.fsdecode(cwd)
+    return int(code) if code.isdigit() and len(code) <= 3 else -1
 
   def _converse(
     self,

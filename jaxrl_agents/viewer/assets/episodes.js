@@ -1,7 +1,7 @@
 "use strict";
 // The episode browser: one rollout of one task at one moment of the run, as a conversation.
 
-const STOPS = { answer: "answered", turn_limit: "turn limit", step_limit: "step limit", context_overflow: "context overflow", malformed: "malformed" };
+const STOPS = { answer: "answered", turn_limit: "turn limit", step_limit: "step limit", context_overflow: "context overflow", malformed: "malformed", sandbox_lost: "sandbox lost" };
 const LONG_LINES = 6;
 const PRUNED_LINES = 2;
 

@@ -61,6 +61,10 @@ class Verdict:
   suspicious: tuple[str, ...] = ()
 
 
+UNJUDGED = Verdict(False, 0.0, 0.0, 0.0, 0.0, canaries_held=True)
+"""The verdict on an agent that made its sandbox or its repository impossible to judge."""
+
+
 class Judge:
   """Judges in the sandboxes of `boxes`. Invariant: `_bases` has one base snapshot a repository."""
 
