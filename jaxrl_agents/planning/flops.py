@@ -79,3 +79,18 @@ def train_flops_per_token(
 def decode_flops_per_token(cfg: PolicyConfig, context_tokens: float) -> float:
   """FLOPs of one new token that sees `context_tokens` cached ones."""
   return 2.0 * active_parameters(cfg) + score_flops(cfg, context_tokens, cached=True)
+
+
+def mfu(model_flops: float, seconds: float, *, chips: int, flops_per_s: float) -> float:
+  """Model FLOPs utilisation: the share of the chips' peak that the model's FLOPs take.
+
+  mfu = model_flops / (chips * flops_per_s * seconds), PaLM, https://arxiv.org/abs/2204.02311,
+  appendix B.
+
+  Args:
+    model_flops: of the work, without recomputation.
+    seconds: that the work takes.
+    chips: number of chips.
+    flops_per_s: peak of one chip.
+  """
+  return model_flops / (chips * flops_per_s * seconds)

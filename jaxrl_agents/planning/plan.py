@@ -271,7 +271,7 @@ def summed(
     "overlapped": sum(runs[b.name] * t.overlapped_s for b, t in zip(built, times, strict=True)),
     "serial": sum(runs[b.name] * t.serial_s for b, t in zip(built, times, strict=True)),
   }
-  work = tokens * flops_per_token
+  work, peak = tokens * flops_per_token, topology.chip.flops_per_s
   estimated = bool(topology.chip.hz) and all(b.cost for b in built)
   found = {
     "topology": topology.name,
@@ -287,7 +287,7 @@ def summed(
     "flops_per_token": flops_per_token,
     "flops_per_step": work,
     "step_s": step_s,
-    "mfu": {k: work / (chips * topology.chip.flops_per_s * s) for k, s in step_s.items()},
+    "mfu": {k: flops.mfu(work, s, chips=chips, flops_per_s=peak) for k, s in step_s.items()},
     "tokens_per_s": {k: tokens / s for k, s in step_s.items()},
   }
   if usd_per_chip_hour:

@@ -99,3 +99,7 @@ def test_the_published_sizes_have_the_published_numbers_of_parameters():
     cfg = config.load(f"configs/{name}_rl.py").policy.model
     assert params_lib.count(cfg) / 1e9 == pytest.approx(total, rel=0.01)
     assert flops.active_parameters(cfg) / 1e9 == pytest.approx(active, rel=0.01)
+
+
+def test_mfu_is_the_share_of_the_peak_that_model_flops_take():
+  assert flops.mfu(6e15, 2.0, chips=4, flops_per_s=1e15) == 0.75
