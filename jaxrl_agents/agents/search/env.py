@@ -68,7 +68,7 @@ class SearchEnv:
       trajectory.stop,
       self._task.facts,
       ids=self.ids.ids,
-      exists=self._corpus.exists,
+      was_shown=self._corpus.was_shown,
       max_documents=self._limits.max_documents,
     )
 

@@ -50,9 +50,9 @@ def one_shot_hybrid(
       Message("tool", shown or view.NO_RESULTS, tool_call_id=call.id),
       reward.answer(chunk.id for chunk in chunks),
     )
-    exists = {chunk.id for chunk in chunks}.__contains__
+    was_shown = {chunk.id for chunk in chunks}.__contains__
     parts = reward.search_parts(
-      log, "answer", group.task.facts, exists=exists, max_documents=max_documents
+      log, "answer", group.task.facts, was_shown=was_shown, max_documents=max_documents
     )
     rollout = Trajectory(group.task.id, (), log, parts, "answer")
     baseline.append(Group(group.task, (rollout,)))

@@ -96,10 +96,14 @@ def recall(chunk_ids: Iterable[str], facts: Mapping[str, Any]) -> float:
   return sum(hits) / len(hits) if hits else 0.0
 
 
-def precision(chunk_ids: Iterable[str], facts: Mapping[str, Any]) -> float:
-  """Share of the chunks that support a gold fact; of their documents at document level."""
+def precision(chunk_ids: Iterable[str], facts: Mapping[str, Any], *, unseen: int = 0) -> float:
+  """Share of the chunks that support a gold fact; of their documents at document level.
+
+  `unseen` further ids of the answer are wrong, because the policy was never shown them.
+  """
   ids = set(chunk_ids) if "facts" in facts else {document_of(i) for i in chunk_ids}
-  return len(ids & gold_ids(facts)) / len(ids) if ids else 0.0
+  listed = len(ids) + unseen
+  return len(ids & gold_ids(facts)) / listed if listed else 0.0
 
 
 def answer_found(chunk_ids: Iterable[str], facts: Mapping[str, Any]) -> float:
@@ -153,7 +157,7 @@ def search_parts(
   facts: Mapping[str, Any],
   *,
   ids: Mapping[str, str] | None = None,
-  exists: Callable[[str], bool],
+  was_shown: Callable[[str], bool],
   max_documents: int,
 ) -> dict[str, float]:
   """The measured parts of one search episode.
@@ -164,7 +168,8 @@ def search_parts(
     facts: the gold of the task: "facts" [{fact, chunk_ids, is_final_answer}], or "document_ids" and
       maybe "gold_document_ids".
     ids: {name: chunk id} of chunks that had another name in the log.
-    exists: whether an id is in the corpus; unknown ids of an answer are only counted.
+    was_shown: whether a tool showed the policy a chunk or document of this id. Every other id in
+      an answer is wrong: it earns nothing, and lowers the precision (ours).
     max_documents: further ids of the answer are ignored.
 
   Returns:
@@ -177,11 +182,12 @@ def search_parts(
     list(dict.fromkeys(named.get(name, name) for name in names))
     for names in (answer_ids(final_answer(log, stop)), pruned_ids(log), shown_ids(log))
   )
-  known = [i for i in listed if exists(i)]
-  output = known[:max_documents]
+  counted = listed[:max_documents]
+  output = [i for i in counted if was_shown(i)]
+  unseen = len(counted) - len(output)
   all_calls = calls(log)
   turns = sum(message.role == "assistant" for message in log)
-  p, r = precision(output, facts), recall(output, facts)
+  p, r = precision(output, facts, unseen=unseen), recall(output, facts)
   parts = {
     "completed": float(stop == "answer"),
     "precision": p,
@@ -196,8 +202,8 @@ def search_parts(
     "malformed_calls": float(sum(bool(call.error) for call in all_calls)),
     "num_shown": float(len(shown)),
     "num_pruned": float(len(pruned)),
-    "num_output": float(len(output)),
-    "unknown_output": float(len(listed) - len(known)),
+    "num_output": float(len(counted)),
+    "unseen_output": float(unseen),
   }
   accuracy = prune_accuracy(pruned, facts)
   return parts if accuracy is None else parts | {"prune_accuracy": accuracy}

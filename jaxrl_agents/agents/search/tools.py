@@ -59,6 +59,8 @@ class SearchTools:
     self.displayed: set[str] = set()
     self.max_tokens = services.limits.tool_output_tokens
     self._chat, self._index, self._limits = services.chat, services.index, services.limits
+    self._shown_chunks: set[str] = set()
+    self._shown_documents: set[str] = set()
     self._found: set[str] = set()  # chunks that a search returned; no search returns them again
     self._first_query: dict[str, str] = {}  # {document: the query that first found it}
     runs = [(view.SEARCH, self._search), (view.GREP, self._grep), (view.READ, self._read)]
@@ -73,15 +75,12 @@ class SearchTools:
     if left < self._limits.tool_output_tokens:
       self.max_tokens = max(self._limits.reply_reserve_tokens, left // 2)
 
-  def exists(self, chunk_id: str) -> bool:
-    """Whether an id of an answer names a chunk, or a document, of the corpus.
+  def was_shown(self, an_id: str) -> bool:
+    """Whether search or grep showed the chunk of this id, or any tool a part of the document.
 
-    Where ids are short, only chunks with a name exist: "7" is no document.
+    Where ids are short, only chunks have names: "7" is no document.
     """
-    if self.ids.used:
-      return chunk_id in self.ids.ids.values()
-    chunks = self._index.document(reward.document_of(chunk_id))
-    return any(chunk.id == chunk_id for chunk in chunks) or bool(self._index.document(chunk_id))
+    return an_id in self._shown_chunks or (not self.ids.used and an_id in self._shown_documents)
 
   async def _search(self, query: str) -> str:
     fusion = fusion_of(self._limits)
@@ -110,6 +109,7 @@ class SearchTools:
 
   async def _read(self, doc_id: str) -> str:
     chunks = self._document(doc_id.strip())[:READ_CHUNKS]
+    self._shown_documents.add(chunks[0].doc_id)
     query = self._first_query.get(chunks[0].doc_id)
     ranked = ranked_by(query, chunks) if query else chunks
     kept = view.first_that_fit(ranked, self.max_tokens, lambda c: self._chat.count(c.text))
@@ -122,6 +122,8 @@ class SearchTools:
 
   def _show(self, chunks: Sequence[Chunk]) -> str:
     self.displayed.update(self.ids.name(chunk.id) for chunk in chunks)
+    self._shown_chunks.update(chunk.id for chunk in chunks)
+    self._shown_documents.update(chunk.doc_id for chunk in chunks)
     return "\n".join(self._hit(chunk) for chunk in chunks)
 
   def _document(self, doc_id: str) -> list[Chunk]:

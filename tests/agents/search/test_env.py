@@ -400,9 +400,11 @@ def test_an_answer_ends_the_episode_with_its_parts(services):
   assert (parts["turns"], parts["tool_calls"], parts["completed"]) == (2.0, 1.0, 1.0)
 
 
-def test_ids_that_do_not_exist_are_counted_and_ignored(services):
-  parts = play(services, [answer("100_0", "100_77", "5_5")]).rewards
-  assert (parts["precision"], parts["unknown_output"], parts["num_output"]) == (1.0, 2.0, 1.0)
+def test_ids_that_were_not_shown_are_wrong(services):
+  found = calls(("grep_corpus", "number00"))
+  parts = play(services, [found, answer("100_0", "101_1", "100_77", "5_5")]).rewards
+  assert (parts["unseen_output"], parts["num_output"]) == (3.0, 4.0)
+  assert (parts["precision"], parts["output_recall"]) == (0.25, 0.5)
 
 
 def test_the_turn_limit_ends_an_episode_without_an_answer(limited):

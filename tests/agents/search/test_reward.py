@@ -45,7 +45,7 @@ def answer(*ids):
 
 
 def parts_of(log, stop="answer", facts=FACTS, known=lambda i: True, max_documents=30):
-  return reward.search_parts(log, stop, facts, exists=known, max_documents=max_documents)
+  return reward.search_parts(log, stop, facts, was_shown=known, max_documents=max_documents)
 
 
 PERFECT = {
@@ -145,10 +145,12 @@ def test_prune_accuracy_is_absent_where_nothing_shown_was_pruned():
   assert "prune_accuracy" not in parts_of(log)
 
 
-def test_unknown_ids_of_an_answer_are_counted_and_otherwise_ignored():
+def test_an_id_that_was_not_shown_earns_nothing_and_lowers_the_precision():
   parts = parts_of([answer("7_0", "99_99", "9_1")], known=lambda i: i != "99_99")
-  assert (parts["precision"], parts["output_recall"]) == (1.0, 1.0)
-  assert (parts["unknown_output"], parts["num_output"]) == (1.0, 2.0)
+  assert (parts["precision"], parts["output_recall"]) == (2 / 3, 1.0)
+  assert (parts["unseen_output"], parts["num_output"]) == (1.0, 3.0)
+  parts = parts_of([answer("7_0", "9_1")], known=lambda i: i != "9_1")
+  assert (parts["precision"], parts["output_recall"]) == (0.5, 0.5)
 
 
 def test_documents_beyond_the_limit_are_ignored():

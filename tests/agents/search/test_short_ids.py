@@ -34,15 +34,14 @@ def test_hits_are_shown_under_numbers_and_an_answer_in_numbers_earns_the_gold(se
     return answer(number["100_0"], number["103_2"], "100_0x")
 
   played = play(services, [calls(("search_corpus", "number00")), name_what_was_found], task)
-  assert played.rewards["output_recall"] == 2 / 3
-  assert played.rewards["trajectory_recall"] == 1 / 3
-  assert played.rewards["unknown_output"] == 1
+  assert played.rewards["output_recall"] == played.rewards["trajectory_recall"] == 1 / 3
+  assert played.rewards["unseen_output"] == 2
 
 
 def test_a_number_that_was_never_given_is_no_document(services, task):
   used = task.facts["short_ids"].values()
   unused = next(str(n) for n in range(short_ids.NUMBERS) if str(n) not in used)
-  assert play(services, [answer(unused)], task).rewards["unknown_output"] == 1
+  assert play(services, [answer(unused)], task).rewards["unseen_output"] == 1
 
 
 def test_pruning_and_reading_take_the_numbers(services, task):
@@ -82,7 +81,9 @@ def test_where_documents_are_gold_the_numbers_of_their_chunks_earn_them(services
   plain = Task("d", "search", "Which?", {"level": 0, "document_ids": ["103"]})
   task = short_ids.shortened(plain, ["103_0", "103_1", "103_2"])
   number = task.facts["short_ids"]["103_1"]
-  assert play(services, [answer(number)], task).rewards["output_recall"] == 1.0
+  found = calls(("grep_corpus", "number31"))
+  assert play(services, [found, answer(number)], task).rewards["output_recall"] == 1.0
+  assert play(services, [answer(number)], task).rewards["output_recall"] == 0.0
   assert number in told.gold_targets(task)[0]["ids"]
 
 
