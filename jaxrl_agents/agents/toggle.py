@@ -3,7 +3,10 @@ length.
 
     limited phase:  r'(y_j) = r(y_j) if mean_i r(y_i) < solved or |y_j| <= budget, else 0
     free phase:     r'(y_j) = r(y_j)
-    budget = percentile of |y_j| over the right rollouts of the problem, once, then fixed
+    budget = percentile of |y_j| over the right rollouts of the problem's first group that has any
+
+A group is never judged by its own lengths: the budget holds from the problem's next group on.
+Otherwise exactly the longest of a group of right rollouts would always fail (ours).
 
 The limit applies only if the group mostly solves the problem. Phases alternate, so that the policy
 neither always pays for length nor forgets how to use it. |y| counts all tokens that the policy
@@ -61,23 +64,22 @@ class LengthBudgets:
   def __init__(self, state: Mapping[str, float] | None = None):
     self._budgets = dict(state or {})
 
-  def of(
+  def of(self, task_id: str) -> float:
+    """The budget of a problem; infinity before any group with a right rollout was noted."""
+    return self._budgets.get(task_id, math.inf)
+
+  def note(
     self,
     task_id: str,
     lengths: Sequence[float],
     rewards: Sequence[float],
     *,
     percentile: float = 90.0,
-  ) -> float:
-    """The budget of a problem; its first group with a right rollout sets it, and before that it is
-    infinite.
-    """
-    if task_id not in self._budgets:
-      found = length_budget(lengths, rewards, percentile=percentile)
-      if math.isinf(found):
-        return found
+  ) -> None:
+    """Sets the budget of a problem from a group, if it has none and the group a right rollout."""
+    found = length_budget(lengths, rewards, percentile=percentile)
+    if task_id not in self._budgets and not math.isinf(found):
       self._budgets[task_id] = found
-    return self._budgets[task_id]
 
   def state(self) -> dict[str, float]:
     """Every budget that is set, for JSON."""
@@ -114,7 +116,8 @@ def _gated(
   finished = [t for t in group.trajectories if not t.error]
   measured = [t.rewards[part] for t in finished]
   lengths = [float(sum(s.loss_mask.sum() for s in t.segments)) for t in finished]
-  budget = budgets.of(group.task.id, lengths, measured, percentile=percentile)
+  budget = budgets.of(group.task.id)
+  budgets.note(group.task.id, lengths, measured, percentile=percentile)
   new = iter(toggled(measured, lengths, limited=limited, budget=budget, solved=solved))
   changed = []
   for trajectory in group.trajectories:

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from jaxrl_agents.agents import toggle
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
@@ -31,11 +32,13 @@ def test_the_budget_is_a_percentile_of_the_right_rollouts():
 
 def test_a_budget_is_set_by_the_first_right_rollout_and_then_fixed():
   budgets = toggle.LengthBudgets()
-  assert budgets.of("t", [10, 20], [0, 0]) == math.inf
-  assert budgets.of("t", [10, 20], [0, 1]) == 20.0
-  assert budgets.of("t", [5, 6], [1, 1]) == 20.0
+  budgets.note("t", [10, 20], [0, 0])
+  assert budgets.of("t") == math.inf
+  budgets.note("t", [10, 20], [0, 1])
+  budgets.note("t", [5, 6], [1, 1])
+  assert budgets.of("t") == 20.0
   again = toggle.LengthBudgets(budgets.state())
-  assert again.of("t", [1], [1]) == 20.0 and again.of("u", [1], [0]) == math.inf
+  assert again.of("t") == 20.0 and again.of("u") == math.inf
 
 
 def episode(length, performance, error=""):
@@ -56,3 +59,14 @@ def test_the_gate_goes_over_performance_alone_and_leaves_the_lost_out_of_the_mea
   assert long.rewards == {"performance": 0.0, "width": 2.0, "ungated": 1.0}
   (free,) = toggle.gated([group], budgets, part="performance", limited=False)
   assert [t.rewards.get("performance") for t in free.trajectories] == [1.0, None, 1.0]
+
+
+def test_a_group_is_not_gated_by_its_own_lengths_but_the_next_one_is():
+  episodes = tuple(episode(n, 1.0) for n in range(10, 90, 10))
+  group = lambda: Group(Task("t", "swarm", "?", {}), episodes)
+  budgets = toggle.LengthBudgets()
+  (first,) = toggle.gated([group()], budgets, part="performance", limited=True)
+  assert [t.rewards["performance"] for t in first.trajectories] == [1.0] * 8
+  assert budgets.of("t") == pytest.approx(73.0)  # the 90th percentile of 10, 20, ..., 80
+  (second,) = toggle.gated([group()], budgets, part="performance", limited=True)
+  assert [t.rewards["performance"] for t in second.trajectories] == [1.0] * 7 + [0.0]

@@ -25,7 +25,7 @@ from jaxrl_agents.agents.swarm import parl, subagents, tables, view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.parl import Stage
 from jaxrl_agents.agents.swarm.subagents import Assignment, Crew, Outcome
-from jaxrl_agents.harness.rollout import EpisodeError, Pinned, at_once
+from jaxrl_agents.harness.rollout import Pinned, at_once
 from jaxrl_agents.harness.tools import Tool, problem_with, run_call
 from jaxrl_agents.types import Context, Message, Sampler, Task, ToolCall, Trajectory
 
@@ -101,9 +101,8 @@ class SwarmEnv:
     """The parts of `parl.swarm_parts`; "performance", the item F1 of a table or 1 for the right
     answer; for a table, the parts of `tables.table_parts`; counts.
 
-    Raises:
-      EpisodeError: the score is 0 and a fault of the infrastructure ended a sub-agent, so that the
-        score tells nothing about the policy.
+    An episode in which a fault ended a sub-agent keeps its reward, whatever its score: dropping
+    those that failed would let a policy escape its failures.
     """
     answer = reward.final_answer(trajectory.log, trajectory.stop)
     calls = reward.calls(trajectory.log)
@@ -114,11 +113,7 @@ class SwarmEnv:
       "tool_calls": float(len(calls)),
       "malformed_calls": float(sum(bool(call.error) for call in calls)),
     }
-    parts |= self._performance(answer) | parl.swarm_parts(self.stages)
-    if parts["faults"] and not parts["performance"]:
-      lost = next(t.error for t in trajectory.children if t.error)
-      raise EpisodeError(f"nothing was achieved, and a sub-agent was lost: {lost}")
-    return parts
+    return parts | self._performance(answer) | parl.swarm_parts(self.stages)
 
   async def close(self) -> None:
     """Does nothing: the episode holds no resources."""

@@ -143,12 +143,12 @@ def test_a_sub_agent_that_is_lost_costs_its_own_status_and_not_the_episode(arena
   assert results(trajectory)[1].startswith("[status: error]")
 
 
-def test_nothing_is_scored_zero_where_a_sub_agent_was_lost(arena):
-  turns = [turn(create(), assign()), answer()]
-  lost = play_group(arena(), turns, Crew(crashing)).trajectories[0]
-  assert "the sampler is gone" in lost.error and not lost.rewards and not lost.segments
-  own_doing = play_group(arena(), turns, SAYS(" ")).trajectories[0]
-  assert not own_doing.error and own_doing.rewards["performance"] == 0.0
+def test_an_episode_with_a_lost_sub_agent_keeps_its_reward_whatever_its_score(arena):
+  for last, performance in ((answer(), 0.0), (answer(ROW), 2 / 9)):
+    turns = [turn(create(), assign()), last]
+    lost = play_group(arena(), turns, Crew(crashing)).trajectories[0]
+    assert not lost.error and lost.rewards["faults"] == 1
+    assert lost.rewards["performance"] == pytest.approx(performance)
 
 
 class Barrier:
