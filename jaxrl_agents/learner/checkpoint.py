@@ -4,29 +4,39 @@ Resuming after a kill must neither lose nor repeat a task. Therefore parameters,
 and ledger (which tasks were dispatched, finished and trained; the position in the data) become
 visible together, by one rename. Arrays are stored under their path in the state, so that a
 checkpoint of another policy is recognised by name and shape before it is read.
+
+After the rename, digests of all files are written, and only then older steps are removed. A step
+whose files do not match their digests is never restored: it is set aside, and the step before it is
+used.
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
+import sys
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
+from jaxrl_agents.learner import file_digests
 from jaxrl_agents.learner.state import TrainState
 
+DAMAGED = "damaged"
+"""Ending of the folder, beside that of the checkpoints, where damaged ones are set aside."""
 
-def open_manager(folder: str | pathlib.Path, *, keep: int) -> ocp.CheckpointManager:
-  """The checkpoints of `folder` (created if missing); the newest `keep` steps are kept.
+
+def open_manager(folder: str | pathlib.Path) -> ocp.CheckpointManager:
+  """The checkpoints of `folder` (created if missing).
 
   Leftovers of an interrupted save are removed before the next save. Close the manager, or use
   `with`.
   """
-  if keep < 1:
-    raise ValueError(f"keep={keep} would delete every checkpoint as it is written; keep at least 1")
   options = ocp.CheckpointManagerOptions(
-    max_to_keep=keep,
+    max_to_keep=None,  # `save` removes older steps once the digests of the new one are written
     cleanup_tmp_directories=True,
     enable_async_checkpointing=False,  # the next step would reuse the buffers that a save reads
   )
@@ -36,9 +46,14 @@ def open_manager(folder: str | pathlib.Path, *, keep: int) -> ocp.CheckpointMana
 
 
 def save(
-  manager: ocp.CheckpointManager, step: int, state: TrainState, ledger: dict[str, Any]
+  manager: ocp.CheckpointManager,
+  step: int,
+  state: TrainState,
+  ledger: dict[str, Any],
+  *,
+  keep: int,
 ) -> None:
-  """Writes one step; returns when it is complete on disk.
+  """Writes one step and its digests, then removes all but the newest `keep` steps.
 
   Args:
     manager: from `open_manager`.
@@ -47,8 +62,10 @@ def save(
     ledger: plain JSON; what the loop needs to continue exactly where it stopped.
 
   Raises:
-    ValueError: the step exists already.
+    ValueError: the step exists already, or `keep` is below 1.
   """
+  if keep < 1:
+    raise ValueError(f"keep={keep} would delete every checkpoint as it is written; keep at least 1")
   if step in manager.all_steps():
     raise ValueError(f"step {step} is saved already; save each step once, or delete it first")
   items = ocp.args.Composite(
@@ -56,12 +73,20 @@ def save(
   )
   manager.save(step, args=items)
   manager.wait_until_finished()
+  folder = pathlib.Path(manager.directory) / str(step)
+  file_digests.write(folder, part=jax.process_index(), parts=jax.process_count())
+  multihost_utils.sync_global_devices(f"digests of step {step}")
+  for old in sorted(manager.all_steps())[:-keep]:
+    manager.delete(old)
 
 
 def restore(
   manager: ocp.CheckpointManager, target: TrainState, step: int | None = None
 ) -> tuple[TrainState, dict[str, Any], int]:
-  """Reads a step, bitwise as it was saved.
+  """Reads a step, bitwise as it was saved, after verifying the digests of all its files.
+
+  Without `step`, damaged steps are set aside and named on the standard error, and the newest whole
+  one is read.
 
   Args:
     manager: from `open_manager`.
@@ -74,9 +99,13 @@ def restore(
 
   Raises:
     FileNotFoundError: there is no checkpoint.
-    ValueError: the checkpoint is of another policy or optimizer; names the first difference.
+    ValueError: the checkpoint is of another policy or optimizer; names the first difference. Or
+      the step, or every step, is damaged; names the files.
   """
-  step = manager.latest_step() if step is None else step
+  if step is None and manager.all_steps():
+    step = _newest_whole(manager)
+  elif step is not None and step in manager.all_steps() and (problem := _damage(manager, step)):
+    raise ValueError(f"checkpoint {step} in {manager.directory} is damaged: {problem}")
   if step is None or step not in manager.all_steps():
     raise FileNotFoundError(
       f"no checkpoint {'' if step is None else f'of step {step} '}in {manager.directory}; "
@@ -101,6 +130,46 @@ def restore(
   ]
   state = jax.tree.unflatten(jax.tree.structure(target), leaves)
   return state, restored["ledger"], step
+
+
+def _newest_whole(manager: ocp.CheckpointManager) -> int:
+  """The newest step without damage; newer ones are set aside."""
+  problems = {}
+  for step in sorted(manager.all_steps(), reverse=True):
+    problems[step] = _damage(manager, step)
+    if not problems[step]:
+      _set_aside(manager, [newer for newer in problems if newer != step])
+      return step
+    print(f"checkpoint {step} is damaged: {problems[step]}", file=sys.stderr, flush=True)
+  raise ValueError(
+    f"every checkpoint in {manager.directory} is damaged: "
+    + "; ".join(f"{step}: {problem}" for step, problem in problems.items())
+    + ". Restore the folder from a copy, or remove it to begin again"
+  )
+
+
+def _damage(manager: ocp.CheckpointManager, step: int) -> str:
+  """What is wrong with a step, the same in every process; "" if nothing is."""
+  folder = pathlib.Path(manager.directory) / str(step)
+  found = file_digests.damage(folder, part=jax.process_index(), parts=jax.process_count())
+  if jax.process_count() > 1:
+    anywhere = multihost_utils.process_allgather(np.asarray(bool(found)))
+    found = found or ("a file that another process verified" if np.any(anywhere) else "")
+  return found
+
+
+def _set_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
+  """Moves damaged steps out of the way of those that will be written again."""
+  place = pathlib.Path(f"{manager.directory}-{DAMAGED}")
+  for step in steps:
+    if jax.process_index() == 0:
+      place.mkdir(exist_ok=True)
+      number = sum(1 for _ in place.iterdir())
+      os.replace(pathlib.Path(manager.directory) / str(step), place / f"{step}-{number}")
+    print(f"checkpoint {step} was moved to {place}", file=sys.stderr, flush=True)
+  if steps:
+    multihost_utils.sync_global_devices("damaged checkpoints were set aside")
+    manager.reload()
 
 
 def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:

@@ -57,9 +57,7 @@ def _train(
   minimised = objective(config)
   params = setup.with_adapters(config, setup.warm_params(config, workdir))
   fresh = setup.fresh_state(config, params, tx)
-  manager = checkpoint.open_manager(
-    workdir.checkpoints / "rl", keep=config.learner.keep_checkpoints
-  )
+  manager = checkpoint.open_manager(workdir.checkpoints / "rl")
   first, current, ledger = setup.restored(manager, fresh)
   budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
   version = int(current.policy.version)
@@ -100,7 +98,9 @@ def _train(
         loop.Plan(
           collect=lambda tasks, step: collect(config, players, tasks, step, budgets),
           publish=lambda params, number: players.publish(lora.merged(params), number),
-          save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
+          save=lambda step, saved, found: checkpoint.save(
+            manager, step, saved, found, keep=config.learner.keep_checkpoints
+          ),
           report=Reporter(config, workdir, players, progress) if channel.is_first else _no_report,
           kept=lambda: {"length_budgets": budgets.state()},
           held=notice.held,

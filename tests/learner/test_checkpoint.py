@@ -37,10 +37,10 @@ def assert_equal(a, b):
 
 
 def test_a_restored_state_is_bitwise_the_saved_one_with_its_ledger(tmp_path):
-  with checkpoint.open_manager(tmp_path, keep=2) as manager:
-    checkpoint.save(manager, 3, make(), LEDGER)
+  with checkpoint.open_manager(tmp_path) as manager:
+    checkpoint.save(manager, 3, make(), LEDGER, keep=2)
   target = jax.eval_shape(make)
-  with checkpoint.open_manager(tmp_path, keep=2) as manager:
+  with checkpoint.open_manager(tmp_path) as manager:
     state, ledger, step = checkpoint.restore(manager, target)
   assert step == 3
   assert ledger == LEDGER
@@ -51,28 +51,28 @@ def test_a_restored_state_is_bitwise_the_saved_one_with_its_ledger(tmp_path):
 
 
 def test_the_newest_steps_are_kept_and_each_can_be_asked_for(tmp_path):
-  with checkpoint.open_manager(tmp_path, keep=2) as manager:
+  with checkpoint.open_manager(tmp_path) as manager:
     for step in (1, 2, 3):
-      checkpoint.save(manager, step, make(seed=step), {"step": step})
+      checkpoint.save(manager, step, make(seed=step), {"step": step}, keep=2)
     assert sorted(manager.all_steps()) == [2, 3]
     state, ledger, _ = checkpoint.restore(manager, make(), step=2)
     assert ledger == {"step": 2}
     assert_equal(state, make(seed=2))
     with pytest.raises(ValueError, match="step 3 is saved already"):
-      checkpoint.save(manager, 3, make(), {})
+      checkpoint.save(manager, 3, make(), {}, keep=2)
     with pytest.raises(FileNotFoundError, match=r"of step 1 in .* steps \[2, 3\]"):
       checkpoint.restore(manager, make(), step=1)
 
 
 def test_an_empty_folder_is_a_named_error(tmp_path):
-  with checkpoint.open_manager(tmp_path, keep=1) as manager:
+  with checkpoint.open_manager(tmp_path) as manager:
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
       checkpoint.restore(manager, make())
 
 
 def test_a_checkpoint_of_another_width_names_the_first_parameter_and_both_shapes(tmp_path):
-  with checkpoint.open_manager(tmp_path, keep=1) as manager:
-    checkpoint.save(manager, 1, make(width=4), {})
+  with checkpoint.open_manager(tmp_path) as manager:
+    checkpoint.save(manager, 1, make(width=4), {}, keep=2)
     message = r"policy.params.embed is float32\[5, 4\] .* but float32\[5, 6\] .*another checkpoint"
     with pytest.raises(ValueError, match=message):
       checkpoint.restore(manager, make(width=6))
@@ -94,8 +94,8 @@ from jaxrl_agents.learner.state import make_state
 folder = pathlib.Path(sys.argv[1])
 params = {f"w{i}": jnp.full((512, 512), float(i)) for i in range(48)}
 state = make_state(params, optax.identity(), jax.random.key(0))
-manager = checkpoint.open_manager(folder, keep=3)
-checkpoint.save(manager, 1, state, {"step": 1})
+manager = checkpoint.open_manager(folder)
+checkpoint.save(manager, 1, state, {"step": 1}, keep=3)
 
 def kill_once_writing():
   while True:
@@ -105,7 +105,7 @@ def kill_once_writing():
     time.sleep(0.0005)
 
 threading.Thread(target=kill_once_writing, daemon=True).start()
-checkpoint.save(manager, 2, state, {"step": 2})
+checkpoint.save(manager, 2, state, {"step": 2}, keep=3)
 print("finished", flush=True)
 """
 
@@ -125,11 +125,11 @@ def test_a_process_killed_in_the_middle_of_a_save_leaves_the_previous_step(tmp_p
   assert list(tmp_path.glob("2*")), "the kill came before anything of step 2 was written"
   params = {f"w{i}": jnp.zeros((512, 512)) for i in range(48)}
   target = make_state(params, optax.identity(), jax.random.key(1))
-  with checkpoint.open_manager(tmp_path, keep=3) as manager:
+  with checkpoint.open_manager(tmp_path) as manager:
     assert list(manager.all_steps()) == [1]
     state, ledger, _ = checkpoint.restore(manager, target)
     assert ledger == {"step": 1}
     assert float(state.policy.params["w7"][3, 3]) == 7
-    checkpoint.save(manager, 2, state, {"step": 2})
+    checkpoint.save(manager, 2, state, {"step": 2}, keep=3)
     assert list(manager.all_steps()) == [1, 2]
     assert [p.name for p in tmp_path.glob("2*")] == ["2"]

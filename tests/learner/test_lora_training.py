@@ -142,8 +142,8 @@ def test_a_run_of_adapters_resumes_bitwise_and_publishes_merged_weights(tmp_path
 
   whole = after(state.make_state(adapted(), TX, jax.random.key(0)), 4)
   half = after(state.make_state(adapted(), TX, jax.random.key(0)), 2)
-  with checkpoint.open_manager(tmp_path / "checkpoints", keep=1) as manager:
-    checkpoint.save(manager, 1, half, {})
+  with checkpoint.open_manager(tmp_path / "checkpoints") as manager:
+    checkpoint.save(manager, 1, half, {}, keep=2)
     target = state.make_state(adapted(seed=3), TX, jax.random.key(5))
     resumed, _, _ = checkpoint.restore(manager, target)
   resumed = after(resumed, 2)

@@ -294,8 +294,8 @@ def test_every_optimizer_moves_all_but_the_selection_bias_and_resumes_bitwise(ki
 
   fresh = state.init_state(CFG, tx, jax.random.key(0), dtype)
   whole = after(fresh, gradients)
-  with checkpoint.open_manager(tmp_path, keep=1) as manager:
-    checkpoint.save(manager, 1, after(fresh, gradients[:2]), {})
+  with checkpoint.open_manager(tmp_path) as manager:
+    checkpoint.save(manager, 1, after(fresh, gradients[:2]), {}, keep=2)
     target = state.abstract_state(CFG, tx, dtype)
     resumed, _, _ = checkpoint.restore(manager, target)
   resumed = after(resumed.replace(key=whole.key), gradients[2:])

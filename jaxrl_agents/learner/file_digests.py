@@ -1,0 +1,74 @@
+"""Digests of the files of a checkpoint: damage on the disk is found before anything is restored.
+
+    digests-0.json    {"parts": P, "files": {path: sha256}}, one such file for each of P processes
+
+Each process hashes every P-th file, since hashing a large checkpoint takes as long as reading it.
+A checkpoint is complete when all P digest files exist.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+
+_PATTERN = "digests-{part}.json"
+_THREADS = 8
+
+
+def write(folder: pathlib.Path, *, part: int = 0, parts: int = 1) -> None:
+  """Hashes this process's files of a complete checkpoint, and writes its digest file atomically."""
+  found = _hashed(folder, _files(folder)[part::parts])
+  target = folder / _PATTERN.format(part=part)
+  fresh = target.with_suffix(".tmp")
+  with fresh.open("w") as file:
+    json.dump({"parts": parts, "files": found}, file, indent=1, sort_keys=True)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(fresh, target)
+
+
+def damage(folder: pathlib.Path, *, part: int = 0, parts: int = 1) -> str:
+  """What is wrong with this process's share of a checkpoint's files; "" if nothing is."""
+  try:
+    expected = _expected(folder)
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    return f"its digests cannot be read ({type(error).__name__}: {error}); the save did not end"
+  names = sorted(expected)[part::parts]
+  missing = [name for name in names if not (folder / name).is_file()]
+  if missing:
+    return f"{missing[0]} is missing"
+  try:
+    found = _hashed(folder, [pathlib.PurePath(name) for name in names])
+  except OSError as error:
+    return f"{error.filename} cannot be read: {error.strerror}"
+  wrong = [name for name in names if found[name] != expected[name]]
+  return f"{wrong[0]} has other content than was saved" if wrong else ""
+
+
+def _expected(folder: pathlib.Path) -> dict[str, str]:
+  first = json.loads((folder / _PATTERN.format(part=0)).read_text("utf-8"))
+  found = dict(first["files"])
+  for part in range(1, int(first["parts"])):
+    found |= json.loads((folder / _PATTERN.format(part=part)).read_text("utf-8"))["files"]
+  if not all(isinstance(digest, str) for digest in found.values()):
+    raise ValueError("a digest is not text")
+  return found
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.PurePath]:
+  every = (path for path in folder.rglob("*") if path.is_file())
+  return sorted(path.relative_to(folder) for path in every if not path.match("digests-*"))
+
+
+def _hashed(folder: pathlib.Path, names: list[pathlib.PurePath]) -> dict[str, str]:
+  def digest(name: pathlib.PurePath) -> str:
+    with (folder / name).open("rb") as file:
+      return hashlib.file_digest(file, "sha256").hexdigest()
+
+  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    return {
+      name.as_posix(): found for name, found in zip(names, pool.map(digest, names), strict=True)
+    }
