@@ -70,8 +70,13 @@ def read_manifest(folder: str | os.PathLike[str], *, maker: str) -> dict[str, An
   path = pathlib.Path(folder) / MANIFEST
   if not path.is_file():
     raise ValueError(f"{folder} has no {MANIFEST}; make the set with {maker}")
-  manifest = json.loads(path.read_text())
-  if not isinstance(manifest.get("sha256"), dict):
+  try:
+    manifest = json.loads(path.read_bytes())
+  except (ValueError, RecursionError) as error:
+    raise ValueError(
+      f"{path} is damaged ({error}); restore the folder from a copy, or make it again with {maker}"
+    ) from None
+  if not isinstance(manifest, dict) or not isinstance(manifest.get("sha256"), dict):
     raise ValueError(f"{path} has no field 'sha256'; make the set again with {maker}")
   return manifest
 

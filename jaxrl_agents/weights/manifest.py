@@ -8,14 +8,20 @@ file.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
 import re
 import time
+from typing import Any
 
 Folder = str | pathlib.Path
 NAME = re.compile(r"manifest_v(\d{10})\.json")
+
+
+class CorruptWeights(Exception):
+  """The data read differ from the data published; the message names the file or the shard."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +81,7 @@ def write(folder: Folder, manifest: Manifest) -> None:
   final = path(folder, manifest.version)
   partial = final.with_suffix(f".{os.getpid()}.tmp")
   with open(partial, "w", encoding="utf-8") as f:
-    json.dump(dataclasses.asdict(manifest), f)
+    f.write(text_of(manifest))
     f.flush()
     os.fsync(f.fileno())
   os.replace(partial, final)
@@ -87,28 +93,60 @@ def write(folder: Folder, manifest: Manifest) -> None:
 
 
 def read(folder: Folder, version: int) -> Manifest:
-  """The manifest of a version. Raises FileNotFoundError that names the versions there are."""
+  """The manifest of a version.
+
+  Raises:
+    FileNotFoundError: there is none; names the versions there are.
+    CorruptWeights: the file is damaged.
+  """
+  place = path(folder, version)
   try:
-    return parse(path(folder, version).read_text(encoding="utf-8"))
+    found = parse(place.read_bytes(), place)
+    if found.version != version:
+      raise CorruptWeights(f"{place} is the manifest of version {found.version}; publish it again")
+    return found
   except FileNotFoundError:
     raise FileNotFoundError(
       f"no weights of version {version} in {folder}; it holds versions {versions(folder)}"
     ) from None
 
 
-def parse(text: str) -> Manifest:
-  """A manifest from its JSON."""
-  raw = json.loads(text)
-  tensors = tuple(
-    Tensor(
-      t["name"],
-      tuple(t["shape"]),
-      t["dtype"],
-      tuple(Shard(tuple(s["offset"]), tuple(s["shape"]), s["sha256"]) for s in t["shards"]),
+def text_of(manifest: Manifest) -> str:
+  """The content of a manifest's file: {"sha256": digest of what follows, "manifest": fields}."""
+  content = dataclasses.asdict(manifest)
+  return json.dumps({"sha256": _digest(content), "manifest": content})
+
+
+def parse(text: bytes, place: pathlib.Path) -> Manifest:
+  """The manifest in the content of the file `place`.
+
+  Raises:
+    CorruptWeights: it is not what `text_of` wrote.
+  """
+  try:
+    whole = json.loads(text)
+    raw = whole["manifest"]
+    if whole["sha256"] != _digest(raw):
+      raise ValueError("its content does not have its digest")
+    tensors = tuple(
+      Tensor(
+        t["name"],
+        tuple(t["shape"]),
+        t["dtype"],
+        tuple(Shard(tuple(s["offset"]), tuple(s["shape"]), s["sha256"]) for s in t["shards"]),
+      )
+      for t in raw["tensors"]
     )
-    for t in raw["tensors"]
-  )
-  return Manifest(raw["version"], raw["base"], tensors, raw["created_s"])
+    return Manifest(raw["version"], raw["base"], tensors, raw["created_s"])
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
+    raise CorruptWeights(
+      f"{place} is damaged ({type(error).__name__}: {error}); publish the version again, or fetch "
+      f"another of versions {versions(place.parent)}"
+    ) from None
+
+
+def _digest(content: Any) -> str:
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def versions(folder: Folder) -> list[int]:

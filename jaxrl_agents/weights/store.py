@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import pathlib
 import shutil
@@ -22,14 +21,10 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrl_agents.weights import manifest as manifest_lib
-from jaxrl_agents.weights.manifest import Folder, Manifest, Shard, Tensor
+from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
 
 ZSTD_LEVEL = 1
 """Whole float32 weights barely compress (about 8 %); a higher level only costs time."""
-
-
-class CorruptWeights(Exception):
-  """The data read differ from the data published; the message names version, tensor and shard."""
 
 
 def publish(params: dict[str, Any], version: int, folder: Folder, *, keep: int = 2) -> Manifest:
@@ -88,7 +83,7 @@ def write_part(params: dict[str, Any], version: int, folder: Folder, *, part: in
   for write in writes:
     write.result()
   found = Manifest(version, None, tuple(tensors))
-  (target / _part(part)).write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+  (target / _part(part)).write_text(manifest_lib.text_of(found), encoding="utf-8")
 
 
 def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> Manifest:
@@ -101,10 +96,13 @@ def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> 
     raise ValueError(f"keep={keep} would delete the version that is published; keep at least 1")
   target = manifest_lib.files(folder, version)
   try:
-    texts = [(target / _part(i)).read_text(encoding="utf-8") for i in range(parts)]
+    places = [target / _part(i) for i in range(parts)]
+    texts = [place.read_bytes() for place in places]
   except FileNotFoundError as error:
     raise ValueError(f"version {version}: {error.filename} was not written") from None
-  written = [manifest_lib.parse(text).tensors for text in texts]
+  written = [
+    manifest_lib.parse(text, place).tensors for text, place in zip(texts, places, strict=True)
+  ]
   tensors = []
   for same in zip(*written, strict=True):
     whole = dataclasses.replace(same[0], shards=tuple(s for tensor in same for s in tensor.shards))
@@ -177,7 +175,10 @@ def collect_garbage(folder: Folder, *, keep: int) -> None:
     wanted: int | None = newest
     while wanted is not None and wanted not in needed:
       needed.add(wanted)
-      wanted = manifest_lib.read(folder, wanted).base
+      try:
+        wanted = manifest_lib.read(folder, wanted).base
+      except CorruptWeights:  # what it was a delta of cannot be used with it any more
+        break
   for version in versions:
     if version not in needed:
       manifest_lib.path(folder, version).unlink(missing_ok=True)
@@ -250,7 +251,12 @@ class _Stored:
     return [(shard, self._array[_slices(shard.offset, shard.shape)].read()) for shard in overlaps]
 
   def finish(self, box, reads) -> np.ndarray:
-    """The values of the box."""
+    """The values of the box.
+
+    Raises:
+      CorruptWeights: a shard is damaged, or no shard holds a part of the box.
+    """
+    left = math.prod(s.stop - s.start for s in box)
     found = np.empty([s.stop - s.start for s in box], np.dtype(self._array.dtype.numpy_dtype))
     for shard, read in reads:
       try:
@@ -268,6 +274,9 @@ class _Stored:
         slice(b.start - s.start, b.stop - s.start) for b, s in zip(both, box, strict=True)
       )
       found[outer] = values[inner]
+      left -= found[outer].size
+    if left:
+      raise self._unreadable(f"{left} of its numbers are in no shard")
     return found
 
   def _unreadable(self, why):

@@ -38,9 +38,9 @@ def run(folder):
     (loss, _), grads, after = eight_devices.train(CFG, params, tx)
     generations = eight_devices.sample(CFG, params)
   several = jax.process_count() > 1
-  with checkpoint.open_manager(folder / "checkpoints", keep=1) as manager:
+  with checkpoint.open_manager(folder / "checkpoints") as manager:
     if several:
-      checkpoint.save(manager, 1, after, {"tasks": [3]})
+      checkpoint.save(manager, 1, after, {"tasks": [3]}, keep=1)
     else:
       other = sharding.make_mesh(**OTHER_SIZES)
       restored, ledger, step = checkpoint.restore(manager, abstract(other, tx))

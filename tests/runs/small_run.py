@@ -88,7 +88,7 @@ def trained(
   # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
   tx = state.make_optimizer(CFG, learning_rate=1e-2, eps=1e-4)
   fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0)), tx)
-  manager = checkpoint.open_manager(folder / "checkpoints", keep=2)
+  manager = checkpoint.open_manager(folder / "checkpoints")
   first, current, ledger = setup.restored(manager, fresh)
   print(f"from {first}", flush=True)
   version = int(current.policy.version)
@@ -106,7 +106,7 @@ def trained(
     plan = loop.Plan(
       collect=lambda tasks, step: rl.collect(config, players, tasks, step, LengthBudgets()),
       publish=players.publish,
-      save=lambda step, saved, found: checkpoint.save(manager, step, saved, found),
+      save=lambda step, saved, found: checkpoint.save(manager, step, saved, found, keep=2),
       report=lambda step, metrics, groups: print(f"step {step}", flush=True),
       held=notice.held,
     )

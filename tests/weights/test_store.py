@@ -120,7 +120,7 @@ def test_a_version_never_changes_and_only_dicts_of_arrays_are_published(tmp_path
 
 def test_manifests_are_plain_json_and_an_absent_folder_has_no_versions(tmp_path):
   store.publish({"w": np.zeros(2, np.float32)}, 4, tmp_path)
-  raw = json.loads(manifest.path(tmp_path, 4).read_text())
+  raw = json.loads(manifest.path(tmp_path, 4).read_text())["manifest"]
   assert raw["version"] == 4 and raw["tensors"][0]["shape"] == [2]
   assert manifest.latest(tmp_path / "nowhere") is None
   with pytest.raises(FileNotFoundError, match=r"no weights of version 9 .* versions \[4\]"):
