@@ -50,17 +50,17 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("sft.steps=5", "sft.steps=5 leaves no step after sft.warmup_steps=5"),
     ("workers.processes=0", "set workers.listen=HOST:PORT"),
     ("sampler.slices=2", "set workers.listen=HOST:PORT"),
-    ("workers.processes=-1", "count up"),
+    ("workers.processes=-1", "workers.processes=-1 must be at least 0"),
     ("sampler_mesh.expert=2", "has no effect with sampler.slices=0"),
     ("mesh.expert=3", "learner.rows_per_microbatch=4 does not split"),
     ("mesh.context=3", "learner.row_tokens=1024 does not split"),
-    ("mesh.fsdp=0", "a factor below 1"),
+    ("mesh.fsdp=0", "mesh.fsdp=0 must be at least 1"),
     ("agent=swam", r"did you mean 'swarm'\?"),
     ("agent=nowhere.agent:AGENT", "No module named 'nowhere'; write package.module:name"),
     ("agent=tests.sampler.counting:AGNT", r"defines no 'AGNT'; did you mean 'AGENT'\?"),
     ("swarm.parl.finish=0.2", r"no option 'swarm.parl.finish'; did you mean"),
     ("toggle.phase_steps=2", "has no effect with agent=search"),
-    ("toggle.solved=2", "solved is a share"),
+    ("toggle.solved=2", "toggle.solved=2 must be above 0 and at most 1"),
     ("learner.optimizer=moun", r"did you mean 'muon'\?"),
     ("policy.dtype=bfloat16", r"learner.canary_bound=0.0001 is below .* set it to 0.1 or more"),
   ],
@@ -121,3 +121,36 @@ def test_equal_options_have_equal_digests_and_any_change_shows():
   one, two = config.load(PATH), config.load(PATH, ["seed=0"])
   assert config.sha256(one) == config.sha256(two)
   assert config.sha256(one) != config.sha256(config.load(PATH, ["seed=1"]))
+
+
+@pytest.mark.parametrize("path", ["search_cpu", "swarm_cpu", "coding_cpu"])
+def test_no_option_takes_a_number_that_is_not_finite_or_that_it_cannot_use(path):
+  """Options with a least value are refused below it; counts are refused at 0."""
+  file, floats, refused = f"configs/{path}.py", 0, 0
+  for option, value in config.options(config.load(file)).items():
+    if isinstance(value, float):
+      floats += 1
+      for text in ("nan", "inf", "-inf"):
+        by_range = not option.startswith("policy.model.")  # which checks itself as it is made
+        with pytest.raises(ValueError, match=f"{option}={text} must be a finite" * by_range):
+          config.load(file, [f"{option}={text}"])
+    if isinstance(value, int | float) and not isinstance(value, bool):
+      try:
+        config.load(file, [f"{option}=-1"])
+      except ValueError as error:
+        assert option.rpartition(".")[2] in str(error)
+        refused += 1
+  assert floats > 20 and refused > 60
+
+
+@pytest.mark.parametrize("option", ["learner.substeps", "learner.row_tokens", "sampler.slots"])
+def test_a_count_of_zero_is_refused(option):
+  with pytest.raises(ValueError, match=f"{option}=0 must be at least 1"):
+    config.load(PATH, [f"{option}=0"])
+
+
+def test_a_deep_literal_is_an_error_with_an_example():
+  with pytest.raises(ValueError, match="cannot be read as tuple; write for example"):
+    config.load(PATH, [f"sft.rates={'(' * 5_000}{')' * 5_000}"])
+  with pytest.raises(ValueError, match=r"learner.loss_options.high=nan must be a finite number"):
+    config.load(PATH, ["learner.loss_options.high=nan"])

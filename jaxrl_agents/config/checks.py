@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxrl_agents.config import import_path
+from jaxrl_agents.config import import_path, ranges
 from jaxrl_agents.config.sections import (
   SFT_SOURCES,
   LearnerConfig,
@@ -26,6 +26,7 @@ def validate(config: RunConfig) -> RunConfig:
     ValueError: two options disagree; the message names them and which to change.
   """
   learner, sampler = config.learner, config.sampler
+  _check_ranges(config)
   _check_contexts(config)
   import_path.agent(config.agent).check(config.agent_config, learner.steps, config.workers.stall_s)
   _check_warm_up(config.sft)
@@ -37,13 +38,6 @@ def validate(config: RunConfig) -> RunConfig:
   _check_mesh(config.mesh, learner)
   _check_fleet(config)
   _check_toggle(config)
-  if learner.kl < 0 or learner.constant_tokens < 0:
-    raise ValueError(
-      f"learner.kl={learner.kl:g} and learner.constant_tokens={learner.constant_tokens} must be 0 "
-      "or more"
-    )
-  if not 0 < config.eval.top_p <= 1:
-    raise ValueError(f"eval.top_p={config.eval.top_p:g} must be above 0 and at most 1")
   if learner.replay_threshold and not learner.router_replay:
     raise ValueError(
       f"learner.replay_threshold={learner.replay_threshold:g} has no effect with "
@@ -71,6 +65,14 @@ def validate(config: RunConfig) -> RunConfig:
   return config
 
 
+def _check_ranges(config: RunConfig) -> None:
+  for field in dataclasses.fields(config):
+    section = getattr(config, field.name)
+    own = field.name == "agent_config"
+    if dataclasses.is_dataclass(section):
+      ranges.check(section, f"{import_path.agent(config.agent).name if own else field.name}.")
+
+
 def _check_contexts(config: RunConfig) -> None:
   learner, sampler = config.learner, config.sampler
   section, budget = import_path.agent(config.agent).name, config.agent_config.token_budget
@@ -92,10 +94,6 @@ def _check_warm_up(sft: SftConfig) -> None:
       f"sft.rates={sft.rates} must be {len(SFT_SOURCES)} numbers, one each for "
       f"{', '.join(SFT_SOURCES)}"
     )
-  if not 0 < sft.demonstration_share <= 1:
-    raise ValueError(
-      f"sft.demonstration_share={sft.demonstration_share:g} must be above 0 and at most 1"
-    )
   if len(sft.beside) != len(sft.beside_rates):
     raise ValueError(
       f"sft.beside={sft.beside} and sft.beside_rates={sft.beside_rates} must be of "
@@ -110,10 +108,6 @@ def _check_warm_up(sft: SftConfig) -> None:
 
 def _check_toggle(config: RunConfig) -> None:
   toggle = config.toggle
-  if toggle.phase_steps < 0 or not (0 < toggle.solved <= 1 and 0 < toggle.percentile <= 100):
-    raise ValueError(
-      f"{toggle}: phase_steps counts up from 0, solved is a share and percentile one of 100"
-    )
   if toggle.phase_steps and not import_path.agent(config.agent).success:
     raise ValueError(
       f"toggle.phase_steps={toggle.phase_steps} has no effect with agent={config.agent}, whose "
@@ -122,8 +116,6 @@ def _check_toggle(config: RunConfig) -> None:
 
 
 def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
-  if min(dataclasses.astuple(mesh)) < 1:
-    raise ValueError(f"{mesh} has a factor below 1; 1 leaves an axis out")
   rows = mesh.data * mesh.fsdp * mesh.expert
   if learner.rows_per_microbatch % rows:
     raise ValueError(
@@ -139,8 +131,6 @@ def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
 
 def _check_fleet(config: RunConfig) -> None:
   workers, slices = config.workers, config.sampler.slices
-  if workers.processes < 0 or slices < 0:
-    raise ValueError(f"workers.processes={workers.processes} and sampler.slices={slices} count up")
   if not workers.listen and (slices or not workers.processes):
     raise ValueError(
       f"workers.processes={workers.processes} and sampler.slices={slices} wait for others to join: "

@@ -143,6 +143,8 @@ def _number(text: str, full: str) -> float | bool:
 
 def _value(hint: Any, text: str, full: str) -> Any:
   """`text` parsed as the type `hint`: bool, int, float, str, a Literal, a tuple, or `X | None`."""
+  if typing.get_origin(hint) is typing.Annotated:
+    hint = typing.get_args(hint)[0]
   origin = typing.get_origin(hint)
   if origin is Mapping:
     raise ValueError(f"{full} holds named numbers; set one of them, {full}.NAME=0.5")
@@ -166,7 +168,7 @@ def _value(hint: Any, text: str, full: str) -> Any:
       return tuple(typing.get_args(hint)[0](v) for v in listed)
     if hint in (int, float, str):
       return hint(text.replace("_", "") if hint is int else text)
-  except (KeyError, ValueError, SyntaxError, TypeError) as error:
+  except (KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
     name = getattr(hint, "__name__", str(hint))
     example = _EXAMPLES[typing.get_args(hint)[0], ...] if origin is tuple else _EXAMPLES[hint]
     raise ValueError(

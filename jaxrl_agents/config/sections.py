@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxrl_agents.config import import_path
+from jaxrl_agents.config.ranges import (
+  Count,
+  NotNegative,
+  Positive,
+  Range,
+  Share,
+  ShareAboveZero,
+  Whole,
+)
 from jaxrl_agents.policy.config import PolicyConfig
 
 
@@ -17,8 +26,8 @@ class CorpusConfig:
   """
 
   source: str = "python"
-  chunk_tokens: int = 64
-  seed: int = 0
+  chunk_tokens: Count = 64
+  seed: Whole = 0
   dense: Literal["lsa", "minilm"] = "lsa"
   cache: str = "~/.cache/jaxrl_agents"
 
@@ -71,8 +80,8 @@ class LoraConfig:
     targets: names of matrices inside layers, or the ends of their dotted paths (see policy.lora).
   """
 
-  rank: int = 0
-  alpha: float = 32.0
+  rank: Whole = 0
+  alpha: Positive = 32.0
   targets: tuple[str, ...] = ("qkv", "out")
 
 
@@ -89,13 +98,13 @@ class SamplerConfig:
       (scripts/sampler.py).
   """
 
-  slices: int = 0
-  slots: int = 32
-  page_tokens: int = 32
-  num_pages: int = 2_048
-  prefill_tokens: int = 256
-  draft_tokens: int = 2
-  temperature: float = 1.0
+  slices: Whole = 0
+  slots: Count = 32
+  page_tokens: Count = 32
+  num_pages: Count = 2_048
+  prefill_tokens: Count = 256
+  draft_tokens: Whole = 2
+  temperature: Positive = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +118,9 @@ class WorkersConfig:
   """
 
   listen: str = ""
-  processes: int = 2
-  episodes: int = 64
-  stall_s: float = 120.0
+  processes: Whole = 2
+  episodes: Count = 64
+  stall_s: Positive = 120.0
   deterministic: bool = False
 
 
@@ -125,9 +134,9 @@ class ToggleConfig:
     percentile: percentile of the lengths of right rollouts, which becomes the limit of a task.
   """
 
-  phase_steps: int = 0
-  solved: float = 0.875
-  percentile: float = 90.0
+  phase_steps: Whole = 0
+  solved: ShareAboveZero = 0.875
+  percentile: Annotated[float, Range(0, 100, above=True)] = 90.0
 
 
 Optimizer = Literal["adamw", "adamw8bit", "muon"]
@@ -162,28 +171,28 @@ class SftConfig:
     qk_clip: heads whose attention scores exceed it are scaled down after a step; 0 for none.
   """
 
-  steps: int = 100
-  lr: float = 3e-4
+  steps: Whole = 100
+  lr: Positive = 3e-4
   schedule: Literal["constant", "cosine"] = "cosine"
-  warmup_steps: int = 10
-  rows_per_step: int = 16
-  weight_decay: float = 0.0
-  demonstration_tasks: int = 400
-  demonstration_share: float = 1.0
-  rollouts_per_task: int = 2
-  practice_tasks: int = 0
-  copy_segments: int = 0
-  reading_drills: int = 0
+  warmup_steps: Whole = 10
+  rows_per_step: Count = 16
+  weight_decay: NotNegative = 0.0
+  demonstration_tasks: Whole = 400
+  demonstration_share: ShareAboveZero = 1.0
+  rollouts_per_task: Count = 2
+  practice_tasks: Whole = 0
+  copy_segments: Whole = 0
+  reading_drills: Whole = 0
   optimizer: Optimizer = "adamw"
-  qk_clip: float = 0.0
-  rates: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
+  qk_clip: NotNegative = 0.0
+  rates: tuple[NotNegative, ...] = (1.0, 0.0, 0.0, 0.0)
   beside: tuple[str, ...] = ()
-  beside_rates: tuple[float, ...] = ()
-  copy_phase: float = 0.4
-  balance_rate: float = 1e-3
-  mtp_weight: float = 0.0
-  mtp_steps: int = 0
-  save_every: int = 50
+  beside_rates: tuple[NotNegative, ...] = ()
+  copy_phase: Share = 0.4
+  balance_rate: NotNegative = 1e-3
+  mtp_weight: NotNegative = 0.0
+  mtp_steps: Whole = 0
+  save_every: Count = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,32 +225,32 @@ class LearnerConfig:
   loss: str = "cispo"
   loss_options: Mapping[str, float] = dataclasses.field(default_factory=dict)
   normaliser: Literal["published", "token_mean", "rollout_mean", "constant", "sum"] = "published"
-  steps: int = 16
-  groups_per_step: int = 16
-  group_size: int = 8
-  substeps: int = 4
-  lr: float = 1e-4
-  warmup_steps: int = 0
-  weight_decay: float = 0.0
+  steps: Whole = 16
+  groups_per_step: Count = 16
+  group_size: Count = 8
+  substeps: Count = 4
+  lr: Positive = 1e-4
+  warmup_steps: Whole = 0
+  weight_decay: NotNegative = 0.0
   optimizer: Optimizer = "adamw"
-  qk_clip: float = 0.0
-  max_grad_norm: float = 1.0
+  qk_clip: NotNegative = 0.0
+  max_grad_norm: Positive = 1.0
   advantage_std: bool = False
-  row_tokens: int = 1_024
-  rows_per_microbatch: int = 8
+  row_tokens: Count = 1_024
+  rows_per_microbatch: Count = 8
   remat: Literal["none", "layer", "attention", "projections"] = "none"
   router_replay: bool = True
-  replay_threshold: float = 0.0
-  constant_tokens: int = 0
-  kl: float = 0.0
-  mtp_weight: float = 0.1
-  canary_bound: float = 1e-4
-  level_weights_early: tuple[float, ...] = (0.5, 0.3, 0.15, 0.05)
-  level_weights_late: tuple[float, ...] = (0.1, 0.25, 0.35, 0.3)
-  level_switch: float = 0.4
+  replay_threshold: Share = 0.0
+  constant_tokens: Whole = 0
+  kl: NotNegative = 0.0
+  mtp_weight: NotNegative = 0.1
+  canary_bound: Positive = 1e-4
+  level_weights_early: tuple[NotNegative, ...] = (0.5, 0.3, 0.15, 0.05)
+  level_weights_late: tuple[NotNegative, ...] = (0.1, 0.25, 0.35, 0.3)
+  level_switch: Share = 0.4
   single_epoch: bool = False
-  save_every: int = 1
-  keep_checkpoints: int = 2
+  save_every: Count = 1
+  keep_checkpoints: Count = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,11 +263,11 @@ class MeshConfig:
   checkpoint can be restored under any mesh.
   """
 
-  data: int = 1
-  fsdp: int = 1
-  expert: int = 1
-  context: int = 1
-  tensor: int = 1
+  data: Count = 1
+  fsdp: Count = 1
+  expert: Count = 1
+  context: Count = 1
+  tensor: Count = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,11 +280,11 @@ class EvalConfig:
   """
 
   split: Literal["train", "dev", "test"] = "test"
-  tasks: int = 200
-  rollouts: int = 1
+  tasks: Count = 200
+  rollouts: Count = 1
   temperature: float = -1.0
-  top_p: float = 1.0
-  bootstrap_resamples: int = 10_000
+  top_p: ShareAboveZero = 1.0
+  bootstrap_resamples: Count = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -292,7 +301,7 @@ class RunConfig:
   policy: PolicySection
   agent: str = "search"
   agent_config: Any = None
-  seed: int = 0
+  seed: Whole = 0
   corpus: CorpusConfig = CorpusConfig()
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()

@@ -57,6 +57,10 @@ class EpisodeError(RuntimeError):
   """An episode failed for a reason that is not the policy's; the message says which."""
 
 
+class SamplerRefused(EpisodeError):
+  """The sampler cannot serve a request: it serves no such policy, say. No episode can go on."""
+
+
 @dataclasses.dataclass
 class Record:
   """What an episode left so far; invariant: `turns`, `log` and `children` only grow.

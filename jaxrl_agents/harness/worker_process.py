@@ -33,9 +33,9 @@ import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.rollout import (
-  EpisodeError,
   MakeEpisode,
   Record,
+  SamplerRefused,
   Sampling,
   failed,
   run_group,
@@ -109,7 +109,7 @@ class RemoteSampler:
     """Fails a request with the sampler's own words."""
     future = self._waiting.get(request_id)
     if future is not None and not future.done():
-      future.set_exception(EpisodeError(f"the sampler refused: {text}"))
+      future.set_exception(SamplerRefused(f"the sampler refused: {text}"))
 
 
 def worker_main(fd: int) -> NoReturn:

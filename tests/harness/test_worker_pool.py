@@ -106,7 +106,7 @@ def test_a_refused_generation_fails_its_rollout_with_the_samplers_words():
           pool.send(number, ("refused", message[1], "the prompt of 9,999 tokens is too long"))
         elif message[0] == "group":
           group = message[1]
-  expected = "EpisodeError: the sampler refused: the prompt of 9,999 tokens is too long"
+  expected = "SamplerRefused: the sampler refused: the prompt of 9,999 tokens is too long"
   assert group.trajectories[0].error == expected
 
 

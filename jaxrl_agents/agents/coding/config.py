@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share, Whole
+
 TOOLS = (
   "read_file",
   "edit_file",
@@ -36,14 +38,14 @@ class CodingReward:
     length_of_solved_only: whether only solved episodes pay for their length.
   """
 
-  progress: float = 0.0
-  broken_calls: float = 0.02
-  open_todos: float = 0.05
-  comment_thinking: float = 0.05
-  shell_only: float = 0.05
-  length_k: float = 1.0
-  length_q: float = 1.0
-  length: float = 0.05
+  progress: NotNegative = 0.0
+  broken_calls: NotNegative = 0.02
+  open_todos: NotNegative = 0.05
+  comment_thinking: NotNegative = 0.05
+  shell_only: NotNegative = 0.05
+  length_k: NotNegative = 1.0
+  length_q: NotNegative = 1.0
+  length: NotNegative = 0.05
   length_of_solved_only: bool = False
 
 
@@ -85,31 +87,31 @@ class CodingConfig:
 
   tasks: str = ""
   sources: tuple[str, ...] = ("python",)
-  tasks_per_repo: int = 6
+  tasks_per_repo: Count = 6
   repo_kind: Literal["any", "calls", "suite"] = "any"
   damage: Literal["any", "token", "flip"] = "any"
-  min_level: int = 0
-  max_level: int = 3
-  max_file_characters: int = 400_000
+  min_level: Whole = 0
+  max_level: Whole = 3
+  max_file_characters: Count = 400_000
   tools: tuple[str, ...] = TOOLS
-  token_budget: int = 131_072
+  token_budget: Count = 131_072
   context: Literal["summarize", "discard_all", "hide_results", "none"] = "summarize"
-  trigger_fraction: float = 0.7
-  max_summaries: int = 8
-  summary_tokens: int = 4_096
-  keep_results: int = 5
-  tool_output_tokens: int = 8_192
-  max_new_tokens: int = 8_192
-  max_turns: int = 200
-  max_calls: int = 16
-  chunk_tokens: int = 256
-  command_s: float = 60.0
-  grade_s: float = 300.0
-  snapshot_turns: int = 1
+  trigger_fraction: Share = 0.7
+  max_summaries: Whole = 8
+  summary_tokens: Count = 4_096
+  keep_results: Whole = 5
+  tool_output_tokens: Count = 8_192
+  max_new_tokens: Count = 8_192
+  max_turns: Count = 200
+  max_calls: Count = 16
+  chunk_tokens: Count = 256
+  command_s: Positive = 60.0
+  grade_s: Positive = 300.0
+  snapshot_turns: Whole = 1
   pages: str = ""
   backend: str = "namespaces"
   system_prompt: str = ""
-  hasty: float = 0.3
+  hasty: Share = 0.3
   reward: CodingReward = CodingReward()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchReward:
@@ -15,11 +17,11 @@ class SearchReward:
     betas: of F_beta, one for each equally long phase of training (Context-1's five epochs).
   """
 
-  f_beta: float = 0.7
-  trajectory_recall: float = 0.3
-  answer_found: float = 1.0
-  prune_penalty: float = 1.0
-  betas: tuple[float, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
+  f_beta: NotNegative = 0.7
+  trajectory_recall: NotNegative = 0.3
+  answer_found: NotNegative = 1.0
+  prune_penalty: NotNegative = 1.0
+  betas: tuple[NotNegative, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,25 +52,25 @@ class SearchConfig:
     reward: weights of the reward.
   """
 
-  token_budget: int = 32_268
-  threshold_tokens: int = 16_384
-  spillage_fraction: float = 0.5
-  tool_output_tokens: int = 4_096
-  reply_reserve_tokens: int = 512
-  max_shown: int = 10
-  grep_limit: int = 5
-  dense_weight: float = 1.0
-  max_turns: int = 128
-  max_calls: int = 64
-  max_new_tokens: int = 2_048
-  max_documents: int = 30
+  token_budget: Count = 32_268
+  threshold_tokens: Count = 16_384
+  spillage_fraction: Share = 0.5
+  tool_output_tokens: Count = 4_096
+  reply_reserve_tokens: Count = 512
+  max_shown: Count = 10
+  grep_limit: Count = 5
+  dense_weight: NotNegative = 1.0
+  max_turns: Count = 128
+  max_calls: Count = 64
+  max_new_tokens: Count = 2_048
+  max_documents: Count = 30
   short_ids: bool = False
   can_prune: bool = True
   show_hint: bool = True
-  tool_deadline_s: float = 10.0
-  tool_latency_s: float = 0.0
+  tool_deadline_s: Positive = 10.0
+  tool_latency_s: NotNegative = 0.0
   system_prompt: str = ""
-  hasty: float = 0.3
+  hasty: Share = 0.3
   reward: SearchReward = SearchReward()
 
 

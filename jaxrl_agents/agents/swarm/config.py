@@ -7,6 +7,7 @@ import itertools
 
 from jaxrl_agents.agents.search import config as search_config
 from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share, Whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +24,10 @@ class ParlConfig:
     target_width: number of simultaneous assignments above which r_parallel does not grow.
   """
 
-  parallel: float = 0.1
-  finish: float = 0.1
-  anneal_end: float = 0.6
-  target_width: int = 4
+  parallel: NotNegative = 0.1
+  finish: NotNegative = 0.1
+  anneal_end: Share = 0.6
+  target_width: Count = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,23 +66,23 @@ class SwarmConfig:
   parl: ParlConfig = ParlConfig()
   sub_policy: str = "frozen"
   sub_init: tuple[str, ...] = ()
-  sub_until: tuple[float, ...] = ()
+  sub_until: tuple[NotNegative, ...] = ()
   alone: bool = False
-  budget_share: float = 0.4
-  stretch: float = 1.0
-  max_turns: int = 15
-  sub_max_turns: int = 100
-  sub_token_budget: int = 32_268
-  sub_max_new_tokens: int = 2_048
-  sub_temperature: float = 1.0
-  sub_deadline_s: float = 100.0
-  message_tokens: int = 512
-  max_agents: int = 16
-  max_assignments_per_turn: int = 16
-  max_assignments: int = 64
-  serial: float = 0.7
-  single: float = 0.0
-  max_children: int = 2
+  budget_share: Share = 0.4
+  stretch: Positive = 1.0
+  max_turns: Count = 15
+  sub_max_turns: Count = 100
+  sub_token_budget: Count = 32_268
+  sub_max_new_tokens: Count = 2_048
+  sub_temperature: Positive = 1.0
+  sub_deadline_s: Positive = 100.0
+  message_tokens: Count = 512
+  max_agents: Count = 16
+  max_assignments_per_turn: Count = 16
+  max_assignments: Count = 64
+  serial: Share = 0.7
+  single: Share = 0.0
+  max_children: Whole = 2
 
   @property
   def token_budget(self) -> int:

@@ -15,7 +15,7 @@ from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.agents.swarm import view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.parl import FINISHED, Assigned
-from jaxrl_agents.harness.rollout import Record, Sampling, failed, run_episode
+from jaxrl_agents.harness.rollout import Record, SamplerRefused, Sampling, failed, run_episode
 from jaxrl_agents.types import Env, Sampler, Task, Trajectory
 
 STATUS_OF_STOP = {
@@ -74,7 +74,11 @@ async def play(
   crew: Crew,
   seed: int,
 ) -> Outcome:
-  """Plays an assignment of `task` to its end. Only cancellation is raised."""
+  """Plays an assignment of `task` to its end.
+
+  Raises:
+    SamplerRefused: the policy of the sub-agents cannot be sampled at all. Nothing else is raised.
+  """
   gold = {"short_ids": task.facts["short_ids"]} if "short_ids" in task.facts else {}
   own = Task(assignment.id, "search", assignment.prompt, {"facts": [], **gold}, task.split)
   record = Record()
@@ -95,6 +99,8 @@ async def play(
       ),
       record=record,
     )
+  except SamplerRefused:
+    raise
   except Exception as error:
     trajectory = failed(own, record, error)
   return _outcome(trajectory, assignment)
