@@ -84,7 +84,8 @@ class WorkerPool:
       )
     self._listener, self._silence_s = listener, silence_s
     self._spec, self._stall_s, self._start_deadline_s = spec, stall_s, start_deadline_s
-    self._groups_per_worker, self._deaths_left = groups_per_worker, max_deaths
+    self._groups_per_worker = groups_per_worker
+    self._max_deaths, self._deaths_left = max_deaths, max_deaths
     self._backlog: collections.deque[Job] = collections.deque()
     self._workers: dict[int, _Worker] = {}
     self._next_number = 0
@@ -253,6 +254,7 @@ class WorkerPool:
       worker.last_error = message[1]
     elif message[0] == "group":
       worker.jobs.pop(message[1].id, None)
+      self._deaths_left = self._max_deaths  # counted in a row: a few bad tasks must not end a run
     return message
 
   def _bury_silent(self) -> list[tuple[int, tuple[Any, ...]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
-from jaxrl_agents.types import Group, SamplingLimits
+from jaxrl_agents.types import Group, SamplingLimits, Trajectory
 
 
 class RolloutError(RuntimeError):
@@ -42,7 +43,8 @@ class RolloutServer:
       submit in an order that depends on the requests alone, so that a run is bitwise repeatable.
       Each rollout is then played as a group of its own, with a seed of its own.
     stall_s: seconds without a message or a step after which RolloutError is raised.
-    max_retries: how often a job is submitted again after its worker died.
+    max_retries: how often a job is submitted again after its worker died. Then its task is set
+      aside: the group is returned with failed rollouts, which name the cause.
     others: {policy: Engine} of requests whose `SamplingLimits.policy` names them.
       A request for any other is refused.
   """
@@ -93,7 +95,8 @@ class RolloutServer:
     groups.
 
     Raises:
-      RolloutError: nothing happened for stall_s, or a job's workers died too often.
+      RolloutError: nothing happened for stall_s.
+      harness.worker_pool.WorkerPoolError: workers die without finishing any group.
     """
     jobs = iter(jobs)
     self._last_progress = time.monotonic()
@@ -218,12 +221,18 @@ class RolloutServer:
       del self._asked[asked]
     for job in jobs:
       self._deaths[job.group_id] += 1
-      if self._deaths[job.group_id] > self._max_retries:
-        raise RolloutError(
-          f"group {job.group_id!r} lost its worker {self._deaths[job.group_id]} times, lastly: "
-          f"{text}; see what its task does to a worker, or raise max_retries={self._max_retries}"
-        )
-      self._pool.submit(job)
+      if self._deaths[job.group_id] <= self._max_retries:
+        self._pool.submit(job)
+      else:
+        self._set_aside(job, text)
+
+  def _set_aside(self, job: Any, text: str) -> None:
+    """Ends a job that kills its workers: all of its rollouts have failed, and the run goes on."""
+    error = f"its worker died {self._deaths.pop(job.group_id)} times, lastly: {text}"
+    print(f"task {job.task.id} was set aside: {error}", file=sys.stderr, flush=True)
+    lost = Trajectory(job.task.id, (), (), {}, "", error=f"WorkerDied: {error}")
+    self._rollouts_in_play -= job.num_rollouts
+    self._finished.append(Group(job.task, (lost,) * job.num_rollouts, job.group_id))
 
   def _check_progress(self) -> None:
     waited = time.monotonic() - self._last_progress

@@ -110,10 +110,18 @@ def test_a_group_whose_worker_died_is_played_again(engine, pool, tmp_path):
   assert not any(t.error for g in groups for t in g.trajectories)
 
 
-def test_a_group_that_kills_every_worker_ends_with_its_name(engine, pool, tmp_path):
-  server = RolloutServer(engine, pool, max_rollouts=1, max_retries=1)
-  with pytest.raises(RolloutError, match="'d0' lost its worker 2 times.*exit status 3"):
-    list(server.collect([job("d0", 1, dies=2, folder=str(tmp_path))]))
+def test_a_task_that_kills_every_worker_is_set_aside_and_the_others_are_played(
+  engine, pool, tmp_path, capfd
+):
+  server = RolloutServer(engine, pool, max_rollouts=1, max_retries=2)
+  jobs = [job("e0"), job("d0", 2, dies=9, folder=str(tmp_path)), job("e1")]
+  groups = {group.task.id: group for group in server.collect(jobs)}
+  assert sorted(groups) == ["d0", "e0", "e1"]
+  errors = [trajectory.error for trajectory in groups["d0"].trajectories]
+  assert len(errors) == 2 and "its worker died 3 times" in errors[0] and "status 3" in errors[0]
+  assert not any(t.error for name in ("e0", "e1") for t in groups[name].trajectories)
+  assert "task d0 was set aside" in capfd.readouterr().err
+  assert pool.unfinished == 0 and engine.num_unfinished == 0
 
 
 def test_no_progress_ends_with_the_state_of_everything(engine):
