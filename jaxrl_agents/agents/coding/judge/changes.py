@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import pathlib
-import stat
 from collections.abc import Mapping
 
 from jaxrl_agents.sandbox import overlay
@@ -22,7 +21,7 @@ def changes_between(
   Links, folders and pipes are ignored. A file counts as removed if it is no regular file any more
   or has more than four million bytes.
   """
-  old, new = _files(store, before), _files(store, after)
+  old, new = (overlay.files(store.folder, layers, ROOT) for layers in (before, after))
   changed: dict[str, bytes | None] = {path: None for path in old if path not in new}
   for path, place in new.items():
     if path in old and old[path] == place:
@@ -33,16 +32,6 @@ def changes_between(
     elif content is None or content != _content(old[path]):
       changed[path] = content
   return changed
-
-
-def _files(store: Store, layers: tuple[str, ...]) -> dict[str, str]:
-  """{path below /work: location on the host} of the regular files."""
-  found = {}
-  for path in overlay.walk(store.folder, layers, ROOT):
-    at = overlay.find(store.folder, layers, path)
-    if at and stat.S_ISREG(at[1].st_mode):
-      found[path.removeprefix(f"{ROOT}/")] = at[0]
-  return found
 
 
 def _content(place: str) -> bytes | None:
