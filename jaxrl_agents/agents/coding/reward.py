@@ -178,12 +178,15 @@ def behaviour_penalty(parts: Mapping[str, float], w: CodingReward) -> float:
 def coding_total(parts: Mapping[str, float], *, weights: CodingReward = CodingReward()) -> float:
   """R = solved + progress * mended - behaviour - length * C_{k,q}(effort).
 
-  Progress counts only if no other test broke and the canaries hold.
+  Progress counts only if no other test broke and the canaries hold. Solving and progress count only
+  if no changed source newly mentions the machinery of tests (`Verdict.suspicious`).
   """
   w = weights
   earned = parts["solved"]
   if parts["kept"] == 1.0 and parts["canaries_held"]:
     earned += w.progress * parts["mended"]
+  if parts["suspicious"]:
+    earned = 0.0
   pays = parts["solved"] or not w.length_of_solved_only
   length = length_penalty(parts["effort"], k=w.length_k, q=w.length_q) if pays else 0.0
   return earned - behaviour_penalty(parts, w) - w.length * length

@@ -122,3 +122,11 @@ def test_progress_does_not_count_where_something_broke_or_a_canary_sang():
 def test_all_behaviour_together_costs_at_most_a_fifth_of_solving():
   worst = {"broken_calls": 99.0, "open_todos": 1.0, "comment_thinking": 1.0, "shell_only": 1.0}
   assert reward.behaviour_penalty(worst, CodingReward()) == pytest.approx(0.2)
+
+
+def test_sources_that_newly_mention_the_machinery_of_tests_earn_nothing():
+  honest = parts_of(episode(("shell", {"command": "ls"}, "a")))
+  cheat = honest | {"suspicious": 1.0}
+  weights = CodingReward(length=0.0, progress=0.5)
+  assert reward.coding_total(honest, weights=weights) == 1.5
+  assert reward.coding_total(cheat, weights=weights) == 0.0
