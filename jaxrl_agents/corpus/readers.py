@@ -108,13 +108,30 @@ def html_to_text(source: str) -> tuple[str, str]:
   Lines and indentation of <pre> are kept.
   """
   parser = _TextParser()
-  parser.feed(source)
+  parser.feed(_tidied(source))
   parser.close()
   title = re.sub(r"\s+", " ", "".join(parser.title)).strip()
   text = re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parser.parts))
   return title, re.sub(r"\n{3,}", "\n\n", text).strip().replace(_KEPT_SPACE, " ")
 
 
+def _tidied(source: str) -> str:
+  """HTML without comments and declarations, and without tags that are never closed.
+
+  The parser of the standard library takes quadratic time over many of these, and asserts that it
+  knows every declaration.
+  """
+  kept, at = [], 0
+  while (start := source.find("<!--", at)) >= 0:
+    kept.append(source[at:start])
+    end = source.find("-->", start + 4)
+    at = len(source) if end < 0 else end + 3
+  text = _DECLARATION.sub("", "".join([*kept, source[at:]]))
+  last = text.rfind(">") + 1
+  return text[:last] + text[last:].replace("<", "&lt;")
+
+
+_DECLARATION = re.compile(r"<[!?][^>]*>?")
 _KEPT_SPACE = "\u00a0"
 _HIDDEN = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "object"})
 _PARAGRAPHS = frozenset({
