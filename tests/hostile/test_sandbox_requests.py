@@ -37,7 +37,7 @@ def test_a_forged_status_of_nonsense_costs_the_exit_code_alone(in_box, status):
 NEST = "d=x; for i in $(seq {depth}); do mkdir $d && cd $d || exit 7; done; touch end"
 
 
-@pytest.mark.parametrize(("depth", "name"), [(100, "x"), (1_500, "x"), (80, "y" * 50)])
+@pytest.mark.parametrize(("depth", "name"), [(100, "x"), (300, "x"), (80, "y" * 50)])
 def test_folders_nested_too_deep_are_refused_and_the_sandbox_lives(in_box, depth, name):
   async def body(box):
     made = await box.exec(f"({NEST.format(depth=depth)})".replace("d=x", f"d={name}"))
