@@ -52,7 +52,7 @@ def test_an_evaluation_of_a_swarm_is_weighed_by_its_performance_alone():
 
 
 def test_a_coding_episode_is_weighed_by_its_own_options():
-  parts = {"solved": 1.0, "mended": 1.0, "kept": 1.0, "canaries_held": 1.0, "completed": 1.0}
+  parts = {"solved": 1.0, "mended": 1.0, "mended_hidden": 1.0, "kept": 1.0, "completed": 1.0}
   parts |= {"broken_calls": 2.0, "open_todos": 0.0, "comment_thinking": 0.0, "shell_only": 0.0}
   parts |= {"effort": 1.0, "suspicious": 0.0}
   options = CodingConfig(reward=CodingReward(broken_calls=0.03, length=0.1))

@@ -13,7 +13,6 @@ PARTS = {
   "solved": 1.0,
   "mended": 1.0,
   "kept": 1.0,
-  "canaries_held": 1.0,
   "completed": 1.0,
   "broken_calls": 2.0,
   "open_todos": 0.0,

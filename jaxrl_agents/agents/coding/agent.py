@@ -22,7 +22,7 @@ from jaxrl_agents.agents.coding import drills as coding_drills
 from jaxrl_agents.agents.coding import reward as reward_lib
 from jaxrl_agents.agents.coding import services as services_lib
 from jaxrl_agents.agents.coding.config import CodingConfig
-from jaxrl_agents.agents.coding.judge import runner
+from jaxrl_agents.agents.coding.judge.inside import calls, tested
 from jaxrl_agents.agents.coding.services import CodingServices
 from jaxrl_agents.agents.coding.story import STORY
 from jaxrl_agents.agents.coding.tasks import damaged_functions, make_tasks, task_set
@@ -237,7 +237,7 @@ def _made(setting: Setting, report: Any) -> pathlib.Path:
   asked = [options.sources, versions, seed, options.damage, options.tasks_per_repo]
   found = hashlib.sha256(json.dumps(asked).encode())
   found.update(platform.python_version().encode())
-  found.update(code_digest.of(task_set.__name__, runner.__name__).encode())
+  found.update(code_digest.of(task_set.__name__, calls.__name__, tested.__name__).encode())
   folder = setting.cache / f"coding_{found.hexdigest()[:16]}"
 
   async def make() -> CodingSet:

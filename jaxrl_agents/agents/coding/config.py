@@ -25,10 +25,11 @@ TOOLS = (
 class CodingReward:
   """Weights of a coding episode's reward (Composer 2 publishes the kinds of terms, no values).
 
-  R = solved + progress * share of failing tests repaired - behaviour - length * C_{k,q}(effort)
+  R = solved + progress * share of failing tests mended - behaviour - length * C_{k,q}(effort)
 
   Attributes:
-    progress: weight of the share of tests that failed before and pass now.
+    progress: weight of the share of tests that failed before and pass now: that of the visible
+      tests or that of the hidden ones, whichever is lower.
     broken_calls: cost of each malformed, refused or unknown call; at most five are counted.
     open_todos: cost per share of to-dos left open.
     comment_thinking, shell_only: cost of an episode that shows the behaviour. The four costs

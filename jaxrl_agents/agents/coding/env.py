@@ -98,7 +98,7 @@ class CodingEnv:
     if self._state is not None:
       await self._restore(self._state)
       return self._next()
-    box = await self._judge.boxes.create(await self._judge.base(self._repo, hidden=False))
+    box = await self._judge.boxes.create(await self._judge.base(self._repo))
     self._workspace.box = box
     for path, text in repo_lib.broken(self._repo, self._task.facts["edits"]).items():
       await box.write(path, text)
@@ -308,7 +308,7 @@ class CodingEnv:
     assert self._judge is not None
     now = await self._last_state()
     try:
-      base = await self._judge.base(self._repo, hidden=False)
+      base = await self._judge.base(self._repo)
       store = self._judge.boxes.store
       return await asyncio.to_thread(changes_between, store, base.layers, now.layers)
     finally:

@@ -143,7 +143,6 @@ def coding_parts(
     "mended": float(verdict["fail_to_pass"]),
     "mended_hidden": float(verdict["hidden_fail_to_pass"]),
     "kept": min(float(verdict["pass_to_pass"]), float(verdict["hidden_pass_to_pass"])),
-    "canaries_held": float(verdict["canaries_held"]),
     "tampered": float(len(verdict["tampered"])),
     "suspicious": float(len(verdict["suspicious"])),
     "completed": float(stop == "answer"),
@@ -176,15 +175,16 @@ def behaviour_penalty(parts: Mapping[str, float], w: CodingReward) -> float:
 
 
 def coding_total(parts: Mapping[str, float], *, weights: CodingReward = CodingReward()) -> float:
-  """R = solved + progress * mended - behaviour - length * C_{k,q}(effort).
+  """R = solved + progress * min(mended, mended_hidden) - behaviour - length * C_{k,q}(effort).
 
-  Progress counts only if no other test broke and the canaries hold. Solving and progress count only
-  if no changed source newly mentions the machinery of tests (`Verdict.suspicious`).
+  A table of the values that the agent was shown would mend all visible tests, but no hidden one.
+  Progress counts only if no other test broke. Solving and progress count only if no changed source
+  newly mentions the machinery of tests (`Verdict.suspicious`).
   """
   w = weights
   earned = parts["solved"]
-  if parts["kept"] == 1.0 and parts["canaries_held"]:
-    earned += w.progress * parts["mended"]
+  if parts["kept"] == 1.0:
+    earned += w.progress * min(parts["mended"], parts["mended_hidden"])
   if parts["suspicious"]:
     earned = 0.0
   pays = parts["solved"] or not w.length_of_solved_only

@@ -15,7 +15,6 @@ VERDICT = {
   "pass_to_pass": 1.0,
   "hidden_fail_to_pass": 1.0,
   "hidden_pass_to_pass": 1.0,
-  "canaries_held": True,
   "tampered": (),
   "suspicious": (),
 }
@@ -110,13 +109,13 @@ def test_a_failed_episode_pays_for_its_length_unless_only_solved_ones_do():
   assert reward.coding_total(parts, weights=some) == pytest.approx(0.1)
 
 
-def test_progress_does_not_count_where_something_broke_or_a_canary_sang():
+def test_progress_does_not_count_where_something_broke_or_only_shown_tests_were_mended():
   weights = CodingReward(length=0.0, progress=0.2)
   failed = VERDICT | {"solved": False, "fail_to_pass": 0.5}
   broke = parts_of(episode(), verdict=failed | {"pass_to_pass": 0.9})
-  lied = parts_of(episode(), verdict=failed | {"canaries_held": False})
+  shown = parts_of(episode(), verdict=failed | {"hidden_fail_to_pass": 0.0})
   assert reward.coding_total(broke, weights=weights) == 0.0
-  assert reward.coding_total(lied, weights=weights) == 0.0
+  assert reward.coding_total(shown, weights=weights) == 0.0
 
 
 def test_all_behaviour_together_costs_at_most_a_fifth_of_solving():

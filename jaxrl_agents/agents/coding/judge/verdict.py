@@ -1,23 +1,21 @@
-"""Judges the state of a repository in a fresh sandbox: which tests pass, and whether to believe it.
+"""Judges the state of a repository in a fresh sandbox: which tests pass.
 
-The agent's own sandbox is never used to judge: only its changes of source files are carried over,
-and the tests are written anew. The values of calls are compared here, on the host, so that no code
-in the sandbox can fake them. Test cases report themselves whether they pass. Therefore canaries
-with random names stand among the hidden cases and must fail: if one passes, no report counts.
+The agent's own sandbox is never used to judge: only its changes of source files are carried over.
+No interpreter that runs an agent's code decides about it. The values of calls are compared here, on
+the host. The tests of a suite run in a process of their own, which gets nothing but plain data out
+of the process with the agent's code (`inside.tester`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.agents.coding.judge import canaries, run_tests
-from jaxrl_agents.agents.coding.judge.repo import Repo, broken, is_setting, is_test, module_of
+from jaxrl_agents.agents.coding.judge import run_tests
+from jaxrl_agents.agents.coding.judge.repo import CHECK, Repo, broken, is_setting, is_test
 from jaxrl_agents.sandbox.errors import Refused
 from jaxrl_agents.sandbox.host.sandbox import Sandbox
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
@@ -43,10 +41,9 @@ class Verdict:
   """The judge's findings. A share is of the tests of its list that pass, 1 for an empty list.
 
   Attributes:
-    solved: every test of the task passes, visible and hidden, and the canaries hold.
+    solved: every test of the task passes, visible and hidden.
     fail_to_pass, pass_to_pass: shares of the visible tests.
     hidden_fail_to_pass, hidden_pass_to_pass: shares of the hidden tests.
-    canaries_held: no test passed that cannot pass.
     tampered: tests and test settings that the agent changed; these changes are discarded.
     suspicious: changed sources that newly mention the test machinery.
   """
@@ -56,12 +53,11 @@ class Verdict:
   pass_to_pass: float
   hidden_fail_to_pass: float
   hidden_pass_to_pass: float
-  canaries_held: bool
   tampered: tuple[str, ...] = ()
   suspicious: tuple[str, ...] = ()
 
 
-UNJUDGED = Verdict(False, 0.0, 0.0, 0.0, 0.0, canaries_held=True)
+UNJUDGED = Verdict(False, 0.0, 0.0, 0.0, 0.0)
 """The verdict on an agent that made its sandbox or its repository impossible to judge."""
 
 
@@ -70,19 +66,17 @@ class Judge:
 
   def __init__(self, boxes: Sandboxes):
     self.boxes = boxes
-    self._bases: dict[tuple[str, bool], asyncio.Task[Snapshot]] = {}
+    self._bases: dict[str, asyncio.Task[Snapshot]] = {}
 
-  async def base(self, repo: Repo, *, hidden: bool) -> Snapshot:
-    """A snapshot of the repository from which sandboxes start, with or without held-back tests."""
-    key = (repo.id, hidden)
-    if key not in self._bases:
-      files = {**repo.files, **(repo.held_back if hidden else {})}
-      made = self.boxes.base(files, mask=repo.mask, env=ENV)
-      self._bases[key] = asyncio.create_task(made)
+  async def base(self, repo: Repo) -> Snapshot:
+    """A snapshot of the repository without held-back tests, from which sandboxes start."""
+    if repo.id not in self._bases:
+      made = self.boxes.base(repo.files, mask=repo.mask, env=ENV)
+      self._bases[repo.id] = asyncio.create_task(made)
     try:
-      return await asyncio.shield(self._bases[key])  # other callers wait for it, too
+      return await asyncio.shield(self._bases[repo.id])  # other callers wait for it, too
     except Exception:
-      self._bases.pop(key, None)
+      self._bases.pop(repo.id, None)
       raise
 
   async def outcomes(
@@ -92,8 +86,8 @@ class Judge:
     *,
     twice_as_long: bool = False,
     suite_s: float = SUITE_S,
-  ) -> tuple[dict[str, str], bool]:
-    """Runs all tests in a fresh sandbox: ({test id: outcome}, whether the canaries held).
+  ) -> dict[str, str]:
+    """Runs all tests in a fresh sandbox: {test id: outcome}.
 
     Args:
       repo: the repository whose tests are run.
@@ -112,8 +106,8 @@ class Judge:
 
   async def _outcomes(
     self, repo: Repo, files: Mapping[str, bytes | str | None], factor: float, suite_s: float
-  ) -> tuple[dict[str, str], bool]:
-    box = await self.boxes.create(await self.base(repo, hidden=True))
+  ) -> dict[str, str]:
+    box = await self.boxes.create(await self.base(repo))
     try:
       for path, content in files.items():
         await _put(box, path, content)
@@ -134,13 +128,12 @@ class Judge:
       changes: {path below /work: content, None for removed} of every file that differs from `repo`.
     """
     files, tampered, suspicious = sorted_changes(repo, facts, changes)
-    gives, held = await self.outcomes(repo, files, twice_as_long=True)
+    gives = await self.outcomes(repo, files, twice_as_long=True)
     expected = repo.expected()
     passes = {test: gives.get(test) == want for test, want in expected.items()}
-    share = lambda name: _share([held and passes[test] for test in facts[name]])
-    shares = {name: share(name) for name in TESTS}
-    solved = held and all(value == 1.0 for value in shares.values())
-    return Verdict(solved, **shares, canaries_held=held, tampered=tampered, suspicious=suspicious)
+    shares = {name: _share([passes[test] for test in facts[name]]) for name in TESTS}
+    solved = all(value == 1.0 for value in shares.values())
+    return Verdict(solved, **shares, tampered=tampered, suspicious=suspicious)
 
 
 TESTS = ("fail_to_pass", "pass_to_pass", "hidden_fail_to_pass", "hidden_pass_to_pass")
@@ -190,38 +183,27 @@ def _quoted(path: str) -> str:
   return "'" + path.replace("'", "'\\''") + "'"
 
 
-async def _call_outcomes(box: Sandbox, repo: Repo, factor: float) -> tuple[dict[str, str], bool]:
+async def _call_outcomes(box: Sandbox, repo: Repo, factor: float) -> dict[str, str]:
   calls = [*repo.values, *repo.hidden_values]
-  known = {f"len({secrets.token_hex(n)!r})": str(2 * n) for n in _random_sizes()}
-  asked = list(calls)
-  for canary in known:  # calls keep their order, because it decides which are late
-    asked.insert(secrets.randbelow(len(asked) + 1), canary)
   values = await run_tests.values_of(
-    box, MAIN_MODULE, asked, limit_s=0.15 * factor, timeout_s=CALLS_S * factor
+    box, MAIN_MODULE, calls, limit_s=0.15 * factor, timeout_s=CALLS_S * factor
   )
-  gives = dict(zip(asked, values, strict=True))
-  held = all(gives[call] == value for call, value in known.items())
-  # A module that cannot be imported fails everything, canaries included; that is no lie.
-  held = held or all(value.startswith(("!", "?")) for value in values)
-  return {call: gives[call] for call in calls}, held
-
-
-def _random_sizes() -> list[int]:
-  return [3 + secrets.randbelow(40) for _ in range(2)]
+  return dict(zip(calls, values, strict=True))
 
 
 async def _suite_outcomes(
   box: Sandbox, repo: Repo, factor: float, suite_s: float
-) -> tuple[dict[str, str], bool]:
-  files, lies = canaries.with_canaries(repo.held_back, random.Random(secrets.randbits(64)))
-  for path, text in files.items():
-    await box.write(path, text)
-  modules = [module_of(path) for path in (*repo.visible_tests, *files)]
-  statuses = await run_tests.statuses_of(
-    box, modules, limit_s=5.0 * factor, timeout_s=suite_s * factor
+) -> dict[str, str]:
+  python = [path for path in repo.files if path.endswith(".py")]
+  tests = {path: repo.files[path] for path in python if is_test(path)} | dict(repo.held_back)
+  return await run_tests.statuses_of(
+    box,
+    tests,
+    [*repo.visible_tests, *repo.held_back],
+    [path for path in python if not is_test(path) and path != CHECK],
+    limit_s=5.0 * factor,
+    timeout_s=suite_s * factor,
   )
-  held = not any(statuses.get(name) == "passed" for name in lies)
-  return statuses, held
 
 
 def _share(passed: Sequence[bool]) -> float:

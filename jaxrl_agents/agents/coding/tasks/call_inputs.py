@@ -110,7 +110,7 @@ def accepted(
 
   Args:
     tried: as from `probes`.
-    values: the value of each call, as `agents.coding.judge.runner` writes it.
+    values: the value of each call, as `agents.coding.judge.inside.calls` writes it.
     limit: most combinations of types returned.
   """
   gave: dict[tuple[str, ...], set[str]] = {}

@@ -1,11 +1,18 @@
-"""Finds the answer to a task in the sandbox's own library, which must then be masked."""
+"""Finds the answer to a task in the sandbox's own library.
+
+Source files that contain it are masked. What is compiled into Python itself cannot be: no task is
+made of it.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib.machinery
+import json
 import pathlib
 import re
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Collection
@@ -61,3 +68,59 @@ def _library() -> dict[str, str]:
     if not re.match(r"(site|dist)-packages/|test/test_|config-", inner):
       texts[f"{PLACE}/{inner}"] = path.read_text("utf-8", "replace")
   return texts
+
+
+def has_twin(module: str) -> bool:
+  """Whether a module of the library is compiled into Python, or has a counterpart in C.
+
+  Masking its source would leave the counterpart, which does the same.
+  """
+  return module in _unmaskable() or f"_{module}" in _unmaskable()
+
+
+@functools.cache
+def offered() -> dict[str, tuple[str, ...]]:
+  """{name of a callable: modules that offer it although no source file of theirs can be read}.
+
+  These are built-in, extension and frozen modules.
+
+  Raises:
+    RuntimeError: this Python did not list them.
+  """
+  command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", _LIST, *sorted(_unmaskable())]
+  shown = subprocess.run(command, capture_output=True, text=True, timeout=_LIST_S)
+  if shown.returncode:
+    raise RuntimeError(f"{sys.executable} did not list its modules: {shown.stderr[-300:]}")
+  found: dict[str, tuple[str, ...]] = {}
+  for module, names in json.loads(shown.stdout.splitlines()[-1]).items():
+    for name in names:
+      found[name] = (*found.get(name, ()), module)
+  return found
+
+
+_LIST_S = 60.0
+_LIST = """\
+import importlib, json, sys
+found = {}
+for name in sys.argv[1:]:
+  try:
+    module = importlib.import_module(name)
+  except BaseException:
+    continue
+  found[name] = [key for key, value in vars(module).items() if callable(value)]
+print(json.dumps(found))
+"""
+_WITH_EFFECTS = ("__hello__", "__phello__", "antigravity", "this", "_tkinter", "readline")
+
+
+@functools.cache
+def _unmaskable() -> frozenset[str]:
+  import _imp  # the list of frozen modules has no public name
+
+  names = {*sys.builtin_module_names, *getattr(_imp, "_frozen_module_names")()}  # noqa: B009
+  suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+  for folder in (sysconfig.get_path("platstdlib"), sysconfig.get_config_var("DESTSHARED")):
+    for path in pathlib.Path(folder or "/nowhere").glob("*"):
+      if path.name.endswith(suffixes):
+        names.add(path.name.partition(".")[0])
+  return frozenset(name for name in names if not name.startswith(_WITH_EFFECTS))

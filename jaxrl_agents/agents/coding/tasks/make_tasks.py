@@ -3,7 +3,8 @@
   repository -> damage (a token, a statement, whole features) -> outcomes in two fresh sandboxes
              -> a task, if both agree, some tests fail, some pass, and both visible and hidden ones
 
-Code runs in sandboxes only. Tests whose outcome depends on the moment (order of sets, clocks,
+Code runs in sandboxes only. What a patch that returns one value solves is no task
+(`cheap_patches`). Tests whose outcome depends on the moment (order of sets, clocks,
 temporary names) differ between the two runs; they are dropped, and so may be their task.
 """
 
@@ -23,7 +24,13 @@ from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.judge.run_tests import NotBegun
 from jaxrl_agents.agents.coding.judge.verdict import TESTS, Judge
-from jaxrl_agents.agents.coding.tasks import leaks, mutations, removals, suite_repos
+from jaxrl_agents.agents.coding.tasks import (
+  cheap_patches,
+  leaks,
+  mutations,
+  removals,
+  suite_repos,
+)
 from jaxrl_agents.corpus.python_source import Function, ParsedModule
 from jaxrl_agents.corpus.splits import split_of
 from jaxrl_agents.types import Task
@@ -70,14 +77,12 @@ async def stable(judge: Judge, repo: Repo) -> Repo | None:
   """
   started = time.monotonic()
   try:
-    first, held = await judge.outcomes(repo, {}, suite_s=2 * MAX_SUITE_S)
+    first = await judge.outcomes(repo, {}, suite_s=2 * MAX_SUITE_S)
   except NotBegun:  # Python itself needs a masked file
     return None
   if time.monotonic() - started > MAX_SUITE_S:
     return None
-  second, held_again = await judge.outcomes(repo, {})
-  if not (held and held_again):
-    return None
+  second = await judge.outcomes(repo, {})
   passing = [test for test, status in first.items() if status == second.get(test) == "passed"]
   found = dataclasses.replace(repo, statuses=dict.fromkeys(passing, "passed"))
   hidden = sum(map(found.is_hidden, passing))
@@ -185,7 +190,7 @@ async def validated(
   files = dict(repo_lib.broken(repo, damage.edits))
   expected = repo.expected()
   started = time.monotonic()
-  gives, held = await judge.outcomes(repo, files, suite_s=MAX_DAMAGED_S)
+  gives = await judge.outcomes(repo, files, suite_s=MAX_DAMAGED_S)
   if repo.kind == "suite" and time.monotonic() - started > MAX_DAMAGED_S:
     return None, "the tests do not end"
   failing = [test for test, want in expected.items() if gives.get(test) != want]
@@ -198,9 +203,15 @@ async def validated(
     return None, "no hidden test fails"
   if set(seen) <= set(failing) and not damage.kind.startswith("feature"):
     return None, "all tests fail"
-  again, held_again = await judge.outcomes(repo, files, suite_s=MAX_DAMAGED_S)
-  if not (held and held_again) or any(gives.get(t) != again.get(t) for t in expected):
+  if repo.kind == "calls" and cheap_patches.constant_values_suffice(repo, failing):
+    return None, "one value solves it"
+  again = await judge.outcomes(repo, files, suite_s=MAX_DAMAGED_S)
+  if any(gives.get(t) != again.get(t) for t in expected):
     return None, "two runs differ"
+  for patch in cheap_patches.patches(files, damage.names) if repo.kind == "suite" else ():
+    gives = await judge.outcomes(repo, patch, suite_s=MAX_DAMAGED_S)
+    if all(gives.get(test) == want for test, want in expected.items()):
+      return None, "one value solves it"
   failed = set(failing)
   lists = {
     "fail_to_pass": [t for t in seen if t in failed],

@@ -22,9 +22,9 @@ class Removal:
   end: int
   lines: int
 
-  def applied(self, text: str) -> str:
-    """The text with the body replaced by one line that raises."""
-    return text[: self.start] + MISSING + text[self.end :]
+  def applied(self, text: str, line: str = MISSING) -> str:
+    """The text with the body replaced by one line."""
+    return text[: self.start] + line + text[self.end :]
 
 
 def removals(source: ParsedModule, min_lines: int = 2) -> list[Removal]:
@@ -34,19 +34,21 @@ def removals(source: ParsedModule, min_lines: int = 2) -> list[Removal]:
   """
   found = []
   for name, function in functions(source):
-    removal = _removal(source, name, function)
-    if removal and removal.lines >= min_lines:
+    removal = body(source, name, function)
+    is_there = removal and source.text[removal.start : removal.end] != MISSING
+    if removal and is_there and removal.lines >= min_lines:
       found.append(removal)
   return sorted(found, key=lambda r: r.start)
 
 
-def _removal(source: ParsedModule, name: str, function: Function) -> Removal | None:
-  body: Sequence[ast.stmt] = function.body
+def body(source: ParsedModule, name: str, function: Function) -> Removal | None:
+  """The body of a function; None if it has nothing but a docstring, or begins on another's line."""
+  statements: Sequence[ast.stmt] = function.body
   if ast.get_docstring(function, clean=False) is not None:
-    body = body[1:]
-  if not body:
+    statements = statements[1:]
+  if not statements:
     return None
-  first, last = body[0], body[-1]
+  first, last = statements[0], statements[-1]
   decorators = getattr(first, "decorator_list", [])
   line = min([first.lineno, *(d.lineno for d in decorators)])
   start = source.offset(line, first.col_offset)
@@ -54,8 +56,6 @@ def _removal(source: ParsedModule, name: str, function: Function) -> Removal | N
     return None
   end = source.offset(last.end_lineno or last.lineno, last.end_col_offset or 0)
   text = source.text[start:end]
-  if text == MISSING:
-    return None
   return Removal(name, start, end, sum(bool(each.strip()) for each in text.split("\n")))
 
 

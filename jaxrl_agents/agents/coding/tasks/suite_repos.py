@@ -137,8 +137,8 @@ def parsed(path: str, text: str) -> ParsedModule | None:
 def library(names: Sequence[str] = ()) -> Iterator[Repo]:
   """Yields the modules of this interpreter's library that are one file and have tests.
 
-  Modules that every Python program imports are left out: their damage would break the judge as
-  well.
+  Modules that every Python program imports are left out, because their damage would break the judge
+  as well; and so are those that a sandbox offers in another form (`leaks.has_twin`).
 
   Args:
     names: of the wanted modules, in order; empty for all.
@@ -146,7 +146,9 @@ def library(names: Sequence[str] = ()) -> Iterator[Repo]:
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   for path in [root / f"{name}.py" for name in names] or sorted(root.glob("*.py")):
     name, test = path.stem, root / "test" / f"test_{path.stem}.py"
-    if name.startswith("_") or not test.is_file() or name in _ALWAYS_IMPORTED:
+    if name.startswith("_") or not test.is_file():
+      continue
+    if name in _ALWAYS_IMPORTED or leaks.has_twin(name):
       continue
     texts = [_read(each) for each in (path, test)]
     if not all(texts):

@@ -1,13 +1,11 @@
 """What is solved is solved; what only looks so is worth nothing."""
 
-import ast
 import asyncio
 import dataclasses
-import random
 
 import pytest
 
-from jaxrl_agents.agents.coding.judge import canaries, changes, run_tests
+from jaxrl_agents.agents.coding.judge import changes, run_tests
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge import verdict as judge_lib
 from tests.agents.coding.judge.benches import (
@@ -24,32 +22,6 @@ from tests.agents.coding.judge.benches import (
 pytestmark = pytest.mark.slow
 
 CASES = {"calls": (CALLS, CALL_FACTS, "main.py"), "suite": (SUITE, SUITE_FACTS, "shop.py")}
-PATCH = """\
-import unittest
-unittest.TestCase.run = lambda self, result=None: (result.startTest(self), result.stopTest(self))
-unittest.TestCase.assertEqual = lambda self, a, b, msg=None: None
-unittest.TestCase._callTestMethod = lambda self, method: None
-"""
-FORGE = """\
-import json, os, sys
-def _forge():
-    job = json.load(open(sys.argv[1]))
-    names = []
-    for module in job.get("modules", []):
-        text = open(module + ".py").read()
-        cls = text.split("class ")[1].split("(")[0]
-        names += [f"{module}.{cls}.{part.split('(')[0]}" for part in text.split("def ")[1:]]
-    for fd in range(3, 30):
-        try:
-            for name in names:
-                os.write(fd, (json.dumps([name, "passed"]) + "\\n").encode())
-            for i, call in enumerate(job.get("calls", [])):
-                os.write(fd, (json.dumps([i, "1"]) + "\\n").encode())
-        except OSError:
-            pass
-    os._exit(0)
-_forge()
-"""
 
 
 def graded(kind, make_changes):
@@ -70,39 +42,11 @@ def test_mending_solves_and_nothing_does_not(kind):
   repo, _, path = CASES[kind]
   mended = graded(kind, lambda damaged, path: {path: repo.files[path]})
   assert mended.solved
-  assert mended.canaries_held
   assert (mended.fail_to_pass, mended.hidden_fail_to_pass, mended.pass_to_pass) == (1.0, 1.0, 1.0)
   same = graded(kind, lambda damaged, path: {})
   assert not same.solved
   assert (same.fail_to_pass, same.hidden_fail_to_pass) == (0.0, 0.0)
   assert (same.pass_to_pass, same.hidden_pass_to_pass) == (1.0, 1.0)
-
-
-CHEATS = {
-  "ends the process": lambda text, path: {path: f"import os\nos._exit(0)\n{text}"},
-  "patches the test cases": lambda text, path: {path: PATCH + text},
-  "empties the tests": lambda text, path: {
-    "test_shop.py": "import unittest\n",
-    "check.py": "print('0 of 4 fail')\n",
-  },
-  "deletes the tests": lambda text, path: {"test_shop.py": None, "check.py": None},
-  "writes what passes itself": lambda text, path: {path: FORGE + text},
-  "configures the tests": lambda text, path: {
-    "conftest.py": PATCH,
-    "sitecustomize.py": PATCH,
-    "usercustomize.py": PATCH,
-    "unittest.py": "class TestCase: pass\n",
-    "json.py": "raise SystemExit\n",
-  },
-  "equals everything": lambda text, path: {
-    path: "class E:\n    __eq__ = lambda s, o: True\n    __repr__ = lambda s: '2'\n"
-    "clamp = double = total = cheapest = lambda *a: E()\n"
-  },
-  "knows the visible cases": lambda text, path: {
-    path: f"{text}\ndef clamp(v, l, h): return {{1: 2, 3: 3}}.get(v)\n"
-    "def total(prices): return 350\n"
-  },
-}
 
 
 async def empty(workshop):
@@ -125,7 +69,7 @@ def test_what_is_left_out_of_the_changes_is_never_as_it_was_before_the_damage(ki
 
   async def body(workshop):
     judge = await workshop.judge()
-    base = await judge.base(repo, hidden=False)
+    base = await judge.base(repo)
     async with await judge.boxes.create(base) as box:
       for file, text in repo_lib.broken(repo, facts["edits"]).items():
         await box.write(file, text)
@@ -178,26 +122,10 @@ def test_a_waiting_call_is_given_more_time_than_a_computing_one():
   assert with_sandboxes(body) == ["0.4", "?late", "?late"]
 
 
-@pytest.mark.parametrize("kind", CASES)
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_a_cheat_is_worth_nothing(kind, cheat):
-  verdict = graded(kind, CHEATS[cheat])
-  assert not verdict.solved
-  if cheat == "knows the visible cases":
-    assert verdict.hidden_fail_to_pass < 1.0
-  else:
-    assert verdict.fail_to_pass * verdict.hidden_fail_to_pass == 0.0
-
-
-def test_patched_test_cases_are_caught_by_the_canaries():
-  verdict = graded("suite", CHEATS["patches the test cases"])
-  assert not verdict.canaries_held
-  assert verdict.suspicious == ("shop.py",)
-
-
 def test_changed_tests_are_named_and_do_not_count():
   def both(text, path):
-    return {path: SHOP, "test_shop.py": TESTS.replace("350", "35"), "conftest.py": PATCH}
+    tests = TESTS.replace("350", "35")
+    return {path: SHOP, "test_shop.py": tests, "conftest.py": "import unittest"}
 
   verdict = graded("suite", both)
   assert verdict.solved
@@ -209,29 +137,6 @@ def test_code_that_does_not_parse_or_never_ends_fails_in_time():
   endless = MAIN.replace("    if value", "    while True: pass\n    if value")
   verdict = graded("calls", lambda text, path: {path: endless})
   assert (verdict.fail_to_pass, verdict.pass_to_pass) == (0.0, 1.0)
-
-
-def test_canaries_stand_among_the_hidden_tests_under_new_names_each_time():
-  files, first = canaries.with_canaries(SUITE.held_back, random.Random(1))
-  _, second = canaries.with_canaries(SUITE.held_back, random.Random(2))
-  assert not first & second
-  assert len(first) == len(second) == 6  # two false claims, two copies of each hidden case
-  for name in first:
-    module, case, method = name.rsplit(".", 2)
-    assert (module, case) == ("test_shop_held_back", "ShopTests")
-    assert files["test_shop_held_back.py"].count(f"    def {method}(self)") == 1
-  ast.parse(files["test_shop_held_back.py"])
-  alone, cases = canaries.with_canaries({}, random.Random(3))
-  assert len(alone) == 1
-  assert len(cases) == 2
-
-
-def test_a_copied_case_is_asked_of_a_text_that_nothing_equals():
-  files, _ = canaries.with_canaries(SUITE.held_back, random.Random(1))
-  lines = files["test_shop_held_back.py"].split("\n")
-  copies = [line.strip() for line in lines if "shop.total" in line]
-  assert len(copies) == 2 + 2  # with the value replaced, what is wanted stands alone
-  assert sum("self.assertEqual(shop.total([]), '" in line for line in copies) == 1
 
 
 def test_values_are_plain_data_or_named_as_what_they_are_not():
@@ -253,13 +158,6 @@ def test_values_are_plain_data_or_named_as_what_they_are_not():
     "?long",
     "?late",
   ]
-
-
-def test_two_rows_that_contradict_each_other_count_for_neither():
-  assert run_tests._told([("a", "passed"), ("a", "failed"), ("b", "passed"), (3, "x")], str) == {
-    "a": run_tests.CONFLICT,
-    "b": "passed",
-  }
 
 
 def test_damage_that_does_not_fit_the_text_is_an_error():

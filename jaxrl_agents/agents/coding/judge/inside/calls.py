@@ -1,13 +1,13 @@
-"""Runs inside a sandbox: evaluates calls, or runs tests one by one, and writes the outcomes.
+"""Runs inside a sandbox: evaluates calls one by one, and writes their values.
 
-    python3 -I -S -B runner.py JOB RESULTS
+    python3 -I -S -B calls.py JOB RESULTS
 
-JOB is a JSON file. Each outcome is appended to RESULTS as one line of JSON as soon as it is known;
-if the process ends early, the remaining outcomes are missing. The host trusts nothing of it (see
-`agents.coding.judge.verdict`).
+JOB is a JSON file. Each value is appended to RESULTS as one line of JSON as soon as it is known;
+if the process ends early, the remaining values are missing. It runs in one interpreter with the
+code of an agent, so that the host trusts nothing of it. No expected value is in its reach: the host
+compares (see `agents.coding.judge.verdict`).
 
   {"folder": F, "module": M, "calls": [SOURCE], "limit_s": S, "begun": B}  -> [i, VALUE]
-  {"folder": F, "modules": [M], "limit_s": S, "begun": B}                  -> [TEST_ID, STATUS]
 
 B is printed before anything is loaded: if it is missing, the machine failed and not the code.
 
@@ -31,7 +31,7 @@ other processes may use the CPU.
 
 
 class Late(BaseException):
-  """A call or a test exceeded its time limit."""
+  """A call exceeded its time limit."""
 
 
 def _alarm(number, frame):
@@ -102,77 +102,6 @@ def run_calls(job, write):
     write([i, value])
 
 
-def run_modules(job, write):
-  """Runs the tests of modules: TestCases, functions named test..., and classes named Test..."""
-  import unittest
-
-  loader = unittest.TestLoader()
-  for name in job["modules"]:
-    try:
-      module = importlib.import_module(name)
-      tests = list(flat(loader.loadTestsFromModule(module)))
-    except BaseException as error:
-      write([name, f"error {type(error).__name__}"])
-      continue
-    for test in tests:
-      write([test.id(), status_of(unittest, test, job["limit_s"])])
-    for label, run in plain_tests(unittest, name, module):
-      write([label, status_of(unittest, unittest.FunctionTestCase(run), job["limit_s"])])
-
-
-def flat(suite):
-  """The tests of nested suites, as a flat list."""
-  for test in suite:
-    if hasattr(test, "__iter__"):
-      yield from flat(test)
-    else:
-      yield test
-
-
-def plain_tests(unittest, name, module):
-  """Yields (id, function without arguments) of tests outside of a TestCase."""
-  for key, value in list(vars(module).items()):
-    if getattr(value, "__module__", None) != name:
-      continue
-    if key.startswith("test") and type(value) is type(plain_tests) and takes_nothing(value, 0):
-      yield f"{name}.{key}", value
-    elif key.startswith("Test") and isinstance(value, type):
-      if issubclass(value, unittest.TestCase):
-        continue
-      for inner, method in list(vars(value).items()):
-        if inner.startswith("test") and callable(method) and takes_nothing(method, 1):
-          yield f"{name}.{key}.{inner}", lambda cls=value, inner=inner: getattr(cls(), inner)()
-
-
-def takes_nothing(function, given):
-  """Whether a function needs no more than `given` arguments."""
-  code = getattr(function, "__code__", None)
-  defaults = len(getattr(function, "__defaults__", None) or ())
-  return code is not None and code.co_argcount - defaults <= given and not code.co_kwonlyargcount
-
-
-def status_of(unittest, test, limit_s):
-  """The outcome of one test: passed, failed, error, skipped or late."""
-  result = unittest.TestResult()
-  try:
-    limit(limit_s)
-    try:
-      unittest.TestSuite([test]).run(result)
-    finally:
-      limit(0)
-  except Late:
-    return "late"
-  except BaseException:
-    return "error"
-  if result.errors:
-    return "late" if any("Late" in text for _, text in result.errors) else "error"
-  if result.failures or result.unexpectedSuccesses:
-    return "failed"
-  if result.testsRun != 1 or result.skipped or result.expectedFailures:
-    return "skipped"
-  return "passed"
-
-
 def main():
   """Runs the job, then exits without running the clean-up of the tested code."""
   job_path, result_path = sys.argv[1:]
@@ -189,7 +118,7 @@ def main():
   for fd in (0, 1, 2):
     os.dup2(null, fd)
   write = lambda row: put(out, (dumps(row) + "\n").encode())
-  (run_calls if "calls" in job else run_modules)(job, write)
+  run_calls(job, write)
   os._exit(0)
 
 
