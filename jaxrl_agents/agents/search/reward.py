@@ -109,14 +109,16 @@ def precision(chunk_ids: Iterable[str], facts: Mapping[str, Any], *, unseen: int
 def answer_found(chunk_ids: Iterable[str], facts: Mapping[str, Any]) -> float:
   """1 if the output has a chunk (document) that directly holds the answer, else 0.
 
-  Fact level: the facts flagged `is_final_answer`. Document level: `gold_document_ids`. Tasks that
+  Fact level: the "answer_chunk_ids" of the facts flagged `is_final_answer`, or all their chunks if
+  they name none. Document level: `gold_document_ids`. Tasks that
   flag none: any gold one.
   """
   if "facts" not in facts:
     gold = facts.get("gold_document_ids") or facts["document_ids"]
     return float(bool({document_of(i) for i in chunk_ids} & set(gold)))
   final = [fact for fact in facts["facts"] if fact.get("is_final_answer")] or facts["facts"]
-  return float(bool(set(chunk_ids) & gold_ids({"facts": final})))
+  holding = {i for fact in final for i in fact.get("answer_chunk_ids") or fact["chunk_ids"]}
+  return float(not holding.isdisjoint(chunk_ids))
 
 
 def f_beta(precision: float, recall: float, beta: float) -> float:
@@ -165,8 +167,8 @@ def search_parts(
   Args:
     log: every message ever shown.
     stop: why the episode ended; only "answer" completes it.
-    facts: the gold of the task: "facts" [{fact, chunk_ids, is_final_answer}], or "document_ids" and
-      maybe "gold_document_ids".
+    facts: the gold of the task: "facts" [{fact, chunk_ids, is_final_answer, answer_chunk_ids}], or
+      "document_ids" and maybe "gold_document_ids".
     ids: {name: chunk id} of chunks that had another name in the log.
     was_shown: whether a tool showed the policy a chunk or document of this id. Every other id in
       an answer is wrong: it earns nothing, and lowers the precision (ours).

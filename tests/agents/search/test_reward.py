@@ -74,6 +74,14 @@ def test_documents_are_compared_by_the_part_of_the_id_before_the_underscore():
   assert reward.answer_found(["9_3"], facts) == 1.0
 
 
+def test_a_chunk_that_states_the_fact_without_the_answer_finds_the_fact_and_not_the_answer():
+  final = {**FACTS["facts"][0], "answer_chunk_ids": ["8_4"]}
+  facts = {"facts": [final, FACTS["facts"][1]]}
+  assert reward.recall(["7_0"], facts) == 0.5
+  assert reward.answer_found(["7_0"], facts) == 0.0
+  assert reward.answer_found(["8_4", "7_0"], facts) == 1.0
+
+
 def test_f_beta_with_beta_4_of_half_precision_and_full_recall_is_0_9444():
   assert reward.f_beta(0.5, 1.0, 4.0) == pytest.approx(17 * 0.5 / (16 * 0.5 + 1))
   assert reward.f_beta(0.5, 1.0, 4.0) == pytest.approx(0.9444, abs=5e-5)

@@ -118,6 +118,9 @@ def _item(graph: Graph, part: Part, sentence: str, own: Sequence[Tie], is_answer
   """The passages behind one clue: description, naming line, and the evidence that is part of it."""
   each = graph.described[part.key]
   chunk_ids = tuple(dict.fromkeys([*each.chunk_ids, *(tie.chunk_id for tie in own)]))
+  holds_name = lambda chunk_id: quote_verification.names(
+    graph.chunk_texts[chunk_id], each.entity.name
+  )
   return Item(
     id=chunk_ids[0],
     text="\n".join(graph.chunk_texts[chunk_id] for chunk_id in chunk_ids),
@@ -127,6 +130,7 @@ def _item(graph: Graph, part: Part, sentence: str, own: Sequence[Tie], is_answer
     contains_truth=is_answer,
     is_answer=is_answer,
     chunk_ids=chunk_ids,
+    answer_chunk_ids=tuple(filter(holds_name, chunk_ids)) if is_answer else (),
     name=each.entity.name,
     clue="" if part.blind else each.clue,
     reasoning=f"describes {part.key}",

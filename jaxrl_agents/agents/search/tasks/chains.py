@@ -27,6 +27,7 @@ class Item:
     contains_truth: whether it holds the truth.
     is_answer: whether it is about the truth itself, not only naming it.
     chunk_ids: every chunk that states the fact, `id` first; finding any of them finds the fact.
+    answer_chunk_ids: of the answer, those of `chunk_ids` that hold the truth; all if empty.
     name: the entity that the passage is about; "" when not known.
     clue: the description in the clue, a good query; "" when the clue only relates it to others.
     reasoning: why it supports the clue, in words.
@@ -43,6 +44,7 @@ class Item:
   contains_truth: bool = False
   is_answer: bool = False
   chunk_ids: tuple[str, ...] = ()
+  answer_chunk_ids: tuple[str, ...] = ()
   name: str = ""
   clue: str = ""
   reasoning: str = ""
@@ -105,7 +107,8 @@ def task(chain: Chain, level: int, seed: int = 0) -> Task:
   """The task of a level for the search environment.
 
   Its facts: "level", "kind", "truth"; "facts", one per item of all levels so far, each found by any
-  of its "chunk_ids", the answer's marked "is_final_answer"; "clues", the descriptions with the
+  of its "chunk_ids", the answer's marked "is_final_answer", with the "answer_chunk_ids" that hold
+  the truth; "clues", the descriptions with the
   chunks that they should find and the "name" of what these are about ("text" is empty where a clue
   is told by its ties alone); "distractors", chunk ids.
   """
@@ -114,13 +117,14 @@ def task(chain: Chain, level: int, seed: int = 0) -> Task:
   for each in chain.levels[: level + 1]:
     for item in each.items:
       chunk_ids = list(item.chunk_ids or (item.id,))
-      facts.append(
-        {
-          "fact": item.clue_quotes[0] if item.clue_quotes else item.reasoning,
-          "chunk_ids": chunk_ids,
-          "is_final_answer": each is asked and item.is_answer,
-        }
-      )
+      fact = {
+        "fact": item.clue_quotes[0] if item.clue_quotes else item.reasoning,
+        "chunk_ids": chunk_ids,
+        "is_final_answer": each is asked and item.is_answer,
+      }
+      if fact["is_final_answer"]:
+        fact["answer_chunk_ids"] = list(item.answer_chunk_ids or chunk_ids)
+      facts.append(fact)
       clues.append({"text": item.clue, "chunk_ids": chunk_ids, "name": item.name})
   distractors = [each.id for part in chain.levels[: level + 1] for each in part.distractors]
   return Task(

@@ -27,6 +27,7 @@ _ITEM_FIELDS = frozenset(
     "contains_truth",
     "is_answer",
     "chunk_ids",
+    "answer_chunk_ids",
     "name",
     "clue",
     "relevant_prev_url",
@@ -139,6 +140,7 @@ def _item_out(item: Item) -> dict[str, Any]:
     "contains_truth": item.contains_truth,
     "is_answer": item.is_answer,
     "chunk_ids": list(item.chunk_ids),
+    "answer_chunk_ids": list(item.answer_chunk_ids),
     "name": item.name,
     "clue": item.clue,
   }
@@ -207,6 +209,7 @@ def _item_in(raw: Any, contents: Mapping[str, str], place: str) -> Item:
     contains_truth=contains_truth,
     is_answer=bool(raw.get("is_answer", contains_truth)),
     chunk_ids=tuple(raw.get("chunk_ids", ())),
+    answer_chunk_ids=tuple(raw.get("answer_chunk_ids", ())),
     name=str(raw.get("name", "")),
     clue=str(raw.get("clue", "") if "clue" in raw else " ".join(raw.get("clue_quotes") or ())),
     reasoning=str(raw.get("reasoning", "")),

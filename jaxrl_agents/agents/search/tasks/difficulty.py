@@ -45,7 +45,8 @@ def measure(
       total += 1
       whole += bool(gold & shown)
       answers += fact["is_final_answer"]
-      answered += fact["is_final_answer"] and bool(gold & shown)
+      if fact["is_final_answer"]:
+        answered += bool(shown.intersection(fact["answer_chunk_ids"]))
       if clue["text"]:
         hits = index.search(clue["text"], limit=limit, mode=mode)
         by_clue += bool(gold & {hit.chunk.id for hit in hits})

@@ -116,10 +116,13 @@ def _grounded(
   facts: dict[str, Any] = dict(task.facts)
   for name in ("facts", "clues"):
     facts[name] = [{**f, "chunk_ids": ids} for f, ids in zip(facts[name], found, strict=True)]
+  for fact, item, each, ids in zip(facts["facts"], items, chunks, found, strict=True):
+    if fact["is_final_answer"]:
+      fact["answer_chunk_ids"] = _said_in(item.truth_quotes, each) or ids
   distractors = (by_page.get(page, ()) for page in facts["distractors"])
   facts["distractors"] = [chunk.id for each in distractors for chunk in each]
   if gold == "document":
-    final = {i for f in facts.pop("facts") if f["is_final_answer"] for i in f["chunk_ids"]}
+    final = {i for fact in facts.pop("facts") for i in fact.get("answer_chunk_ids", ())}
     answers = [each for each in chunks if final & {chunk.id for chunk in each}]
     facts["document_ids"] = _documents(chunks)
     facts["gold_document_ids"] = _documents(answers)
@@ -132,11 +135,17 @@ def _pages(item: Item) -> list[str]:
 
 
 def _holding(item: Item, chunks: Sequence[Chunk]) -> list[str]:
-  """For each quote of an item the fewest neighbouring chunks that hold it; all if none is found."""
+  """The chunks that hold the quotes of an item; all if none is found."""
+  quotes = (*item.item_quotes, *item.truth_quotes)
+  return _said_in(quotes, chunks) or [chunk.id for chunk in chunks]
+
+
+def _said_in(quotes: Sequence[str], chunks: Sequence[Chunk]) -> list[str]:
+  """For each quote the fewest neighbouring chunks that hold it."""
   found: dict[str, None] = {}
-  for quote in (*item.item_quotes, *item.truth_quotes):
+  for quote in quotes:
     found |= dict.fromkeys(chunk.id for chunk in _shortest_run(quote, chunks))
-  return list(found) or [chunk.id for chunk in chunks]
+  return list(found)
 
 
 def _shortest_run(quote: str, chunks: Sequence[Chunk]) -> Sequence[Chunk]:

@@ -110,6 +110,8 @@ def _item(item: Item, level: Level, *, loose: bool, literal_truth: bool) -> list
     reasons.append(f"under two thirds of the clue quotes of an item are in the clues: {item.id}")
   if not _enough(item.item_quotes, item.text, loose=loose):
     reasons.append(f"under two thirds of the item quotes of an item are in its text: {item.id}")
+  if literal_truth and item.is_answer and item.chunk_ids and not item.answer_chunk_ids:
+    reasons.append(f"no single chunk of the answer holds the truth: {item.id}")
   if item.contains_truth:
     quotes = item.truth_quotes
     if not quotes or not all(contains(item.text, quote, loose=loose) for quote in quotes):

@@ -96,6 +96,11 @@ def test_facts_of_a_task_are_those_of_all_levels_and_one_of_them_is_the_answer(m
       final = [fact for fact in task.facts["facts"] if fact["is_final_answer"]]
       assert len(final) == 1
       assert final[0]["fact"] in chain.levels[level].clues
+      texts = {chunk.id: chunk.text for chunk in made[0].chunks}
+      for chunk_id in final[0]["answer_chunk_ids"]:
+        assert chunk_id in final[0]["chunk_ids"]
+        assert task.facts["truth"].lower() in " ".join(texts[chunk_id].split()).lower()
+      assert final[0]["answer_chunk_ids"]
 
 
 TELLS = re.compile(r"(\d+)\. (Routine|Method|Class|Exception|Module)(?: ([^:.]*))?(?:: (.*))?")
