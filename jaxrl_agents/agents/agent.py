@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.agents import scores as scores_lib
+from jaxrl_agents.agents.hostile_player import HOSTILE, HostilePlayer
 from jaxrl_agents.agents.story import Story
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import CorpusConfig, SftConfig, import_path
@@ -249,8 +250,8 @@ class Agent(abc.ABC):
 
 
 def worker_spec(agent: str, tokenizer: str, options: Any, shared: Any, player: str) -> WorkerSpec:
-  """Workers that play episodes of an agent (named as in RunConfig), by the policy or by a scripted
-  player.
+  """Workers that play episodes of an agent (named as in RunConfig): those of the policy if `player`
+  is empty, else those of a scripted player of the agent, or of `HOSTILE`.
   """
   arguments = (agent, tokenizer, options, shared, player)
   return WorkerSpec("jaxrl_agents.agents.agent:worker_services", arguments)
@@ -270,7 +271,12 @@ def worker_services(name: str, tokenizer: str, options: Any, shared: Any, player
     played = agent.player(player, task, services, seed, chat)
     return played, played
 
-  return Services(chat, scripted if player else policy)
+  def hostile(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
+    player = HostilePlayer(chat, seed)
+    return player.plays(agent.episode(task, services, seed, player)), player
+
+  players = {"": policy, HOSTILE: hostile}
+  return Services(chat, players.get(player, scripted))
 
 
 def rewarded(
