@@ -1,0 +1,39 @@
+"""Tasks that kill their workers are set aside, so that one of them cannot end a run."""
+
+from __future__ import annotations
+
+import collections
+import sys
+
+from jaxrl_agents.harness.worker_process import Job
+from jaxrl_agents.types import Group, Trajectory
+
+MAX_RETRIES = 2
+"""How often a job is played again after its worker died."""
+
+
+class SetAside:
+  """Counts the deaths of each job's workers. Invariant: `_deaths` has unfinished jobs alone."""
+
+  def __init__(self, max_retries: int = MAX_RETRIES):
+    self._max_retries = max_retries
+    self._deaths: collections.Counter[str] = collections.Counter()
+
+  def after_death(self, job: Job, text: str) -> Group | None:
+    """None if the job is to be played again; else its group, all of whose rollouts have failed.
+
+    Args:
+      job: what the worker played when it died.
+      text: how it died.
+    """
+    self._deaths[job.group_id] += 1
+    if self._deaths[job.group_id] <= self._max_retries:
+      return None
+    error = f"its worker died {self._deaths.pop(job.group_id)} times, lastly: {text}"
+    print(f"task {job.task.id} was set aside: {error}", file=sys.stderr, flush=True)
+    lost = Trajectory(job.task.id, (), (), {}, "", error=f"WorkerDied: {error}")
+    return Group(job.task, (lost,) * job.num_rollouts, job.group_id)
+
+  def finished(self, group_id: str) -> None:
+    """Forgets a job that ended."""
+    self._deaths.pop(group_id, None)
