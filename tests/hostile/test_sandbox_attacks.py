@@ -1,7 +1,10 @@
 """A policy that attacks the agent, other sandboxes, the machine and what outlives a sandbox."""
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -325,6 +328,29 @@ for score in ("-1000", "0"):
   # What was set with CAP_SYS_RESOURCE nobody can lower.
   rights = re.search(r"CapEff:\s+(\w+)", pathlib.Path("/proc/self/status").read_text())[1]
   assert zero == ("EACCES" if int(rights, 16) >> 24 & 1 else "done")
+
+
+HOST = """
+import asyncio, pathlib
+from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
+
+async def main():
+  async with Sandboxes() as boxes:
+    async with await boxes.create(await boxes.base({})) as box:
+      print((await box.exec("cat /proc/self/oom_score_adj")).output)
+
+pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+asyncio.run(main())
+"""
+
+
+def test_a_machine_that_would_end_the_run_first_may_end_sandboxes_as_soon(report):
+  if not report.properties[0].holds:
+    pytest.skip(str(report))
+  env = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+  command = [sys.executable, "-c", HOST]
+  shown = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+  assert shown.stdout.split() == ["1000"], shown.stderr
 
 
 # Uses up what the kernel counts for a user, then says what was to be had.

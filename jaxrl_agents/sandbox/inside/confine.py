@@ -11,6 +11,7 @@ from jaxrl_agents.sandbox.inside import seccomp
 
 _LOCKED_BYTES = 64 << 10
 _PENDING_SIGNALS = 256
+_OOM_SCORE = 900
 
 
 def drop_user(uid: int, gid: int) -> None:
@@ -34,8 +35,12 @@ def give_way() -> None:
 
   A process with CAP_SYS_RESOURCE sets the first for good; what others set, a policy can take back.
   """
-  with open("/proc/self/oom_score_adj", "w") as file:
-    file.write("900")
+  path = "/proc/self/oom_score_adj"
+  with open(path, "rb") as file:
+    is_first = int(file.read()) >= _OOM_SCORE
+  if not is_first:  # else a container has set more, which may not be lowered
+    with open(path, "w") as file:
+      file.write(str(_OOM_SCORE))
   for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):
     resource.setrlimit(kind, (0, 0))
 
