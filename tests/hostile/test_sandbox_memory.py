@@ -44,8 +44,11 @@ for n in range(12):
     time.sleep(9)
     os._exit(0)
 answers = b"".join(os.read(done, 1) for _ in range(12))
-time.sleep(0.5)
-print("refused" if b"r" in answers else "held")
+if b"r" in answers:
+  print("refused")
+else:
+  time.sleep(2)
+  print("held")
 """
 
 WAYS = {

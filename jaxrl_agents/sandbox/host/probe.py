@@ -21,6 +21,8 @@ from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.sandbox.records import Property, Report, SandboxLimits
 
 _LIMITS = SandboxLimits(memory_bytes=256 << 20, processes=16, disk_bytes=8 << 20, files=500)
+_ITS_OWN = ("/", "/tmp", "/work")
+"""Folders that a sandbox has of its own, also where a user of the machine is at home in one."""
 _OTHER = "use the backend `namespaces`, which keeps this promise"
 
 Check = Callable[[Sandbox, Sandboxes], Awaitable[str]]
@@ -52,6 +54,7 @@ async def _system(box: Sandbox, _: Sandboxes) -> str:
 async def _host_files(box: Sandbox, _: Sandboxes) -> str:
   hidden = [str(PACKAGE_ROOT), str(pathlib.Path.home()), "/var", "/etc/shadow", "/boot", "/root"]
   hidden = [path for path in hidden if os.path.exists(path) and not path.startswith("/run/agent")]
+  hidden = [path for path in hidden if path not in _ITS_OWN]
   seen = await box.exec(f"for p in {' '.join(hidden)}; do [ -e $p ] && echo $p; done; true")
   return f"visible: {seen.output.split()}" if seen.output else ""
 
