@@ -11,6 +11,7 @@ Requests come as datagrams with the sandbox's socket attached; ends of sandboxes
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from jaxrl_agents.sandbox import delta, kernel, overlay, wire
@@ -81,6 +83,7 @@ def _prepare(runtime: str, store: str) -> None:
   _make_zero(runtime)
   kernel.mount("/proc", runtime + "/proc", flags=kernel.MS_BIND | kernel.MS_REC)
   kernel.enter_root(runtime)
+  _hidden()
 
 
 def _make_zero(runtime: str) -> None:
@@ -206,9 +209,22 @@ def _mount(request: dict[str, Any]) -> int:
   for name in ("work", "tmp"):
     kernel.mount(f"{_STATE}/{name}", f"/{name}", flags=kernel.MS_BIND)
   kernel.mount(_EMPTY_FOLDER, _STATE, flags=kernel.MS_BIND)
-  for path in (*(f"/proc/{name}" for name in _HIDDEN), *request["mask"]):
-    if os.path.lexists(path):
-      empty = _EMPTY_FOLDER if os.path.isdir(path) else _EMPTY_FILE
-      kernel.mount(empty, path, flags=kernel.MS_BIND)
+  for path, empty in (*_hidden(), *_empty_for(request["mask"])):
+    kernel.mount(empty, path, flags=kernel.MS_BIND)
   os.chdir("/work")
   return root
+
+
+def _empty_for(paths: Iterable[str]) -> list[tuple[str, str]]:
+  """(path, what covers it) of those that exist."""
+  return [
+    (path, _EMPTY_FOLDER if os.path.isdir(path) else _EMPTY_FILE)
+    for path in paths
+    if os.path.lexists(path)
+  ]
+
+
+@functools.cache
+def _hidden() -> list[tuple[str, str]]:
+  """The same for _HIDDEN: looked up once, in the zygote."""
+  return _empty_for(f"/proc/{name}" for name in _HIDDEN)

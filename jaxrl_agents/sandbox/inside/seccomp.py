@@ -90,12 +90,12 @@ def _argument_rules(agent_fd: int) -> list[Rule]:
   # Local sockets, internet (of a namespace that has loopback alone), routes; above all not vsock,
   # which no namespace confines, and no protocol whose module the kernel would load.
   families = (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
-  for numbers in (socket, (53, 199)):
-    rules.append(Rule(numbers, tuple(Check(0, family, False) for family in families)))
-    rules.append(Rule(numbers, (Check(0, _AF_NETLINK), Check(4, _NETLINK_ROUTE, False))))
-    for family in (_AF_INET, _AF_INET6):
-      protocols = tuple(Check(4, protocol, False) for protocol in (0, _TCP, _UDP))
-      rules.append(Rule(numbers, (Check(0, family), *protocols)))
+  rules.append(Rule(socket, tuple(Check(0, family, False) for family in families)))
+  rules.append(Rule(socket, (Check(0, _AF_NETLINK), Check(4, _NETLINK_ROUTE, False))))
+  protocols = tuple(Check(4, protocol, False) for protocol in (0, _TCP, _UDP))
+  for family in (_AF_INET, _AF_INET6):
+    rules.append(Rule(socket, (Check(0, family), *protocols)))
+  rules.append(Rule((53, 199), (Check(0, _AF_UNIX, False),)))  # socketpair
   # Sizes are hints to the kernel: ignored, so that buffers have the size that is reckoned with.
   for name in (_SO_SNDBUF, _SO_RCVBUF):
     rules.append(Rule(option, (Check(2, _SOL_SOCKET), Check(4, name)), _IGNORE))
