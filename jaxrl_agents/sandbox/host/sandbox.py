@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from jaxrl_agents.sandbox import wire
 from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxClosed, SandboxLost, explain
+from jaxrl_agents.sandbox.host import answers
 from jaxrl_agents.sandbox.host.changes import changes_of
 from jaxrl_agents.sandbox.host.layer_store import Store
 from jaxrl_agents.sandbox.records import Change, ExecResult, SandboxLimits, Snapshot
@@ -119,22 +120,9 @@ class Sandbox:
     request = {"op": "exec", "timeout_s": timeout_s, "max_bytes": kept}
     head, body = await self._call(request, text, timeout_s + ANSWER_S, kept)
     try:
-      cut = min(int(head["head"]), len(body))
-      missing = int(head["total"]) - len(body)
-      shown = body.decode("utf-8", "replace")
-      if missing > 0:
-        note = f"\n[... {missing} bytes of output are missing here ...]\n"
-        shown = body[:cut].decode("utf-8", "replace") + note + body[cut:].decode("utf-8", "replace")
-      return ExecResult(
-        code=int(head["code"]),
-        output=shown,
-        missing_bytes=max(0, missing),
-        why=str(head["why"]),
-        cwd=str(head["cwd"]),
-        seconds=float(head["seconds"]),
-      )
-    except (KeyError, TypeError, ValueError) as error:
-      raise self._lose(f"an answer to exec makes no sense: {error!r}") from None
+      return answers.exec_result(head, body)
+    except ValueError as error:
+      raise self._lose(str(error)) from None
 
   async def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
     """Up to `limit` bytes of a regular file from `offset`; paths are relative to /work.
@@ -211,7 +199,10 @@ class Sandbox:
       raise ValueError("needles must be given, of at least 4 bytes each, else all files match")
     request = {"op": "find", "needles": [n.hex() for n in needles], "limit": limit}
     head, _ = await self._call(request, b"", 4 * ANSWER_S, 0)
-    return [str(path) for path in head.get("found", ())][:limit]
+    try:
+      return answers.paths(head, limit)
+    except ValueError as error:
+      raise self._lose(str(error)) from None
 
   async def reset(self) -> None:
     """Kills all that runs; the next command gets a new shell. Files and directory stay."""
@@ -245,12 +236,10 @@ class Sandbox:
     limit = self.limits.disk_bytes
     request = {"op": "delta", "max_bytes": limit, "state": with_state}
     head, body = await self._call(request, b"", 2 * ANSWER_S, limit, wire.MAX_HEADER_BYTES)
-    if not (
-      isinstance(head.get("entries"), list)
-      and isinstance(head.get("state"), str)
-      and isinstance(head.get("cwd"), str)
-    ):
-      raise self._lose("an answer to delta lacks its parts")
+    try:
+      answers.check_delta(head)
+    except ValueError as error:
+      raise self._lose(str(error)) from None
     return head, body
 
   def _add_layer(self, head: dict[str, Any], body: bytes) -> tuple[tuple[str, ...], str]:
