@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from jaxrl_agents.learner import file_digests
+from jaxrl_agents import file_digests
 from jaxrl_agents.learner.state import TrainState
 
 DAMAGED = "damaged"

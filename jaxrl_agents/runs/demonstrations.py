@@ -78,11 +78,17 @@ def _bring(
   """Makes or finds one source, and copies it to the run's folder."""
   folder = workdir.demonstrations / as_name
   if not (folder / segment_files.MANIFEST).exists():
+    if folder.exists():
+      raise ValueError(
+        f"{folder / segment_files.MANIFEST} is missing; restore it from a copy, or remove the "
+        "folder: it is then made again"
+      )
     corpus = opened()
     kept = setup.cache(config) / f"sources_{digest(config, corpus, name)}"
     if not (kept / segment_files.MANIFEST).exists():
       segments, counts = _made(config, corpus, name)
       segment_files.write_segments(kept, segments, counts=counts)
+    segment_files.read_segments(kept)  # damage is reported where it is
     _copy_whole(kept, folder)
   counts = segment_files.read_segments(folder).counts
   if counts:
