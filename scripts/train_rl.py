@@ -31,7 +31,7 @@ def main() -> None:
   with setup.devices(config):
     rl.train(config, corpus, workdir)
   if processes.is_first():
-    print(f"report: {report_page.write(workdir.path)}")
+    report_page.write_if_possible(workdir.path)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxrl_agents import file_digests
+from jaxrl_agents import file_digests, full_disk
 
 MANIFEST = "manifest.json"
 
@@ -46,7 +46,10 @@ def write(
   folder = pathlib.Path(folder)
   folder.parent.mkdir(parents=True, exist_ok=True)
   hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-  with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing_") as name:
+  with (
+    full_disk.named(folder.parent),
+    tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing_") as name,
+  ):
     place = pathlib.Path(name) / "set"
     place.mkdir()
     for file, content in contents.items():

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents import full_disk
 from jaxrl_agents.types import Group, Message, Segment, Task, ToolCall, Trajectory
 
 FORMAT = 2
@@ -44,7 +45,7 @@ def save_groups(path: str | os.PathLike[str], groups: Sequence[Group]) -> None:
   target.parent.mkdir(parents=True, exist_ok=True)
   partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
   try:
-    with open(partial, "wb") as file:
+    with full_disk.named(target.parent), open(partial, "wb") as file:
       np.savez(file, **flat)
       file.flush()
       os.fsync(file.fileno())

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jaxrl_agents import file_digests
+from jaxrl_agents import file_digests, full_disk
 from jaxrl_agents.types import Segment
 
 MANIFEST = "manifest.json"
@@ -98,7 +98,8 @@ def write_segments(
     "loss_mask": np.concatenate(masks),
     "offsets": np.cumsum([0, *map(len, tokens)], dtype=np.int64),
   }
-  _replace_folder(pathlib.Path(folder), arrays, dict(counts or {}))
+  with full_disk.named(pathlib.Path(folder).parent):
+    _replace_folder(pathlib.Path(folder), arrays, dict(counts or {}))
   return len(tokens)
 
 
@@ -193,9 +194,11 @@ def _replace_folder(
     }
     text = json.dumps(file_digests.with_digest(manifest), indent=2) + "\n"
     (fresh / MANIFEST).write_text(text)
+    before = fresh.with_name(f"{fresh.name}.before")
     if folder.exists():
-      shutil.rmtree(folder)
+      folder.rename(before)  # and not removed until the new one is in its place
     fresh.rename(folder)
+    shutil.rmtree(before, ignore_errors=True)
   except BaseException:
     shutil.rmtree(fresh, ignore_errors=True)
     raise

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
+from jaxrl_agents import full_disk
 from jaxrl_agents.agents.agent import EXPERT, Tasks
 from jaxrl_agents.chat import document_numbers as numbers_lib
 from jaxrl_agents.chat.document_numbers import DocumentNumbers
@@ -128,7 +129,8 @@ def _copy_whole(kept: pathlib.Path, folder: pathlib.Path) -> None:
   """Copies a folder so that it appears whole or not at all."""
   fresh = folder.with_name(f".{folder.name}")
   shutil.rmtree(fresh, ignore_errors=True)
-  shutil.copytree(kept, fresh)
+  with full_disk.named(folder.parent):
+    shutil.copytree(kept, fresh)
   fresh.rename(folder)
 
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_agents import chat, file_digests
+from jaxrl_agents import chat, file_digests, full_disk
 from jaxrl_agents.hf import files
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -53,23 +53,36 @@ def save(
       processes.wait_for_all("saved")
       return folder
     pieces = store.shards(parts, 0)
-  partial = folder / f"{WEIGHTS}.partial"
-  views = files.create(partial, {path: (x.shape, x.dtype) for path, x in flat.items()})
-  for path, place, values in pieces:
-    views[path][place] = values
-  views.clear()
-  _sync(partial)
-  os.replace(partial, folder / WEIGHTS)
-  shutil.rmtree(parts, ignore_errors=True)
-  save_sizes(cfg, folder)
-  for file in chat.tokenizer_files(tokenizer):
-    if not (folder / file.name).exists():
-      partial = folder / f"{file.name}.partial"
-      shutil.copyfile(file, partial)
-      os.replace(partial, folder / file.name)
-  file_digests.write(folder)
+  with full_disk.named(folder):
+    _write({path: (x.shape, x.dtype) for path, x in flat.items()}, pieces, folder)
+    shutil.rmtree(parts, ignore_errors=True)
+    save_sizes(cfg, folder)
+    for file in chat.tokenizer_files(tokenizer):
+      if not (folder / file.name).exists():
+        partial = folder / f"{file.name}.partial"
+        shutil.copyfile(file, partial)
+        os.replace(partial, folder / file.name)
+    file_digests.write(folder)
   processes.wait_for_all("saved")
   return folder
+
+
+def _write(
+  arrays: dict[str, tuple[tuple[int, ...], Any]],
+  pieces: Iterable[tuple[str, Any, np.ndarray]],
+  folder: pathlib.Path,
+) -> None:
+  """Writes the file of weights, which appears when it is whole and on the disk."""
+  partial = folder / f"{WEIGHTS}.partial"
+  try:
+    views = files.create(partial, arrays)
+    for path, place, values in pieces:
+      views[path][place] = values
+    views.clear()
+    _sync(partial)
+    os.replace(partial, folder / WEIGHTS)
+  finally:
+    partial.unlink(missing_ok=True)  # else a file that failed would keep its room on the disk
 
 
 def _leave_parts(params: dict[str, Any], parts: pathlib.Path) -> None:

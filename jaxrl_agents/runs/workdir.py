@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from jaxrl_agents import file_digests
+from jaxrl_agents import file_digests, full_disk
 
 
 class Workdir:
@@ -47,7 +47,7 @@ class Workdir:
     finite = {k: v if math.isfinite(v) else None for k, v in numbers.items()}
     record = {"phase": phase, "step": step, "time": time.time(), **finite}
     line = json.dumps(file_digests.with_digest(record)) + "\n"
-    with self.metrics.open("ab+") as file:
+    with full_disk.named(self.path), self.metrics.open("ab+") as file:
       if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
         line = "\n" + line  # what a crash cut off ends there
       file.write(line.encode())
@@ -130,7 +130,7 @@ def metrics_line(text: str | bytes) -> dict[str, Any]:
 def _replace(path: pathlib.Path, text: str) -> None:
   """Replaces a file by an atomic rename, once its content is on the disk."""
   fresh = path.with_suffix(".new")
-  with fresh.open("w", encoding="utf-8") as file:
+  with full_disk.named(path.parent), fresh.open("w", encoding="utf-8") as file:
     file.write(text)
     file.flush()
     os.fsync(file.fileno())

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_agents import file_digests
+from jaxrl_agents import file_digests, full_disk
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.index import bm25 as lexical
 from jaxrl_agents.corpus.index import dense, words
@@ -124,7 +124,8 @@ def write_store(
       "titles": [chunks[rows.start].title for rows in rows_of_document.values()],
     },
   }
-  _write_folder(folder, arrays, records, b"".join(encoded))
+  with full_disk.named(folder.parent):
+    _write_folder(folder, arrays, records, b"".join(encoded))
   return folder
 
 
