@@ -16,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import json
+import math
 import os
 import pathlib
 from collections.abc import Collection, Mapping
@@ -83,7 +84,7 @@ def read_record(text: str | bytes) -> dict[str, Any]:
     ValueError: the text is no JSON object, or has another digest; says which.
   """
   try:
-    record = json.loads(text)
+    record = json.loads(text, parse_int=_whole)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"it is no JSON ({error})") from None
   if not isinstance(record, dict):
@@ -92,6 +93,11 @@ def read_record(text: str | bytes) -> dict[str, Any]:
   if digest is not None and digest != _digest(record):
     raise ValueError("it has other content than was written")
   return record
+
+
+def _whole(text: str) -> float:
+  """The number of a JSON integer; infinite if no float holds it, as its readers need."""
+  return int(text) if len(text) < 300 else math.copysign(math.inf, int(text[:2]))
 
 
 def _digest(record: dict[str, Any]) -> str:

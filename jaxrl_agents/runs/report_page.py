@@ -47,7 +47,8 @@ def write(
   target = pathlib.Path(out) if out else folder / "report.html"
   partial = target.with_name(f".{target.name}.partial")
   with full_disk.named(target.parent):
-    partial.write_text(report.render(run, snapshots, decode, max_bytes), encoding="utf-8")
+    page = report.render(run, snapshots, decode, max_bytes)
+    partial.write_text(page, encoding="utf-8")
     os.replace(partial, target)
   return target
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,14 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
     ValueError: an option of JUDGED differs, so the evaluations could not be compared; or a file
       that says what the run began with is gone.
   """
+  steps = sum(line["phase"] == "rl" for line in workdir.lines())
+  if steps and not first:
+    print(
+      f"there is no checkpoint in {workdir.checkpoints / 'rl'}: the {steps} steps in "
+      f"{workdir.metrics.name} are trained again from the start",
+      file=sys.stderr,
+      flush=True,
+    )
   played = sorted(workdir.trajectories.glob("eval_*.npz"))
   if first and not (workdir.trajectories / "eval_warm_start.npz").exists():
     raise ValueError(
@@ -41,7 +50,7 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
   if not played:
     return
   begun = workdir.read_summary().get("config")
-  if not begun:
+  if not begun or not isinstance(begun, dict):
     raise ValueError(
       f"{workdir.summary} does not say with which options {played[0]} was played; restore it from "
       "a copy, or begin again in another --workdir (copy warm_start/ into it to start from this "

@@ -12,26 +12,35 @@ report.html       the result, to look at
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import pathlib
+import socket
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
 
 import psutil
 
 from jaxrl_agents import file_digests, full_disk
 
+HELD_S = 60.0
+"""A run that was told to stop, and whose place another takes, ends within this time."""
+
 
 class Workdir:
-  """Paths and append-only metrics of one run. Invariant: a line of metrics is whole or absent."""
+  """Paths and append-only metrics of one run. Invariant: a line of metrics is whole or absent.
+
+  Raises:
+    ValueError: the path is that of a file, cannot be resolved, or may not be written to.
+  """
 
   def __init__(self, path: str | os.PathLike[str]):
-    self.path = pathlib.Path(path).expanduser().resolve()
-    self.path.mkdir(parents=True, exist_ok=True)
+    self.path = _made(pathlib.Path(path))
     self.trajectories = self._folder("trajectories")
     self.checkpoints = self._folder("checkpoints")
     self.weights = self._folder("weights")
@@ -41,6 +50,20 @@ class Workdir:
     self.metrics = self.path / "metrics.jsonl"
     self.summary = self.path / "summary.json"
     self.report = self.path / "report.html"
+
+  @contextlib.contextmanager
+  def held(self, wait_s: float = HELD_S) -> Iterator[None]:
+    """Keeps other runs out of the folder while the context lasts. Waits `wait_s` for one that ends.
+
+    Raises:
+      ValueError: another run is in it.
+    """
+    with (self.path / ".lock").open("a+") as file:
+      _lock(file, self.path, wait_s)
+      file.truncate(0)
+      file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+      file.flush()
+      yield
 
   def log(self, phase: str, step: int, numbers: Mapping[str, float]) -> None:
     """Appends one line to metrics.jsonl; numbers that are not finite become null."""
@@ -73,12 +96,13 @@ class Workdir:
     if not self.metrics.exists():
       return []
     found, damaged = [], []
-    for number, text in enumerate(self.metrics.read_bytes().split(b"\n"), start=1):
-      if text.strip():
-        try:
-          found.append(metrics_line(text))
-        except ValueError as error:
-          damaged.append(f"line {number}: {error}")
+    with self.metrics.open("rb") as file:
+      for number, text in enumerate(file, start=1):
+        if text.strip():
+          try:
+            found.append(metrics_line(text))
+          except ValueError as error:
+            damaged.append(f"line {number}: {error}")
     if damaged:
       shown = "; ".join(damaged[:3]) + ("; ..." if len(damaged) > 3 else "")
       print(f"{self.metrics}: {len(damaged)} left out, {shown}", file=sys.stderr, flush=True)
@@ -117,6 +141,42 @@ class Workdir:
     folder = self.path / name
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def _made(path: pathlib.Path) -> pathlib.Path:
+  """The folder, resolved and made if missing, once it is known that it can be written to."""
+  try:
+    folder = path.expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+  except (FileExistsError, NotADirectoryError):
+    raise ValueError(f"{path} is a file, or lies in one; --workdir must name a folder") from None
+  except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links that form a loop
+    raise ValueError(f"{path} cannot be made: {error}; choose another --workdir") from None
+  if not os.access(folder, os.W_OK | os.X_OK):
+    raise ValueError(
+      f"{folder} may not be written to by this user; change its mode or owner, or choose another "
+      "--workdir"
+    )
+  return folder
+
+
+def _lock(file: IO[str], folder: pathlib.Path, wait_s: float) -> None:
+  deadline = time.monotonic() + wait_s
+  while True:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      return
+    except BlockingIOError:
+      if time.monotonic() > deadline:
+        file.seek(0)
+        raise ValueError(
+          f"another run ({file.read().strip()}) is in {folder}; stop it, or choose another "
+          "--workdir"
+        ) from None
+    except OSError as error:  # a file system without locks
+      print(f"{folder} cannot be locked: {error}; start no other run in it", file=sys.stderr)
+      return
+    time.sleep(0.1)
 
 
 def metrics_line(text: str | bytes) -> dict[str, Any]:

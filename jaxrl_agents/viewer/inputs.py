@@ -74,16 +74,17 @@ def _read_rows(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     return []
   rows: dict[tuple[str, int], Mapping[str, Any]] = {}
   bad_lines = []
-  for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-    if not line.strip():
-      continue
-    try:
-      row = file_digests.read_record(line)
-      key = (str(row["phase"]), int(row["step"]))
-    except (ValueError, KeyError, TypeError):
-      bad_lines.append(number)
-      continue
-    rows[key] = {**row, "phase": key[0], "step": key[1]}
+  with path.open("rb") as file:
+    for number, line in enumerate(file, start=1):
+      if not line.strip():
+        continue
+      try:
+        row = file_digests.read_record(line)
+        key = (str(row["phase"]), int(row["step"]))
+      except (ValueError, KeyError, TypeError, OverflowError):
+        bad_lines.append(number)
+        continue
+      rows[key] = {**row, "phase": key[0], "step": key[1]}
   if bad_lines:
     listed = ", ".join(map(str, bad_lines[:5])) + (" …" if len(bad_lines) > 5 else "")
     problems.append(

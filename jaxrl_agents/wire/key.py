@@ -33,9 +33,12 @@ def read() -> bytes:
       f"connections between machines need a key: set {VARIABLE}, or {FILE_VARIABLE} to a file that "
       "holds it, to the same on all of them (head -c 32 /dev/urandom | base64)"
     )
-  key = (found or _content(file)).strip().encode()
+  key = (found.encode() or _content(file)).strip()
   if len(key) < SHORTEST:
-    raise ValueError(f"the key of {len(key)} bytes is too short; take {SHORTEST} or more")
+    place = f"${VARIABLE}" if found else file
+    raise ValueError(
+      f"the key of {len(key)} bytes in {place} is too short; take {SHORTEST} or more"
+    )
   return key
 
 
@@ -44,8 +47,8 @@ def without(environment: Mapping[str, str]) -> dict[str, str]:
   return {k: v for k, v in environment.items() if k not in (VARIABLE, FILE_VARIABLE)}
 
 
-def _content(file: str) -> str:
-  with open(file, encoding="utf-8") as opened:
+def _content(file: str) -> bytes:
+  with open(file, "rb") as opened:
     mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
       raise ValueError(

@@ -116,7 +116,7 @@ def test_the_key_comes_from_the_environment_or_a_file(tmp_path, monkeypatch):
   monkeypatch.setenv("JAXRL_KEY_FILE", str(file))
   assert key_lib.read() == SECRET
   monkeypatch.setenv("JAXRL_KEY", "short")
-  with pytest.raises(ValueError, match="5 bytes is too short"):
+  with pytest.raises(ValueError, match="5 bytes in .JAXRL_KEY is too short"):
     key_lib.read()
 
 
