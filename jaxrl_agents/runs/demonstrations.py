@@ -14,7 +14,7 @@ import shlex
 import shutil
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -65,6 +65,11 @@ def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]
       _bring(other, opened, name, workdir, as_name=f"{other.name}_{name}")
       rates[f"{other.name}_{name}"] = rate * share / sum(shares.values())
   return rates
+
+
+def digests(workdir: Workdir, names: Iterable[str]) -> dict[str, str]:
+  """{source: digest of its manifest} of the sources in the folder of a run."""
+  return {name: segment_files.read_segments(workdir.demonstrations / name).digest for name in names}
 
 
 def _rates(config: RunConfig) -> dict[str, float]:

@@ -18,7 +18,15 @@ from jaxrl_agents.corpus.index import hybrid
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import segment_files
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import report_page, resumption, rl, setup, weight_files
+from jaxrl_agents.runs import (
+  demonstrations,
+  report_page,
+  resumption,
+  rl,
+  setup,
+  sft,
+  weight_files,
+)
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.viewer import inputs
 from tests.harness.test_group_files import group, plain
@@ -275,3 +283,14 @@ def test_a_record_with_one_changed_character_is_refused():
   for old, new in (("0.1", "0.3"), ('"step"', '"stop"'), ("null", "1")):
     with pytest.raises(ValueError, match="other content than was written"):
       file_digests.read_record(text.replace(old, new))
+
+
+def test_demonstrations_that_were_exchanged_under_a_warm_up_are_refused(written, tmp_path):
+  shutil.copytree(written, tmp_path / "run")
+  workdir = Workdir(tmp_path / "run")
+  sources = demonstrations.digests(workdir, ["copies"])
+  sft.check_sources(workdir, {"sources": sources, "step": 3}, sources)
+  drills = segment_files.copy_segments(5, 12, ids=np.arange(9), max_period=4, seed=1)
+  segment_files.write_segments(workdir.demonstrations / "copies", drills)
+  with pytest.raises(ValueError, match="demonstrations/copies is not the one that the checkpoint"):
+    sft.check_sources(workdir, {"sources": sources}, demonstrations.digests(workdir, ["copies"]))
