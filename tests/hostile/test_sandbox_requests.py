@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxrl_agents.sandbox import delta
 from jaxrl_agents.sandbox.errors import Refused
+from jaxrl_agents.sandbox.host import unpacking
 from jaxrl_agents.sandbox.records import SandboxLimits
 
 pytestmark = pytest.mark.slow
@@ -74,4 +74,4 @@ def test_too_many_names_are_refused_and_the_sandbox_lives(in_box):
 )
 def test_changes_that_no_agent_of_ours_sends_are_refused_by_the_host(entry):
   with pytest.raises(ValueError, match="of a delta"):
-    delta.check([entry], 0)
+    unpacking.check([entry], 0)
