@@ -27,6 +27,7 @@ MODE_BITS = 0o1777  # no set-user-id
 MAX_ENTRIES = 100_000
 _MAX_NAMES_BYTES = 16 << 20
 MAX_DEPTH = 64
+MAX_TIME_NS = 1 << 62  # the year 2116
 MAX_FILE_BYTES = 1 << 40  # holes included: what file systems of hosts can hold
 TOP = ("tmp", "work")
 
@@ -82,7 +83,7 @@ def _entry(fd: int, name: str, path: str, seen: dict[tuple[int, int], str]) -> E
     found = os.stat(name, dir_fd=fd, follow_symlinks=False)
   except FileNotFoundError:  # of `work` and `tmp`, what never changed
     return None
-  mode, mtime = found.st_mode & MODE_BITS, found.st_mtime_ns
+  mode, mtime = found.st_mode & MODE_BITS, max(-MAX_TIME_NS, min(MAX_TIME_NS, found.st_mtime_ns))
   kind = stat.S_IFMT(found.st_mode)
   if kind == stat.S_IFDIR:
     return ["d", path, mode, mtime, int(_is_opaque(fd, name))]

@@ -1,13 +1,19 @@
 """The sandboxes of tests/sandbox, for policies that mean harm."""
 
+import contextlib
 import os
+import subprocess
+import time
 
 import pytest
 
 from jaxrl_agents.sandbox import overlay
+from jaxrl_agents.sandbox.host import unpacking
+from jaxrl_agents.sandbox.host.layer_store import Store
 from tests.sandbox.conftest import in_box, play, report
 
 __all__ = ["deep_folder", "in_box", "play", "report"]
+WORK = ["d", "work", 0o755, 0, 0]
 
 
 @pytest.fixture
@@ -28,3 +34,55 @@ def nest(folder, depth, name="d"):
     os.close(there)
     there = inner
   return there
+
+
+@pytest.fixture
+def store(tmp_path):
+  """A store of layers in a folder of its own."""
+  made = Store(tmp_path / "store", (os.geteuid(), os.getegid()))
+  yield made
+  made.close()
+  overlay.remove(str(tmp_path / "store"))  # pytest could not, where folders are deep
+
+
+def file(path, content=b"", mode=0o644):
+  """An entry of a regular file."""
+  size = len(content)
+  return ["f", path, mode, 0, [[0, size], [size, 0]] if size else [[0, 0]]]
+
+
+def added(store, entries, below, body=b""):
+  """The layers with one of these entries on top."""
+  return store.add(entries, unpacking.slices(body), len(body), below=below)[0]
+
+
+def wait_until(condition, limit_s=15.0):
+  """Waits for a thread to do something."""
+  deadline = time.monotonic() + limit_s
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.005)
+
+
+def session_entries(store):
+  """What lies in the folder of the session, but for what is about to be removed."""
+  folder = store.folder / "live" / store._session
+  return sorted(path.name for path in folder.iterdir() if path.suffix != ".gone")
+
+
+def is_swept_clean(store):
+  """Whether nothing at all lies in the folder of the session."""
+  return not any((store.folder / "live" / store._session).iterdir())
+
+
+@contextlib.contextmanager
+def tmpfs(folder, options):
+  """A small file system, where this user may mount one."""
+  folder.mkdir()
+  command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+  if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+    pytest.skip("mounting a small file system needs root")
+  try:
+    yield folder
+  finally:
+    subprocess.run(["umount", str(folder)], check=True)

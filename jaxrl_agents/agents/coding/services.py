@@ -119,7 +119,8 @@ def load_pages(path: str | os.PathLike[str]) -> Pages:
   pages = {}
   number = 0
   try:
-    for number, record in readers.read_jsonl(place):
+    for line, record in readers.read_jsonl(place):
+      number = line
       pages[record["url"]] = f"{record.get('title', '')}\n\n{record['text']}".strip()
   except (KeyError, TypeError) as error:
     raise ValueError(f"{place}, line {number}: {error!r}; give url and text") from error

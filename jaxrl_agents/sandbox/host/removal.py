@@ -120,7 +120,8 @@ def _sweep_session(live: pathlib.Path, stem: str, check: Check) -> list[str]:
     os.close(fd)
     return []
   try:
-    problem = removed(live / stem, check)
+    # Of a name like "...lock" the rest would lead out.
+    problem = removed(live / stem, check) if stem.strip(".") else ""
     return [problem or removed(lock, check)]
   finally:
     os.close(fd)

@@ -11,7 +11,6 @@ from jaxrl_agents.sandbox import delta, holes, overlay
 from jaxrl_agents.sandbox.delta import Entry
 
 _MAX_NAME_BYTES = 255
-_MAX_TIME_NS = 1 << 62
 _BLOCK = 1 << 20
 Body = Callable[[int], bytes | memoryview]
 """Gives the next bytes of the files, at most as many as asked for and at least one."""
@@ -71,7 +70,7 @@ def _check_status(entry: Entry) -> None:
   mode, mtime = entry[2], entry[3]
   if not isinstance(mode, int) or not isinstance(mtime, int) or mode & ~delta.MODE_BITS:
     raise ValueError(f"an entry of a delta has an unsafe mode: {entry[:4]!r:.300}")
-  if abs(mtime) > _MAX_TIME_NS:
+  if abs(mtime) > delta.MAX_TIME_NS:
     raise ValueError(f"an entry of a delta has an impossible time: {entry[:4]!r:.300}")
 
 
