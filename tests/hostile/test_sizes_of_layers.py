@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -261,15 +262,13 @@ def test_a_snapshot_is_held_in_memory_once_and_a_saved_one_not_at_all(
 ):
   if not report.properties[0].holds:
     pytest.skip(str(report))
-  tmp_path.chmod(0o755)
-  for parent in tmp_path.parents[:2]:
-    parent.chmod(0o755)
-  root = str(pathlib.Path(__file__).parents[2])
-  shown = subprocess.run(
-    [sys.executable, "-c", MEASURE, str(tmp_path / "store"), what],
-    capture_output=True,
-    text=True,
-    check=True,
-    env={**os.environ, "PYTHONPATH": root},
-  )
+  with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+    os.chmod(folder, 0o755)
+    shown = subprocess.run(
+      [sys.executable, "-c", MEASURE, f"{folder}/store", what],
+      capture_output=True,
+      text=True,
+      check=True,
+      env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+    )
   assert float(shown.stdout) < times
