@@ -16,13 +16,15 @@ import json
 import os
 import pathlib
 import tempfile
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxrl_agents import file_digests, full_disk
+from jaxrl_agents.corpus import readers
 
 MANIFEST = "manifest.json"
+MAX_BYTES = 4 << 30
+"""Bytes of one file of a set, unpacked."""
 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
@@ -91,7 +93,7 @@ def read_manifest(folder: str | os.PathLike[str], *, maker: str) -> dict[str, An
   if not path.is_file():
     raise ValueError(f"{folder} has no {MANIFEST}; make the set with {maker}")
   try:
-    manifest = file_digests.read_record(path.read_bytes())
+    manifest = file_digests.read_record(readers.read_bytes(path))
   except ValueError as error:
     raise ValueError(
       f"{path} is damaged: {error}; restore the folder from a copy, or remove it and make it again "
@@ -113,18 +115,26 @@ def read(
   path = pathlib.Path(folder) / file
   if not path.is_file():
     raise ValueError(f"{path} does not exist; make the set again with {maker}")
-  content = path.read_bytes()
-  if file.endswith(".gz"):
-    try:
-      content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-      raise ValueError(
-        f"{path} is not a whole gzip file ({error}); make the set again with {maker}"
-      ) from error
-  found, wanted = hashlib.sha256(content).hexdigest(), manifest["sha256"].get(file)
+  try:
+    found = _digest(path)  # before the content is held: what is not of the set takes no memory
+    content = b"" if found != manifest["sha256"].get(file) else readers.read_bytes(path, MAX_BYTES)
+  except ValueError as error:
+    raise ValueError(f"{error}; make the set again with {maker}") from error
+  wanted = manifest["sha256"].get(file)
   if found != wanted:
     raise ValueError(
       f"{path} has sha256 {found}, but the manifest says {wanted}; a set is frozen: restore the "
       f"file or make the set again with {maker}"
     )
   return content
+
+
+def _digest(path: pathlib.Path) -> str:
+  digest, size = hashlib.sha256(), 0
+  with readers.opened(path) as file:
+    while block := file.read(1 << 20):
+      digest.update(block)
+      size += len(block)
+      if size > MAX_BYTES:
+        raise readers.too_large(path, MAX_BYTES)
+  return digest.hexdigest()

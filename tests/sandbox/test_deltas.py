@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox.host import unpacking
 from jaxrl_agents.sandbox.inside import seccomp
 
 FOLDER = ["d", "work", 0o755, 0, 0]
@@ -37,7 +38,7 @@ FOLDER = ["d", "work", 0o755, 0, 0]
 )
 def test_unsafe_entries_are_refused(entries, body, match):
   with pytest.raises(ValueError, match=match):
-    delta.check(entries, body)
+    unpacking.check(entries, body)
 
 
 def test_a_delta_is_unpacked_as_it_was_gathered(tmp_path):
@@ -64,7 +65,9 @@ def test_a_delta_is_unpacked_as_it_was_gathered(tmp_path):
   assert total == 7
   owned = []
   (tmp_path / "out").mkdir()
-  delta.unpack(delta.check(entries, 7), b"content", str(tmp_path / "out"), owned.append)
+  out = os.open(tmp_path / "out", os.O_RDONLY)
+  unpacking.unpack(unpacking.check(entries, 7), unpacking.slices(b"content"), out, own=owned.append)
+  os.close(out)
   assert len(owned) == 7
   assert (tmp_path / "out/work/d/f").read_bytes() == b"content"
   assert (tmp_path / "out/work/d/f").stat().st_mode & 0o777 == 0o600

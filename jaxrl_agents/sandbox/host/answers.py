@@ -13,7 +13,7 @@ from jaxrl_agents.sandbox.records import ExecResult
 _MAX_PATH_BYTES = 4_096
 
 
-def exec_result(head: dict[str, Any], body: bytes) -> ExecResult:
+def exec_result(head: dict[str, Any], body: bytes | bytearray) -> ExecResult:
   """The result of a command, with a note where output is missing."""
   try:
     cut = min(int(head["head"]), len(body))
