@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import os
+import pathlib
 import socket
 import struct
+import tempfile
 
 import pytest
 
 from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxLost
+from jaxrl_agents.sandbox.host.layer_store import Store
 from jaxrl_agents.sandbox.host.sandbox import Sandbox
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.sandbox.records import Snapshot
@@ -23,10 +27,12 @@ def frame(header, body=b""):
 def asked(answer, request):
   """What the host makes of `answer` to `request(box)`; the other end is closed afterwards."""
 
-  async def whole():
+  async def whole(folder):
     here, there = socket.socketpair()
     streams = await asyncio.open_unix_connection(sock=here)
-    box = Sandbox(Sandboxes(), 1, Snapshot(()), streams)
+    owner = Sandboxes()
+    owner.store = Store(pathlib.Path(folder) / "store", (os.geteuid(), os.getegid()))
+    box = Sandbox(owner, 1, Snapshot(()), streams)
 
     async def agent():
       loop = asyncio.get_running_loop()
@@ -42,7 +48,8 @@ def asked(answer, request):
       answering.cancel()
       streams[1].close()
 
-  return asyncio.run(whole())
+  with tempfile.TemporaryDirectory() as folder:
+    return asyncio.run(whole(folder))
 
 
 @pytest.mark.parametrize(

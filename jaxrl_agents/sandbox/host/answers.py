@@ -49,7 +49,7 @@ def check_delta(head: dict[str, Any]) -> None:
 def paths(head: dict[str, Any], limit: int) -> list[str]:
   """Where something was found, `limit` places at most."""
   found = head.get("found")
-  if not isinstance(found, list) or not all(map(_is_path, found)):
+  if not isinstance(found, list) or not all(_is_text(p) and p.startswith("/") for p in found):
     raise ValueError("an answer to find is no list of paths")
   return found[:limit]
 
