@@ -130,7 +130,10 @@ def _serve(control: socket.socket) -> None:
       for pid in processes.reap():
         control.send(json.dumps({"ended": sandboxes.pop(pid, -1)}).encode())
     if control.fileno() in ready:
-      text, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
+      try:
+        text, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
+      except OSError:  # the host was killed
+        return
       if not text:
         return
       request = json.loads(text)
