@@ -59,6 +59,8 @@ async def statuses_of(
 ) -> dict[str, str]:
   """{test id: status} of the tests of the modules in the files `run`; others are absent.
 
+  "?conflict" is the status of a test that several modules have, with different outcomes.
+
   Args:
     box: a sandbox with the tested code, in which nothing was run before.
     tests: {path below /work: text} of the test modules; those in the sandbox are not used.
@@ -88,7 +90,7 @@ async def statuses_of(
     expected = hmac.new(key, text.encode(), "sha256").hexdigest()
     if hmac.compare_digest(expected.encode(), signature.encode()):
       test, status = json.loads(text)
-      statuses[test] = status
+      statuses[test] = status if statuses.get(test, status) == status else CONFLICT
   return statuses
 
 

@@ -8,7 +8,7 @@ from tests.agents.coding.judge.benches import with_sandboxes
 
 CODE = '''\
 """The tested code."""
-import os, time
+import collections, os, time
 
 LIMIT = 3
 __all__ = ["LIMIT", "Cart", "Empty", "fail", "each", "fill", "give"]
@@ -72,6 +72,14 @@ def fill(target):
 
 def give(value):
     return value
+
+
+def count(text, kind):
+    made = {"Counter": collections.Counter, "OrderedDict": collections.OrderedDict}
+    counts = made.get(kind, lambda: collections.defaultdict(int))()
+    for letter in text:
+        counts[letter] = counts.get(letter, 0) + 1
+    return counts
 
 
 def wide():
@@ -173,6 +181,11 @@ class CartTests(unittest.TestCase):
     def test_a_subclass_of_plain_data_is_an_object(self):
         self.assertEqual(shop.wide(), [1])
 
+    def test_dictionaries_of_the_library_are_plain_data(self):
+        for kind in ("Counter", "OrderedDict", "defaultdict"):
+            self.assertEqual(shop.count("aab", kind), {"a": 2, "b": 1})
+            self.assertEqual(type(shop.count("", kind)).__name__, kind)
+
     def test_makes_a_subclass(self):
         Sub(1)
 
@@ -216,6 +229,7 @@ EXPECTED = {
   "CartTests.test_asserts_about_an_object": "opaque",
   "CartTests.test_catches_the_refusal": "opaque",
   "CartTests.test_a_subclass_of_plain_data_is_an_object": "opaque",
+  "CartTests.test_dictionaries_of_the_library_are_plain_data": "passed",
   "CartTests.test_makes_a_subclass": "opaque",
   "CartTests.test_private_names_of_the_tests_are_not_lent": "passed",
   "CartTests.test_a_test_case_is_not_lent": "opaque",

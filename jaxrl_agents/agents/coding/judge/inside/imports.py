@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding.judge.inside.stand_ins import Link, StandIn
 
-_NAMES_OF_IMPORT = ("__path__", "__file__", "__spec__", "__loader__", "__package__", "__cached__")
+_NAMES_OF_IMPORT = (
+  "__all__",
+  "__path__",
+  "__file__",
+  "__spec__",
+  "__loader__",
+  "__package__",
+  "__cached__",
+)
 _ORIGINAL = "_original"
 """The name under which a stand-in for a module keeps the stand-in for its object."""
 
@@ -52,6 +62,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     self._link = link
     self._tests = {_module_of(path): (path, text) for path, text in tests.items()}
     self._sources = _with_parents(sources)
+    self._taken = _names_from_elsewhere(tests.values(), self._sources)
     self._folders = _with_parents(self._tests) - set(self._tests) - self._sources
     link.test_modules = frozenset(self._tests)
 
@@ -83,9 +94,14 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     if not isinstance(original, StandIn):
       raise ImportError(f"{spec.name} of the tested code is no module")
     made.__dict__[_ORIGINAL] = original
-    with contextlib.suppress(AttributeError):
-      made.__dict__["__all__"] = getattr(original, "__all__")  # noqa: B009
+    names = getattr(original, "__all__", None)
+    if isinstance(names, (list, tuple)):
+      made.__dict__["__all__"] = [name for name in names if self._may_be_given(name)]
     return made
+
+  def _may_be_given(self, name: Any) -> bool:
+    """Whether `import *` gives a name: none that a test module got from elsewhere."""
+    return isinstance(name, str) and name[:2] != "__" and name not in self._taken
 
   def exec_module(self, module: types.ModuleType) -> None:
     if module.__name__ in self._tests:
@@ -103,4 +119,23 @@ def _with_parents(names: Iterable[str]) -> set[str]:
   for name in names:
     parts = name.split(".")
     found.update(".".join(parts[:end]) for end in range(1, len(parts) + 1))
+  return found
+
+
+def _names_from_elsewhere(texts: Iterable[str], sources: Collection[str]) -> set[str]:
+  """Built-in names, and those that test modules import from other modules than the tested ones."""
+  found = set(dir(builtins))
+  for text in texts:
+    try:
+      nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+      continue
+    for node in nodes:
+      if isinstance(node, ast.Import):
+        others = [each for each in node.names if each.name not in sources]
+      elif isinstance(node, ast.ImportFrom) and not node.level and node.module not in sources:
+        others = node.names
+      else:
+        continue
+      found.update(each.asname or each.name.partition(".")[0] for each in others)
   return found

@@ -131,6 +131,8 @@ class Service:
       return ["yours", value.__dict__["_number"]]
     if isinstance(value, type) and issubclass(value, BaseException):
       return ["class", self._class(value)]
+    if type(value) in values.DICTIONARIES:
+      return [values.DICTIONARIES[type(value)], self._encode(dict(value))[1]]
     return ["mine", self._reference(value)]
 
   def _class(self, kind: type) -> list[list[Any]]:

@@ -14,11 +14,13 @@ JOB is a JSON file, which is removed before any tested code runs:
 
 Each line of RESULTS is a JSON list [TEST_ID, STATUS] and its signature. Test modules see stand-ins
 for the modules of the tested code (`stand_ins`), whose work is done in another process (`tested`).
-A test whose outcome rests on an object of that process has the status "opaque".
+A test whose outcome rests on an object of that process has the status "opaque"; so has a test that
+runs code made of data (`foreign_code`).
 """
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import functools
 import hmac
@@ -33,8 +35,8 @@ import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxrl_agents.agents.coding.judge.inside import imports, stand_ins
-from jaxrl_agents.agents.coding.judge.inside.stand_ins import Link
+from jaxrl_agents.agents.coding.judge.inside import foreign_code, imports, stand_ins
+from jaxrl_agents.agents.coding.judge.inside.stand_ins import Link, StandIn
 
 MAX_RESTARTS = 3
 """How often the tested code of a module is started again after it ended or was late."""
@@ -82,6 +84,8 @@ def main() -> None:
 
   signal.signal(signal.SIGALRM, _alarm)
   _refuse_stand_ins_in_assertions()
+  _refuse_stand_ins_of_abstract_classes()
+  foreign_code.refuse_from_now_on(imports.Finder.exec_module.__code__)
   os.write(1, job["begun"].encode())
   null = os.open(os.devnull, os.O_RDWR)
   for fd in (0, 1, 2):
@@ -103,6 +107,19 @@ def _refuse_stand_ins_in_assertions() -> None:
 
     method = getattr(unittest.TestCase, name)
     setattr(unittest.TestCase, name, functools.partialmethod(checked, _method=method))
+
+
+def _refuse_stand_ins_of_abstract_classes() -> None:
+  """A stand-in has every method that classes like Iterable look for, whatever its object has."""
+  original = abc.ABCMeta.__instancecheck__
+
+  def checked(cls: Any, instance: Any) -> bool:
+    found = original(cls, instance)
+    if found and type(instance) is StandIn:
+      stand_ins.refuse_inside(instance)
+    return found
+
+  setattr(abc.ABCMeta, "__instancecheck__", checked)  # noqa: B010
 
 
 def run_module(
@@ -172,7 +189,8 @@ def _tests(module: types.ModuleType) -> Iterator[tuple[str, unittest.TestCase]]:
   """(id, test) of a module, in an order that depends on its text alone."""
   vars(module).pop("load_tests", None)  # what it adds are mostly examples of the tested code's text
   for test in _flat(unittest.TestLoader().loadTestsFromModule(module)):
-    yield test.id(), test
+    if type(getattr(test, getattr(test, "_testMethodName", ""), None)) is not StandIn:
+      yield test.id(), test
   name = module.__name__
   for key, value in list(vars(module).items()):
     if getattr(value, "__module__", None) != name:
@@ -208,6 +226,7 @@ def status_of(test: unittest.TestCase, link: Link, limit_s: float) -> str:
   result = unittest.TestResult()
   link.is_opaque = False
   _alarms.clear()
+  foreign_code.refusals.clear()
   try:
     _limit(limit_s)
     try:
@@ -219,7 +238,7 @@ def status_of(test: unittest.TestCase, link: Link, limit_s: float) -> str:
   if _alarms:
     link.is_broken = True  # a request may be under way
     return "late"
-  if link.is_opaque:
+  if link.is_opaque or foreign_code.refusals:
     return "opaque"
   if link.is_broken or result.errors:
     return "error"

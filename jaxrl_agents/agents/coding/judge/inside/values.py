@@ -2,12 +2,14 @@
 
 Plain data (numbers, strings, bytes, None, and containers of exactly the types list, tuple, set,
 frozenset and dict) is copied. Anything else, also an instance of a subclass of these, travels as a
-reference to an object that stays in its process. A frame is the length of a JSON text (big-endian
-uint32), then the text.
+reference to an object that stays in its process. Dictionaries of `collections` are copied out of
+the tested code, but not into it, where their changes would be lost. A frame is the length of a JSON
+text (big-endian uint32), then the text.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import os
@@ -22,6 +24,16 @@ _MAX_JSON_INTEGER = 1 << 60
 _CONTAINERS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 _BUILDERS: dict[str, Callable[[Iterable[Any]], Any]] = {"l": list, "t": tuple, "s": set,
                                                         "z": frozenset}  # fmt: skip
+DICTIONARIES: dict[type, str] = {
+  collections.Counter: "Counter",
+  collections.OrderedDict: "OrderedDict",
+  collections.defaultdict: "defaultdict",
+}
+_BUILDERS_OF_DICTIONARIES: dict[str, Callable[[dict[Any, Any]], Any]] = {
+  "Counter": collections.Counter,
+  "OrderedDict": collections.OrderedDict,
+  "defaultdict": lambda content: collections.defaultdict(None, content),
+}
 _SINGLETONS: dict[str, Any] = {"...": Ellipsis, "NotImplemented": NotImplemented}
 
 
@@ -78,6 +90,8 @@ def decode(sent: Any, resolve: Callable[[list[Any]], Any], depth: int = 0) -> An
       return _BUILDERS[tag](map(inner, rest[0]))
     if tag == "d":
       return {inner(key): inner(item) for key, item in rest[0]}
+    if tag in _BUILDERS_OF_DICTIONARIES:
+      return _BUILDERS_OF_DICTIONARIES[tag]({inner(key): inner(item) for key, item in rest[0]})
     if tag == "i":
       return int(rest[0], 16)
     if tag == "f":
