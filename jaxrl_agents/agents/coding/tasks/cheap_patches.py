@@ -10,7 +10,8 @@ from jaxrl_agents.agents.coding.tasks.mutations import functions
 from jaxrl_agents.corpus.python_source import Function
 
 FIRST = "{first}"
-_LINES = ("return None", "return True", f"return {FIRST}")
+_LINES = ("return None", "return True", "return False", f"return {FIRST}")
+"""False equals 0, and True equals 1, where tests compare."""
 
 
 def constant_values_suffice(repo: Repo, failing: Collection[str]) -> bool:

@@ -37,13 +37,15 @@ def test_a_table_with_one_value_for_the_rest_solves_where_hidden_values_are_all_
 
 def test_bodies_of_the_damaged_functions_alone_are_replaced():
   made = list(cheap_patches.patches({"a.py": TEXT}, ["first", "Box.size", "Box.zero"]))
-  assert len(made) == 3
-  nothing, _, argument = (patch["a.py"] for patch in made)
+  assert len(made) == 4
+  nothing, _, false, argument = (patch["a.py"] for patch in made)
   names = {}
   exec(nothing, names)
   assert names["first"](1, 2) is names["Box"]().size(3) is names["Box"]().zero() is None
   assert names["first"].__doc__ == "Says what it does."
   assert names["other"](4) == 4
+  exec(false, names)
+  assert names["first"](1, 2) is names["Box"]().size(3) is False
   exec(argument, names)
   assert (names["first"](1, 2), names["Box"]().size(3), names["Box"]().zero()) == (1, 3, 0)
 
