@@ -10,6 +10,8 @@ it stopped. Of several processes that share the disk each runs it, with its own 
       --set learner.rows_per_microbatch=8 --coordinator=HOST:PORT --num_processes=2 --process_id=0
 """
 
+import contextlib
+
 from absl import flags
 
 from jaxrl_agents.runs import config_flags, entry_point, processes, report_page, rl, setup
@@ -26,12 +28,15 @@ def main() -> None:
   _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
-  with processes.first_alone("corpus"):
-    corpus = setup.open_tasks(config)
-  with setup.devices(config):
+  with contextlib.ExitStack() as stack:
+    if processes.is_first():
+      stack.enter_context(workdir.held())
+    with processes.first_alone("corpus"):
+      corpus = setup.open_tasks(config)
+    stack.enter_context(setup.devices(config))
     rl.train(config, corpus, workdir)
   if processes.is_first():
-    print(f"report: {report_page.write(workdir.path)}")
+    report_page.write_if_possible(workdir.path)
 
 
 if __name__ == "__main__":

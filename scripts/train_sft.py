@@ -9,6 +9,8 @@ another mesh. Of several processes that share the disk each runs it, with its ow
       --set learner.rows_per_microbatch=8 --coordinator=HOST:PORT --num_processes=2 --process_id=0
 """
 
+import contextlib
+
 from absl import flags
 
 from jaxrl_agents.runs import config_flags, entry_point, processes, setup, sft
@@ -25,9 +27,12 @@ def main() -> None:
   _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
-  with processes.first_alone("corpus"):
-    corpus = setup.open_tasks(config)
-  with setup.devices(config):
+  with contextlib.ExitStack() as stack:
+    if processes.is_first():
+      stack.enter_context(workdir.held())
+    with processes.first_alone("corpus"):
+      corpus = setup.open_tasks(config)
+    stack.enter_context(setup.devices(config))
     sft.train(config, corpus, workdir)
   print(f"the warm start is in {workdir.warm_start}")
 

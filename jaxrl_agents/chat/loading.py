@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import tokenizers
 
+from jaxrl_agents import file_digests
 from jaxrl_agents.chat import base_format, harmony, kimi_k2, qwen3
 from jaxrl_agents.chat.chat import Chat, Format
 from jaxrl_agents.chat.vocabulary import Vocabulary, with_control_tokens
@@ -54,8 +55,18 @@ def load(path: str = "base") -> Chat:
     ValueError: there is no readable tokenizer at `path`, or it is made for another format.
   """
   file = _file(path)
-  text = file.read_text("utf-8")
+  files = tokenizer_files(path)
+  problem = (
+    file_digests.damage(file.parent, only=[each.name for each in files])
+    if file_digests.is_there(file.parent)
+    else ""
+  )
+  if problem:
+    raise ValueError(
+      f"the tokenizer in {file.parent} is damaged: {problem}; restore the folder from a copy"
+    )
   try:
+    text = file.read_text("utf-8")
     tokenizer = tokenizers.Tokenizer.from_str(text)
     name = detect(tokenizer.get_added_tokens_decoder().values())
     if name != "own":
@@ -100,13 +111,22 @@ def detect(tokens: Iterable[tokenizers.AddedToken]) -> str:
 
 
 def chat_template(folder: pathlib.Path) -> str:
-  """The published template of a folder, as text; "" if there is none."""
+  """The published template of a folder, as text; "" if there is none.
+
+  Raises:
+    ValueError: TOKENIZER_CONFIG is damaged.
+  """
   if (folder / CHAT_TEMPLATE).is_file():
     return (folder / CHAT_TEMPLATE).read_text("utf-8")
   config = folder / TOKENIZER_CONFIG
-  template = json.loads(config.read_text("utf-8")).get("chat_template") if config.is_file() else ""
-  if isinstance(template, list):  # several templates, each with a name
-    template = next((t["template"] for t in template if t["name"] == "default"), "")
+  try:
+    template = json.loads(config.read_bytes()).get("chat_template") if config.is_file() else ""
+    if isinstance(template, list):  # several templates, each with a name
+      template = next((t["template"] for t in template if t["name"] == "default"), "")
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    raise ValueError(
+      f"{config} is damaged ({error}); copy it again from where it is from"
+    ) from None
   return template or ""
 
 

@@ -5,6 +5,7 @@ effect.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 
 from jaxrl_agents.config import import_path, ranges
 from jaxrl_agents.config.sections import (
@@ -99,6 +100,13 @@ def _check_warm_up(sft: SftConfig) -> None:
       f"sft.beside={sft.beside} and sft.beside_rates={sft.beside_rates} must be of "
       "one length: a rate for each config"
     )
+  for entry in sft.beside:
+    try:
+      parts = shlex.split(entry)
+    except ValueError as error:
+      raise ValueError(f"sft.beside={sft.beside}: {entry!r} has {str(error).lower()}") from None
+    if not parts:
+      raise ValueError(f"sft.beside={sft.beside}: an entry is empty; name the file of a config")
   if sft.schedule == "cosine" and 0 < sft.steps <= sft.warmup_steps:
     raise ValueError(
       f"sft.steps={sft.steps} leaves no step after sft.warmup_steps={sft.warmup_steps}; raise the "
@@ -131,6 +139,11 @@ def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
 
 def _check_fleet(config: RunConfig) -> None:
   workers, slices = config.workers, config.sampler.slices
+  host, _, port = workers.listen.rpartition(":")
+  number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else -1
+  if workers.listen and not (host and 0 <= number < 65536):
+    listen = ranges.shown(workers.listen)
+    raise ValueError(f"workers.listen={listen} is not an address; write HOST:PORT")
   if not workers.listen and (slices or not workers.processes):
     raise ValueError(
       f"workers.processes={workers.processes} and sampler.slices={slices} wait for others to join: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -9,6 +10,8 @@ import os
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+from jaxrl_agents.config.ranges import shown
 
 AGENTS: Mapping[str, str] = {
   name: f"jaxrl_agents.agents.{name}.agent:AGENT" for name in ("search", "swarm", "coding")
@@ -25,10 +28,16 @@ def agent(name: str) -> Any:
   if ":" not in name and name not in AGENTS:
     close = difflib.get_close_matches(name, list(AGENTS), n=1, cutoff=0.0)[0]
     raise ValueError(
-      f"agent={name!r} is none of {', '.join(AGENTS)}; did you mean {close!r}? An agent of your "
-      "own is named by its import path, package.module:NAME"
+      f"agent={shown(name)} is none of {', '.join(AGENTS)}; did you mean {close!r}? An agent of "
+      "your own is named by its import path, package.module:NAME"
     )
-  return load(AGENTS.get(name, name), "agent")
+  found = load(AGENTS.get(name, name), "agent")
+  if not dataclasses.is_dataclass(getattr(found, "config", None)) or not hasattr(found, "name"):
+    raise ValueError(
+      f"agent={name!r} is a {type(found).__name__}, not an agent: an instance of a subclass of "
+      "jaxrl_agents.agents.agent:Agent that sets name and config"
+    )
+  return found
 
 
 @functools.cache
@@ -43,14 +52,18 @@ def load(path: str, option: str) -> Any:
     sys.path.append(os.getcwd())
   try:
     module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
+  except (ModuleNotFoundError, TypeError, ValueError) as error:
     raise ValueError(
-      f"{option}={path!r}: {error}; write package.module:name, with the package installed or below "
-      f"the working directory {os.getcwd()}"
+      f"{option}={shown(path)}: {error}; write package.module:name, with the package installed or "
+      f"below the working directory {os.getcwd()}"
+    ) from error
+  except Exception as error:
+    raise ValueError(
+      f"{option}={shown(path)}: importing {module_name} raises {type(error).__name__}: {error}"
     ) from error
   if not hasattr(module, name):
     known = [each for each in vars(module) if not each.startswith("_")]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{option}={path!r}: {module.__name__} defines no {name!r}{hint}")
+    raise ValueError(f"{option}={shown(path)}: {module.__name__} defines no {name!r}{hint}")
   return getattr(module, name)

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import pathlib
+import traceback
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from jaxrl_agents.config import import_path
 from jaxrl_agents.config.checks import validate
+from jaxrl_agents.config.ranges import LIMIT, shown
 from jaxrl_agents.config.sections import RunConfig
 
 
@@ -23,7 +25,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
   """The config of a Python file's `get_config()`, with `section.option=value` overrides applied.
 
   Raises:
-    ValueError: no such file, no `get_config`, or a bad override.
+    ValueError: no such file, no `get_config`, an error in the file, or a bad override.
   """
   file = pathlib.Path(path)
   if not file.is_file():
@@ -34,12 +36,28 @@ def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
   if spec is None or spec.loader is None:
     raise ValueError(f"{path} is not a Python file; pass one that defines get_config()")
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
+  try:
+    spec.loader.exec_module(module)
+    made = module.get_config() if callable(getattr(module, "get_config", None)) else None
+  except Exception as error:  # whatever Python raises in a file that is not ours
+    raise ValueError(f"{path} cannot be run: {_described(error, file)}") from error
   if not hasattr(module, "get_config"):
     raise ValueError(
       f"{path} defines no get_config(); a config is a function that returns a RunConfig"
     )
-  return validate(with_overrides(module.get_config(), overrides))
+  if not callable(module.get_config):
+    raise ValueError(f"get_config of {path} is no function; it must return a RunConfig")
+  if not isinstance(made, RunConfig):
+    raise ValueError(f"get_config() of {path} returns a {type(made).__name__}, not a RunConfig")
+  return validate(with_overrides(made, overrides))
+
+
+def _described(error: Exception, file: pathlib.Path) -> str:
+  """The type and first line of an error, and the last line of `file` that led to it."""
+  frames = traceback.extract_tb(error.__traceback__)
+  lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+  text = str(error).partition("\n")[0].replace("\0", "")
+  return f"{type(error).__name__}: {text}" + (f", at line {lines[-1]}" if lines else "")
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -47,7 +65,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
   for override in overrides:
     path, equals, text = override.partition("=")
     if not equals:
-      raise ValueError(f"override {override!r} has no '='; write --set section.option=value")
+      raise ValueError(f"override {shown(override)} has no '='; write --set section.option=value")
     config = _replaced(config, path.strip().split("."), text.strip(), path.strip())
   return config
 
@@ -55,7 +73,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 def options(config: Any, prefix: str = "") -> dict[str, Any]:
   """Every option as {"section.option": value}, sections flattened."""
   flat: dict[str, Any] = {}
-  for name, field in _fields(config).items():
+  for name, field in fields(config).items():
     value = getattr(config, field)
     if dataclasses.is_dataclass(value):
       flat |= options(value, f"{prefix}{name}.")
@@ -80,7 +98,7 @@ def sha256(config: RunConfig) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _fields(section: Any) -> dict[str, str]:
+def fields(section: Any) -> dict[str, str]:
   """{name in overrides: field} of a section; an agent's options are called by the agent's name."""
   names = {field.name: field.name for field in dataclasses.fields(section)}
   if isinstance(section, RunConfig):
@@ -90,28 +108,32 @@ def _fields(section: Any) -> dict[str, str]:
 
 
 def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
-  fields = _fields(section)
-  names = list(fields)
-  if path[0] not in fields:
+  named = fields(section)
+  names = list(named)
+  if path[0] not in named:
     parent = full[: len(full) - len(".".join(path))]
     reason = _REASONS.get(full) or _nearest(parent + path[0], [parent + n for n in names])
-    raise ValueError(f"no option {full!r}; {reason}")
-  name = fields[path[0]]
+    raise ValueError(f"no option {shown(full)}; {reason}")
+  name = named[path[0]]
   current = getattr(section, name)
   if len(path) > 1:
     if isinstance(current, Mapping):
       number = {".".join(path[1:]): _number(text, full)}
       return dataclasses.replace(section, **{name: {**current, **number}})
     if not dataclasses.is_dataclass(current):
-      raise ValueError(f"option {full!r} goes deeper than {path[0]!r}, which holds a value")
+      raise ValueError(f"option {shown(full)} goes deeper than {path[0]!r}, which holds a value")
     return dataclasses.replace(section, **{name: _replaced(current, path[1:], text, full)})
   if dataclasses.is_dataclass(current):
     inner = [f"{full}.{f.name}" for f in dataclasses.fields(current)]
     raise ValueError(f"{full!r} is a section; set one of its options: {', '.join(inner)}")
   value = _value(typing.get_type_hints(type(section))[name], text, full)
+  changes = {name: value}
   if isinstance(section, RunConfig) and name == "agent" and value != section.agent:
-    return dataclasses.replace(section, agent=value, agent_config=None)
-  return dataclasses.replace(section, **{name: value})
+    changes["agent_config"] = None
+  try:
+    return dataclasses.replace(section, **changes)
+  except ValueError as error:  # of a section that checks itself as it is made
+    raise ValueError(f"{full}={shown(text)}: {error}") from error
 
 
 _EXAMPLES: dict[Any, str] = {
@@ -130,6 +152,17 @@ _REASONS = {
 }
 """Why some options do not exist that a user may look for."""
 
+_UNREADABLE = (
+  KeyError,
+  ValueError,
+  SyntaxError,
+  TypeError,
+  OverflowError,
+  RecursionError,
+  MemoryError,
+)
+"""What parsing a text as a literal or a number may raise."""
+
 
 def _number(text: str, full: str) -> float | bool:
   """`text` parsed as a bool or a float."""
@@ -137,8 +170,23 @@ def _number(text: str, full: str) -> float | bool:
     return text.lower() == "true"
   try:
     return float(text)
-  except ValueError as error:
-    raise ValueError(f"{full}={text!r} is no number; write for example {full}=0.5") from error
+  except ValueError:
+    raise ValueError(f"{full}={shown(text)} is no number; write for example {full}=0.5") from None
+
+
+_MOST_VALUES = 64
+"""Of an option that holds several, on a command line."""
+
+
+class _TooLargeError(ValueError):
+  """A value can be read, but is larger than any use that there is for it."""
+
+
+def _whole(text: str, full: str) -> int:
+  number = int(text.replace("_", ""))
+  if abs(number) >= LIMIT:
+    raise _TooLargeError(f"{full}={shown(text)} must be less than 2^63")
+  return number
 
 
 def _value(hint: Any, text: str, full: str) -> Any:
@@ -152,7 +200,7 @@ def _value(hint: Any, text: str, full: str) -> Any:
     choices = [str(c) for c in typing.get_args(hint)]
     if text not in choices:
       raise ValueError(
-        f"{full}={text} is not one of {', '.join(choices)}; {_nearest(text, choices)}"
+        f"{full}={shown(text)} is not one of {', '.join(choices)}; {_nearest(text, choices)}"
       )
     return text
   if origin in (typing.Union, types.UnionType):
@@ -165,14 +213,20 @@ def _value(hint: Any, text: str, full: str) -> Any:
       listed = ast.literal_eval(text)
       if not isinstance(listed, tuple | list):
         raise TypeError(f"{listed!r} is one value")
+      if len(listed) > _MOST_VALUES:
+        raise _TooLargeError(f"{full} is given {len(listed)} values; give at most {_MOST_VALUES}")
       return tuple(typing.get_args(hint)[0](v) for v in listed)
-    if hint in (int, float, str):
-      return hint(text.replace("_", "") if hint is int else text)
-  except (KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    if hint is int:
+      return _whole(text, full)
+    if hint in (float, str):
+      return hint(text)
+  except _TooLargeError:
+    raise
+  except _UNREADABLE as error:
     name = getattr(hint, "__name__", str(hint))
     example = _EXAMPLES[typing.get_args(hint)[0], ...] if origin is tuple else _EXAMPLES[hint]
     raise ValueError(
-      f"{full}={text!r} cannot be read as {name}; write for example {full}={example}"
+      f"{full}={shown(text)} cannot be read as {name}; write for example {full}={example}"
     ) from error
   raise ValueError(
     f"{full} cannot be set from the command line (type {hint}); edit the config file"
@@ -180,5 +234,5 @@ def _value(hint: Any, text: str, full: str) -> Any:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-  close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+  close = difflib.get_close_matches(name[:60], names, n=1, cutoff=0.0)
   return f"did you mean {close[0]!r}?" if close else "there are none"

@@ -40,12 +40,20 @@ class Range:
     return " and ".join(parts) or "any number"
 
 
+LIMIT = 2**63
+"""Whole numbers are smaller, since arrays hold them."""
+
 Whole = Annotated[int, Range(0)]
 Count = Annotated[int, Range(1)]
 Share = Annotated[float, Range(0, 1)]
 ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
 Positive = Annotated[float, Range(0, above=True)]
 NotNegative = Annotated[float, Range(0)]
+
+
+def shown(text: str) -> str:
+  """A text as it may stand in an error: quoted, printable, and not too long."""
+  return repr(text) if len(text) <= 60 else f"{text[:60]!r}... ({len(text)} characters)"
 
 
 def check(section: Any, name: str = "") -> None:
@@ -66,6 +74,8 @@ def check(section: Any, name: str = "") -> None:
       continue
     allowed = _range_of(hints[field.name])
     for key, number in _numbers(value):
+      if isinstance(number, int) and abs(number) >= LIMIT:
+        raise ValueError(f"{name}{field.name}{key}={str(number)[:24]}... must be less than 2^63")
       if not math.isfinite(number) or not allowed.holds(number):
         limits = str(allowed) if math.isfinite(number) else f"a finite number, {allowed}"
         raise ValueError(f"{name}{field.name}{key}={number:g} must be {limits}")

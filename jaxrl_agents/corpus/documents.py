@@ -17,11 +17,13 @@ import platform
 import random
 import re
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.corpus import readers
+from jaxrl_agents.corpus import folder_files, readers
 
+MAX_CHARACTERS = 4 << 30
+"""Characters of all documents of a folder."""
 PYTHON = "python"
 """The name of the corpus that every machine has: the source of the standard library."""
 PACKAGE = "package:"
@@ -178,14 +180,31 @@ def _folder(root: pathlib.Path) -> list[Document]:
     raise ValueError(f"{root}: a file, not a folder; name the folder that holds it")
   for name in ("corpus.jsonl", "corpus.jsonl.gz"):
     if (root / name).is_file():
-      return _json_lines(root / name, root)
-  paths = sorted(path for path in root.rglob("*") if _is_readable_kind(path, root))
+      return list(_limited(_json_lines(root / name, root), root))
+  paths = [
+    path
+    for path in folder_files.below(root, lambda name: name.startswith("."))
+    if _kind_suffix(path) in _SUFFIXES
+  ]
   if not paths:
     raise ValueError(
       f"{root}: no file with a name in {' '.join(_SUFFIXES)} (or these with .gz) is in the folder; "
       "convert the documents to one of these"
     )
-  return [document for path in paths for document in _file(path, root)]
+  return list(_limited((document for path in paths for document in _file(path, root)), root))
+
+
+def _limited(documents: Iterable[Document], root: pathlib.Path) -> Iterator[Document]:
+  """The documents, as long as they have not too many characters in all."""
+  size = 0
+  for document in documents:
+    size += len(document.text)
+    if size > MAX_CHARACTERS:
+      raise ValueError(
+        f"{root}: more than {MAX_CHARACTERS} characters of text, reached in "
+        f"{document.metadata['source']!r}; name a folder of less"
+      )
+    yield document
 
 
 def _kind_suffix(path: pathlib.Path) -> str:
@@ -193,12 +212,7 @@ def _kind_suffix(path: pathlib.Path) -> str:
   return suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
 
 
-def _is_readable_kind(path: pathlib.Path, root: pathlib.Path) -> bool:
-  hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-  return not hidden and _kind_suffix(path) in _SUFFIXES and path.is_file()
-
-
-def _file(path: pathlib.Path, root: pathlib.Path) -> list[Document]:
+def _file(path: pathlib.Path, root: pathlib.Path) -> Iterable[Document]:
   suffix, name = _kind_suffix(path), path.relative_to(root).as_posix()
   if suffix == ".jsonl":
     return _json_lines(path, root)
@@ -211,8 +225,7 @@ def _file(path: pathlib.Path, root: pathlib.Path) -> list[Document]:
   return [Document("", name, text, {"source": name, "kind": "text"})]
 
 
-def _json_lines(path: pathlib.Path, root: pathlib.Path) -> list[Document]:
-  documents = []
+def _json_lines(path: pathlib.Path, root: pathlib.Path) -> Iterator[Document]:
   for number, record in readers.read_jsonl(path):
     text = readers.string_field(path, number, record, "text")
     title = readers.string_field(path, number, record, "title")
@@ -223,7 +236,4 @@ def _json_lines(path: pathlib.Path, root: pathlib.Path) -> list[Document]:
       raise ValueError(f"{path}, line {number}: field 'metadata' is not an object; make it one")
     own_id = readers.string_field(path, number, record, "_id", "id", "url")
     source = own_id or f"{path.relative_to(root).as_posix()}:{number}"
-    documents.append(
-      Document("", title, text or title, {**metadata, "source": source, "kind": "jsonl"})
-    )
-  return documents
+    yield Document("", title, text or title, {**metadata, "source": source, "kind": "jsonl"})

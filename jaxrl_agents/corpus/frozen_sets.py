@@ -3,7 +3,7 @@
 A folder appears complete or not at all, and files whose hashes differ are refused: the ids in a
 task have no meaning with another corpus.
 
-    manifest.json     {"sha256": {file: digest of its content}, ...}
+    manifest.json     {"sha256": {file: digest of its content}, ..., digest of the manifest}
     NAME.gz           compressed; its digest is that of the content before compression
     NAME              uncompressed
 """
@@ -19,7 +19,12 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxrl_agents import file_digests, full_disk
+from jaxrl_agents.corpus import readers
+
 MANIFEST = "manifest.json"
+MAX_BYTES = 4 << 30
+"""Bytes of one file of a set, unpacked."""
 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
@@ -43,22 +48,39 @@ def write(
   folder = pathlib.Path(folder)
   folder.parent.mkdir(parents=True, exist_ok=True)
   hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-  with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing_") as name:
+  with (
+    full_disk.named(folder.parent),
+    tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing_") as name,
+  ):
     place = pathlib.Path(name) / "set"
     place.mkdir()
     for file, content in contents.items():
       stored = gzip.compress(content, 6, mtime=0) if file.endswith(".gz") else content
       (place / file).write_bytes(stored)
-    text = json.dumps({**manifest, "sha256": hashes}, indent=2, sort_keys=True)
-    (place / MANIFEST).write_text(text + "\n")
+    record = file_digests.with_digest({**manifest, "sha256": hashes})
+    (place / MANIFEST).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
     if folder.exists():
-      present = folder / MANIFEST
-      if present.is_file() and json.loads(present.read_text()).get("sha256") == hashes:
+      if _hashes(folder) == hashes:
         return
       if any(folder.iterdir()):
-        raise ValueError(f"{folder} holds something else; name an empty folder")
+        raise ValueError(
+          f"{folder} holds something else, or a set whose {MANIFEST} is missing or damaged; remove "
+          "it, or name an empty folder"
+        )
       folder.rmdir()
-    place.rename(folder)
+    try:
+      place.rename(folder)
+    except OSError:
+      if _hashes(folder) != hashes:  # else another process was first, with the same content
+        raise
+
+
+def _hashes(folder: pathlib.Path) -> Any:
+  """The hashes in the manifest of a folder; None if it cannot be read."""
+  try:
+    return file_digests.read_record((folder / MANIFEST).read_bytes()).get("sha256")
+  except (OSError, ValueError):
+    return None
 
 
 def read_manifest(folder: str | os.PathLike[str], *, maker: str) -> dict[str, Any]:
@@ -71,12 +93,13 @@ def read_manifest(folder: str | os.PathLike[str], *, maker: str) -> dict[str, An
   if not path.is_file():
     raise ValueError(f"{folder} has no {MANIFEST}; make the set with {maker}")
   try:
-    manifest = json.loads(path.read_bytes())
-  except (ValueError, RecursionError) as error:
+    manifest = file_digests.read_record(readers.read_bytes(path))
+  except ValueError as error:
     raise ValueError(
-      f"{path} is damaged ({error}); restore the folder from a copy, or make it again with {maker}"
+      f"{path} is damaged: {error}; restore the folder from a copy, or remove it and make it again "
+      f"with {maker}"
     ) from None
-  if not isinstance(manifest, dict) or not isinstance(manifest.get("sha256"), dict):
+  if not isinstance(manifest.get("sha256"), dict):
     raise ValueError(f"{path} has no field 'sha256'; make the set again with {maker}")
   return manifest
 
@@ -92,18 +115,26 @@ def read(
   path = pathlib.Path(folder) / file
   if not path.is_file():
     raise ValueError(f"{path} does not exist; make the set again with {maker}")
-  content = path.read_bytes()
-  if file.endswith(".gz"):
-    try:
-      content = gzip.decompress(content)
-    except (OSError, EOFError) as error:
-      raise ValueError(
-        f"{path} is not a whole gzip file ({error}); make the set again with {maker}"
-      ) from error
-  found, wanted = hashlib.sha256(content).hexdigest(), manifest["sha256"].get(file)
+  try:
+    found = _digest(path)  # before the content is held: what is not of the set takes no memory
+    content = b"" if found != manifest["sha256"].get(file) else readers.read_bytes(path, MAX_BYTES)
+  except ValueError as error:
+    raise ValueError(f"{error}; make the set again with {maker}") from error
+  wanted = manifest["sha256"].get(file)
   if found != wanted:
     raise ValueError(
       f"{path} has sha256 {found}, but the manifest says {wanted}; a set is frozen: restore the "
       f"file or make the set again with {maker}"
     )
   return content
+
+
+def _digest(path: pathlib.Path) -> str:
+  digest, size = hashlib.sha256(), 0
+  with readers.opened(path) as file:
+    while block := file.read(1 << 20):
+      digest.update(block)
+      size += len(block)
+      if size > MAX_BYTES:
+        raise readers.too_large(path, MAX_BYTES)
+  return digest.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import pathlib
 import time
 import urllib.request
@@ -67,24 +68,26 @@ def recorded(file: pathlib.Path) -> set[str]:
   """
   if not file.exists():
     return set()
-  lines = file.read_text("utf-8").split("\n")
   try:
-    return {json.loads(line)["url"] for line in lines if line.strip()}
+    return {record["url"] for _, record in readers.read_jsonl(file)}
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{file}: not JSON lines with a url ({error!r}); name another file") from error
 
 
 def _ended(file: pathlib.Path) -> None:
   """Removes an incomplete last line from the file, and ends a complete one with a newline."""
-  whole, newline, last = file.read_text("utf-8").rpartition("\n")
-  if not last:
-    return
-  try:
-    json.loads(last)
-  except ValueError:
-    file.write_text(whole + newline, "utf-8")
-  else:
-    file.write_text(f"{whole}{newline}{last}\n", "utf-8")
+  with file.open("rb+") as lines:
+    size = lines.seek(0, os.SEEK_END)
+    lines.seek(max(0, size - readers.MAX_DOCUMENT_BYTES))
+    last = lines.read().rpartition(b"\n")[2]
+    if not last:
+      return
+    try:
+      json.loads(last)
+    except ValueError:
+      lines.truncate(size - len(last))
+    else:
+      lines.write(b"\n")
 
 
 def record(

@@ -5,44 +5,91 @@ A name that ends in `.gz` is read as its content would be without.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import gzip
 import html.parser
 import io
 import json
+import os
 import pathlib
 import re
+import stat
 import tokenize
 import zlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+MAX_DOCUMENT_BYTES = 64 << 20
+"""Bytes of one document, unpacked: a file, or a line of a collection."""
+MAX_COLLECTION_BYTES = 8 << 30
+"""Bytes of a file of JSON lines, unpacked."""
+_BLOCK = 1 << 20
 
 
-def read_bytes(path: pathlib.Path) -> bytes:
-  """Returns the content of a file, unpacked if its name ends in `.gz`; ValueError if unreadable."""
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[BinaryIO]:
+  """A regular file, unpacked while it is read if its name ends in `.gz`; ValueError if it cannot
+  be read.
+  """
   try:
-    content = path.read_bytes()
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+      if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise ValueError(f"{path}: no regular file; remove it from the folder")
+      if path.suffix == ".gz":
+        with gzip.GzipFile(fileobj=file) as unpacked:
+          yield cast(BinaryIO, unpacked)
+      else:
+        yield file
+  except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    raise ValueError(f"{path}: not a whole gzip file ({error}); fetch or pack it again") from None
   except OSError as error:
     raise ValueError(f"{path}: cannot be read ({error.strerror}); check path and rights") from None
-  if path.suffix != ".gz":
-    return content
-  try:
-    return gzip.decompress(content)
-  except (OSError, EOFError, zlib.error) as error:
-    raise ValueError(f"{path}: not a whole gzip file ({error}); fetch or pack it again") from None
 
 
-def read_text(path: pathlib.Path) -> str:
+def read_bytes(path: pathlib.Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+  """Returns the content of a file, unpacked if its name ends in `.gz`.
+
+  No more than the limit is read, whatever size a file claims or unpacks to.
+
+  Raises:
+    ValueError: it cannot be read, or has more than `max_bytes`.
+  """
+  parts, size = [], 0
+  with opened(path) as file:
+    while size <= max_bytes and (part := file.read(min(_BLOCK, max_bytes + 1 - size))):
+      parts.append(part)
+      size += len(part)
+  if size > max_bytes:
+    raise too_large(path, max_bytes)
+  return b"".join(parts)
+
+
+def too_large(path: pathlib.Path, max_bytes: int) -> ValueError:
+  """What is raised about a file of more than `max_bytes`."""
+  size = path.stat().st_size
+  return ValueError(
+    f"{path}: {size} bytes on the disk, and more than {max_bytes} bytes of content; split it, or "
+    "leave it out"
+  )
+
+
+def read_text(path: pathlib.Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
   """Returns the text of a UTF-8 file, without byte order mark and with \\n line ends."""
-  content = read_bytes(path)
+  return _text(path, read_bytes(path, max_bytes).removeprefix(codecs.BOM_UTF8), 1)
+
+
+def _text(path: pathlib.Path, content: bytes, first_line: int) -> str:
   try:
-    text = content.decode("utf-8-sig")
+    text = content.decode()
   except UnicodeDecodeError as error:
-    line = content.count(b"\n", 0, error.start) + 1
+    line = content.count(b"\n", 0, error.start) + first_line
     raise ValueError(
       f"{path}, line {line}: not UTF-8 (byte 0x{content[error.start]:02x}); convert it, for "
       f"example with iconv -f latin1 -t utf-8, or remove it from the folder"
     ) from None
   if "\0" in text:
-    line = text.count("\n", 0, text.index("\0")) + 1
+    line = text.count("\n", 0, text.index("\0")) + first_line
     raise ValueError(f"{path}, line {line}: binary (a NUL byte); remove it from the folder")
   return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -60,10 +107,14 @@ def read_python(path: pathlib.Path) -> str:
   return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_jsonl(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
-  """Returns (line number from 1, object) of every line that is not blank."""
-  records = []
-  for number, line in enumerate(read_text(path).split("\n"), 1):
+def read_jsonl(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields (line number from 1, object) of every line that is not blank.
+
+  Raises:
+    ValueError: a line is no object or longer than MAX_DOCUMENT_BYTES, or the file is longer than
+      MAX_COLLECTION_BYTES.
+  """
+  for number, line in _lines(path):
     if not line.strip():
       continue
     try:
@@ -78,8 +129,22 @@ def read_jsonl(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
         f"{path}, line {number}: a JSON {type(record).__name__} where an object was expected; "
         'write lines like {"_id": "7", "title": "", "text": "..."}'
       )
-    records.append((number, record))
-  return records
+    yield number, record
+
+
+def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+  number = size = 0
+  with opened(path) as file:
+    while line := file.readline(MAX_DOCUMENT_BYTES + 1):
+      size += len(line)
+      if len(line) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"line {number + 1} of {too_large(path, MAX_DOCUMENT_BYTES)}")
+      if size > MAX_COLLECTION_BYTES:
+        raise too_large(path, MAX_COLLECTION_BYTES)
+      line = line if number else line.removeprefix(codecs.BOM_UTF8)
+      for part in _text(path, line, number + 1).removesuffix("\n").split("\n"):
+        number += 1
+        yield number, part
 
 
 def string_field(path: pathlib.Path, number: int, record: dict[str, Any], *names: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents import full_disk
 from jaxrl_agents.types import Group, Message, Segment, Task, ToolCall, Trajectory
 
 FORMAT = 2
@@ -44,7 +45,7 @@ def save_groups(path: str | os.PathLike[str], groups: Sequence[Group]) -> None:
   target.parent.mkdir(parents=True, exist_ok=True)
   partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
   try:
-    with open(partial, "wb") as file:
+    with full_disk.named(target.parent), open(partial, "wb") as file:
       np.savez(file, **flat)
       file.flush()
       os.fsync(file.fileno())
@@ -57,20 +58,28 @@ def load_groups(path: str | os.PathLike[str]) -> list[Group]:
   """Reads what `save_groups` wrote.
 
   Raises:
-    ValueError: the file is not one of ours, is cut short, or has another format number.
+    ValueError: the file is not one of ours, is damaged, or has another format number.
   """
+  path = pathlib.Path(path)
   try:
-    with np.load(path, allow_pickle=False) as file:
-      flat = {name: file[name] for name in file.files}
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+      flat = {name: arrays[name] for name in arrays.files}  # each is compared with its CRC
     index = json.loads(flat.pop("index").tobytes().decode("utf-8", "surrogatepass"))
     found = index["format"]
+    groups = [_group(record, flat) for record in index["groups"]] if found == FORMAT else []
   except FileNotFoundError:
     raise
-  except Exception as error:
-    raise ValueError(f"{path} is not a file of groups ({error}); write it again") from error
+  except Exception as error:  # whatever zip files, arrays and records of other content lead to
+    raise ValueError(
+      f"{path} is damaged, or not a file of groups ({type(error).__name__}: {error}); restore it "
+      "from a copy, or remove it"
+    ) from error
   if found != FORMAT:
-    raise ValueError(f"{path} has format {found}, this code reads {FORMAT}; write it again")
-  return [_group(record, flat) for record in index["groups"]]
+    raise ValueError(
+      f"{path} has format {found}, this code reads {FORMAT}; remove it, or use the version of "
+      "jaxrl_agents that wrote it"
+    )
+  return groups
 
 
 class _Arrays:

@@ -7,6 +7,7 @@ again, so a restarted run finds its workers waiting.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from typing import NoReturn
 
 from jaxrl_agents.harness.worker_pool import environment
 from jaxrl_agents.harness.worker_process import UNFIT, live
+from jaxrl_agents.wire import key as key_lib
 from jaxrl_agents.wire import listener as listener_lib
 
 NOBODY_ANSWERED = 3
@@ -39,9 +41,9 @@ def supervise(address: str, processes: int, patience_s: float) -> None:
   """
   if processes < 1:
     raise ValueError(f"processes={processes}; start at least 1")
-  listener_lib.read_key()
+  key = key_lib.read()
   began = time.monotonic()
-  children = [_start(address, patience_s) for _ in range(processes)]
+  children = [_start(address, key, patience_s) for _ in range(processes)]
   worked = False
   try:
     while children:
@@ -55,7 +57,7 @@ def supervise(address: str, processes: int, patience_s: float) -> None:
         if status < 0 or status == 1:
           print(f"a worker died (status {status}); another is started", file=sys.stderr, flush=True)
         if status != NOBODY_ANSWERED:
-          children.append(_start(address, patience_s))
+          children.append(_start(address, key, patience_s))
   finally:
     for child in children:
       child.kill()
@@ -68,11 +70,12 @@ def supervise(address: str, processes: int, patience_s: float) -> None:
 def joined_main(address: str, patience_s: float) -> NoReturn:
   """The main function of a worker process that connects to a run.
 
-  The process ends when its supervisor ends in any way, since its standard input is a pipe from it.
+  Its standard input is a pipe from its supervisor: the key is the first line, and the process ends
+  when the supervisor ends in any way.
   """
+  key = sys.stdin.buffer.readline().strip()
   threading.Thread(target=_end_with_parent, daemon=True).start()
   try:
-    key = listener_lib.read_key()
     connection = listener_lib.connect(
       address, key, role="worker", runs=listener_lib.code(), patience_s=patience_s
     )
@@ -85,9 +88,14 @@ def joined_main(address: str, patience_s: float) -> NoReturn:
   live(connection)
 
 
-def _start(address: str, patience_s: float) -> subprocess.Popen[bytes]:
+def _start(address: str, key: bytes, patience_s: float) -> subprocess.Popen[bytes]:
   command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), address, str(patience_s)]
-  return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment())
+  process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment())
+  assert process.stdin is not None
+  with contextlib.suppress(BrokenPipeError):  # a worker that has died already is seen later
+    process.stdin.write(key + b"\n")
+    process.stdin.flush()
+  return process
 
 
 def _end_with_parent() -> None:

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
+from jaxrl_agents.wire import key as key_lib
 from jaxrl_agents.wire.listener import SILENCE_S, Listener
 
 _BOOT = (
@@ -297,9 +298,11 @@ class WorkerPool:
 
 
 def environment() -> dict[str, str]:
-  """The environment of a worker process: one thread each, since there are many workers."""
+  """The environment of a worker process: one thread each, since there are many workers, and no
+  key, which what a worker plays has no use for.
+  """
   one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-  return {"TOKENIZERS_PARALLELISM": "false"} | one_thread | dict(os.environ)
+  return {"TOKENIZERS_PARALLELISM": "false"} | one_thread | key_lib.without(os.environ)
 
 
 def _reap(worker: _Worker, timeout_s: float) -> int:

@@ -21,6 +21,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from jaxrl_agents import file_digests
 from jaxrl_agents.hf import checkpoint_reader, families, files, tensors, tiktoken
 from jaxrl_agents.hf.families import Model
 from jaxrl_agents.policy import params as params_lib
@@ -64,6 +65,7 @@ def import_weights(folder: str | pathlib.Path, file: str | pathlib.Path) -> Poli
   except BaseException:
     partial.unlink(missing_ok=True)  # the whole file would still take its room on the disk
     raise
+  (file.parent / file_digests.NAME).unlink(missing_ok=True)  # of weights that were there before
   os.replace(partial, file)
   return model.cfg
 

@@ -38,19 +38,25 @@ def read(file: str | pathlib.Path) -> dict[str, np.ndarray]:
   Raises:
     ValueError: the file is not in the format, or has a dtype that is not in DTYPES.
   """
+  if not os.path.getsize(file):
+    raise ValueError(f"{file} is not a safetensors file: it is empty")
   raw = np.memmap(file, np.uint8, mode="r")
   start = 8 + int.from_bytes(raw[:8].tobytes(), "little")
   if len(raw) < 8 or start > len(raw):
     raise ValueError(f"{file} is not a safetensors file: it ends before its header does")
   try:
     header = json.loads(raw[8:start].tobytes())
-  except ValueError as error:
+    return {
+      name: _view(raw[start:], entry, f"{file}: {name}")
+      for name, entry in header.items()
+      if name != _METADATA
+    }
+  except (KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError) as error:
+    raise ValueError(
+      f"{file} is not a safetensors file: its header is damaged ({type(error).__name__}: {error})"
+    ) from error
+  except json.JSONDecodeError as error:
     raise ValueError(f"{file} is not a safetensors file: its header is no JSON") from error
-  return {
-    name: _view(raw[start:], entry, f"{file}: {name}")
-    for name, entry in header.items()
-    if name != _METADATA
-  }
 
 
 def create(

@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from jaxrl_agents.learner import file_digests
+from jaxrl_agents import file_digests, full_disk
 from jaxrl_agents.learner.state import TrainState
 
 DAMAGED = "damaged"
@@ -63,6 +63,7 @@ def save(
 
   Raises:
     ValueError: the step exists already, or `keep` is below 1.
+    FullDiskError: there is no room; the earlier steps are as they were.
   """
   if keep < 1:
     raise ValueError(f"keep={keep} would delete every checkpoint as it is written; keep at least 1")
@@ -71,10 +72,11 @@ def save(
   items = ocp.args.Composite(
     state=ocp.args.StandardSave(_named(state)), ledger=ocp.args.JsonSave(ledger)
   )
-  manager.save(step, args=items)
-  manager.wait_until_finished()
   folder = pathlib.Path(manager.directory) / str(step)
-  file_digests.write(folder, part=jax.process_index(), parts=jax.process_count())
+  with full_disk.named(folder):
+    manager.save(step, args=items)
+    manager.wait_until_finished()
+    file_digests.write(folder, part=jax.process_index(), parts=jax.process_count())
   multihost_utils.sync_global_devices(f"digests of step {step}")
   for old in sorted(manager.all_steps())[:-keep]:
     manager.delete(old)

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_agents.config.ranges import shown
 from jaxrl_agents.learner.packing import Batch, Normaliser
 
 MAX_LOG_RATIO = 20.0
@@ -238,8 +239,8 @@ def named(name: str) -> PolicyLoss:
   """
   if name not in LOSSES:
     raise ValueError(
-      f"no loss {name!r}; {_nearest(name, LOSSES)} A loss of your own is named by its import path, "
-      "package.module:NAME"
+      f"no loss {shown(name)}; {_nearest(name, LOSSES)} A loss of your own is named by its import "
+      "path, package.module:NAME"
     )
   return LOSSES[name]
 

@@ -24,11 +24,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from jaxrl_agents import file_digests, full_disk
 from jaxrl_agents.types import Segment
 
 MANIFEST = "manifest.json"
 _ARRAYS = ("tokens", "loss_mask", "offsets")
 _FORMAT = 1
+_REMEDY = "restore the folder from a copy, or remove it: the warm-up then writes it again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,8 @@ def write_segments(
     "loss_mask": np.concatenate(masks),
     "offsets": np.cumsum([0, *map(len, tokens)], dtype=np.int64),
   }
-  _replace_folder(pathlib.Path(folder), arrays, dict(counts or {}))
+  with full_disk.named(pathlib.Path(folder).parent):
+    _replace_folder(pathlib.Path(folder), arrays, dict(counts or {}))
   return len(tokens)
 
 
@@ -112,7 +115,10 @@ def read_segments(folder: str | os.PathLike[str]) -> Demonstrations:
       f"no demonstrations in {folder} ({MANIFEST} is missing); write them, or correct the path"
     )
   text = (folder / MANIFEST).read_bytes()
-  manifest = json.loads(text)
+  try:
+    manifest = file_digests.read_record(text)
+  except ValueError as error:
+    raise ValueError(f"{folder / MANIFEST} is damaged: {error}; {_REMEDY}") from None
   if manifest.get("format") != _FORMAT:
     raise ValueError(
       f"{folder / MANIFEST} has format {manifest.get('format')!r}, this version reads {_FORMAT};"
@@ -121,7 +127,7 @@ def read_segments(folder: str | os.PathLike[str]) -> Demonstrations:
   for name in _ARRAYS:
     path = folder / f"{name}.npy"
     if not path.is_file() or _sha256(path) != manifest["sha256"][name]:
-      raise ValueError(f"{path} is missing or damaged; write the demonstrations again")
+      raise ValueError(f"{path} is missing or damaged; {_REMEDY}")
   arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
   digest = hashlib.sha256(text).hexdigest()
   return Demonstrations(**arrays, digest=digest, counts=manifest.get("counts", {}))
@@ -167,7 +173,10 @@ def _replace_folder(
   folder: pathlib.Path, arrays: dict[str, np.ndarray], counts: dict[str, int]
 ) -> None:
   if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-    raise ValueError(f"{folder} holds something else; give demonstrations a folder of their own")
+    raise ValueError(
+      f"{folder} holds something else, or demonstrations whose {MANIFEST} is missing; remove it, "
+      "or give demonstrations a folder of their own"
+    )
   folder.parent.mkdir(parents=True, exist_ok=True)
   fresh = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
   fresh.mkdir()
@@ -183,10 +192,13 @@ def _replace_folder(
       "counts": counts,
       "sha256": {name: _sha256(fresh / f"{name}.npy") for name in _ARRAYS},
     }
-    (fresh / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    text = json.dumps(file_digests.with_digest(manifest), indent=2) + "\n"
+    (fresh / MANIFEST).write_text(text)
+    before = fresh.with_name(f"{fresh.name}.before")
     if folder.exists():
-      shutil.rmtree(folder)
+      folder.rename(before)  # and not removed until the new one is in its place
     fresh.rename(folder)
+    shutil.rmtree(before, ignore_errors=True)
   except BaseException:
     shutil.rmtree(fresh, ignore_errors=True)
     raise

@@ -148,7 +148,12 @@ def validate(cfg: PolicyConfig) -> None:
   """Raises ValueError, with the values and the remedy, for sizes that cannot work together."""
   for name in ("vocab_size", "embed_dim", "num_layers", "num_heads"):
     _at_least(cfg, name, 1)
-  _at_least(cfg, "mtp_depth", 0)
+  for field in dataclasses.fields(cfg):
+    if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+      _at_least(cfg, field.name, 0)
+  for name in ("rope_theta", "rope_gain", "score_gain", "swiglu_alpha", "route_scale"):
+    if not getattr(cfg, name) > 0:
+      raise ValueError(f"{name} is {getattr(cfg, name)}; set it above 0")
   _one_of(cfg, "attention", ("gqa", "mla"))
   _one_of(cfg, "router", ("sigmoid", "softmax"))
   _one_of(cfg, "kernels", ("auto", "reference", "tpu", "gpu"))

@@ -14,12 +14,13 @@ import shlex
 import shutil
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
+from jaxrl_agents import full_disk
 from jaxrl_agents.agents.agent import EXPERT, Tasks
 from jaxrl_agents.chat import document_numbers as numbers_lib
 from jaxrl_agents.chat.document_numbers import DocumentNumbers
@@ -66,6 +67,11 @@ def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]
   return rates
 
 
+def digests(workdir: Workdir, names: Iterable[str]) -> dict[str, str]:
+  """{source: digest of its manifest} of the sources in the folder of a run."""
+  return {name: segment_files.read_segments(workdir.demonstrations / name).digest for name in names}
+
+
 def _rates(config: RunConfig) -> dict[str, float]:
   """{source: rate} of those that are drawn from at all."""
   rates = zip(SFT_SOURCES, config.sft.rates, strict=True)
@@ -78,11 +84,17 @@ def _bring(
   """Makes or finds one source, and copies it to the run's folder."""
   folder = workdir.demonstrations / as_name
   if not (folder / segment_files.MANIFEST).exists():
+    if folder.exists():
+      raise ValueError(
+        f"{folder / segment_files.MANIFEST} is missing; restore it from a copy, or remove the "
+        "folder: it is then made again"
+      )
     corpus = opened()
     kept = setup.cache(config) / f"sources_{digest(config, corpus, name)}"
     if not (kept / segment_files.MANIFEST).exists():
       segments, counts = _made(config, corpus, name)
       segment_files.write_segments(kept, segments, counts=counts)
+    segment_files.read_segments(kept)  # damage is reported where it is
     _copy_whole(kept, folder)
   counts = segment_files.read_segments(folder).counts
   if counts:
@@ -122,7 +134,8 @@ def _copy_whole(kept: pathlib.Path, folder: pathlib.Path) -> None:
   """Copies a folder so that it appears whole or not at all."""
   fresh = folder.with_name(f".{folder.name}")
   shutil.rmtree(fresh, ignore_errors=True)
-  shutil.copytree(kept, fresh)
+  with full_disk.named(folder.parent):
+    shutil.copytree(kept, fresh)
   fresh.rename(folder)
 
 

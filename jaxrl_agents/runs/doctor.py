@@ -76,7 +76,7 @@ def checks(folder: pathlib.Path) -> Iterator[Check]:
   for place in dict.fromkeys((folder.resolve(), pathlib.Path(CorpusConfig().cache).expanduser())):
     yield _disk(place)
   yield _open_files()
-  yield _sandbox()
+  yield from _sandbox()
   for module, (extra, use) in EXTRAS.items():
     yield _extra(module, extra, use)
 
@@ -185,15 +185,16 @@ def _open_files() -> Check:
   return Check("open files", "note", f"{soft} at once", remedy)
 
 
-def _sandbox() -> Check:
+def _sandbox() -> Iterator[Check]:
   report = asyncio.run(probe("namespaces"))
-  broken = [promise for promise in report.properties if not promise.holds]
+  broken = [found for found in report.properties if not found.holds]
   if not broken:
-    return Check("sandbox", "ok", f"{len(report.properties)} properties hold")
-  first = broken[0]
-  found = ", ".join(promise.name for promise in broken)
-  why = f"does not hold: {found} ({first.why})"
-  return Check("sandbox", "lacks", why, first.remedy, ("coding",))
+    yield Check("sandbox", "ok", f"{len(report.properties)} properties hold")
+    return
+  for found in broken:
+    state: State = "lacks" if found.is_promise else "note"
+    text = f"does not hold: {found.name} ({found.why})"
+    yield Check("sandbox", state, text, found.remedy, ("coding",) if found.is_promise else ())
 
 
 def _extra(module: str, extra: str, use: str) -> Check:

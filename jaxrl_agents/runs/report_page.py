@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import sys
 
-from jaxrl_agents import chat
+from jaxrl_agents import chat, full_disk
 from jaxrl_agents.agents import formats
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.viewer import inputs, report
@@ -44,8 +45,23 @@ def write(
   run = dataclasses.replace(run, problems=tuple(problems))
   decode = chat.load(tokenizer or _own_tokenizer(run)).decode
   target = pathlib.Path(out) if out else folder / "report.html"
-  target.write_text(report.render(run, snapshots, decode, max_bytes), encoding="utf-8")
+  partial = target.with_name(f".{target.name}.partial")
+  with full_disk.named(target.parent):
+    page = report.render(run, snapshots, decode, max_bytes)
+    partial.write_text(page, encoding="utf-8")
+    os.replace(partial, target)
   return target
+
+
+def write_if_possible(workdir: pathlib.Path) -> None:
+  """Writes the page at the end of a run, whose result does not depend on it, and prints its place
+  or why there is none.
+  """
+  try:
+    print(f"report: {write(workdir)}")
+  except (ValueError, OSError) as error:
+    later = f"python scripts/view.py --workdir={workdir} writes it later"
+    print(f"the report was not written: {error}; {later}", file=sys.stderr, flush=True)
 
 
 def _own_tokenizer(run: inputs.Run) -> str:

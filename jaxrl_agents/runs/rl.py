@@ -20,7 +20,7 @@ from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import evaluation, processes, setup, weight_files
+from jaxrl_agents.runs import evaluation, processes, resumption, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
@@ -29,9 +29,6 @@ from jaxrl_agents.weights import store as weights_store
 from jaxrl_agents.wire.control_channel import ControlChannel
 
 PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-
-JUDGED = ("agent", "seed", "corpus", "policy", "eval")
-"""Options and sections that an evaluation depends on, beside the agent's own section."""
 
 
 def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
@@ -59,10 +56,14 @@ def _train(
   fresh = setup.fresh_state(config, params, tx)
   manager = checkpoint.open_manager(workdir.checkpoints / "rl")
   first, current, ledger = setup.restored(manager, fresh)
+  resumption.check_start(workdir, ledger)
+  start = weight_files.digest(workdir.warm_start)
   budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
   version = int(current.policy.version)
   if channel.is_first:
-    check_goes_on(config, workdir)
+    resumption.check_goes_on(config, workdir, first)
+    if first < config.learner.steps:
+      resumption.forget_results(workdir, setup.agent(config).baselines)
     workdir.merge_summary(description(config))
     workdir.drop_metrics_from("rl", first)
     weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
@@ -102,7 +103,7 @@ def _train(
             manager, step, saved, found, keep=config.learner.keep_checkpoints
           ),
           report=Reporter(config, workdir, players, progress) if channel.is_first else _no_report,
-          kept=lambda: {"length_budgets": budgets.state()},
+          kept=lambda: {"length_budgets": budgets.state(), "start": start},
           held=notice.held,
         ),
         cfg=cfg,
@@ -146,27 +147,6 @@ def _train(
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
-
-
-def check_goes_on(config: RunConfig, workdir: Workdir) -> None:
-  """Prints which options of a resumed run differ from those that it began with.
-
-  Raises:
-    ValueError: an option of JUDGED differs, so the evaluations could not be compared.
-  """
-  if not any(workdir.trajectories.glob("eval_*.npz")):
-    return
-  differ = config_lib.changed(workdir.read_summary().get("config", {}), config)
-  changes = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
-  judged = (*JUDGED, setup.agent(config).name)
-  refused = [text for name, text in changes.items() if name.partition(".")[0] in judged]
-  if refused:
-    raise ValueError(
-      f"{workdir.path} holds a run with other options: {', '.join(refused)}; set them as they "
-      "were, or choose another --workdir (copy warm_start/ into it to start from this warm-up)"
-    )
-  if changes:
-    print(f"this run is resumed with changed options: {', '.join(changes.values())}")
 
 
 def optimizer(config: RunConfig):

@@ -29,6 +29,7 @@ from jaxrl_agents.sampler.slices import Slices
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store
+from jaxrl_agents.wire import key as key_lib
 from jaxrl_agents.wire import listener as listener_lib
 from jaxrl_agents.wire.control_channel import ControlChannel
 from jaxrl_agents.wire.listener import Listener
@@ -116,7 +117,7 @@ def listener(config: RunConfig) -> Iterator[Listener | None]:
     return
   runs = listener_lib.code()
   expected = {"worker": runs, "sampler": {**runs, "config": config_lib.sha256(config)}}
-  with Listener(config.workers.listen, listener_lib.read_key(), expected) as opened:
+  with Listener(config.workers.listen, key_lib.read(), expected) as opened:
     yield opened
 
 

@@ -14,6 +14,7 @@ from jaxrl_agents.runs.rollout_workers import fetched, make_engine
 from jaxrl_agents.sampler import lockstep, slice_process
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Clock, Leader
+from jaxrl_agents.wire import key as key_lib
 from jaxrl_agents.wire import listener as listener_lib
 from jaxrl_agents.wire.control_channel import ControlChannel
 
@@ -42,7 +43,7 @@ def serve(config: RunConfig, weights: pathlib.Path, address: str, patience_s: fl
       one.follow()
       return
     key, runs = (
-      listener_lib.read_key(),
+      key_lib.read(),
       {**listener_lib.code(), "config": config_lib.sha256(config)},
     )
     served = False

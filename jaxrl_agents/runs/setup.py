@@ -140,10 +140,19 @@ def initial_params(config: RunConfig) -> dict[str, Any]:
 
 
 def warm_params(config: RunConfig, workdir: Workdir) -> dict[str, Any]:
-  """The parameters that reinforcement learning starts from: the warm-up's if there was one."""
-  if (workdir.warm_start / weight_files.WEIGHTS).exists():
-    return loaded(config, str(workdir.warm_start))
-  return initial_params(config)
+  """The parameters that reinforcement learning starts from: the warm-up's if there was one.
+
+  Raises:
+    ValueError: the weights of the warm-up are damaged, or not there, though their folder is.
+  """
+  if not workdir.warm_start.exists():
+    return initial_params(config)
+  if not (workdir.warm_start / weight_files.WEIGHTS).is_file():
+    raise ValueError(
+      f"{workdir.warm_start} holds no {weight_files.WEIGHTS}: the warm-up did not end, or the file "
+      "was lost; run scripts/train_sft.py again, or remove the folder to start from policy.init"
+    )
+  return loaded(config, str(workdir.warm_start))
 
 
 def loaded(config: RunConfig, folder: str) -> dict[str, Any]:

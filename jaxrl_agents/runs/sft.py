@@ -6,7 +6,7 @@ sources on disk -> seqio mixture -> rows -> updates -> the draft module from the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -36,9 +36,13 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     params = setup.with_adapters(config, setup.initial_params(config))
     current = setup.fresh_state(config, params, optimizer(config))
     manager = checkpoint.open_manager(workdir.checkpoints / "sft")
-    first, current, _ = setup.restored(manager, current)
+    first, current, ledger = setup.restored(manager, current)
+    sources = demonstrations.digests(workdir, rates)
+    check_sources(workdir, ledger, sources)
     rows = batches(config, workdir, rates, first)
-    save = lambda step, state: checkpoint.save(manager, step, state, {"step": step}, keep=1)
+    save = lambda step, state: checkpoint.save(
+      manager, step, state, {"step": step, "sources": sources}, keep=1
+    )
     log = logger(workdir, "sft", first)
     current = imitate(config, current, rows, first, save=save, log=log, notice=notice)
     manager.close()
@@ -46,6 +50,17 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     weight_files.save(
       params, config.policy.model, workdir.warm_start, tokenizer=config.policy.tokenizer
     )
+
+
+def check_sources(workdir: Workdir, ledger: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+  """Raises ValueError if a source is no longer the one that a resumed warm-up began with."""
+  for name, digest in ledger.get("sources", {}).items():
+    if sources.get(name, digest) != digest:
+      raise ValueError(
+        f"{workdir.demonstrations / name} is not the one that the checkpoint in "
+        f"{workdir.checkpoints / 'sft'} began with; restore it from a copy, or begin again in "
+        "another --workdir"
+      )
 
 
 def optimizer(config: RunConfig) -> optax.GradientTransformation:

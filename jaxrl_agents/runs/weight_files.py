@@ -1,13 +1,15 @@
 """Weights as safetensors: the shipped base policy, and policies exported for others.
 
 A folder holds `policy.safetensors` (names are paths in the parameter table; float32, or bfloat16
-where imported or trained so), `policy.json` (the sizes), and the tokenizer. Tensors go one by one
-between the mapped file and the devices: memory of the host holds this process's share of one.
+where imported or trained so), `policy.json` (the sizes), the tokenizer, and the digests of them,
+which are verified before weights are loaded. Tensors go one by one between the mapped file and the
+devices: memory of the host holds this process's share of one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -19,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_agents import chat
+from jaxrl_agents import chat, file_digests, full_disk
 from jaxrl_agents.hf import files
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -51,18 +53,36 @@ def save(
       processes.wait_for_all("saved")
       return folder
     pieces = store.shards(parts, 0)
-  partial = folder / f"{WEIGHTS}.partial"
-  views = files.create(partial, {path: (x.shape, x.dtype) for path, x in flat.items()})
-  for path, place, values in pieces:
-    views[path][place] = values
-  os.replace(partial, folder / WEIGHTS)
-  shutil.rmtree(parts, ignore_errors=True)
-  save_sizes(cfg, folder)
-  for file in chat.tokenizer_files(tokenizer):
-    if not (folder / file.name).exists():
-      shutil.copy(file, folder / file.name)
+  with full_disk.named(folder):
+    _write({path: (x.shape, x.dtype) for path, x in flat.items()}, pieces, folder)
+    shutil.rmtree(parts, ignore_errors=True)
+    save_sizes(cfg, folder)
+    for file in chat.tokenizer_files(tokenizer):
+      if not (folder / file.name).exists():
+        partial = folder / f"{file.name}.partial"
+        shutil.copyfile(file, partial)
+        os.replace(partial, folder / file.name)
+    file_digests.write(folder)
   processes.wait_for_all("saved")
   return folder
+
+
+def _write(
+  arrays: dict[str, tuple[tuple[int, ...], Any]],
+  pieces: Iterable[tuple[str, Any, np.ndarray]],
+  folder: pathlib.Path,
+) -> None:
+  """Writes the file of weights, which appears when it is whole and on the disk."""
+  partial = folder / f"{WEIGHTS}.partial"
+  try:
+    views = files.create(partial, arrays)
+    for path, place, values in pieces:
+      views[path][place] = values
+    views.clear()
+    _sync(partial)
+    os.replace(partial, folder / WEIGHTS)
+  finally:
+    partial.unlink(missing_ok=True)  # else a file that failed would keep its room on the disk
 
 
 def _leave_parts(params: dict[str, Any], parts: pathlib.Path) -> None:
@@ -78,7 +98,9 @@ def _leave_parts(params: dict[str, Any], parts: pathlib.Path) -> None:
 
 def save_sizes(cfg: PolicyConfig, folder: str | pathlib.Path) -> None:
   """Writes the sizes that `policy.model` must have to load the weights of `folder`."""
-  (pathlib.Path(folder) / SIZES).write_text(json.dumps(dataclasses.asdict(cfg), indent=2) + "\n")
+  partial = pathlib.Path(folder) / f"{SIZES}.partial"
+  partial.write_text(json.dumps(dataclasses.asdict(cfg), indent=2) + "\n")
+  os.replace(partial, partial.with_name(SIZES))
 
 
 def place(name: str | pathlib.Path) -> pathlib.Path:
@@ -87,11 +109,17 @@ def place(name: str | pathlib.Path) -> pathlib.Path:
 
 
 def load_sizes(folder: str | pathlib.Path) -> PolicyConfig:
-  """The sizes of the weights of `folder`. Raises ValueError where no policy is."""
+  """The sizes of the weights of `folder`. Raises ValueError where no policy is, or damaged."""
   file = pathlib.Path(folder) / SIZES
   if not file.is_file():
     raise ValueError(f"no {SIZES} in {folder}; name a folder that {WRITERS} wrote")
-  return PolicyConfig(**json.loads(file.read_text("utf-8")))
+  try:
+    return PolicyConfig(**json.loads(file.read_bytes()))
+  except (ValueError, TypeError, RecursionError) as error:
+    raise ValueError(
+      f"{file} does not hold the sizes of a policy ({error}); restore it from a copy, or write the "
+      f"folder again with {WRITERS}"
+    ) from None
 
 
 def load(
@@ -107,7 +135,8 @@ def load(
       given its slice, and no more of the file is read. None: the first device holds all.
 
   Raises:
-    ValueError: there are no weights, or they have other shapes than `cfg` asks for.
+    ValueError: there are no weights, they are damaged, or they have other shapes than `cfg` asks
+      for.
   """
   folder = place(name)
   file = folder / WEIGHTS
@@ -116,6 +145,7 @@ def load(
       f"policy.init={name!r}: no {WEIGHTS} in {folder}; name a folder that {WRITERS} wrote, or set "
       "policy.init=scratch"
     )
+  _verify(folder)
   stored = files.read(file)
   wanted = _flat(params_lib.abstract(cfg, dtype))
   for path, array in wanted.items():
@@ -133,6 +163,30 @@ def load(
   places = dict.fromkeys(wanted, first) if shardings is None else _flat(shardings)
   placed = [_placed(stored[path], like.dtype, places[path]) for path, like in wanted.items()]
   return jax.tree.unflatten(jax.tree.structure(params_lib.abstract(cfg)), placed)
+
+
+def digest(folder: pathlib.Path) -> str:
+  """A digest of the weights that `save` wrote to a folder; "" if there are none."""
+  if not file_digests.is_there(folder):
+    return ""
+  return hashlib.sha256((folder / file_digests.NAME).read_bytes()).hexdigest()
+
+
+def _verify(folder: pathlib.Path) -> None:
+  """Raises ValueError if this process's share of the files differs from what was written."""
+  if file_digests.is_there(folder):
+    part, parts = jax.process_index(), jax.process_count()
+    if problem := file_digests.damage(folder, part=part, parts=parts):
+      raise ValueError(
+        f"the weights in {folder} are damaged: {problem}; restore the folder from a copy, or "
+        "remove it and run the script that wrote it again"
+      )
+
+
+def _sync(path: pathlib.Path) -> None:
+  """Waits until what was written to a file, also through a memory map, is on the disk."""
+  with path.open("rb+") as file:
+    os.fsync(file.fileno())
 
 
 def _placed(stored: np.ndarray, dtype: Any, place: jax.sharding.Sharding) -> jax.Array:

@@ -1,34 +1,46 @@
 """The folder of a run: where everything it leaves is found again.
 
-metrics.jsonl     one JSON object per optimizer step or batch: phase, step, wall_s, numbers
+metrics.jsonl     one JSON object per optimizer step or batch: phase, step, time, numbers, digest
 trajectories/     what was played, a file per step
 checkpoints/      orbax steps: parameters, optimizer, key, cursor, ledger
 weights/          published versions
 warm_start/       the policy after supervised warm-up (policy.safetensors)
 trained/          the policy after reinforcement learning
-summary.json      the result
+summary.json      the result, with its digest
 report.html       the result, to look at
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import pathlib
+import socket
+import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
 
 import psutil
 
+from jaxrl_agents import file_digests, full_disk
+
+HELD_S = 60.0
+"""A run that was told to stop, and whose place another takes, ends within this time."""
+
 
 class Workdir:
-  """Paths and append-only metrics of one run. Invariant: a line of metrics is whole or absent."""
+  """Paths and append-only metrics of one run. Invariant: a line of metrics is whole or absent.
+
+  Raises:
+    ValueError: the path is that of a file, cannot be resolved, or may not be written to.
+  """
 
   def __init__(self, path: str | os.PathLike[str]):
-    self.path = pathlib.Path(path).expanduser().resolve()
-    self.path.mkdir(parents=True, exist_ok=True)
+    self.path = _made(pathlib.Path(path))
     self.trajectories = self._folder("trajectories")
     self.checkpoints = self._folder("checkpoints")
     self.weights = self._folder("weights")
@@ -39,51 +51,150 @@ class Workdir:
     self.summary = self.path / "summary.json"
     self.report = self.path / "report.html"
 
+  @contextlib.contextmanager
+  def held(self, wait_s: float = HELD_S) -> Iterator[None]:
+    """Keeps other runs out of the folder while the context lasts. Waits `wait_s` for one that ends.
+
+    Raises:
+      ValueError: another run is in it.
+    """
+    with (self.path / ".lock").open("a+") as file:
+      _lock(file, self.path, wait_s)
+      file.truncate(0)
+      file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+      file.flush()
+      yield
+
   def log(self, phase: str, step: int, numbers: Mapping[str, float]) -> None:
     """Appends one line to metrics.jsonl; numbers that are not finite become null."""
     finite = {k: v if math.isfinite(v) else None for k, v in numbers.items()}
-    line = json.dumps({"phase": phase, "step": step, "time": time.time(), **finite})
-    with self.metrics.open("a") as file:
-      file.write(line + "\n")
+    record = {"phase": phase, "step": step, "time": time.time(), **finite}
+    line = json.dumps(file_digests.with_digest(record)) + "\n"
+    with full_disk.named(self.path), self.metrics.open("ab+") as file:
+      if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+        line = "\n" + line  # what a crash cut off ends there
+      file.write(line.encode())
 
   def drop_metrics_from(self, phase: str, step: int) -> None:
-    """Removes the lines of `phase` at or after `step`: a resumed run writes them again."""
-    if not self.metrics.exists():
-      return
+    """Removes the lines of `phase` at or after `step`: a resumed run writes them again.
+
+    Says on the standard error how many of the steps before it have no line.
+    """
     kept = [line for line in self.lines() if line["phase"] != phase or line["step"] < step]
-    fresh = self.metrics.with_suffix(".new")
-    fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    os.replace(fresh, self.metrics)
+    lost = set(range(step)) - {line["step"] for line in kept if line["phase"] == phase}
+    if lost:
+      text = f"{self.metrics} has no line for {len(lost)} of the first {step} steps of {phase}"
+      print(f"{text}; its curves and means leave them out", file=sys.stderr, flush=True)
+    lines = (json.dumps(file_digests.with_digest(line)) + "\n" for line in kept)
+    if self.metrics.exists():
+      _replace(self.metrics, "".join(lines))
 
   def lines(self) -> list[dict[str, Any]]:
-    """The metrics so far; a line cut off by a crash is left out."""
-    found = []
-    for text in self.metrics.read_text().splitlines() if self.metrics.exists() else []:
-      try:
-        found.append(json.loads(text))
-      except json.JSONDecodeError:
-        continue
+    """The metrics so far. Lines that are damaged, or cut off by a crash, are left out and named on
+    the standard error.
+    """
+    if not self.metrics.exists():
+      return []
+    found, damaged = [], []
+    with self.metrics.open("rb") as file:
+      for number, text in enumerate(file, start=1):
+        if text.strip():
+          try:
+            found.append(metrics_line(text))
+          except ValueError as error:
+            damaged.append(f"line {number}: {error}")
+    if damaged:
+      shown = "; ".join(damaged[:3]) + ("; ..." if len(damaged) > 3 else "")
+      print(f"{self.metrics}: {len(damaged)} left out, {shown}", file=sys.stderr, flush=True)
     return found
 
   def read_summary(self) -> dict[str, Any]:
-    """summary.json so far."""
-    return json.loads(self.summary.read_text()) if self.summary.exists() else {}
+    """summary.json so far.
+
+    Raises:
+      ValueError: it is damaged.
+    """
+    if not self.summary.exists():
+      return {}
+    try:
+      return file_digests.read_record(self.summary.read_bytes())
+    except ValueError as error:
+      raise ValueError(
+        f"{self.summary} is damaged: {error}. Restore it from a copy; a run can only be resumed "
+        "with it, since it holds the options that the run began with"
+      ) from None
 
   def merge_summary(self, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds `part` to summary.json, section by section, by an atomic rename; returns the whole."""
+    """Adds `part` to summary.json, section by section, by an atomic rename; returns the whole.
+
+    Raises:
+      ValueError: the summary so far is damaged.
+    """
     whole = self.read_summary()
     for key, value in part.items():
       old = whole.get(key)
       whole[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    fresh = self.summary.with_suffix(".new")
-    fresh.write_text(json.dumps(whole, indent=2) + "\n")
-    os.replace(fresh, self.summary)
+    _replace(self.summary, json.dumps(file_digests.with_digest(whole), indent=2) + "\n")
     return whole
 
   def _folder(self, name: str) -> pathlib.Path:
     folder = self.path / name
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def _made(path: pathlib.Path) -> pathlib.Path:
+  """The folder, resolved and made if missing, once it is known that it can be written to."""
+  try:
+    folder = path.expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+  except (FileExistsError, NotADirectoryError):
+    raise ValueError(f"{path} is a file, or lies in one; --workdir must name a folder") from None
+  except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links that form a loop
+    raise ValueError(f"{path} cannot be made: {error}; choose another --workdir") from None
+  if not os.access(folder, os.W_OK | os.X_OK):
+    raise ValueError(
+      f"{folder} may not be written to by this user; change its mode or owner, or choose another "
+      "--workdir"
+    )
+  return folder
+
+
+def _lock(file: IO[str], folder: pathlib.Path, wait_s: float) -> None:
+  deadline = time.monotonic() + wait_s
+  while True:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      return
+    except BlockingIOError:
+      if time.monotonic() > deadline:
+        file.seek(0)
+        raise ValueError(
+          f"another run ({file.read().strip()}) is in {folder}; stop it, or choose another "
+          "--workdir"
+        ) from None
+    except OSError as error:  # a file system without locks
+      print(f"{folder} cannot be locked: {error}; start no other run in it", file=sys.stderr)
+      return
+    time.sleep(0.1)
+
+
+def metrics_line(text: str | bytes) -> dict[str, Any]:
+  """The record in a line of metrics.jsonl. Raises ValueError, with the reason, if it is damaged."""
+  record = file_digests.read_record(text)
+  if not isinstance(record.get("phase"), str) or not isinstance(record.get("step"), int):
+    raise ValueError("it has no phase and step")
+  return record
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+  """Replaces a file by an atomic rename, once its content is on the disk."""
+  fresh = path.with_suffix(".new")
+  with full_disk.named(path.parent), fresh.open("w", encoding="utf-8") as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(fresh, path)
 
 
 def rss_mib() -> float:

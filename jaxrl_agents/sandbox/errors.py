@@ -40,6 +40,7 @@ _REMEDIES = (
   ),
   (("mount overlay",), "overlayfs in a user namespace needs Linux 5.11, on tmpfs Linux 6.6"),
   (("seccomp",), "this architecture has no table of system calls in sandbox/seccomp.py"),
+  (("write tcp_",), "settings of the network in a namespace of its own need Linux 4.15"),
   (("open ",), "choose a store whose folders others may enter: Sandboxes(store=...)"),
 )
 

@@ -77,12 +77,28 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
   _check(result, f"mount {kind or 'bind'} on {target}")
 
 
+def unmount(target: str) -> None:
+  """umount2(2), at once; what is open or bound elsewhere stays."""
+  _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
+
+
 def enter_root(path: str) -> None:
   """Makes the mount point `path` the root directory, and the old root disappear."""
   os.chdir(path)
   _check(_libc.syscall(ctypes.c_long(_number("pivot_root")), b".", b"."), "pivot_root")
-  _check(_libc.umount2(b".", MNT_DETACH), "umount2 of the old root")
+  unmount(".")
   os.chdir("/")
+
+
+def bound_tcp_buffers(most_bytes: int) -> None:
+  """Bounds what sockets of the network namespace may hold, by default up to 32 MB each."""
+  for name in ("tcp_rmem", "tcp_wmem"):
+    try:
+      fd = os.open(f"/proc/sys/net/ipv4/{name}", os.O_WRONLY)  # a file object takes twice as long
+      os.write(fd, b"4096 %d %d" % (min(65536, most_bytes), most_bytes))
+      os.close(fd)
+    except OSError as error:
+      raise OSError(error.errno, f"write {name}: {error.strerror}") from error
 
 
 def map_ids(inside_uid: int, outside_uid: int, inside_gid: int, outside_gid: int) -> None:

@@ -1,219 +1,206 @@
-"""Layers of files in the form overlayfs reads: seen through, laid over one another, removed.
+"""Folders in the form that overlayfs reads: opened, linked, removed.
 
 A character device 0:0 stands for what is gone, the attribute OPAQUE on a folder for one that hides
-those of layers below.
+those of layers below. Nothing here recurses, and no path is longer than PATH_MAX: a policy may nest
+folders as deep as it likes.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
-import pathlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxrl_agents.sandbox import holes
+
 OPAQUE = "user.overlay.opaque"
+MAX_PATH_BYTES = 4095
+"""Bytes of a path below the top of a layer: what the kernel takes at once."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def find(
-  root: pathlib.Path, layers: tuple[str, ...], path: str
-) -> tuple[str, os.stat_result] | None:
-  """Where `path` really lies in the newest of `layers` that has it; None if none does.
-
-  Links are not followed.
-  """
-  for layer in layers:
-    found = _find_in(root / layer, path)
-    if found:
-      return None if stat.S_ISCHR(found[1].st_mode) else found
-    if _ends_at(root / layer, path):
-      return None
-  return None
-
-
-def walk(root: pathlib.Path, layers: tuple[str, ...], folder: str) -> Iterator[str]:
-  """Every path below `folder`, as a sandbox that starts from `layers` sees it."""
-  names: set[str] = set()
-  for layer in layers:
-    found = _find_in(root / layer, folder)
-    if found and stat.S_ISDIR(found[1].st_mode):
-      with opened_up(found[0]):
-        names.update(os.listdir(found[0]))
-    if _ends_at(root / layer, folder):
-      break
-  for name in sorted(names):
-    path = f"{folder}/{name}"
-    at = find(root, layers, path)
-    if at:
-      yield path
-      if stat.S_ISDIR(at[1].st_mode):
-        yield from walk(root, layers, path)
-
-
-def files(root: pathlib.Path, layers: tuple[str, ...], folder: str) -> dict[str, str]:
-  """{path below `folder`: where it really lies} of the regular files that `walk` would yield.
-
-  One pass over each layer, the oldest first: the time it takes is in proportion to the entries.
-  """
-  top: dict[str, Any] = {}
-  for layer in reversed(layers):
-    waiting = [(top, str(root / layer / folder))]
-    while waiting:
-      known, place = waiting.pop()
-      if not os.path.isdir(place) or os.path.islink(place):
-        continue
-      with opened_up(place), os.scandir(place) as entries:
-        for entry in entries:
-          mode = entry.stat(follow_symlinks=False).st_mode
-          if stat.S_ISDIR(mode):
-            older = known.get(entry.name)
-            if not isinstance(older, dict) or hides_below(entry.path):
-              known[entry.name] = older = {}
-            waiting.append((older, entry.path))
-          elif stat.S_ISREG(mode):
-            known[entry.name] = entry.path
-          else:  # a whiteout, or what is no file: it hides what was there
-            known.pop(entry.name, None)
-  found: dict[str, str] = {}
-  left: list[tuple[str, Any]] = [("", top)]
-  while left:
-    path, node = left.pop()
-    for name, inner in node.items():
-      if isinstance(inner, str):
-        found[f"{path}{name}"] = inner
-      else:
-        left.append((f"{path}{name}/", inner))
-  return found
-
-
-def _find_in(layer: pathlib.Path, path: str) -> tuple[str, os.stat_result] | None:
-  with contextlib.ExitStack() as opened:
-    at = str(layer)
-    for part in path.split("/"):
-      if os.path.islink(at) or not os.path.isdir(at):
-        return None
-      opened.enter_context(opened_up(at))
-      at = f"{at}/{part}"
-      if not os.path.lexists(at):
-        return None
-    return at, os.lstat(at)
-
-
-def _ends_at(layer: pathlib.Path, path: str) -> bool:
-  """Whether `layer` hides `path` of the layers below it."""
-  parts = path.split("/")
-  for end in range(1, len(parts) + 1):
-    found = _find_in(layer, "/".join(parts[:end]))
-    if not found:
-      return False
-    if not stat.S_ISDIR(found[1].st_mode) or hides_below(found[0]):
-      return True
-  return False
-
-
-def drop_idle_whiteouts(root: pathlib.Path, path: pathlib.Path, below: tuple[str, ...]) -> None:
-  """Removes whiteouts of what no layer below has.
-
-  overlayfs never leaves such ones: a folder that only one layer has is listed as it is, and a
-  whiteout in it would be shown as a name that leads to nothing.
-  """
-  hiding: set[str] = set()
-  for folder, _, names in os.walk(path):
-    inner = os.path.relpath(folder, path)
-    if os.path.dirname(inner) in hiding or hides_below(folder):
-      hiding.add(inner)
-    with opened_up(folder):
-      mtime = os.stat(folder).st_mtime_ns
-      for name in names:
-        at = os.path.join(folder, name)
-        is_whiteout = stat.S_ISCHR(os.lstat(at).st_mode)
-        if is_whiteout and (inner in hiding or not find(root, below, f"{inner}/{name}")):
-          os.unlink(at)
-      os.utime(folder, ns=(mtime, mtime))
-
-
-def hides_below(path: str) -> bool:
-  """Whether the folder of a layer hides what layers below have there."""
+def hides_below(fd: int) -> bool:
+  """Whether an open folder of a layer hides what layers below have there."""
   try:
-    return os.getxattr(path, OPAQUE, follow_symlinks=False) == b"y"
+    return os.getxattr(fd, OPAQUE) == b"y"
   except OSError:
     return False
 
 
-@contextlib.contextmanager
-def opened_up(path: str) -> Iterator[None]:
-  """The owner may read (and enter) `path` meanwhile, whatever its mode is."""
-  mode = stat.S_IMODE(os.lstat(path).st_mode)
-  wanted = mode | (0o700 if os.path.isdir(path) else 0o400)
-  if wanted == mode or os.geteuid() == 0:
-    yield
-    return
-  os.chmod(path, wanted)
+def joined(folder: str, name: str) -> str:
+  """The path of `name` in `folder`, which is "" for the top."""
+  return f"{folder}/{name}" if folder else name
+
+
+def open_folder(path: str, root: int) -> int:
+  """Opens a folder below the open folder `root`, by a path of any length without links in it."""
+  fd = os.open(".", FOLDER, dir_fd=root)
   try:
-    yield
+    while path:
+      piece = path
+      if len(path) * 4 > MAX_PATH_BYTES:  # a character has at most four bytes
+        piece = path[: path.rfind("/", 0, MAX_PATH_BYTES // 4)] if "/" in path else path
+      inner = os.open(piece, FOLDER, dir_fd=fd)
+      os.close(fd)
+      fd, path = inner, path[len(piece) + 1 :]
+  except BaseException:
+    os.close(fd)
+    raise
+  return fd
+
+
+def folders(root: int) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
+  """(path, descriptor, entries by name) of all folders below `root` and itself, parents first."""
+  waiting = [""]
+  while waiting:
+    path = waiting.pop()
+    fd = open_folder(path, root)
+    try:
+      with os.scandir(fd) as listed:
+        entries = sorted(listed, key=lambda entry: entry.name)
+      inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+      waiting += [joined(path, name) for name in reversed(inner)]
+      yield path, fd, entries
+    finally:
+      os.close(fd)
+
+
+class Links:
+  """Gives files further names. Where a file has as many as the file system allows, a copy of it
+  takes over. Invariant: `_copies` has the newest copy of each such file, by its inode.
+  """
+
+  def __init__(self, target: int):
+    self._target = target
+    self._copies: dict[tuple[int, int], str] = {}
+
+  def add(self, source: int, path: str, new_path: str) -> None:
+    """Links `path` below the open folder `source` to `new_path` below the target."""
+    try:
+      self._link(source, path, new_path)
+      return
+    except OSError as error:
+      if error.errno != errno.EMLINK:
+        raise
+    found = os.stat(path, dir_fd=source, follow_symlinks=False)
+    key = found.st_dev, found.st_ino
+    if key in self._copies:
+      try:
+        self._link(self._target, self._copies[key], new_path)
+        return
+      except OSError as error:
+        if error.errno != errno.EMLINK:
+          raise
+    self._copy(source, path, new_path)
+    self._copies[key] = new_path
+
+  def _link(self, source: int, path: str, new_path: str) -> None:
+    os.link(path, new_path, src_dir_fd=source, dst_dir_fd=self._target, follow_symlinks=False)
+
+  def _copy(self, source: int, path: str, new_path: str) -> None:
+    found = os.stat(path, dir_fd=source, follow_symlinks=False)
+    here: Any = {"dir_fd": self._target, "follow_symlinks": False}
+    if stat.S_ISREG(found.st_mode):
+      copy_file(source, path, self._target, new_path)
+    elif stat.S_ISLNK(found.st_mode):
+      os.symlink(os.readlink(path, dir_fd=source), new_path, dir_fd=self._target)
+    else:
+      os.mknod(new_path, found.st_mode, found.st_rdev, dir_fd=self._target)
+    os.chown(new_path, found.st_uid, found.st_gid, **here)
+    if not stat.S_ISLNK(found.st_mode):
+      os.chmod(new_path, stat.S_IMODE(found.st_mode), dir_fd=self._target)
+    os.utime(new_path, ns=(found.st_mtime_ns, found.st_mtime_ns), **here)
+
+
+def copy_file(source: int, path: str, target: int, new_path: str) -> None:
+  """Copies the content of a regular file between two open folders; holes stay holes."""
+  fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
+  try:
+    copy_open_file(fd, target, new_path)
   finally:
-    os.chmod(path, mode)
+    os.close(fd)
 
 
-def lay_over(layer: str, target: str) -> None:
-  """Adds the changes of `layer` to the older ones in the folder `target`; files are linked."""
-  with opened_up(layer), opened_up(target):
-    for name in os.listdir(layer):
-      source, at = f"{layer}/{name}", f"{target}/{name}"
-      found = os.lstat(source)
-      older = os.lstat(at) if os.path.lexists(at) else None
-      if not stat.S_ISDIR(found.st_mode):
-        if older:
-          _remove_any(at)
-        os.link(source, at, follow_symlinks=False)
-        continue
-      hides = hides_below(source)
-      if older and (hides or not stat.S_ISDIR(older.st_mode)):
-        hides = True  # over a file or a whiteout a folder hides what lies deeper
-        _remove_any(at)
-        older = None
-      if not older:
-        os.mkdir(at, 0o700)
-        os.chown(at, found.st_uid, found.st_gid)
-        if hides:
-          os.setxattr(at, OPAQUE, b"y")
-      lay_over(source, at)
-      os.utime(at, ns=(found.st_mtime_ns, found.st_mtime_ns))
-      os.chmod(at, stat.S_IMODE(found.st_mode))
+def copy_open_file(source: int, target: int, new_path: str) -> None:
+  """Copies an open file to a new path below the open folder `target`; holes stay holes."""
+  flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+  fd = os.open(new_path, flags, 0o600, dir_fd=target)
+  try:
+    holes.copy(source, fd)
+  finally:
+    os.close(fd)
 
 
-def _remove_any(path: str) -> None:
-  if stat.S_ISDIR(os.lstat(path).st_mode):
-    remove(path)
-  else:
-    os.unlink(path)
-
-
-def remove(folder: str) -> None:
-  """Removes a tree of any depth, in which folders may forbid it.
+def remove(path: str, check: Callable[[], None] = lambda: None) -> None:
+  """Removes a file, a link, or a tree of any depth in which folders may forbid it.
 
   Folders are moved up beside one another before they are emptied, so that nothing recurses and no
-  path grows too long.
+  path grows too long. What resists is left, and the rest is removed.
+
+  Args:
+    check: called before each removal; what it raises ends the work.
+
+  Raises:
+    OSError: the first thing that could not be removed, and why.
   """
-  with contextlib.suppress(FileNotFoundError):
-    os.chmod(folder, 0o700)
-    prefix, count = f"{folder}/.removing-{os.urandom(8).hex()}-", 0
-    waiting = [folder]
-    while waiting:
-      here = waiting.pop()
-      with os.scandir(here) as listed:
-        entries = list(listed)
-      for entry in entries:
-        if not entry.is_dir(follow_symlinks=False):
-          os.unlink(entry.path)
-          continue
-        os.chmod(entry.path, 0o700)
-        place = entry.path
-        if here != folder:
-          place, count = f"{prefix}{count}", count + 1
-          os.rename(entry.path, place)
-        waiting.append(place)
-      if here != folder:
-        os.rmdir(here)
-    os.rmdir(folder)
+  problems: list[OSError] = []
+  try:
+    top = os.lstat(path)
+  except FileNotFoundError:
+    return
+  if stat.S_ISDIR(top.st_mode):
+    _empty(path, top.st_dev, problems, check)
+    _try(problems, os.rmdir, path)
+  else:
+    _try(problems, os.unlink, path)
+  if problems:
+    raise problems[0]
+
+
+def _empty(path: str, device: int, problems: list[OSError], check: Callable[[], None]) -> None:
+  prefix, count = f"{path}/.removing-{os.urandom(8).hex()}-", 0
+  waiting = [path]
+  while waiting:
+    here = waiting.pop()
+    _try([], os.chmod, here, 0o700)  # where it fails, the next step may succeed all the same
+    for entry in _scanned(here, device, problems):
+      check()
+      if not entry.is_dir(follow_symlinks=False):
+        _try(problems, os.unlink, entry.path)
+        continue
+      place = entry.path
+      if here != path:
+        _try([], os.chmod, place, 0o700)  # a folder that may not be written to cannot be moved
+        place, count = f"{prefix}{count}", count + 1
+        if not _try(problems, os.rename, entry.path, place):
+          place = entry.path
+      waiting.append(place)
+    if here != path:
+      _try(problems, os.rmdir, here)
+
+
+def _scanned(path: str, device: int, problems: list[OSError]) -> list[os.DirEntry[str]]:
+  try:
+    if os.lstat(path).st_dev != device:
+      raise OSError(errno.EBUSY, "another file system is mounted there", path)
+    with os.scandir(path) as listed:
+      return list(listed)
+  except FileNotFoundError:
+    return []
+  except OSError as error:
+    problems.extend([error] if not problems else [])
+    return []
+
+
+def _try(problems: list[OSError], change: Callable[..., object], *arguments: object) -> bool:
+  """Whether it was done, or there is nothing left to do; `problems` gets the first failure."""
+  try:
+    change(*arguments)
+  except FileNotFoundError:
+    pass
+  except OSError as error:
+    problems.extend([error] if not problems else [])
+    return False
+  return True

@@ -11,12 +11,13 @@ class SandboxLimits:
   """What one sandbox may use.
 
   Attributes:
-    memory_bytes: address space of a process, and memory of all processes together. The sum is
-      looked at every 50 ms; above it all but the shell is killed.
+    memory_bytes: address space of a process, and memory of all processes together, in which an
+      open file counts 64 KiB and a socket 416 KiB: what pipes and sockets hold when full. The sum
+      is looked at every 50 ms; above it all but the shell is killed.
     processes: at a time, threads included.
     disk_bytes: of all that is written to /work and /tmp; it lies in memory.
     files: and folders and links that may be made or changed.
-    open_files: of one process.
+    open_files: of one process, below the limit of the machine.
     cpu_s: processor seconds of one process.
     output_bytes: of a command that are kept, half from its beginning and half from its end.
     drained_bytes: of output after which a command is stopped.
@@ -107,12 +108,16 @@ class Change:
 class Property:
   """Whether a guarantee of a backend holds on this machine, and if not, the reason and the
   remedy.
+
+  Attributes:
+    is_promise: it is the backend's to keep; else the machine's, and good to have.
   """
 
   name: str
   holds: bool
   why: str = ""
   remedy: str = ""
+  is_promise: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +130,14 @@ class Report:
   @property
   def holds(self) -> bool:
     """Whether every promise of the backend holds."""
-    return all(p.holds for p in self.properties)
+    return all(p.holds for p in self.properties if p.is_promise)
 
   def __str__(self) -> str:
     lines = [
       f"backend {self.backend} {'keeps' if self.holds else 'does NOT keep'} its promises here"
     ]
     for p in self.properties:
-      lines.append(f"  {'yes' if p.holds else 'NO '} {p.name}")
+      lines.append(f"  {'yes' if p.holds else 'NO ' if p.is_promise else 'no '} {p.name}")
       if not p.holds:
         lines.append(f"      why: {p.why}")
         lines.append(f"      remedy: {p.remedy}")

@@ -38,14 +38,15 @@ def table(runs: Sequence[Run]) -> str:
   ]
   for run in runs:
     summary = run.summary
-    if "trained" not in summary.get("eval", {}):
-      raise ValueError(f"{run.name} has no evaluation yet; let the run finish")
+    if not _has(summary, "eval", "trained"):
+      damage = "; ".join(each for each in run.problems if "summary.json" in each)
+      raise ValueError(f"{run.name} has no evaluation yet; let the run finish. {damage}".strip())
     for weights in view.evaluations:
-      entry = summary["eval"].get(weights, {})
+      entry = summary["eval"].get(weights)
       cells = [_cell(_value(entry, column)) for column in view.columns]
       gain_cells = [""] * len(gains)
       if weights == "trained":
-        gain_cells = [_gain(summary["paired_bootstrap"], name) for name in view.gains]
+        gain_cells = [_gain(summary.get("paired_bootstrap"), name) for name in view.gains]
       lines.append(f"| {run.name} | {_words(weights)} | {' | '.join([*cells, *gain_cells])} |")
   return "\n".join(lines)
 
@@ -107,8 +108,11 @@ def _value(entry: Any, column: str) -> Any:
 
 
 def _evaluated(run: Run, view: Comparison) -> bool:
-  found = run.summary.get("eval", {})
-  return all("reward" in found.get(name, {}) for name in _shown(view))
+  return all(_has(run.summary, "eval", name, "reward") for name in _shown(view))
+
+
+def _has(entry: Any, *path: str) -> bool:
+  return _value(entry, ".".join(path)) is not None
 
 
 def _shown(view: Comparison) -> tuple[str, str, str]:
@@ -163,5 +167,6 @@ def _cell(value: Any) -> str:
   return f"{value:.3f}" if isinstance(value, (int, float)) else _NOT_NUMBER
 
 
-def _gain(bootstrap: Mapping[str, Any], name: str) -> str:
-  return f"{bootstrap[f'{name}_gain']:+.3f} ({bootstrap[f'{name}_gain_lower95']:+.3f})"
+def _gain(bootstrap: Any, name: str) -> str:
+  gain, lower = (_value(bootstrap, f"{name}_gain{end}") for end in ("", "_lower95"))
+  return f"{gain:+.3f} ({lower:+.3f})" if _finite(gain) and _finite(lower) else _NOT_NUMBER

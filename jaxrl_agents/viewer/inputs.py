@@ -7,12 +7,12 @@ becomes a sentence in `Run.problems`, which the page shows.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_agents import file_digests
 from jaxrl_agents.types import Group, Trajectory
 
 _ORDER = ("warm", "trained", "one_shot")
@@ -74,16 +74,17 @@ def _read_rows(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     return []
   rows: dict[tuple[str, int], Mapping[str, Any]] = {}
   bad_lines = []
-  for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), start=1):
-    if not line.strip():
-      continue
-    try:
-      row = json.loads(line)
-      key = (str(row["phase"]), int(row["step"]))
-    except (ValueError, KeyError, TypeError):
-      bad_lines.append(number)
-      continue
-    rows[key] = {**row, "phase": key[0], "step": key[1]}
+  with path.open("rb") as file:
+    for number, line in enumerate(file, start=1):
+      if not line.strip():
+        continue
+      try:
+        row = file_digests.read_record(line)
+        key = (str(row["phase"]), int(row["step"]))
+      except (ValueError, KeyError, TypeError, OverflowError):
+        bad_lines.append(number)
+        continue
+      rows[key] = {**row, "phase": key[0], "step": key[1]}
   if bad_lines:
     listed = ", ".join(map(str, bad_lines[:5])) + (" …" if len(bad_lines) > 5 else "")
     problems.append(
@@ -100,14 +101,10 @@ def _read_summary(path: Path, problems: list[str]) -> Mapping[str, Any]:
     )
     return {}
   try:
-    summary = json.loads(path.read_text("utf-8"))
+    return file_digests.read_record(path.read_bytes())
   except ValueError as error:
-    problems.append(f"summary.json is not valid JSON ({error}); the final evaluation is left out.")
+    problems.append(f"summary.json is damaged: {error}; the final evaluation is left out.")
     return {}
-  if not isinstance(summary, dict):
-    problems.append("summary.json is not a JSON object; the final evaluation is left out.")
-    return {}
-  return summary
 
 
 def sample_files(folder: Path) -> list[tuple[str, str, Path]]:

@@ -60,7 +60,7 @@ def render(
   page = ""
   for tasks, rollouts, with_tokens in _SAMPLES:
     sampled = episodes(run, snapshots, tasks, rollouts, decode if with_tokens else None)
-    page = _page(run, sampled)
+    page = _page(run, sampled).encode("utf-8", "replace").decode("utf-8")
     if len(page.encode()) <= max_bytes:
       return page
   raise ValueError(

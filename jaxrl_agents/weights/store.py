@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
+from jaxrl_agents import full_disk
 from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
 
@@ -75,15 +76,17 @@ def write_part(params: dict[str, Any], version: int, folder: Folder, *, part: in
     spread = isinstance(leaf, jax.Array)
     shape = leaf.sharding.shard_shape(leaf.shape) if spread else np.shape(leaf)
     spec = _spec(target, name, leaf.shape, leaf.dtype, shape)
-    array = ts.open(spec, create=True, open=True).result()
+    with full_disk.named(target):
+      array = ts.open(spec, create=True, open=True).result()
     boxes = list(_shards(leaf)) if spread or not part else []
     writes += [array[_slices(offset, box.shape)].write(box) for offset, box in boxes]
     shards = tuple(Shard(offset, tuple(box.shape), digest(box)) for offset, box in boxes)
     tensors.append(Tensor(name, tuple(leaf.shape), np.dtype(leaf.dtype).name, shards))
-  for write in writes:
-    write.result()
-  found = Manifest(version, None, tuple(tensors))
-  (target / _part(part)).write_text(manifest_lib.text_of(found), encoding="utf-8")
+  with full_disk.named(target):
+    for write in writes:
+      write.result()
+    found = Manifest(version, None, tuple(tensors))
+    (target / _part(part)).write_text(manifest_lib.text_of(found), encoding="utf-8")
 
 
 def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> Manifest:
@@ -110,7 +113,8 @@ def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> 
       raise ValueError(f"version {version}: the parts do not make up {whole.name}")
     tensors.append(whole)
   manifest = Manifest(version, None, tuple(tensors))
-  manifest_lib.write(folder, manifest)
+  with full_disk.named(folder):
+    manifest_lib.write(folder, manifest)
   for i in range(parts):
     (target / _part(i)).unlink()
   collect_garbage(folder, keep=keep)

@@ -26,37 +26,24 @@ from collections.abc import Iterable, Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-KEY = "JAXRL_KEY"
-KEY_FILE = "JAXRL_KEY_FILE"
-SHORTEST_KEY = 16
+from jaxrl_agents.wire import key as key_lib
 
 SILENCE_S = 60.0
 """A machine that is silent for this long counts as gone; each sends a heartbeat every BEAT_S."""
 BEAT_S = 5.0
 _HANDSHAKE_S = 10.0
 _HELLO_BYTES = 4096
+_MAX_STRANGERS = 64
+"""Connections that are being authenticated at once. Where more come, those go first that have taken
+longer than _PROMPT_S.
+"""
+_PROMPT_S = 1.0
+_RETRY_S = 0.2
+_REFUSALS_A_MINUTE = 20
 
 
 class RefusedError(ValueError):
   """The peer refused the connection, or is not the expected one; the message gives the reason."""
-
-
-def read_key() -> bytes:
-  """The key in $JAXRL_KEY, or in the file that $JAXRL_KEY_FILE names.
-
-  Raises:
-    ValueError: there is no key, or it is too short.
-  """
-  found, file = os.environ.get(KEY, ""), os.environ.get(KEY_FILE, "")
-  if not found and not file:
-    raise ValueError(
-      f"connections between machines need a key: set {KEY}, or {KEY_FILE} to a file that holds it, "
-      "to the same on all of them (head -c 32 /dev/urandom | base64)"
-    )
-  key = (found or pathlib.Path(file).read_text("utf-8")).strip().encode()
-  if len(key) < SHORTEST_KEY:
-    raise ValueError(f"the key of {len(key)} bytes is too short; take {SHORTEST_KEY} or more")
-  return key
 
 
 def parse(address: str) -> tuple[str, int]:
@@ -84,7 +71,9 @@ class Listener:
   """Listens at an address and accepts peers that hold the key and run the same code. A context
   manager.
 
-  Invariant: every connection that `take` returns has proved the key and reported the same code.
+  Invariant: every connection that `take` returns has proved the key and reported the same code
+  within _HANDSHAKE_S. Strangers cost a bounded number of descriptors and threads, and the listener
+  goes on listening when the process has no descriptor left for another connection.
 
   Attributes:
     port: that it listens at.
@@ -92,7 +81,7 @@ class Listener:
 
   Args:
     address: "host:port"; host "0.0.0.0" for all interfaces of the machine, port 0 for any free one.
-    key: see `read_key`.
+    key: see `key.read`.
     expected: {role: what a peer of this role must report}, `code()` or more.
   """
 
@@ -103,7 +92,12 @@ class Listener:
     self._arrived: dict[str, queue.SimpleQueue[tuple[str, Connection]]] = {
       role: queue.SimpleQueue() for role in expected
     }
+    self._strangers: dict[socket.socket, float] = {}
+    self._lock = threading.Lock()
+    self._closed = False
+    self._refusals, self._refusals_since = 0, 0.0
     self._socket = socket.create_server((host, port), family=family)
+    self._socket.settimeout(_PROMPT_S)  # after which strangers that are too slow are looked for
     self.port: int = self._socket.getsockname()[1]
     named = socket.gethostname() if host in ("0.0.0.0", "::") else address.rpartition(":")[0]
     self.address = f"{named}:{self.port}"
@@ -125,6 +119,7 @@ class Listener:
 
   def close(self) -> None:
     """Stops listening and closes waiting connections; connections taken before stay open."""
+    self._closed = True
     with contextlib.suppress(OSError):
       self._socket.shutdown(socket.SHUT_RDWR)  # ends a waiting accept
     self._socket.close()
@@ -133,20 +128,50 @@ class Listener:
         connection.close()
 
   def _listen(self) -> None:
-    while True:
+    while not self._closed:
+      self._make_room()
       try:
         accepted, peer = self._socket.accept()
-      except OSError:
+      except TimeoutError:
+        continue
+      except OSError as error:
+        if not self._closed:
+          self._wait_for_room(error)
+        continue
+      with self._lock:
+        self._strangers[accepted] = time.monotonic()
+      try:
+        threading.Thread(target=self._greet, args=(accepted, peer), daemon=True).start()
+      except RuntimeError as error:  # no thread can be started
+        self._dismiss(accepted)
+        self._wait_for_room(error)
+
+  def _make_room(self) -> None:
+    """Hangs up on strangers that have used up their time; waits while there are too many."""
+    while not self._closed:
+      with self._lock:
+        full, now = len(self._strangers) >= _MAX_STRANGERS, time.monotonic()
+        allowed_s = _PROMPT_S if full else _HANDSHAKE_S
+        for stranger, since in self._strangers.items():
+          if now - since > allowed_s:
+            _shut_down(stranger)  # its thread reads the end of the connection
+      if not full:
         return
-      threading.Thread(target=self._greet, args=(accepted, peer), daemon=True).start()
+      time.sleep(0.02)
+
+  def _wait_for_room(self, error: Exception) -> None:
+    """Tells that no connection can be accepted now, and waits before the next one."""
+    self._tell(f"{self.address} cannot accept a connection now ({error}); it tries again")
+    time.sleep(_RETRY_S)
 
   def _greet(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
     """Authenticates one connection and puts it on the queue of its role, or refuses it with the
     reason.
     """
     name = f"{peer[0]}:{peer[1]}"
-    connection = _connection(accepted)
+    connection: Connection | None = None
     try:
+      connection = _connection(accepted)
       deliver_challenge(connection, self._key)
       answer_challenge(connection, self._key)
       said = json.loads(connection.recv_bytes(_HELLO_BYTES))
@@ -155,12 +180,24 @@ class Listener:
       if refusal:
         raise RefusedError(refusal)
       _set_timeouts(connection, receive_s=SILENCE_S)
+      self._dismiss(accepted)
       self._arrived[said["role"]].put((name, connection))
+      connection = None
     except AuthenticationError:
-      self._refuse(connection, name, "it does not hold the key of this run")
-    except (RefusedError, OSError, EOFError, ValueError, AssertionError) as error:
+      self._refuse(name, "it does not hold the key of this run")
+    except Exception as error:  # whatever the handshake of a stranger leads to
       reason = str(error) or f"it sent an invalid handshake ({type(error).__name__})"
-      self._refuse(connection, name, reason)
+      self._refuse(name, reason)
+    finally:
+      self._dismiss(accepted)
+      if connection:
+        connection.close()
+
+  def _dismiss(self, accepted: socket.socket) -> None:
+    """Ends the watch over a connection; `_connection` has a descriptor of its own."""
+    with self._lock:
+      self._strangers.pop(accepted, None)
+      accepted.close()
 
   def _refusal(self, said: Mapping[str, str]) -> str:
     """Why a peer that reports this is refused; "" if it is accepted."""
@@ -171,10 +208,20 @@ class Listener:
     differ = [name for name in wanted if said.get(name) != wanted[name]]
     return "; ".join(f"{name} is {said.get(name)} there and {wanted[name]} here" for name in differ)
 
-  def _refuse(self, connection: Connection, name: str, reason: str) -> None:
-    connection.close()
-    text = f"{self.address} refused the connection from {name}: {reason}"
-    print(text, file=sys.stderr, flush=True)
+  def _refuse(self, name: str, reason: str) -> None:
+    self._tell(f"{self.address} refused the connection from {name}: {reason}")
+
+  def _tell(self, text: str) -> None:
+    """Prints a line; of many in a minute only the first, for a stranger may come for ever."""
+    with self._lock:
+      now = time.monotonic()
+      if now - self._refusals_since > 60.0:
+        self._refusals, self._refusals_since = 0, now
+      self._refusals += 1
+      if self._refusals > _REFUSALS_A_MINUTE:
+        return
+      more = " (further lines of this minute are left out)"
+      print(text + more * (self._refusals == _REFUSALS_A_MINUTE), file=sys.stderr, flush=True)
 
 
 def connect(
@@ -205,6 +252,8 @@ def _enter(
   connected: socket.socket, address: str, key: bytes, role: str, runs: Mapping[str, str]
 ) -> Connection:
   connection = _connection(connected)
+  hang_up = threading.Timer(_HANDSHAKE_S, _shut_down, [connected])
+  hang_up.start()
   try:
     answer_challenge(connection, key)
     deliver_challenge(connection, key)
@@ -220,7 +269,8 @@ def _enter(
   except AuthenticationError:
     connection.close()
     raise RefusedError(
-      f"the run at {address} has another key; set {KEY} or {KEY_FILE} to the same key on both"
+      f"the run at {address} has another key; set {key_lib.VARIABLE} or {key_lib.FILE_VARIABLE} to "
+      "the same key on both"
     ) from None
   except AssertionError:  # Python 3.11 raises this if the first message is no challenge
     connection.close()
@@ -228,10 +278,21 @@ def _enter(
   except BaseException:
     connection.close()
     raise
+  finally:
+    hang_up.cancel()
+    connected.close()
+
+
+def _shut_down(connected: socket.socket) -> None:
+  with contextlib.suppress(OSError):
+    connected.shutdown(socket.SHUT_RDWR)
 
 
 def _connection(connected: socket.socket) -> Connection:
-  """A connection over a new socket, on which the kernel notices that a machine vanished."""
+  """A connection over a new socket, on which the kernel notices that a machine vanished.
+
+  It has a descriptor of its own.
+  """
   connected.settimeout(None)
   options: Iterable[tuple[str, int]] = (
     ("TCP_NODELAY", 1),
@@ -244,7 +305,7 @@ def _connection(connected: socket.socket) -> Connection:
   for name, value in options:
     if hasattr(socket, name):  # not every system has all of these options
       connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-  connection = Connection(connected.detach())
+  connection = Connection(os.dup(connected.fileno()))
   _set_timeouts(connection, receive_s=_HANDSHAKE_S)
   return connection
 

@@ -91,7 +91,7 @@ def test_a_file_cut_short_is_refused_by_name(tmp_path):
   path = tmp_path / "a.npz"
   save_groups(path, [group()])
   path.write_bytes(path.read_bytes()[:-200])
-  with pytest.raises(ValueError, match=r"a\.npz is not a file of groups"):
+  with pytest.raises(ValueError, match=r"a\.npz is damaged, or not a file of groups .* remove it"):
     load_groups(path)
 
 

@@ -1,5 +1,7 @@
 """Coding episodes in which the policy damages its own sandbox: its failure, with a reward."""
 
+import time
+
 import pytest
 
 from jaxrl_agents.harness.rollout import EpisodeError
@@ -57,3 +59,25 @@ def test_a_machine_that_cannot_judge_voids_the_episode_and_says_so():
 
   with pytest.raises(EpisodeError, match="nor the repository without it .* could be judged"):
     run(body)
+
+
+def test_tools_on_a_file_of_holes_answer_soon_and_the_task_can_be_solved():
+  calls = [
+    ("read_file", {"path": "big"}),
+    ("edit_file", {"path": "big", "old": "x", "new": "y"}),
+    ("grep", {"pattern": "needle", "path": "big"}),
+    ("write_file", {"path": "big", "content": "small"}),
+  ]
+  turns = [turn(MEND), turn(SHELL("truncate -s 200M big")), *map(turn, calls), DONE]
+  start = time.perf_counter()
+  assert play(turns).rewards["solved"] == 1.0
+  assert time.perf_counter() - start < 15.0
+
+
+def test_forty_thousand_new_files_cost_their_writer_alone():
+  made = "for i in range(40_000): os.link('f', f'f{i}')"
+  command = f"python3 -c \"import os; open('f', 'w').write('x')\n{made}\""
+  start = time.perf_counter()
+  trajectory = play([turn(MEND), turn(SHELL(command)), DONE], snapshot_turns=0)
+  assert (trajectory.error, trajectory.rewards["solved"]) == ("", 1.0)
+  assert time.perf_counter() - start < 15.0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import rl
+from jaxrl_agents.runs import resumption, rl
 from jaxrl_agents.runs.workdir import Workdir
 from tests.runs.small_run import CONFIG
 
@@ -24,25 +24,25 @@ def begun(tmp_path):
 
 
 def test_the_same_config_goes_on_in_silence(begun, capsys):
-  rl.check_goes_on(CONFIG, begun)
+  resumption.check_goes_on(CONFIG, begun, 1)
   assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("override", ["eval.temperature=0.5", "seed=7", "counting.max_turns=3"])
 def test_other_options_of_what_is_evaluated_are_refused_by_name(begun, override):
   with pytest.raises(ValueError, match=rf"{override.partition('=')[0]}=.* -> .*another --workdir"):
-    rl.check_goes_on(changed(override), begun)
+    resumption.check_goes_on(changed(override), begun, 1)
 
 
 def test_changed_training_options_are_reported(begun, capsys):
-  rl.check_goes_on(changed("learner.steps=9", "mesh.fsdp=2"), begun)
+  resumption.check_goes_on(changed("learner.steps=9", "mesh.fsdp=2"), begun, 1)
   assert "learner.steps=4 -> 9, mesh.fsdp=1 -> 2" in capsys.readouterr().out
 
 
 def test_before_the_first_evaluation_all_options_may_change(tmp_path):
   workdir = Workdir(tmp_path)
   workdir.merge_summary(rl.description(CONFIG))
-  rl.check_goes_on(changed("seed=7"), workdir)
+  resumption.check_goes_on(changed("seed=7"), workdir, 0)
 
 
 def test_options_that_an_older_version_did_not_have_are_no_difference():

@@ -76,6 +76,7 @@ def test_an_unknown_backend_is_an_error_that_lists_the_known_ones():
     ("clone: No space left on device", "max_user_namespaces"),
     ("mount proc on /proc: Operation not permitted", "systempaths=unconfined"),
     ("mount overlay on /mnt: Invalid argument", "Linux 5.11"),
+    ("write tcp_rmem: Permission denied", "Linux 4.15"),
     ("open /root/x: user 61999 may not", "store"),
     ("something else", "something else"),
   ],

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from jaxrl_agents.sandbox import delta
+from jaxrl_agents.sandbox.host import unpacking
 from jaxrl_agents.sandbox.inside import seccomp
 
 FOLDER = ["d", "work", 0o755, 0, 0]
@@ -37,7 +38,7 @@ FOLDER = ["d", "work", 0o755, 0, 0]
 )
 def test_unsafe_entries_are_refused(entries, body, match):
   with pytest.raises(ValueError, match=match):
-    delta.check(entries, body)
+    unpacking.check(entries, body)
 
 
 def test_a_delta_is_unpacked_as_it_was_gathered(tmp_path):
@@ -64,7 +65,9 @@ def test_a_delta_is_unpacked_as_it_was_gathered(tmp_path):
   assert total == 7
   owned = []
   (tmp_path / "out").mkdir()
-  delta.unpack(delta.check(entries, 7), b"content", str(tmp_path / "out"), owned.append)
+  out = os.open(tmp_path / "out", os.O_RDONLY)
+  unpacking.unpack(unpacking.check(entries, 7), unpacking.slices(b"content"), out, own=owned.append)
+  os.close(out)
   assert len(owned) == 7
   assert (tmp_path / "out/work/d/f").read_bytes() == b"content"
   assert (tmp_path / "out/work/d/f").stat().st_mode & 0o777 == 0o600
@@ -84,14 +87,18 @@ def verdict(program, arch, number, arguments=()):
     at += 1
     if operation == 0x20:
       register = struct.unpack_from("I", record, value)[0]
+    elif operation == 0x54:
+      register &= value
     elif operation == 0x06:
       return value
     else:
-      holds = {0x15: register == value, 0x35: register >= value, 0x45: register & value != 0}
+      holds = {0x15: register == value, 0x35: register >= value}
       at += if_true if holds[operation] else if_false
 
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+ENOTSUP, NOTHING = 0x0005005F, 0x00050000
+AGENT_FD = 256
 
 
 @pytest.mark.parametrize(
@@ -116,6 +123,44 @@ ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
     ("x86_64", 16, (0, 0x5412), EPERM),  # ioctl TIOCSTI
     ("x86_64", 16, (0, 0x5401), ALLOW),
     ("x86_64", 0x40000000, (), KILL),  # x32
+    ("x86_64", 41, (2, 1, 132), EPERM),  # socket, SCTP
+    ("x86_64", 41, (10, 1, 6), ALLOW),
+    ("x86_64", 41, (1, 1, 132), ALLOW),  # local: the kernel decides
+    ("x86_64", 56, (0x3D0F00,), ALLOW),  # clone as pthread_create
+    ("x86_64", 56, (0x10000 | 0x900,), EPERM),  # clone, a thread with files of its own
+    ("x86_64", 436, (3, 9, 2), EPERM),  # close_range, unshare
+    ("x86_64", 436, (3, 9, 4), ALLOW),
+    ("x86_64", 9, (0, 4096, 3, 0x22), ALLOW),  # mmap, private and anonymous
+    ("x86_64", 9, (0, 4096, 3, 0x01), ALLOW),  # mmap, shared, of a file
+    ("x86_64", 9, (0, 4096, 3, 0x21), EPERM),  # mmap, shared and anonymous
+    ("x86_64", 9, (0, 4096, 3, 0x23), EPERM),  # the same, validated
+    ("x86_64", 9, (0, 4096, 3, 0x40022), EPERM),  # mmap, huge pages
+    ("x86_64", 72, (0, 1031, 1 << 20), EPERM),  # fcntl, size of a pipe
+    ("x86_64", 72, (0, 1032), ALLOW),
+    ("x86_64", 302, (1, 7, 0, 1 << 40), ALLOW),  # prlimit64 of another process, reading
+    ("x86_64", 302, (1, 7, 1 << 12), EPERM),  # and setting, with either half of a pointer
+    ("x86_64", 302, (1, 7, 1 << 32), EPERM),
+    ("x86_64", 302, (0, 7, 1 << 12), ALLOW),
+    ("x86_64", 40, (AGENT_FD, 3), ALLOW),  # sendfile by the agent
+    ("x86_64", 40, (3, AGENT_FD), EPERM),
+    ("x86_64", 54, (3, 1, 8), NOTHING),  # setsockopt, size of the buffer
+    ("x86_64", 54, (3, 1, 2), ALLOW),
+    ("x86_64", 54, (3, 1, 26), EPERM),  # setsockopt, a filter
+    ("x86_64", 54, (3, 6, 31), EPERM),  # setsockopt, TLS in the kernel
+    ("x86_64", 54, (3, 6, 26), ALLOW),
+    ("x86_64", 157, (22, 2), EPERM),  # prctl, a filter
+    ("x86_64", 157, (15,), ALLOW),
+    ("x86_64", 141, (0, 0, 5), ALLOW),  # setpriority of oneself
+    ("x86_64", 141, (0, 1, 5), EPERM),
+    ("x86_64", 141, (2, 0, 5), EPERM),
+    ("x86_64", 203, (1, 8), EPERM),  # sched_setaffinity of process 1
+    ("x86_64", 188, (), ENOTSUP),  # setxattr
+    ("x86_64", 162, (), NOTHING),  # sync
+    ("x86_64", 319, (), EPERM),  # memfd_create
+    ("aarch64", 0, (), EPERM),  # io_setup
+    ("aarch64", 71, (AGENT_FD,), ALLOW),  # sendfile
+    ("aarch64", 71, (1,), EPERM),
+    ("aarch64", 222, (0, 4096, 3, 0x21), EPERM),  # mmap
     ("aarch64", 63, (), ALLOW),  # read
     ("aarch64", 97, (), EPERM),  # unshare
     ("aarch64", 40, (), EPERM),  # mount
@@ -127,10 +172,10 @@ ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 )
 def test_the_filter_decides_as_the_table_says(machine, number, arguments, expected):
   arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
-  assert verdict(seccomp.program(machine), arch, number, arguments) == expected
+  assert verdict(seccomp.program(machine, AGENT_FD), arch, number, arguments) == expected
 
 
 def test_calls_of_another_architecture_end_the_process():
-  assert verdict(seccomp.program("x86_64"), 0x40000003, 4) == KILL
+  assert verdict(seccomp.program("x86_64", AGENT_FD), 0x40000003, 4) == KILL
   with pytest.raises(OSError, match="no table of system calls for riscv64"):
-    seccomp.program("riscv64")
+    seccomp.program("riscv64", AGENT_FD)

@@ -33,7 +33,7 @@ def test_what_is_written_is_read(in_box):
     ("true", "pkg", "is a directory"),
     ("mkfifo p", "p", "no regular file"),
     ("ln -s p p", "p", "symbolic links"),
-    ("true", "/dev/zero", "no regular file"),
+    ("true", "/dev/full", "no regular file"),
     ("true", "/proc/self/maps", "belongs to /proc"),
     ("true", "/proc/1/maps", "belongs to /proc"),
     ("ln -s /proc/self/status s", "s", "belongs to /proc"),

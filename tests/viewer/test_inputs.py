@@ -40,7 +40,9 @@ def test_a_step_written_twice_by_a_resumed_run_counts_once_with_its_last_numbers
 def test_a_broken_summary_is_named(tmp_path):
   write_rows(tmp_path, row("rl", 0))
   (tmp_path / "summary.json").write_text('{"eval": ')
-  assert any("not valid JSON" in p for p in inputs.read_run(tmp_path).problems)
+  assert any(
+    "summary.json is damaged: it is no JSON" in p for p in inputs.read_run(tmp_path).problems
+  )
 
 
 def test_values_that_are_not_finite_are_gaps_and_unknown_scalars_are_kept(tmp_path):

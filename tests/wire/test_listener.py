@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from jaxrl_agents.wire import key as key_lib
 from jaxrl_agents.wire import listener as listener_lib
 from jaxrl_agents.wire.listener import Listener, RefusedError, connect
 
@@ -104,17 +105,19 @@ def test_connecting_waits_until_the_listener_is_there():
 
 
 def test_the_key_comes_from_the_environment_or_a_file(tmp_path, monkeypatch):
+  monkeypatch.setattr(key_lib, "_taken", {})
   monkeypatch.delenv("JAXRL_KEY", raising=False)
   monkeypatch.delenv("JAXRL_KEY_FILE", raising=False)
   with pytest.raises(ValueError, match="need a key: set JAXRL_KEY"):
-    listener_lib.read_key()
+    key_lib.read()
   file = tmp_path / "key"
   file.write_bytes(SECRET + b"\n")
+  file.chmod(0o600)
   monkeypatch.setenv("JAXRL_KEY_FILE", str(file))
-  assert listener_lib.read_key() == SECRET
+  assert key_lib.read() == SECRET
   monkeypatch.setenv("JAXRL_KEY", "short")
-  with pytest.raises(ValueError, match="5 bytes is too short"):
-    listener_lib.read_key()
+  with pytest.raises(ValueError, match="5 bytes in .JAXRL_KEY is too short"):
+    key_lib.read()
 
 
 def test_addresses_are_host_and_port():

@@ -34,6 +34,7 @@ from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.harness.rollout import EpisodeError
 from jaxrl_agents.harness.tools import problem_with, run_call
 from jaxrl_agents.sandbox.errors import Refused, SandboxError
+from jaxrl_agents.sandbox.host import interruptible
 from jaxrl_agents.sandbox.records import Snapshot
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
 
@@ -310,7 +311,9 @@ class CodingEnv:
     try:
       base = await self._judge.base(self._repo)
       store = self._judge.boxes.store
-      return await asyncio.to_thread(changes_between, store, base.layers, now.layers)
+      return await interruptible.run(
+        lambda check: changes_between(store, base.layers, now.layers, check=check)
+      )
     finally:
       self._judge.boxes.drop(now)
 

@@ -6,7 +6,6 @@ import asyncio
 import collections
 import dataclasses
 import difflib
-import json
 import os
 import pathlib
 import shutil
@@ -19,7 +18,7 @@ from jaxrl_agents.agents.coding.judge import verdict as judge_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.judge.verdict import Judge
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.corpus import chunks, documents
+from jaxrl_agents.corpus import chunks, documents, readers
 from jaxrl_agents.corpus.index import hybrid
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Task
@@ -118,14 +117,15 @@ def load_pages(path: str | os.PathLike[str]) -> Pages:
   if not place.is_file():
     raise ValueError(f"{place}: no such file; write JSON lines with url, title and text")
   pages = {}
-  for number, line in enumerate(place.read_text("utf-8").split("\n"), 1):
-    if not line.strip():
-      continue
-    try:
-      record = json.loads(line)
+  number = 0
+  try:
+    for line, record in readers.read_jsonl(place):
+      number = line
       pages[record["url"]] = f"{record.get('title', '')}\n\n{record['text']}".strip()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise ValueError(f"{place}, line {number}: {error!r}; give url and text") from error
+  except (KeyError, TypeError) as error:
+    raise ValueError(f"{place}, line {number}: {error!r}; give url and text") from error
+  except ValueError as error:
+    raise ValueError(f"{error}; give url and text") from error
   return Pages(pages)
 
 

@@ -8,34 +8,40 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import os
 import pathlib
-import secrets
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_agents.corpus import frozen_sets
 from jaxrl_agents.corpus.index import minilm
 
+_VECTORS = "vectors.npy"
 _BATCH_PIECES = 8_192
 _LENGTH_STEP = 32  # few shapes need few compilations
 
 
 def cached_vectors(texts: Sequence[str], cache_dir: str | os.PathLike[str]) -> np.ndarray:
-  """Returns `vectors(texts)`, from a file in cache_dir if these texts were encoded before."""
+  """Returns `vectors(texts)`, from a folder in cache_dir if these texts were encoded before.
+
+  Raises:
+    ValueError: the folder is damaged.
+  """
   digest = hashlib.sha256(minilm.WEIGHTS_SHA256.encode())
   for text in texts:
     digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
-  path = pathlib.Path(cache_dir) / f"minilm-{digest.hexdigest()[:32]}.npy"
-  if path.exists():
-    return np.load(path)
-  encoded = vectors(texts)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".{secrets.token_hex(4)}.npy")
-  np.save(partial, encoded)
-  partial.replace(path)
+  folder = pathlib.Path(cache_dir) / f"minilm-{digest.hexdigest()[:32]}"
+  if folder.exists():
+    maker = f"the same command once {folder} is removed"
+    manifest = frozen_sets.read_manifest(folder, maker=maker)
+    return np.load(io.BytesIO(frozen_sets.read(folder, _VECTORS, manifest, maker=maker)))
+  encoded, content = vectors(texts), io.BytesIO()
+  np.save(content, encoded)
+  frozen_sets.write(folder, {_VECTORS: content.getvalue()}, {"weights": minilm.WEIGHTS_SHA256})
   return encoded
 
 

@@ -1,7 +1,8 @@
 """The folder that holds an index: written once under a content hash, then only mapped.
 
 Files: meta.json, chunks.json (ids, documents, titles), texts.bin (UTF-8, one after the other), the
-vocabulary, and one .npy for each array of `Store`.
+vocabulary, one .npy for each array of `Store`, and the digests of them all, which every process
+verifies as it opens the index.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents import file_digests, full_disk
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.index import bm25 as lexical
 from jaxrl_agents.corpus.index import dense, words
 
-_FORMAT = 1
+_FORMAT = 2
 _ARRAYS = ("text_ends", "starts", "bm25_weights", "bm25_rows", "bm25_ends", "vectors", "lsa_basis")
 
 
@@ -122,7 +124,8 @@ def write_store(
       "titles": [chunks[rows.start].title for rows in rows_of_document.values()],
     },
   }
-  _write_folder(folder, arrays, records, b"".join(encoded))
+  with full_disk.named(folder.parent):
+    _write_folder(folder, arrays, records, b"".join(encoded))
   return folder
 
 
@@ -140,8 +143,9 @@ def _write_folder(
     for name, record in records.items():
       (partial / f"{name}.json").write_text(json.dumps(record), "utf-8")
     (partial / "texts.bin").write_bytes(text_bytes)
+    file_digests.write(partial)
     partial.rename(folder)
-  except OSError:
+  except OSError:  # such as a full disk
     shutil.rmtree(partial, ignore_errors=True)
     if not folder.is_dir():  # another process was first, with the same content
       raise
@@ -167,9 +171,11 @@ def located(folder: str | os.PathLike[str], cache_dir: str | os.PathLike[str]) -
 
 
 def open_store(folder: str | os.PathLike[str]) -> Store:
-  """Maps the index in a folder; ValueError if it is not an index or incomplete."""
+  """Maps the index in a folder; ValueError if it is not an index, incomplete or damaged."""
   folder = pathlib.Path(folder)
   try:
+    if problem := file_digests.damage(folder):
+      raise ValueError(problem)
     meta = json.loads((folder / "meta.json").read_text("utf-8"))
     if meta["format"] != _FORMAT:
       raise ValueError(f"format {meta['format']}, this version reads {_FORMAT}")

@@ -3,81 +3,95 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import stat
+from collections.abc import Callable
 
-from jaxrl_agents.sandbox import delta, overlay
 from jaxrl_agents.sandbox.delta import Entry
 from jaxrl_agents.sandbox.errors import Refused
+from jaxrl_agents.sandbox.host import unpacking
+from jaxrl_agents.sandbox.host.contents import MAX_HOLE_BYTES, Contents, TooLarge
 from jaxrl_agents.sandbox.host.layer_store import Store
+from jaxrl_agents.sandbox.host.merged_layers import Found, Layers
 from jaxrl_agents.sandbox.records import Change
 
-MAX_HOLE_BYTES = 64 << 20
 _KINDS = {"f": "file", "h": "file", "l": "link", "d": "folder", "p": "pipe"}
-_Old = tuple[str, bytes | None, int]  # kind, content, mode
 
 
 def changes_of(
-  store: Store, layers: tuple[str, ...], entries: list[Entry], body: bytes
+  store: Store,
+  layers: tuple[str, ...],
+  entries: list[Entry],
+  body: bytes | bytearray,
+  *,
+  check: Callable[[], None] = lambda: None,
 ) -> dict[str, Change]:
   """{path: change} for the entries of an agent (checked here); what became equal is left out.
 
-  It costs what was touched, not what there is.
+  It costs the folders that were touched, not all there is.
+
+  Args:
+    check: called now and then; what it raises ends the work.
 
   Raises:
     ValueError: entries that no honest agent sends.
     Refused: files that would fill the memory with holes.
   """
-  delta.check(entries, len(body))
-  contents = _contents(entries, body)
+  unpacking.check(entries, len(body))
+  written = _contents(entries, body)
   changes: dict[str, Change] = {}
   present = {entry[1] for entry in entries if entry[0] != "w"}
-  for kind, path, mode, _, extra in entries:
-    old = _old(store, layers, path)
-    if old and old[0] == "folder" and (kind != "d" or extra):
-      for below in overlay.walk(store.folder, layers, path):
-        gone = _old(store, layers, below)
-        if below not in present and gone:
-          changes[below] = Change("gone", gone[1], None, 0)
-    if kind == "w":
-      if old:
-        changes[path] = Change("gone", old[1], None, 0)
-    elif old != (_KINDS[kind], contents.get(path), mode):
-      changes[path] = Change(_KINDS[kind], old[1] if old else None, contents.get(path), mode)
+  replaced: set[str] = set()  # folders of which all that was there is gone, unless it is present
+  with Layers(store.folder, layers, check) as before:
+    contents = Contents(before)
+    old = lambda found: _old(before, contents, found)
+    for kind, path, mode, _, extra in entries:
+      check()
+      found = before.find(path)
+      if path.rpartition("/")[0] in replaced:
+        replaced.add(path)
+      elif found and found.kind == "d" and (kind != "d" or extra):
+        replaced.add(path)
+        for below in before.below(found):
+          if below.path not in present:
+            changes[below.path] = Change("gone", old(below), None, 0)
+      if kind == "w":
+        if found:
+          changes[path] = Change("gone", old(found), None, 0)
+        continue
+      kind, content = _KINDS[kind], written.get(path)
+      was = old(found) if found else None
+      if not found or (_KINDS[found.kind], was, before.mode(found)) != (kind, content, mode):
+        changes[path] = Change(kind, was, content, mode)
   return changes
 
 
-def _contents(entries: list[Entry], body: bytes) -> dict[str, bytes]:
+def _contents(entries: list[Entry], body: bytes | bytearray) -> dict[str, bytes]:
   sizes = sum(sum(entry[4][-1]) for entry in entries if entry[0] == "f")
   if sizes > 2 * len(body) + MAX_HOLE_BYTES:
     raise Refused(f"files of {sizes} bytes are mostly holes; remove them")
   contents: dict[str, bytes] = {}
-  at = 0
+  view, at = memoryview(body), 0
   for kind, path, _, _, extra in entries:
     if kind == "l":
       contents[path] = os.fsencode(extra)
     elif kind == "h":
       contents[path] = contents[extra]
     elif kind == "f":
-      parts, size = [], 0
+      parts: list[bytes | memoryview] = []
+      size = 0
       for offset, length in extra:
-        parts += [bytes(offset - size), body[at : at + length]]
+        parts += [bytes(offset - size), view[at : at + length]]
         size, at = offset + length, at + length
       contents[path] = b"".join(parts)
   return contents
 
 
-def _old(store: Store, layers: tuple[str, ...], path: str) -> _Old | None:
-  found = overlay.find(store.folder, layers, path)
-  if not found:
+def _old(layers: Layers, contents: Contents, found: Found) -> bytes | None:
+  """Content of a file or target of a link; None of anything else."""
+  if found.kind == "l":
+    return os.fsencode(layers.target(found))
+  if found.kind != "f":
     return None
-  place, status = found
-  mode = stat.S_IMODE(status.st_mode)
-  if stat.S_ISLNK(status.st_mode):
-    return "link", os.fsencode(os.readlink(place)), mode
-  if stat.S_ISDIR(status.st_mode):
-    return "folder", None, mode
-  if stat.S_ISREG(status.st_mode):
-    with overlay.opened_up(place):
-      return "file", pathlib.Path(place).read_bytes(), mode
-  return "pipe", None, mode
+  try:
+    return contents.of(found)
+  except TooLarge as error:
+    raise Refused(str(error)) from None

@@ -7,7 +7,6 @@ promises they keep is told by `probe`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -19,7 +18,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.errors import NoSandbox
 from jaxrl_agents.sandbox.host import runtime
 from jaxrl_agents.sandbox.host.layer_store import Store
@@ -101,7 +99,7 @@ class Commands:
         extra_groups=groups,
       )
     except BaseException:
-      overlay.remove(str(folder))
+      self._store.discard(folder)
       self._ended(number)
       raise
     finally:
@@ -134,8 +132,7 @@ class Commands:
     asyncio.get_running_loop().remove_reader(fd)
     os.close(fd)
     self._running.pop(number).wait()
-    with contextlib.suppress(OSError):
-      overlay.remove(str(folder))
+    self._store.discard(folder)
     self._ended(number)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -17,16 +18,18 @@ import json
 import os
 import pathlib
 import secrets
-import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from jaxrl_agents.sandbox import delta, overlay
+from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.delta import Entry
 from jaxrl_agents.sandbox.errors import NoSandbox
+from jaxrl_agents.sandbox.host import base_files, merges, removal, unpacking
+from jaxrl_agents.sandbox.host.merged_layers import Layers
+from jaxrl_agents.sandbox.host.unpacking import Body
 
 MAX_SNAPSHOT_LAYERS = 16
-_MTIME_NS = 1_600_000_000 * 10**9  # of every file of a base, so that listings are the same
+Check = Callable[[], None]
 
 
 class Store:
@@ -63,14 +66,22 @@ class Store:
     self._holders: collections.Counter[str] = collections.Counter()
     (folder / "live" / self._session).mkdir()
     (folder / "live" / self._session).chmod(0o711)
-    self._sweep()
-    self.ground = self._ground()
+    self._remover = removal.Remover()
+    live, session = folder / "live", self._session
+    self._remover.put(lambda check: removal.sweep(live, session, check))
+    try:
+      self.ground = self._ground()
+    except BaseException:
+      self.close()
+      raise
 
   def close(self) -> None:
-    """Removes the snapshots of this session."""
-    overlay.remove(str(self.folder / "live" / self._session))
+    """Removes the snapshots of this session; what resists is left to the next one, and logged."""
+    self._remover.close()
+    is_left = removal.report([removal.removed(self.folder / "live" / self._session)])
     self._lock.close()
-    (self.folder / "live" / f"{self._session}.lock").unlink(missing_ok=True)
+    if not is_left:
+      (self.folder / "live" / f"{self._session}.lock").unlink(missing_ok=True)
 
   def scratch(self) -> pathlib.Path:
     """A new folder that goes with the session."""
@@ -83,14 +94,25 @@ class Store:
     """Keeps layers from being removed until they are released as often."""
     self._holders.update(layers)
 
-  def release(self, layers: tuple[str, ...]) -> None:
-    """Gives layers back; those of this session that nobody holds are removed."""
+  def release(self, layers: tuple[str, ...], *, held: bool = True) -> None:
+    """Gives layers back; those of this session that nobody holds are removed, in a thread.
+
+    Args:
+      held: the caller held them.
+    """
     for name in layers:
-      self._holders[name] -= 1
+      self._holders[name] -= held
       if self._holders[name] <= 0:
         del self._holders[name]
         if name.startswith("live/"):
-          overlay.remove(str(self.folder / name))
+          self.discard(self.folder / name)
+
+  def discard(self, path: pathlib.Path) -> None:
+    """Takes a folder of this session out of sight and removes it in a thread."""
+    gone = path.with_name(f"{path.name}.gone")
+    with contextlib.suppress(OSError):  # it went with the session
+      path.rename(gone)
+      self._remover.remove(gone)
 
   def base(self, files: Mapping[str, bytes | str] | pathlib.Path) -> tuple[str, str]:
     """The layer with these files below /work, and its digest; equal content is stored once.
@@ -100,52 +122,96 @@ class Store:
         of which files, folders and links are taken with their right to execute.
 
     Raises:
-      ValueError: a path that is absolute or leads out, or no folder.
+      ValueError: a path that is absolute, too long or leads out, or no folder.
+      OSError: the disk is full, say.
     """
-    part = self.scratch()
-    work = part / "work"
-    work.mkdir(mode=0o755)
-    if isinstance(files, Mapping):
-      _write_files(files, work)
-    else:
-      if not files.is_dir():
-        raise ValueError(f"{files} is no folder; give one, or a mapping of paths to contents")
-      shutil.copytree(files, work, symlinks=True, dirs_exist_ok=True)
-    digest = self._seal(part)
-    return self._keep(part, digest), digest
+    if not isinstance(files, Mapping) and not files.is_dir():
+      raise ValueError(f"{files} is no folder; give one, or a mapping of paths to contents")
+    with self._new_layer("a base") as (path, fd):
+      os.mkdir("work", 0o755, dir_fd=fd)
+      work = os.open("work", overlay.FOLDER, dir_fd=fd)
+      try:
+        if isinstance(files, Mapping):
+          base_files.write(files, work)
+        else:
+          base_files.copy(files, work)
+      finally:
+        os.close(work)
+      digest = base_files.seal(fd, lambda inner: self._give(inner, fd))
+      return self._keep(path, digest), digest
 
   def add(
-    self, entries: list[Entry], body: bytes, below: tuple[str, ...]
+    self,
+    entries: list[Entry],
+    body: Body,
+    body_bytes: int,
+    *,
+    below: tuple[str, ...],
+    check: Check = lambda: None,
   ) -> tuple[tuple[str, ...], str]:
     """`below` with the changes that an agent sent (checked here), and the digest of these.
 
     Where layers of this session have become too many, they are one from now on.
 
+    Args:
+      body: gives the bytes of the files, `body_bytes` in all.
+      check: called now and then; what it raises ends the work, and nothing of it is left.
+
     Raises:
       ValueError: what no honest agent sends.
       OSError: the disk is full, or the file system lacks what a layer needs.
     """
-    delta.check(entries, len(body))
-    path = self.scratch()
-    delta.unpack(entries, body, str(path), self.give)
-    self.give(str(path))
-    digest = hashlib.sha256(json.dumps(entries).encode() + body).hexdigest()
+    unpacking.check(entries, body_bytes)
+    digest = hashlib.sha256(json.dumps(entries).encode())
+
+    def hashed(count: int) -> bytes | memoryview:
+      part = body(count)
+      digest.update(part)
+      return part
+
+    with self._new_layer(f"a snapshot of {body_bytes} bytes") as (path, fd):
+      unpacking.unpack(entries, hashed, fd, own=lambda inner: self._give(inner, fd), check=check)
     layers = (self._name(path), *below)
     ours = tuple(name for name in layers if name.startswith("live/"))
     if len(ours) <= MAX_SNAPSHOT_LAYERS:
-      return layers, digest
-    squashed = self.squash(ours, layers[len(ours) :])
-    overlay.remove(str(path))
-    return (squashed, *layers[len(ours) :]), digest
+      return layers, digest.hexdigest()
+    try:
+      squashed = self.squash(ours, layers[len(ours) :], check=check)
+    finally:
+      self.discard(path)
+    return (squashed, *layers[len(ours) :]), digest.hexdigest()
 
-  def squash(self, layers: tuple[str, ...], below: tuple[str, ...]) -> str:
+  def squash(
+    self, layers: tuple[str, ...], below: tuple[str, ...], *, check: Check = lambda: None
+  ) -> str:
     """One layer for several; contents of files are linked, not copied."""
-    path = self.scratch()
-    for name in reversed(layers):
-      overlay.lay_over(str(self.folder / name), str(path))
-    overlay.drop_idle_whiteouts(self.folder, path, below)
-    self.give(str(path))
+    with (
+      self._new_layer("a merged snapshot") as (path, fd),
+      Layers(self.folder, layers, check) as upper,
+      Layers(self.folder, below, check) as lower,
+    ):
+      merges.squash(upper, lower, fd, check)
     return self._name(path)
+
+  @contextlib.contextmanager
+  def _new_layer(self, what: str) -> Iterator[tuple[pathlib.Path, int]]:
+    """A new folder and its descriptor; it is removed where the block fails."""
+    path = self.scratch()
+    fd = os.open(path, overlay.FOLDER)
+    try:
+      yield path, fd
+      self._give(".", fd)
+    except BaseException as error:
+      self.discard(path)
+      if isinstance(error, OSError) and error.errno in _DISK:
+        raise OSError(
+          error.errno,
+          f"{error.strerror}: {self.folder} has no room for {what}; make room on its disk, or "
+          "choose another store: Sandboxes(store=...)",
+        ) from error
+      raise
+    finally:
+      os.close(fd)
 
   def has_base(self, name: str) -> bool:
     """Whether the layer `name` of a base is here."""
@@ -154,37 +220,13 @@ class Store:
 
   def copy_out(self, layers: tuple[str, ...], folder: pathlib.Path) -> None:
     """Copies what a sandbox that starts from `layers` sees to `folder`, for its user."""
-    folders = []
-    for path in itertools.chain.from_iterable(
-      (top, *overlay.walk(self.folder, layers, top)) for top in ("work", "tmp")
-    ):
-      place, found = overlay.find(self.folder, layers, path) or (
-        str(self.folder / self.ground / path),
-        None,
-      )
-      target, found = str(folder / path), found or os.lstat(place)
-      if stat.S_ISDIR(found.st_mode):
-        os.mkdir(target, 0o700)
-        folders.append((target, found))
-      elif stat.S_ISLNK(found.st_mode):
-        os.symlink(os.readlink(place), target)
-      elif stat.S_ISFIFO(found.st_mode):
-        os.mkfifo(target)
-      else:
-        with overlay.opened_up(place):
-          shutil.copyfile(place, target)
-      if not stat.S_ISDIR(found.st_mode):
-        self._dress(target, found)
-    for target, found in reversed(folders):
-      self._dress(target, found)
+    fd = os.open(folder, overlay.FOLDER)
+    try:
+      with Layers(self.folder, (*layers, self.ground)) as shown:
+        merges.copy_out(shown, fd, lambda path: self._give(path, fd))
+    finally:
+      os.close(fd)
     self.give(str(folder))
-
-  def _dress(self, path: str, found: os.stat_result) -> None:
-    """Owner, mode and time."""
-    self.give(path)
-    if not stat.S_ISLNK(found.st_mode):
-      os.chmod(path, stat.S_IMODE(found.st_mode))
-    os.utime(path, ns=(found.st_mtime_ns, found.st_mtime_ns), follow_symlinks=False)
 
   def _name(self, path: pathlib.Path) -> str:
     return str(path.relative_to(self.folder))
@@ -194,62 +236,27 @@ class Store:
     if self._owner != (os.geteuid(), os.getegid()):
       os.chown(path, *self._owner, follow_symlinks=False)
 
-  def _seal(self, part: pathlib.Path) -> str:
-    """Fixes owners, modes and times of a new base; the digest of its content."""
-    digest = hashlib.sha256()
-    for folder, folders, names in os.walk(part, topdown=False):
-      for name in (*sorted(names), *sorted(folders)):
-        path = os.path.join(folder, name)
-        mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
-          content = os.fsencode(os.readlink(path))
-        elif stat.S_ISREG(mode):
-          content = pathlib.Path(path).read_bytes()
-          os.chmod(path, 0o755 if mode & 0o100 else 0o644)
-        elif stat.S_ISDIR(mode):
-          content = b""
-          os.chmod(path, 0o1777 if path == str(part / "tmp") else 0o755)
-        else:
-          raise ValueError(f"{path} is neither file, folder nor link; leave it out of a base")
-        self.give(path)
-        os.utime(path, ns=(_MTIME_NS, _MTIME_NS), follow_symlinks=False)
-        line = f"{os.path.relpath(path, part)}\0{stat.S_IFMT(mode)}\0{mode & 0o100}\0{len(content)}"
-        digest.update(os.fsencode(line) + content)
-    self.give(str(part))
-    return digest.hexdigest()
+  def _give(self, path: str, folder: int) -> None:
+    if self._owner != (os.geteuid(), os.getegid()):
+      os.chown(path, *self._owner, dir_fd=folder, follow_symlinks=False)
 
   def _keep(self, part: pathlib.Path, digest: str) -> str:
     kept = self.folder / "layers" / digest[:16]
-    if kept.is_dir():
-      overlay.remove(str(part))
-    else:
-      with contextlib.suppress(OSError):  # another process was faster
-        part.rename(kept)
+    self.give(str(part))
+    try:
+      part.rename(kept)
+    except OSError:
+      if not kept.is_dir():
+        raise
+      self.discard(part)  # it was there, or another process was faster
     return self._name(kept)
 
   def _ground(self) -> str:
-    part = self.scratch()
-    for name in ("work", "tmp"):
-      (part / name).mkdir()
-    return self._keep(part, self._seal(part))
-
-  def _sweep(self) -> None:
-    """Removes what sessions left that were killed."""
-    for lock in (self.folder / "live").glob("*.lock"):
-      if lock.stem == self._session:
-        continue
-      with contextlib.suppress(OSError), open(lock) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        overlay.remove(str(lock.with_suffix("")))
-        lock.unlink(missing_ok=True)
+    with self._new_layer("its first folders") as (path, fd):
+      for name in ("work", "tmp"):
+        os.mkdir(name, dir_fd=fd)
+      return self._keep(path, base_files.seal(fd, lambda inner: self._give(inner, fd)))
 
 
-def _write_files(files: Mapping[str, bytes | str], work: pathlib.Path) -> None:
-  for name, text in files.items():
-    if name.startswith("/") or ".." in name.split("/") or not name:
-      raise ValueError(f"path {name!r} of a base must be relative to /work and stay below it")
-    content = text.encode() if isinstance(text, str) else text
-    path = work / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    path.chmod(0o755 if content.startswith(b"#!") else 0o644)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""What ails a disk rather than a call."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from jaxrl_agents.sandbox import wire
 from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxClosed, SandboxLost, explain
+from jaxrl_agents.sandbox.host import answers, interruptible, unpacking
 from jaxrl_agents.sandbox.host.changes import changes_of
 from jaxrl_agents.sandbox.host.layer_store import Store
 from jaxrl_agents.sandbox.records import Change, ExecResult, SandboxLimits, Snapshot
@@ -19,6 +20,7 @@ ANSWER_S = 30.0
 """Seconds to answer a request, beyond what a command may take."""
 END_S = 10.0
 _MAX_ANSWER_BYTES = 1 << 20
+_BLOCK = 1 << 20
 
 
 class Owner(Protocol):
@@ -56,7 +58,7 @@ class Sandbox:
     self._owner, self.number, self.start = owner, number, start
     self._reader, self._writer = streams
     self._lock = asyncio.Lock()
-    self._pending: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
+    self._pending: asyncio.Task[tuple[dict[str, Any], bytes | bytearray]] | None = None
     self._closed = False
     self._lost = ""
     self.ended = asyncio.Event()
@@ -119,22 +121,9 @@ class Sandbox:
     request = {"op": "exec", "timeout_s": timeout_s, "max_bytes": kept}
     head, body = await self._call(request, text, timeout_s + ANSWER_S, kept)
     try:
-      cut = min(int(head["head"]), len(body))
-      missing = int(head["total"]) - len(body)
-      shown = body.decode("utf-8", "replace")
-      if missing > 0:
-        note = f"\n[... {missing} bytes of output are missing here ...]\n"
-        shown = body[:cut].decode("utf-8", "replace") + note + body[cut:].decode("utf-8", "replace")
-      return ExecResult(
-        code=int(head["code"]),
-        output=shown,
-        missing_bytes=max(0, missing),
-        why=str(head["why"]),
-        cwd=str(head["cwd"]),
-        seconds=float(head["seconds"]),
-      )
-    except (KeyError, TypeError, ValueError) as error:
-      raise self._lose(f"an answer to exec makes no sense: {error!r}") from None
+      return answers.exec_result(head, body)
+    except ValueError as error:
+      raise self._lose(str(error)) from None
 
   async def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
     """Up to `limit` bytes of a regular file from `offset`; paths are relative to /work.
@@ -144,8 +133,10 @@ class Sandbox:
     """
     if offset < 0 or limit < 0:
       raise ValueError(f"offset={offset} and limit={limit} must not be negative")
+    if limit > (room := self.limits.memory_bytes // 4):
+      raise ValueError(f"limit={limit} is more than {room} bytes; read the file in parts")
     request = {"op": "read", "path": _absolute(path), "offset": offset, "limit": limit}
-    return (await self._call(request, b"", ANSWER_S, limit))[1]
+    return bytes((await self._call(request, b"", ANSWER_S, limit))[1])
 
   async def write(self, path: str, content: bytes | str, mode: int = 0o644) -> None:
     """Writes a whole file; folders on the way are made.
@@ -167,9 +158,17 @@ class Sandbox:
     since the sandbox started, whatever the size of what it started from. Release it with
     `Sandboxes.drop`.
     """
-    head, body = await self._delta(with_state=True)
-    layers, digest = await asyncio.to_thread(self._add_layer, head, body)
-    self._owner.store.hold(layers)
+    store, below = self._owner.store, self.start.layers
+    store.hold(below)  # the sandbox may end meanwhile
+    try:
+      head, body = await self._delta(with_state=True)
+      layers, digest = await interruptible.run(
+        lambda check: self._add_layer(head, body, check),
+        undo=lambda made: store.release(made[0], held=False),
+      )
+      store.hold(layers)
+    finally:
+      store.release(below)
     return dataclasses.replace(
       self.start, layers=layers, shell=head["state"], cwd=head["cwd"], digest=digest
     )
@@ -194,13 +193,17 @@ class Sandbox:
 
   async def diff(self) -> dict[str, Change]:
     """{path below /: change} of what differs from where the sandbox started."""
-    head, body = await self._delta(with_state=False)
+    store, below = self._owner.store, self.start.layers
+    store.hold(below)  # the sandbox may end meanwhile
     try:
-      return await asyncio.to_thread(
-        changes_of, self._owner.store, self.start.layers, head["entries"], body
+      head, body = await self._delta(with_state=False)
+      return await interruptible.run(
+        lambda check: changes_of(store, below, head["entries"], body, check=check)
       )
     except ValueError as error:
       raise self._lose(str(error)) from None
+    finally:
+      store.release(below)
 
   async def find(self, needles: list[bytes], limit: int = 100) -> list[str]:
     """Every visible file that contains one of `needles`: whether an answer lies on the disk.
@@ -211,7 +214,10 @@ class Sandbox:
       raise ValueError("needles must be given, of at least 4 bytes each, else all files match")
     request = {"op": "find", "needles": [n.hex() for n in needles], "limit": limit}
     head, _ = await self._call(request, b"", 4 * ANSWER_S, 0)
-    return [str(path) for path in head.get("found", ())][:limit]
+    try:
+      return answers.paths(head, limit)
+    except ValueError as error:
+      raise self._lose(str(error)) from None
 
   async def reset(self) -> None:
     """Kills all that runs; the next command gets a new shell. Files and directory stay."""
@@ -241,22 +247,25 @@ class Sandbox:
     self.ended.set()
     self._lost = self._lost or "it ended by itself; its memory or the machine may have run out"
 
-  async def _delta(self, *, with_state: bool) -> tuple[dict[str, Any], bytes]:
+  async def _delta(self, *, with_state: bool) -> tuple[dict[str, Any], bytes | bytearray]:
     limit = self.limits.disk_bytes
     request = {"op": "delta", "max_bytes": limit, "state": with_state}
     head, body = await self._call(request, b"", 2 * ANSWER_S, limit, wire.MAX_HEADER_BYTES)
-    if not (
-      isinstance(head.get("entries"), list)
-      and isinstance(head.get("state"), str)
-      and isinstance(head.get("cwd"), str)
-    ):
-      raise self._lose("an answer to delta lacks its parts")
+    try:
+      answers.check_delta(head)
+    except ValueError as error:
+      raise self._lose(str(error)) from None
     return head, body
 
-  def _add_layer(self, head: dict[str, Any], body: bytes) -> tuple[tuple[str, ...], str]:
+  def _add_layer(
+    self, head: dict[str, Any], body: bytes | bytearray, check: interruptible.Check
+  ) -> tuple[tuple[str, ...], str]:
+    below = self.start.layers
     try:
-      return self._owner.store.add(head["entries"], body, self.start.layers)
-    except (ValueError, TypeError) as error:
+      return self._owner.store.add(
+        head["entries"], unpacking.slices(body), len(body), below=below, check=check
+      )
+    except ValueError as error:
       raise self._lose(f"its changes make no sense: {error}") from None
 
   async def _call(
@@ -266,7 +275,7 @@ class Sandbox:
     deadline_s: float,
     max_body: int,
     max_header: int = _MAX_ANSWER_BYTES,
-  ) -> tuple[dict[str, Any], bytes]:
+  ) -> tuple[dict[str, Any], bytes | bytearray]:
     """One request and its answer."""
     async with self._lock:
       self._check_alive()
@@ -274,7 +283,8 @@ class Sandbox:
         async with asyncio.timeout(deadline_s):
           if self._pending:  # what a cancelled call left unanswered
             await asyncio.shield(self._pending)
-          self._writer.write(wire.encode(header, len(body)) + body)
+          self._writer.write(wire.encode(header, len(body)))
+          self._writer.write(body)
           self._pending = asyncio.create_task(self._receive(max_body, max_header))
           await self._writer.drain()
           head, content = await asyncio.shield(self._pending)
@@ -295,13 +305,21 @@ class Sandbox:
 
   async def _receive(
     self, max_body: int, max_header: int = _MAX_ANSWER_BYTES
-  ) -> tuple[dict[str, Any], bytes]:
+  ) -> tuple[dict[str, Any], bytes | bytearray]:
     lengths = await self._reader.readexactly(wire.LENGTHS.size)
     header_bytes, body_bytes = wire.LENGTHS.unpack(lengths)
     if header_bytes > max_header or body_bytes > max_body:
       raise wire.WireError(f"an answer of {header_bytes} + {body_bytes} bytes was not asked for")
     header = wire.decode(await self._reader.readexactly(header_bytes))
-    return header, await self._reader.readexactly(body_bytes)
+    if body_bytes <= _BLOCK:
+      return header, await self._reader.readexactly(body_bytes)
+    body = bytearray()  # readexactly would hold it twice
+    while len(body) < body_bytes:
+      part = await self._reader.read(min(body_bytes - len(body), _BLOCK))
+      if not part:
+        raise EOFError(f"{len(body)} bytes of {body_bytes} came")
+      body += part
+    return header, body
 
   def _check_alive(self) -> None:
     if self._closed:

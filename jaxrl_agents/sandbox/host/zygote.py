@@ -11,6 +11,7 @@ Requests come as datagrams with the sandbox's socket attached; ends of sandboxes
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from jaxrl_agents.sandbox import delta, kernel, overlay, wire
@@ -32,7 +34,11 @@ _EMPTY_FILE, _EMPTY_FOLDER = "/run/empty/file", "/run/empty/folder"
 _KEPT_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048  # ro nosuid nodev noexec noatime nodiratime
 _ST_RELATIME, _MS_RELATIME = 4096, 1 << 21
 MAX_REQUEST_BYTES = 1 << 17
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "full", "random", "urandom")
+_ZEROS = 1 << 62
+_TCP_BYTES = 128 << 10
+# What of /proc tells one machine from others; each costs a fork 16 microseconds.
+_HIDDEN = ("cmdline", "sys/kernel/random/boot_id", "keys", "bus", "driver", "scsi")
 _KEPT_IN_MEMORY = (
   delta,
   files,
@@ -49,9 +55,9 @@ def main() -> None:
   control = socket.socket(fileno=settings["control_fd"])
   try:
     kernel.hide_command_line()
+    confine.give_way()
     confine.drop_user(settings["uid"], settings["gid"])
     _prepare(settings["runtime"], settings["store"])
-    seccomp.program(kernel.MACHINE)
   except OSError as error:
     control.send(json.dumps({"failed": _words(error)}).encode())
     return
@@ -61,8 +67,9 @@ def main() -> None:
 
 def _prepare(runtime: str, store: str) -> None:
   uid, gid = os.geteuid(), os.getegid()
-  _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-  resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+  for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE):
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (hard, hard))
   for folder in (runtime, store):
     if not os.access(folder, os.X_OK):
       raise OSError(f"open {folder}: user {uid} may not")
@@ -73,8 +80,25 @@ def _prepare(runtime: str, store: str) -> None:
   _bind_read_only(store, runtime + LAYERS)
   for name in _DEVICES:
     kernel.mount(f"/dev/{name}", f"{runtime}/dev/{name}", flags=kernel.MS_BIND)
+  _make_zero(runtime)
   kernel.mount("/proc", runtime + "/proc", flags=kernel.MS_BIND | kernel.MS_REC)
   kernel.enter_root(runtime)
+  _hidden()
+
+
+def _make_zero(runtime: str) -> None:
+  """Makes /dev/zero a sparse file that is read like the device.
+
+  A shared mapping of the device is memory that no process owns, and no mode of ours keeps anybody
+  from writing to it.
+  """
+  place, flags = runtime + _STATE, kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+  kernel.mount("tmpfs", place, "tmpfs", flags, "size=64k,nr_inodes=4")
+  with open(f"{place}/zero", "wb") as file:
+    file.truncate(_ZEROS)
+  os.chmod(f"{place}/zero", 0o444)
+  _bind_read_only(f"{place}/zero", f"{runtime}/dev/zero")
+  kernel.unmount(place)
 
 
 def _bind_read_only(source: str, target: str) -> None:
@@ -106,7 +130,10 @@ def _serve(control: socket.socket) -> None:
       for pid in processes.reap():
         control.send(json.dumps({"ended": sandboxes.pop(pid, -1)}).encode())
     if control.fileno() in ready:
-      text, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
+      try:
+        text, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
+      except OSError:  # the host was killed
+        return
       if not text:
         return
       request = json.loads(text)
@@ -123,8 +150,12 @@ def _words(error: OSError) -> str:
 def _fork(
   request: dict[str, Any], fd: int, control: socket.socket, sandboxes: dict[int, int]
 ) -> None:
-  os.set_inheritable(fd, False)  # Python 3.11's recv_fds takes flags and drops them
+  agent_fd = confine.agent_fd(request["limits"]["open_files"])
+  os.dup2(fd, agent_fd, inheritable=False)
+  os.close(fd)
+  fd = agent_fd
   try:
+    seccomp.program(kernel.MACHINE, agent_fd)  # is cached for the child
     pid = kernel.clone(kernel.EVERY_NAMESPACE)
   except OSError as error:
     with contextlib.suppress(OSError):
@@ -158,7 +189,6 @@ def _become(request: dict[str, Any], link: wire.Wire) -> None:
     socket.sethostname("sandbox")
     confine.limit(request["limits"], processes=True)
     confine.give_up_rights()
-    confine.filter_calls()
   except OSError as error:
     link.send({"failed": _words(error)})
     os._exit(1)
@@ -169,6 +199,7 @@ def _mount(request: dict[str, Any]) -> int:
   """Mounts /proc and the overlay; the directory that the overlay writes to."""
   limits = request["limits"]
   kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+  kernel.bound_tcp_buffers(_TCP_BYTES)
   size = f"size={limits['disk_bytes']},nr_inodes={limits['files']},mode=755"
   kernel.mount("tmpfs", _STATE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
   os.chdir(_STATE)
@@ -181,9 +212,22 @@ def _mount(request: dict[str, Any]) -> int:
   for name in ("work", "tmp"):
     kernel.mount(f"{_STATE}/{name}", f"/{name}", flags=kernel.MS_BIND)
   kernel.mount(_EMPTY_FOLDER, _STATE, flags=kernel.MS_BIND)
-  for path in request["mask"]:
-    if os.path.lexists(path):
-      empty = _EMPTY_FOLDER if os.path.isdir(path) else _EMPTY_FILE
-      kernel.mount(empty, path, flags=kernel.MS_BIND)
+  for path, empty in (*_hidden(), *_empty_for(request["mask"])):
+    kernel.mount(empty, path, flags=kernel.MS_BIND)
   os.chdir("/work")
   return root
+
+
+def _empty_for(paths: Iterable[str]) -> list[tuple[str, str]]:
+  """(path, what covers it) of those that exist."""
+  return [
+    (path, _EMPTY_FOLDER if os.path.isdir(path) else _EMPTY_FILE)
+    for path in paths
+    if os.path.lexists(path)
+  ]
+
+
+@functools.cache
+def _hidden() -> list[tuple[str, str]]:
+  """The same for _HIDDEN: looked up once, in the zygote."""
+  return _empty_for(f"/proc/{name}" for name in _HIDDEN)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_agents.sandbox import delta, kernel
 from jaxrl_agents.sandbox.errors import Refused
-from jaxrl_agents.sandbox.inside import files, processes
+from jaxrl_agents.sandbox.inside import confine, files, processes
 from jaxrl_agents.sandbox.inside.shell import BASH, Shell
 from jaxrl_agents.sandbox.wire import Wire, WireError, encode
 
@@ -153,8 +153,12 @@ def _reading_everything():
       kernel.set_capabilities(permitted=right, effective=0)
 
 
-def run(wire: Wire, place: Place, bash: str = BASH) -> None:
-  """Serves `wire` and ends the process. The first frame says how: env, state, cwd and limits."""
+def run(wire: Wire, place: Place, *, bash: str = BASH, is_filtered: bool = True) -> None:
+  """Serves `wire` and ends the process. The first frame says how: env, state, cwd and limits.
+
+  Args:
+    is_filtered: system calls are, from the moment on when a policy could make any.
+  """
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGPIPE, signal.SIG_IGN)
   os.umask(0o022)
@@ -162,6 +166,12 @@ def run(wire: Wire, place: Place, bash: str = BASH) -> None:
     settings, _ = wire.receive()
     folders = (place.prefix + settings["cwd"], place.prefix + "/work")
     shell = Shell(folders, settings["env"], settings["state"], bash)
+    if is_filtered:
+      try:
+        confine.filter_calls(wire.write_fd)
+      except OSError as error:
+        wire.send({"failed": str(error)})
+        return
     Agent(wire, shell, place, settings["limits"]).serve()
   except (WireError, OSError):
     pass

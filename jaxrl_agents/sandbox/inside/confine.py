@@ -9,6 +9,10 @@ from typing import Any
 from jaxrl_agents.sandbox import kernel
 from jaxrl_agents.sandbox.inside import seccomp
 
+_LOCKED_BYTES = 64 << 10
+_PENDING_SIGNALS = 256
+_OOM_SCORE = 900
+
 
 def drop_user(uid: int, gid: int) -> None:
   """Stops being root; without effect on anybody else.
@@ -26,21 +30,47 @@ def drop_user(uid: int, gid: int) -> None:
   kernel.set_dumpable(True)  # else /proc/self belongs to root
 
 
+def give_way() -> None:
+  """Lets a run go first: where memory runs out, sandboxes are ended; they get no priority.
+
+  A process with CAP_SYS_RESOURCE sets the first for good; what others set, a policy can take back.
+  """
+  path = "/proc/self/oom_score_adj"
+  with open(path, "rb") as file:
+    is_first = int(file.read()) >= _OOM_SCORE
+  if not is_first:  # else a container has set more, which may not be lowered
+    with open(path, "w") as file:
+      file.write(str(_OOM_SCORE))
+  for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):
+    resource.setrlimit(kind, (0, 0))
+
+
+def agent_fd(open_files: int) -> int:
+  """The descriptor of an agent's link: the first that nobody under the limit `open_files` can have.
+
+  By that number the filter tells the agent from all others.
+  """
+  _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  return min(open_files, hard - 1)
+
+
 def limit(limits: dict[str, Any], *, processes: bool) -> None:
   """SandboxLimits on this process and each that it starts; `processes`: on their number, too.
 
   The kernel counts processes by user and user namespace: without a namespace of the sandbox's own,
-  those of the same user would be counted.
+  those of the same user would be counted. Pending signals, which timers need too, are counted the
+  same way, and again for the user outside of all namespaces.
   """
   wanted = {
     "AS": limits["memory_bytes"],
     "FSIZE": limits["disk_bytes"],
-    "NOFILE": limits["open_files"],
+    "NOFILE": agent_fd(limits["open_files"]),
     "CPU": limits["cpu_s"],
-    "CORE": 0,
+    "MEMLOCK": _LOCKED_BYTES,
   }
   if processes:
     wanted["NPROC"] = limits["processes"] + 1  # and the agent
+    wanted["SIGPENDING"] = _PENDING_SIGNALS
   for name, value in wanted.items():
     number = getattr(resource, f"RLIMIT_{name}")
     _, hard = resource.getrlimit(number)
@@ -54,7 +84,7 @@ def give_up_rights() -> None:
   kernel.set_dumpable(False)
 
 
-def filter_calls() -> None:
-  """The filter of system calls, for good."""
+def filter_calls(agent_fd: int) -> None:
+  """The filter of system calls, for good; `agent_fd` is what `move_out_of_reach` gave."""
   kernel.forbid_new_privileges()
-  kernel.install_filter(seccomp.program(kernel.MACHINE))
+  kernel.install_filter(seccomp.program(kernel.MACHINE, agent_fd))

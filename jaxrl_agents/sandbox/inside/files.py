@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import stat
 
+from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.errors import Refused
+from jaxrl_agents.sandbox.holes import extents
 
 _SKIPPED = ("proc", "sys", "dev")
 _BLOCK = 1 << 20
@@ -70,24 +72,89 @@ def find(root: str, needles: list[bytes], limit: int) -> tuple[list[str], int]:
   """Every visible file that contains one of `needles`, `limit` at most; and how many were read.
 
   The walk begins at `root` and leaves out /proc, /sys and /dev. Links are not followed: what
-  they lead to is met where it lies.
+  they lead to is met where it lies. Folders may be nested to any depth, holes are not searched, and
+  a file of several names is read once.
   """
-  found, searched = [], 0
-  for folder, folders, names in os.walk(root):
-    if folder == "/":
-      folders[:] = [name for name in folders if name not in _SKIPPED]
-    for name in names:
-      path = os.path.join(folder, name)
+  found: list[str] = []
+  searched = 0
+  of_several_names: dict[tuple[int, int], bool] = {}
+  top = os.open(root, overlay.FOLDER)
+  try:
+    waiting = [""]
+    while waiting:
+      folder = waiting.pop()
       try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-          continue
-        with open(path, "rb") as file:
-          content = file.read()
+        fd = overlay.open_folder(folder, top)
       except OSError:
         continue
-      searched += 1
-      if any(needle in content for needle in needles):
-        found.append(path)
-        if len(found) == limit:
-          return found, searched
+      try:
+        names, folders = _listed(fd)
+        if root == "/" and not folder:
+          folders = [name for name in folders if name not in _SKIPPED]
+        waiting += [overlay.joined(folder, name) for name in reversed(folders)]
+        for name in names:
+          holds = _holds(fd, name, needles, of_several_names)
+          searched += holds is not None
+          if holds:
+            found.append(os.path.join(root, overlay.joined(folder, name)))
+            if len(found) == limit:
+              return found, searched
+      finally:
+        os.close(fd)
+  finally:
+    os.close(top)
   return found, searched
+
+
+def _listed(fd: int) -> tuple[list[str], list[str]]:
+  """Names of the files, and of the folders, of an open folder."""
+  names: list[str] = []
+  folders: list[str] = []
+  with os.scandir(fd) as entries:
+    for entry in entries:
+      (folders if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
+  return names, folders
+
+
+def _holds(
+  fd: int, name: str, needles: list[bytes], of_several_names: dict[tuple[int, int], bool]
+) -> bool | None:
+  """Whether a file in an open folder contains one of `needles`; None if it cannot be read."""
+  try:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    file = os.open(name, flags, dir_fd=fd)
+  except OSError:
+    return None
+  try:
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+      return None
+    key = status.st_dev, status.st_ino
+    if key not in of_several_names:
+      holds = _searched(file, status, needles)
+      if status.st_nlink == 1:
+        return holds
+      of_several_names[key] = holds
+    return of_several_names[key]
+  except OSError:
+    return None
+  finally:
+    os.close(file)
+
+
+def _searched(file: int, status: os.stat_result, needles: list[bytes]) -> bool:
+  """Whether an open file contains one of `needles`, read in blocks that overlap."""
+  size, overlap = status.st_size, max(map(len, needles)) - 1
+  parts: list[tuple[int, int]] = [(0, size)]
+  if status.st_blocks * 512 < size:
+    # Beside its data a hole is read as far as a needle may reach into it.
+    parts = [(offset - overlap, length + 2 * overlap) for offset, length in extents(file, size)]
+  for start, length in parts:
+    offset, end = max(0, start), min(size, start + length)
+    tail = b""
+    while offset < end and (block := os.pread(file, min(_BLOCK, end - offset), offset)):
+      text = tail + block
+      if any(needle in text for needle in needles):
+        return True
+      offset, tail = offset + len(block), text[-overlap:]
+  return False

@@ -47,6 +47,8 @@ class Shell:
   def __init__(self, folders: tuple[str, str], env: dict[str, str], state: str, bash: str):
     self._cwd, self._home = folders  # where to begin, and where if that is gone
     self._env, self._state, self._bash = dict(env), state, bash
+    # Made before the filter is there, which lets nobody have memory that no process owns.
+    self._state_fd = _file_of(state) if state else -1
     self._pid, self._exit_code = 0, -1
     self._command_fd = self._out_fd = self._status_fd = -1
     # Children that end wake the poll of a running command.
@@ -145,9 +147,9 @@ class Shell:
     self._out_fd, out_end = _pipe()
     self._status_fd, status_end = _pipe()
     os.set_blocking(self._out_fd, False)
-    state_fd = _file_of(self._state)
     dup = [(command_end, 0), (out_end, 1), (out_end, 2), (out_end, _OUT), (status_end, _STATUS)]
-    dup.append((state_fd, _RESTORED))
+    if self._state:
+      dup.append((self._state_fd, _RESTORED))
     try:
       self._pid = os.posix_spawn(
         self._bash,
@@ -159,15 +161,16 @@ class Shell:
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD],
       )
     finally:
-      for fd in (command_end, out_end, status_end, state_fd):
+      for fd in (command_end, out_end, status_end):
         os.close(fd)
-    self._state = ""  # once: a shell that is lost is followed by a fresh one
+      if self._state:
+        os.close(self._state_fd)
+      self._state = ""  # once: a shell that is lost is followed by a fresh one
 
   def _script(self) -> str:
     """What bash does for life: restores the state, then evaluates what comes."""
     quiet = f"</dev/null >/dev/null 2>&1 {_OUT}>&- {_STATUS}>&-"
-    script = f". /dev/fd/{_RESTORED} {quiet}; " if self._state else ""
-    script += f"exec {_RESTORED}<&-; "
+    script = f". /dev/fd/{_RESTORED} {quiet}; exec {_RESTORED}<&-; " if self._state else ""
     for folder in (self._cwd, self._home):
       script += f"cd -- {shlex.quote(folder)} 2>/dev/null || "
     return script + f"cd /; {_LOOP}"
@@ -253,9 +256,13 @@ def _pipe() -> tuple[int, int]:
 
 
 def _file_of(text: str) -> int:
-  """A file without a name that holds `text`."""
-  fd = os.memfd_create("state")
-  os.write(fd, os.fsencode(text))
+  """A file without a name that holds `text` and can neither grow nor change."""
+  fd = os.memfd_create("state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+  view = memoryview(os.fsencode(text))
+  while view:
+    view = view[os.write(fd, view) :]
+  seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+  fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
   moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
   os.close(fd)
   return moved

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import sys
 
@@ -17,16 +18,20 @@ from jaxrl_agents.sandbox.inside import agent, confine
 def main() -> None:
   """Confines itself as far as asked on the command line, then serves."""
   settings = json.loads(sys.argv[1])
-  link = wire.Wire(os.dup(0), os.dup(0))
+  fd = confine.agent_fd(settings["limits"]["open_files"])
+  _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+  os.dup2(0, fd, inheritable=False)
+  link = wire.Wire(fd, fd)
   nothing = os.open("/dev/null", os.O_RDWR)
   for number in (0, 1, 2):
     os.dup2(nothing, number)
   try:
+    confine.give_way()
     confine.limit(settings["limits"], processes=settings["is_walled"])
     if settings["is_walled"]:
       kernel.hide_command_line()
       kernel.set_dumpable(False)
-      confine.filter_calls()
     else:
       confine.drop_user(*settings["user"])
       kernel.adopt_orphans()
@@ -37,4 +42,5 @@ def main() -> None:
   os.chdir(folder + "/work")
   root = os.open(folder or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
   bash = shutil.which("bash") or "/bin/bash"
-  agent.run(link, agent.Place(root, is_whole=True, prefix=folder), bash)
+  place = agent.Place(root, is_whole=True, prefix=folder)
+  agent.run(link, place, bash=bash, is_filtered=settings["is_walled"])

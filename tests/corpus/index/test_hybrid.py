@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_agents import file_digests
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.grep import GrepError
 from jaxrl_agents.corpus.index import hybrid
@@ -177,6 +178,7 @@ def test_a_broken_folder_is_a_value_error_with_the_remedy(built, tmp_path):
   with pytest.raises(ValueError, match="no whole index"):
     hybrid.load(copy)
   (copy / "meta.json").write_text(json.dumps({"format": 0}))
+  file_digests.write(copy)
   with pytest.raises(ValueError, match="format 0, this version reads"):
     hybrid.load(copy)
 

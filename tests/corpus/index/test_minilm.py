@@ -1,4 +1,5 @@
 import importlib.util
+import shutil
 
 import numpy as np
 import pytest
@@ -43,4 +44,11 @@ def test_an_index_with_minilm_finds_by_meaning_and_keeps_its_vectors(tmp_path):
   built = hybrid.build(chunks, tmp_path, dense_leg="minilm")
   hits = built.search("a person having dinner", mode="dense")
   assert {hit.chunk.id for hit in hits[:2]} == {"0_0", "1_0"}
-  assert len(list(tmp_path.glob("minilm-*.npy"))) == 1
+  [kept] = tmp_path.glob("minilm-*/vectors.npy")
+  shutil.rmtree(built.folder)
+  again = hybrid.build(chunks, tmp_path, dense_leg="minilm")
+  assert again.search("a person having dinner", mode="dense") == hits
+  shutil.rmtree(built.folder)
+  kept.write_bytes(kept.read_bytes()[:-8] + bytes(8))
+  with pytest.raises(ValueError, match="vectors.npy has sha256 .*the same command once .* removed"):
+    hybrid.build(chunks, tmp_path, dense_leg="minilm")

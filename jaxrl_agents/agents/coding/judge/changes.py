@@ -3,42 +3,64 @@
 from __future__ import annotations
 
 import collections
-import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from jaxrl_agents.sandbox import overlay
+from jaxrl_agents.sandbox.host.contents import Contents
 from jaxrl_agents.sandbox.host.layer_store import Store
+from jaxrl_agents.sandbox.host.merged_layers import Found, Layers
 
 ROOT = "work"
 MAX_BYTES = 4_000_000
+MAX_NEW_FILES = 2_000
+"""Files that an agent may add, for the judge writes each of them into a sandbox of its own."""
 
 
 def changes_between(
-  store: Store, before: tuple[str, ...], after: tuple[str, ...]
+  store: Store,
+  before: tuple[str, ...],
+  after: tuple[str, ...],
+  *,
+  check: Callable[[], None] = lambda: None,
 ) -> dict[str, bytes | None]:
   """{path below /work: new content, None for removed} of the files that differ.
 
-  Links, folders and pipes are ignored. A file counts as removed if it is no regular file any more
-  or has more than four million bytes.
+  Links, folders and pipes are ignored, and new files after the first two thousand by name. A file
+  counts as removed if it is no regular file any more, has more than four million bytes, or if the
+  files that differ have too many holes in all.
+
+  Args:
+    check: called now and then; what it raises ends the work.
   """
-  old, new = (overlay.files(store.folder, layers, ROOT) for layers in (before, after))
-  changed: dict[str, bytes | None] = {path: None for path in old if path not in new}
-  for path, place in new.items():
-    if path in old and old[path] == place:
-      continue  # same file in the same layer
-    content = _content(place)
-    if path not in old:
-      changed |= {} if content is None else {path: content}
-    elif content is None or content != _content(old[path]):
-      changed[path] = content
+  names = (*after, *(name for name in before if name not in after))
+  changed: dict[str, bytes | None] = {}
+  added = 0
+  with Layers(store.folder, names, check) as layers:
+    contents = Contents(layers)
+    stacks = [tuple(names.index(name) for name in chosen) for chosen in (after, before)]
+    tops = [layers.listing("", stack)[0].get(ROOT) for stack in stacks]
+    new_stack, old_stack = (top.stack if top else () for top in tops)
+    differing = list(layers.differing(ROOT, new_stack, old_stack))
+    for new, old in sorted(differing, key=_path):
+      check()
+      new, old = (found if found and found.kind == "f" else None for found in (new, old))
+      if new and not old and added == MAX_NEW_FILES:
+        continue
+      content = _content(contents, new) if new else None
+      if old and (content is None or content != _content(contents, old)):
+        changed[old.path.removeprefix(f"{ROOT}/")] = content
+      elif new and not old and content is not None:
+        changed[new.path.removeprefix(f"{ROOT}/")] = content
+        added += 1
   return changed
 
 
-def _content(place: str) -> bytes | None:
+def _path(pair: tuple[Found | None, Found | None]) -> str:
+  return next(found.path for found in pair if found)
+
+
+def _content(contents: Contents, found: Found) -> bytes | None:
   try:
-    with overlay.opened_up(place):
-      file = pathlib.Path(place)
-      return file.read_bytes() if file.stat().st_size <= MAX_BYTES else None
+    return contents.of(found, MAX_BYTES)
   except OSError:
     return None
 

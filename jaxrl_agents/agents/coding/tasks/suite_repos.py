@@ -12,8 +12,6 @@ import dataclasses
 import hashlib
 import pathlib
 import sysconfig
-import tarfile
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrl_agents.agents.coding.judge.repo import (
@@ -25,7 +23,8 @@ from jaxrl_agents.agents.coding.judge.repo import (
   is_test_module,
   module_of,
 )
-from jaxrl_agents.agents.coding.tasks import leaks
+from jaxrl_agents.agents.coding.tasks import archives, leaks
+from jaxrl_agents.corpus import folder_files, readers
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.python_source import FUNCTIONS, ParsedModule
 
@@ -178,8 +177,7 @@ def folder(place: str | pathlib.Path) -> Repo:
   """
   place = pathlib.Path(place).expanduser()
   if place.is_dir():
-    paths = sorted(p for p in place.rglob("*.py") if not _hidden(p.relative_to(place).parts))
-    files = {path.relative_to(place).as_posix(): _read(path) for path in paths}
+    files = _of_folder(place)
   else:
     files = _unpacked(place)
   files = {path: text for path, text in files.items() if text}
@@ -197,6 +195,16 @@ def folder(place: str | pathlib.Path) -> Repo:
   files.setdefault(CHECK, _CHECK_SUITE.format(modules=tests))
   repo = Repo(place.name, place.name.partition("-")[0], "suite", files, sources)
   return with_tests_held_back(repo)
+
+
+def _of_folder(place: pathlib.Path) -> dict[str, str]:
+  files: dict[str, str] = {}
+  size = 0
+  for path in folder_files.below(place, lambda name: _hidden((name,))):
+    if path.suffix == ".py" and size <= _MAX_REPO_BYTES:
+      files[path.relative_to(place).as_posix()] = text = _read(path)
+      size += len(text)
+  return files
 
 
 def with_tests_held_back(repo: Repo) -> Repo:
@@ -252,9 +260,9 @@ def _draw(text: str) -> int:
 def _read(path: pathlib.Path) -> str:
   """The content of a text file; "" if it is no text or too long."""
   try:
-    content = path.read_bytes()
-    return content.decode() if len(content) <= _MAX_FILE_BYTES and b"\0" not in content else ""
-  except (OSError, UnicodeDecodeError):
+    content = readers.read_bytes(path, _MAX_FILE_BYTES)
+    return content.decode() if b"\0" not in content else ""
+  except ValueError:
     return ""
 
 
@@ -263,38 +271,25 @@ def _hidden(parts: Sequence[str]) -> bool:
 
 
 def _unpacked(place: pathlib.Path) -> dict[str, str]:
-  """The Python files of an archive, read in memory: no code runs and no path is followed."""
+  """The Python files of an archive, whose top folder is left out of their paths."""
   files: dict[str, str] = {}
-  try:
-    if place.suffix == ".zip":
-      with zipfile.ZipFile(place) as archive:
-        members = [
-          (i.filename, lambda i=i: archive.read(i), i.file_size) for i in archive.infolist()
-        ]
-        files = _texts(members)
-    else:
-      with tarfile.open(place) as archive:
-        members = [
-          (m.name, lambda m=m: archive.extractfile(m).read(), m.size)  # type: ignore[union-attr]
-          for m in archive.getmembers()
-          if m.isfile()
-        ]
-        files = _texts(members)
-  except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
-    raise ValueError(
-      f"{place}: neither a folder nor an archive that can be read: {error}"
-    ) from error
+  size = 0
+  for name, content in archives.members(place, _is_wanted, _MAX_FILE_BYTES):
+    text = content.decode("utf-8", "replace")
+    files["/".join(_inner(name))] = text
+    size += len(text)
+    if size > _MAX_REPO_BYTES:  # `folder` refuses it
+      break
   return files
 
 
-def _texts(members) -> dict[str, str]:
-  files = {}
-  for name, read, size in members:
-    parts = pathlib.PurePosixPath(name).parts[1:]
-    fits = parts and size <= _MAX_FILE_BYTES and not _hidden(parts) and ".." not in parts
-    if name.endswith(".py") and fits:
-      files["/".join(parts)] = read().decode("utf-8", "replace")
-  return files
+def _inner(name: str) -> tuple[str, ...]:
+  return pathlib.PurePosixPath(name).parts[1:]
+
+
+def _is_wanted(name: str) -> bool:
+  parts = _inner(name)
+  return name.endswith(".py") and bool(parts) and ".." not in parts and not _hidden(parts)
 
 
 def _without_src(files: Mapping[str, str]) -> dict[str, str]:

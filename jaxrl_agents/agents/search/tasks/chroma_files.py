@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_agents.agents.search.tasks.chains import Chain, Distractor, Item, Level
+from jaxrl_agents.corpus import readers
 from jaxrl_agents.corpus.splits import split_of
 
 _ITEM_FIELDS = frozenset(
@@ -70,8 +71,8 @@ def read(path: str | os.PathLike[str]) -> Chain:
   """
   path = pathlib.Path(path)
   try:
-    record = json.loads(path.read_text(encoding="utf-8"))
-  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    record = json.loads(readers.read_text(path))
+  except (ValueError, RecursionError) as error:
     raise ValueError(f"{path}: not readable as JSON ({error}); write the file anew") from error
   tasks = _field(record, "tasks", list, str(path))
   levels = []

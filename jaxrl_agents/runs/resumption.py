@@ -1,0 +1,77 @@
+"""What a run may find when it is resumed: options and files that would mix two runs are refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.runs import setup, weight_files
+from jaxrl_agents.runs.workdir import Workdir
+
+JUDGED = ("agent", "seed", "corpus", "policy", "eval")
+"""Options and sections that an evaluation depends on, beside the agent's own section."""
+
+
+def check_start(workdir: Workdir, ledger: dict[str, Any]) -> None:
+  """Raises ValueError if the warm start is no longer the one that a resumed run began with."""
+  if ledger.get("start", digest := weight_files.digest(workdir.warm_start)) != digest:
+    raise ValueError(
+      f"{workdir.warm_start} is {'not the one' if digest else 'gone'} that the checkpoints in "
+      f"{workdir.checkpoints / 'rl'} began with; restore it from a copy, or begin again in another "
+      "--workdir"
+    )
+
+
+def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
+  """Prints which options of a run resumed at step `first` differ from those that it began with.
+
+  Raises:
+    ValueError: an option of JUDGED differs, so the evaluations could not be compared; or a file
+      that says what the run began with is gone.
+  """
+  steps = sum(line["phase"] == "rl" for line in workdir.lines())
+  if steps and not first:
+    print(
+      f"there is no checkpoint in {workdir.checkpoints / 'rl'}: the {steps} steps in "
+      f"{workdir.metrics.name} are trained again from the start",
+      file=sys.stderr,
+      flush=True,
+    )
+  played = sorted(workdir.trajectories.glob("eval_*.npz"))
+  if first and not (workdir.trajectories / "eval_warm_start.npz").exists():
+    raise ValueError(
+      f"{workdir.trajectories / 'eval_warm_start.npz'} is missing, and the policy has been trained "
+      f"for {first} steps since; restore the file from a copy, or begin again in another --workdir "
+      "(copy warm_start/ into it to start from this warm-up)"
+    )
+  if not played:
+    return
+  begun = workdir.read_summary().get("config")
+  if not begun or not isinstance(begun, dict):
+    raise ValueError(
+      f"{workdir.summary} does not say with which options {played[0]} was played; restore it from "
+      "a copy, or begin again in another --workdir (copy warm_start/ into it to start from this "
+      "warm-up)"
+    )
+  differ = config_lib.changed(begun, config)
+  changes = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
+  judged = (*JUDGED, setup.agent(config).name)
+  refused = [text for name, text in changes.items() if name.partition(".")[0] in judged]
+  if refused:
+    raise ValueError(
+      f"{workdir.path} holds a run with other options: {', '.join(refused)}; set them as they "
+      "were, or choose another --workdir (copy warm_start/ into it to start from this warm-up)"
+    )
+  if changes:
+    print(f"this run is resumed with changed options: {', '.join(changes.values())}")
+
+
+def forget_results(workdir: Workdir, baselines: Sequence[str]) -> None:
+  """Removes the evaluations of a policy that is about to be trained further."""
+  kept = {f"eval_{name}" for name in ("warm_start", *baselines)}
+  for file in workdir.trajectories.glob("eval_*.npz"):
+    if file.stem not in kept:
+      file.unlink()
