@@ -6,9 +6,11 @@
 The work: a Qwen3-like decoder (4 layers, width 256, 8 heads with 4 key-value heads of 32, 4096
 tokens in the vocabulary, 8 experts of width 256, 2 per token: 9.19M parameters), one CISPO step
 (forward, backward, AdamW, float32) on 32 rows of 128 prompt tokens and 128 sampled ones. Tokens per
-second count prompt and reply. With --peers, FOLDER_OF_VENVS/torch and FOLDER_OF_VENVS/tunix hold
-interpreters that run hf_train.py and tunix_train.py of FOLDER_OF_SCRIPTS on the same work, in turn
-with ours; they print a JSON line per figure.
+second count prompt and reply. The same step is then made on 4 groups of 8 replies that share their
+prompts, each of which is computed once (learner.share_prefixes); peers compute it for each reply,
+which takes them as long as the first step. With --peers, FOLDER_OF_VENVS/torch and
+FOLDER_OF_VENVS/tunix hold interpreters that run hf_train.py and tunix_train.py of FOLDER_OF_SCRIPTS
+on the same work, in turn with ours; they print a JSON line per figure.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from jaxrl_agents.runs import setup
 from jaxrl_agents.types import Segment
 
 ROWS, PROMPT_TOKENS, SAMPLED_TOKENS = 32, 128, 128
+GROUPS = 4
 ROUNDS = flags.DEFINE_integer("rounds", 1, "Times that each party is measured.", lower_bound=1)
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed steps a round.", lower_bound=1)
 HUGE_PAGES = flags.DEFINE_bool(
@@ -97,29 +100,42 @@ def matmul_flops() -> float:
   return jax.device_count() * 2 * 2048**3 / min(seconds)
 
 
-def make_batches() -> list[packing.Batch]:
-  """The rows as a learner gets them: packed segments of random tokens."""
+def make_batches(*, is_grouped: bool) -> list[packing.Batch]:
+  """The rows as a learner gets them: packed segments of random tokens.
+
+  If `is_grouped`, those of a group share their prompt, and a row holds a group.
+  """
   rng = np.random.default_rng(0)
   length = PROMPT_TOKENS + SAMPLED_TOKENS
   sampled = np.arange(length) >= PROMPT_TOKENS
   logprobs = np.where(sampled, -np.log(CFG.vocab_size), 0).astype(np.float32)
   versions = np.where(sampled, 0, -1).astype(np.int32)
   rollouts = []
-  for _ in range(ROWS):
+  for row in range(ROWS):
     tokens = rng.integers(3, CFG.vocab_size, length).astype(np.int32)
+    if row % (ROWS // GROUPS) == 0:
+      prompt = tokens[:PROMPT_TOKENS]
+    if is_grouped:
+      tokens[:PROMPT_TOKENS] = prompt
     segment = Segment(tokens, sampled, logprobs, versions)
     rollouts.append(Rollout((segment,), float(rng.normal())))
-  return packing.pack(rollouts, row_tokens=length, rows_per_microbatch=ROWS)
+  if not is_grouped:
+    return packing.pack(rollouts, row_tokens=length, rows_per_microbatch=ROWS)
+  together = PROMPT_TOKENS + ROWS // GROUPS * SAMPLED_TOKENS
+  return packing.pack(
+    rollouts, row_tokens=together, rows_per_microbatch=GROUPS, share_prefixes=True
+  )
 
 
 class Ours:
   """One train state that steps in place, so that rounds share a compilation."""
 
-  def __init__(self, config: RunConfig):
+  def __init__(self, config: RunConfig, *, is_grouped: bool):
     self.tx = state.make_optimizer(CFG, learning_rate=1e-5, weight_decay=0.01)
     params = params_lib.init(CFG, jax.random.key(0))
     self.state = setup.fresh_state(config, params, self.tx)
-    self.batches = make_batches()
+    self.batches = make_batches(is_grouped=is_grouped)
+    self.placed_tokens = sum(int((batch.ends > 0).sum()) for batch in self.batches)
     start = time.perf_counter()
     self.step()
     self.first_call_s = time.perf_counter() - start
@@ -185,13 +201,13 @@ def main(argv: list[str]) -> None:
     name="bench", policy=PolicySection(model=CFG), mesh=MeshConfig(fsdp=DEVICES.value)
   )
   with setup.devices(config):
-    measure(Ours(config))
+    measure(Ours(config, is_grouped=False), Ours(config, is_grouped=True))
 
 
-def measure(ours: Ours) -> None:
-  """Times ours and the peers in turn."""
+def measure(ours: Ours, grouped: Ours) -> None:
+  """Times ours, both ways, and the peers in turn."""
   names = PEER_NAMES.value if PEERS.value else []
-  wall, cpu = [], []
+  wall, cpu, shared = [], [], []
   peers: dict[str, list[dict[str, float]]] = {name: [] for name in names}
   limit = matmul_flops()
   for number in range(ROUNDS.value):
@@ -199,6 +215,7 @@ def measure(ours: Ours) -> None:
     report("jaxrl_agents", round=number, median_s=statistics.median(seconds[0]))
     wall += seconds[0]
     cpu += seconds[1]
+    shared += grouped.measure()[0]
     for name in names:
       peers[name].append(measure_peer(name))
       report(name, round=number, median_s=peers[name][-1]["median_s"])
@@ -215,6 +232,16 @@ def measure(ours: Ours) -> None:
     first_call_s=ours.first_call_s,
     peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
   )
+  tokens, sharing = ROWS * (PROMPT_TOKENS + SAMPLED_TOKENS), statistics.median(shared)
+  report(
+    "jaxrl_agents, groups that share their prompts",
+    median_s=sharing,
+    trained_tokens=tokens,
+    unique_tokens=grouped.placed_tokens,
+    tokens_per_s=tokens / sharing,
+    unique_tokens_per_s=grouped.placed_tokens / sharing,
+    faster_than_apart_times=median / sharing,
+  )
   for name, rows in peers.items():
     figure = lambda key, rows=rows: statistics.median(row[key] for row in rows)
     report(
@@ -225,6 +252,7 @@ def measure(ours: Ours) -> None:
       first_call_s=figure("first_call_s"),
       peak_rss_mib=figure("peak_rss_mib"),
       ours_is_faster_times=figure("median_s") / median,
+      ours_shared_is_faster_times=figure("median_s") / sharing,
     )
 
 

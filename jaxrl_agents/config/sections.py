@@ -213,6 +213,9 @@ class LearnerConfig:
       probability under the learner is below `replay_threshold` (see policy.experts.moe).
     single_epoch: no task is trained twice, across restarts (Composer 2).
     row_tokens, rows_per_microbatch: shape of a microbatch, for the warm-up too.
+    share_prefixes: whether what sequences of a step begin with in common is computed once (see
+      learner.prefix_trees). Attention then runs without the kernels of accelerators, and losses of
+      whole rollouts (gspo) cannot be used.
     remat: what is kept of a layer for the backward pass (policy.transformer.REMAT), for the warm-up
       too.
     kl: factor of log(pi / pi_0) that is subtracted from each token's advantage, where pi_0 is the
@@ -238,6 +241,7 @@ class LearnerConfig:
   advantage_std: bool = False
   row_tokens: Count = 1_024
   rows_per_microbatch: Count = 8
+  share_prefixes: bool = False
   remat: Literal["none", "layer", "attention", "projections"] = "none"
   router_replay: bool = True
   replay_threshold: Share = 0.0

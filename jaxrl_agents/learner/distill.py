@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxrl_agents.learner.packing import Batch
 from jaxrl_agents.policy import head as head_lib
 from jaxrl_agents.policy import mtp, transformer
+from jaxrl_agents.policy.attention import layer
 from jaxrl_agents.policy.config import PolicyConfig
 
 
@@ -48,14 +49,14 @@ def distill_loss(
   """
   params = {n: p if n == "mtp" else jax.lax.stop_gradient(p) for n, p in params.items()}
   hidden = jax.lax.stop_gradient(hidden)
-  drafts = mtp.mtp(
-    params,
-    hidden,
-    batch.targets,
-    cfg,
-    positions=batch.positions,
-    segment_ids=batch.segment_ids,
-  )
+  rows = rows_of(batch)
+  place = jnp.arange(batch.tokens.shape[1])
+  # At a fork the place that follows belongs to the first branch, and the modules draft that one.
+  following = jnp.where(place + 1 < batch.ends, mtp.shift_left(batch.tokens, 1), 0)
+  drafts = mtp.mtp(params, hidden, following, cfg, rows=rows)
+  sources = place[None] if batch.sources is None else batch.sources
+  sources = jnp.broadcast_to(sources, batch.tokens.shape)
+  teacher = at_sources(hidden, batch)
 
   head = transformer.head_matrix(params, cfg)
 
@@ -69,9 +70,10 @@ def distill_loss(
     ("mtp_tokens", "mtp_kl", "mtp_agreement", "mtp_acceptance"), loss
   )
   for k in range(1, cfg.mtp_depth + 1):
-    valid = batch.loss_mask & (batch.positions >= k)
-    draft = jnp.pad(drafts[k - 1][:, :-k], ((0, 0), (k, 0), (0, 0)))
-    kl, agreement, acceptance = head_lib.of_tokens(compare, head, valid, hidden, draft)
+    valid = batch.loss_mask & mtp.is_path(rows, sources, k)
+    earlier = jnp.pad(drafts[k - 1][:, :-k], ((0, 0), (k, 0), (0, 0)))
+    draft = at_sources(earlier, batch)
+    kl, agreement, acceptance = head_lib.of_tokens(compare, head, valid, teacher, draft)
     loss += jnp.sum(batch.weights * kl) / cfg.mtp_depth
     step = (valid, kl, agreement, acceptance)
     sums = {
@@ -79,6 +81,18 @@ def distill_loss(
       for (name, total), x in zip(sums.items(), step, strict=True)
     }
   return loss, jax.lax.stop_gradient(sums)
+
+
+def rows_of(batch: Batch) -> layer.Rows:
+  """What the rows of a batch hold."""
+  return layer.Rows(batch.ends, batch.depths, has_forks=batch.sources is not None)
+
+
+def at_sources(values: jax.Array, batch: Batch) -> jax.Array:
+  """values [B, T, D] of places, at the place that makes each prediction: [B, T, D]."""
+  if batch.sources is None:
+    return values
+  return jnp.take_along_axis(values, batch.sources[..., None], axis=1)
 
 
 def divergence(

@@ -158,6 +158,7 @@ def learn(
     constant_tokens=(learner.constant_tokens or learner.row_tokens) if constant else 0,
     constant_rollouts=learner.groups_per_step * learner.group_size / learner.substeps,
     keep_rollouts_together=objective.loss.whole_rollouts,
+    share_prefixes=learner.share_prefixes,
   )
   parts = [pack(part) for part in split_substeps(rollouts, learner.substeps)] if rollouts else []
   metrics |= canary(state, parts, cfg, objective, learner.canary_bound)
@@ -170,6 +171,7 @@ def learn(
   metrics |= _over_substeps(substeps)
   metrics["optimizer_steps"] = float(len(parts))
   metrics["microbatches"] = float(sum(map(len, parts)))
+  metrics["placed_tokens"] = float(sum((b.ends > 0).sum() for part in parts for b in part))
   metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
   return state, metrics, annotated(groups, rollouts)
 

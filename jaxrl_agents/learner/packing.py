@@ -6,19 +6,25 @@ only: each token gets its weight from the token counts of *all* rollouts of the 
 and microbatches exist. The loss of the step is the plain sum of `weights * loss`, which no packing
 or sharding can change.
 
+A row holds sequences one after another, or trees of sequences that share their beginnings
+(`prefix_trees`), in which each shared token is computed once.
+
 Alphabet: B rows, T tokens of a row, L mixture-of-experts layers, K experts per token.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from jaxrl_agents.learner import prefix_trees
 from jaxrl_agents.learner.advantage import Rollout
-from jaxrl_agents.types import NOT_ROUTED, Segment
+from jaxrl_agents.learner.prefix_trees import Tree
+from jaxrl_agents.types import NOT_ROUTED
 
 Normaliser = Literal["token_mean", "rollout_mean", "constant", "sum"]
 
@@ -29,13 +35,16 @@ Array: TypeAlias = Any
 class Batch(NamedTuple):
   """One microbatch of packed rows. A NamedTuple is a pytree: numpy here, jax arrays on devices.
 
-  What belongs to the token at time t + 1 stands at the position t that predicts it.
+  `tokens`, `depths`, `ends` and `routing` belong to the places of a row. All other arrays belong to
+  predictions, of which a row has at most as many as places. Without `sources`, prediction t is made
+  at place t, of the token at t + 1. In trees a place may make several: `sources` says where.
 
   Attributes:
     tokens: int32 [B, T], 0 in padding.
-    targets: the next token of the same segment, int32 [B, T]; 0 where there is none.
-    positions: place in the segment, int32 [B, T].
-    segment_ids: 1, 2, … in each row, 0 in padding, int32 [B, T].
+    depths: place in the sequence, int32 [B, T].
+    ends: place after the last token below this one, int32 [B, T]; without trees the place after the
+      sequence. 0 in padding. See `policy.attention.causal`.
+    targets: the predicted token, int32 [B, T]; 0 where there is none.
     loss_mask: True where the target was sampled by the trainable policy, bool [B, T].
     behaviour_logprobs: the sampler's log-probability of the target, float32 [B, T].
     advantages: float32 [B, T], 0 where loss_mask is False.
@@ -43,12 +52,14 @@ class Batch(NamedTuple):
     rollout_ids: which rollout of this microbatch, int32 [B, T], in [0, B * T).
     routing: experts of `tokens`, uint16 [B, T, L, K], NOT_ROUTED where unknown; None if dense.
     reference_logprobs: log-probability of the target under a fixed policy, float32 [B, T] or None.
+    sources: the place that makes the prediction, int32 [B, T], 0 where there is none; None without
+      trees.
   """
 
   tokens: Array
+  depths: Array
+  ends: Array
   targets: Array
-  positions: Array
-  segment_ids: Array
   loss_mask: Array
   behaviour_logprobs: Array
   advantages: Array
@@ -56,19 +67,17 @@ class Batch(NamedTuple):
   rollout_ids: Array
   routing: Array | None = None
   reference_logprobs: Array | None = None
+  sources: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """The place of a segment: microbatch, row, first token; and the index of its rollout in
-  the step.
-  """
+  """The place of a tree: microbatch, row, first token, and first prediction."""
 
   microbatch: int
   row: int
   start: int
-  rollout: int
-  segment: Segment
+  tree: Tree
 
 
 def token_weights(
@@ -127,6 +136,7 @@ def pack(
   constant_tokens: int = 0,
   constant_rollouts: float = 0.0,
   keep_rollouts_together: bool = False,
+  share_prefixes: bool = False,
 ) -> list[Batch]:
   """All rollouts of one optimizer step as microbatches of equal shape.
 
@@ -137,13 +147,14 @@ def pack(
     normaliser: see `token_weights`.
     constant_tokens, constant_rollouts: see `token_weights`.
     keep_rollouts_together: all segments of a rollout in one microbatch.
+    share_prefixes: tokens that sequences begin with in common stand once.
 
   Returns:
     Microbatches; an empty list for no rollouts. A segment without loss tokens is left out.
 
   Raises:
     ValueError: a segment longer than a row, one whose first token is a loss token, or, with
-      `keep_rollouts_together`, a rollout larger than a microbatch.
+      `keep_rollouts_together`, a rollout larger than a microbatch, or prefixes to be shared.
   """
   weights = token_weights(
     [r.loss_tokens for r in rollouts],
@@ -156,18 +167,18 @@ def pack(
     row_tokens=row_tokens,
     rows_per_microbatch=rows_per_microbatch,
     keep_rollouts_together=keep_rollouts_together,
+    share_prefixes=share_prefixes,
   )
-  routed = [p.segment.routing for p in placements if p.segment.routing is not None]
+  segments = [branch.segment for p in placements for branch in p.tree.branches]
+  routed = [segment.routing for segment in segments if segment.routing is not None]
   shape = (rows_per_microbatch, row_tokens)
   routing_shape = routed[0].shape[1:] if routed else None
   count = 1 + max((p.microbatch for p in placements), default=-1)
-  batches = [_empty(shape, routing_shape) for _ in range(count)]
+  batches = [_empty(shape, routing_shape, share_prefixes) for _ in range(count)]
   local_ids: list[dict[int, int]] = [{} for _ in range(count)]
+  advantages = np.asarray([r.advantage for r in rollouts], np.float32)
   for p in placements:
-    ids = local_ids[p.microbatch]
-    rollout_id = ids.setdefault(p.rollout, len(ids))
-    advantage = rollouts[p.rollout].advantage
-    _write(batches[p.microbatch], p, rollout_id, advantage, float(weights[p.rollout]))
+    _write(batches[p.microbatch], p, local_ids[p.microbatch], advantages, weights)
   return batches
 
 
@@ -177,39 +188,50 @@ def place(
   row_tokens: int,
   rows_per_microbatch: int,
   keep_rollouts_together: bool = False,
+  share_prefixes: bool = False,
 ) -> list[Placement]:
   """First-fit decreasing: the largest unit first, to the first microbatch with room for it.
 
-  A unit is one segment, or all segments of a rollout with `keep_rollouts_together`. The result is a
-  pure function of the lengths and their order. See `pack` for arguments and errors.
+  A unit is one tree, or all segments of a rollout with `keep_rollouts_together`. The result is a
+  pure function of the segments and their order. See `pack` for arguments and errors.
   """
-  units: list[list[tuple[int, Segment]]] = []
-  for index, rollout in enumerate(rollouts):
-    segments = [(index, s) for s in rollout.segments if s.loss_mask.any()]
-    for _, segment in segments:
-      _check(segment, row_tokens)
-    units.extend([segments] if keep_rollouts_together and segments else [[s] for s in segments])
-  units.sort(key=lambda unit: -sum(len(s.tokens) for _, s in unit))
+  if keep_rollouts_together and share_prefixes:
+    raise ValueError(
+      "a loss of whole rollouts needs all segments of a rollout in one microbatch, which trees of "
+      "several rollouts do not allow; set learner.share_prefixes=False"
+    )
+  units: list[list[Tree]] = []
+  segments = [(i, s) for i, r in enumerate(rollouts) for s in r.segments if s.loss_mask.any()]
+  for _, segment in segments:
+    _check(segment, row_tokens)
+  if share_prefixes:
+    units = [[tree] for tree in prefix_trees.grow(segments, row_tokens)]
+  elif keep_rollouts_together:
+    by_rollout = itertools.groupby(segments, key=lambda item: item[0])
+    units = [[prefix_trees.alone(*item) for item in items] for _, items in by_rollout]
+  else:
+    units = [[prefix_trees.alone(*item)] for item in segments]
+  units.sort(key=lambda unit: -sum(tree.size for tree in unit))
   used: list[list[int]] = []  # tokens used in each row of each microbatch
   placements: list[Placement] = []
   for unit in units:
-    unit = sorted(unit, key=lambda item: -len(item[1].tokens))
+    unit = sorted(unit, key=lambda tree: -tree.size)
     for m in range(len(used) + 1):
       rows = used[m] if m < len(used) else [0] * rows_per_microbatch
-      fitted = _fit([len(s.tokens) for _, s in unit], rows, row_tokens)
+      fitted = _fit([tree.size for tree in unit], rows, row_tokens)
       if fitted is not None:
         break
     else:
       raise ValueError(
-        f"rollout of {sum(len(s.tokens) for _, s in unit)} tokens in {len(unit)} segments does not "
+        f"rollout of {sum(tree.tokens for tree in unit)} tokens in {len(unit)} segments does not "
         f"fit a microbatch of {rows_per_microbatch} rows of {row_tokens}; "
         "raise learner.rows_per_microbatch"
       )
     if m == len(used):
       used.append([0] * rows_per_microbatch)
-    for (index, segment), row in zip(unit, fitted, strict=True):
-      placements.append(Placement(m, row, used[m][row], index, segment))
-      used[m][row] += len(segment.tokens)
+    for tree, row in zip(unit, fitted, strict=True):
+      placements.append(Placement(m, row, used[m][row], tree))
+      used[m][row] += tree.size
   return placements
 
 
@@ -239,39 +261,45 @@ def _check(segment, row_tokens):
     )
 
 
-def _empty(shape, routing_shape):
+def _empty(shape, routing_shape, share_prefixes):
   ints = [np.zeros(shape, np.int32) for _ in range(5)]
   floats = [np.zeros(shape, np.float32) for _ in range(3)]
   routing = None if routing_shape is None else np.full((*shape, *routing_shape), NOT_ROUTED)
   return Batch(
     tokens=ints[0],
-    targets=ints[1],
-    positions=ints[2],
-    segment_ids=ints[3],
+    depths=ints[1],
+    ends=ints[2],
+    targets=ints[3],
     loss_mask=np.zeros(shape, bool),
     behaviour_logprobs=floats[0],
     advantages=floats[1],
     weights=floats[2],
     rollout_ids=ints[4],
     routing=routing,
+    sources=np.zeros(shape, np.int32) if share_prefixes else None,
   )
 
 
-def _write(batch, placement, rollout_id, advantage, weight):
-  """Fills the slice of one segment; fields of the next token are shifted to its predictor."""
-  p, segment = placement, placement.segment
-  n = len(segment.tokens)
-  here = (p.row, slice(p.start, p.start + n))
-  predicting = (p.row, slice(p.start, p.start + n - 1))
-  mask = segment.loss_mask[1:].astype(bool)
-  batch.tokens[here] = segment.tokens
-  batch.targets[predicting] = segment.tokens[1:]
-  batch.positions[here] = np.arange(n)
-  batch.segment_ids[here] = 1 + batch.segment_ids[p.row].max()
-  batch.loss_mask[predicting] = mask
-  batch.behaviour_logprobs[predicting] = np.where(mask, segment.logprobs[1:], 0.0)
-  batch.advantages[predicting] = np.where(mask, advantage, 0.0)
-  batch.weights[predicting] = np.where(mask, weight, 0.0)
-  batch.rollout_ids[here] = rollout_id
-  if batch.routing is not None and segment.routing is not None:
-    batch.routing[here] = segment.routing
+def _write(batch, placement, ids, advantages, weights):
+  """Fills in one tree; `ids` are the ids of rollouts in this microbatch."""
+  p, written = placement, prefix_trees.write(placement.tree, placement.start)
+  here = (p.row, slice(p.start, p.start + len(written["tokens"])))
+  for name in ("tokens", "depths", "ends"):
+    getattr(batch, name)[here] = written[name]
+  if batch.routing is not None and "routing" in written:
+    batch.routing[here] = written["routing"]
+  rollouts = written["rollouts"]
+  predictions: tuple[int, Any] = p.row, written["sources"]
+  if batch.sources is None:
+    (branch,) = p.tree.branches
+    batch.rollout_ids[here] = ids.setdefault(branch.rollout, len(ids))
+    batch.targets[p.row, p.start : here[1].stop - 1] = branch.segment.tokens[1:]
+  else:
+    predictions = p.row, slice(p.start, p.start + len(rollouts))
+    batch.sources[predictions] = written["sources"]
+    batch.targets[predictions] = written["targets"]
+    batch.rollout_ids[predictions] = [ids.setdefault(r, len(ids)) for r in rollouts.tolist()]
+  batch.loss_mask[predictions] = True
+  batch.behaviour_logprobs[predictions] = written["logprobs"]
+  batch.advantages[predictions] = advantages[rollouts]
+  batch.weights[predictions] = weights[rollouts]

@@ -104,8 +104,8 @@ def packed_batches(
   Yields:
     A dict of arrays [B, T] in the learner's convention, where what belongs to token t + 1 stands at
     t, the position that predicts it: "tokens" int32, 0 in padding; "targets" int32, the next token
-    of the segment, 0 where there is none; "positions" int32; "segment_ids" int32, 1, 2, … in each
-    row, 0 in padding; "loss_mask" bool, True where the target is trained.
+    of the segment, 0 where there is none; "depths" int32, places in the segment; "ends" int32, the
+    place after the segment, 0 in padding; "loss_mask" bool, True where the target is trained.
 
   Raises:
     ValueError: as `register`, before anything is yielded.
@@ -191,7 +191,16 @@ def _to_learner(packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {
     "tokens": tokens,
     "targets": targets,
-    "positions": np.where(padding, 0, packed["tokens_positions"]),
-    "segment_ids": segment_ids,
+    "depths": np.where(padding, 0, packed["tokens_positions"]),
+    "ends": np.where(padding, 0, _ends(segment_ids)),
     "loss_mask": loss_mask,
   }
+
+
+def _ends(segment_ids: np.ndarray) -> np.ndarray:
+  """The place after the segment of each token: int32 [B, T]."""
+  length = segment_ids.shape[1]
+  is_last = np.ones(segment_ids.shape, bool)
+  is_last[:, :-1] = segment_ids[:, 1:] != segment_ids[:, :-1]
+  after_last = np.where(is_last, np.arange(1, length + 1), length)
+  return np.minimum.accumulate(after_last[:, ::-1], axis=1)[:, ::-1].astype(np.int32)

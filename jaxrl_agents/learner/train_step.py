@@ -25,8 +25,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from jaxrl_agents.learner import losses
-from jaxrl_agents.learner.distill import distill_loss
+from jaxrl_agents.learner import distill, losses
 from jaxrl_agents.learner.metrics import ratio_metrics, summary
 from jaxrl_agents.learner.packing import Batch
 from jaxrl_agents.learner.state import PolicyState, TrainState
@@ -242,7 +241,7 @@ def loss_and_metrics(
       more, most = ratio_metrics(logprobs, batch, objective.loss)
       sums, maxima = sums | more, maxima | most
   if objective.kind == "mtp" or objective.mtp_weight:
-    distilled, more = distill_loss(
+    distilled, more = distill.distill_loss(
       params, output.hidden, batch, cfg, temperature=objective.temperature
     )
     weight = 1.0 if objective.kind == "mtp" else objective.mtp_weight
@@ -261,8 +260,7 @@ def forward(
     params,
     batch.tokens,
     cfg,
-    positions=batch.positions,
-    segment_ids=batch.segment_ids,
+    rows=distill.rows_of(batch),
     routing=routing,
     replay_threshold=objective.replay_threshold,
     remat=objective.remat,
@@ -281,6 +279,7 @@ def loss_token_logprobs(
 
   No gradient flows through the entropies.
   """
+  hidden = distill.at_sources(hidden, batch)
   logprobs, entropy = transformer.token_logprobs(
     params, hidden, batch.targets, cfg, objective.temperature, mask=batch.loss_mask
   )

@@ -145,7 +145,7 @@ def abstract_batch(cfg: PolicyConfig, section: LearnerConfig, mesh: Mesh) -> pac
       )
   split = sharding.spec(("batch", "time"), sharding.TRAIN_RULES)
   field = lambda dtype, *more: _on(mesh, (*shape, *more), dtype, split)
-  ints = ("tokens", "targets", "positions", "segment_ids", "rollout_ids")
+  ints = ("tokens", "depths", "ends", "targets", "rollout_ids")
   floats = ("behaviour_logprobs", "advantages", "weights")
   routing = None
   if cfg.num_moe_layers and section.router_replay:

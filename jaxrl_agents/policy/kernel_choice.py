@@ -53,9 +53,11 @@ def platform() -> str:
   return jax.default_backend() if device is None else device.platform
 
 
-def for_rows(kernels: Kind, queries: int, keys: int, *, sinks: bool, windows: bool) -> Kind:
+def for_rows(
+  kernels: Kind, queries: int, keys: int, *, sinks: bool, windows: bool, forks: bool
+) -> Kind:
   """What attends rows with so many queries and keys (fewer queries where time is split)."""
-  if queries % LANES or keys % LANES:
+  if queries % LANES or keys % LANES or forks:
     return "reference"
   if kernels == "gpu" and (sinks or windows or queries != keys):
     return "reference"

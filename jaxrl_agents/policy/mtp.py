@@ -31,33 +31,32 @@ def mtp(
   next_tokens: jax.Array,
   cfg: PolicyConfig,
   *,
-  positions: jax.Array,
-  segment_ids: jax.Array | None = None,
+  rows: layer.Rows | None = None,
 ) -> jax.Array:
   """Hidden states of all modules over rows of tokens, for training.
 
   Entry [k - 1, b, i] predicts token i + k + 1 of row b: what the trunk's own hidden state at i + k
-  predicts. It means nothing where i + k is in another segment or beyond the row: see `in_segment`.
+  predicts. It means nothing where the path to i + k does not run through i, i + 1, ...: see
+  `is_path`.
 
   Args:
     params: the shared embedding and "mtp" are read.
     hidden: [B, T, D], Output.hidden of the trunk. Detach it, and params, to train only the modules.
     next_tokens: int32 [B, T], token i + 1 at place i.
     cfg: sizes.
-    positions: int32 [B, T].
-    segment_ids: int32 [B, T] or None.
+    rows: what the rows hold; None: one sequence each.
 
   Returns:
     [M, B, T, D], after each module's final norm: the input of transformer.logits.
   """
-  rope = layer.rope_of(positions, cfg)
-  attend = functools.partial(layer.attend_rows, cfg=cfg, rope=rope, segment_ids=segment_ids)
-  valid = None if segment_ids is None else segment_ids > 0
+  rows = layer.one_sequence(next_tokens) if rows is None else rows
+  rope = layer.rope_of(rows.depths, cfg)
+  attend = functools.partial(layer.attend_rows, cfg=cfg, rope=rope, rows=rows)
   depths = []
   for depth, module in enumerate(_modules(params)):
     tokens = shift_left(next_tokens, depth)
     merged = _merge(module, hidden, transformer.embed(params, tokens), cfg)
-    x, _ = transformer.block(module["block"], merged, cfg, attend, valid=valid)
+    x, _ = transformer.block(module["block"], merged, cfg, attend, valid=rows.valid)
     hidden = rms_norm(x, module["final_norm"], cfg.norm_eps)
     depths.append(hidden)
   return jnp.stack(depths)
@@ -124,9 +123,18 @@ def shift_left(values: jax.Array, places: int) -> jax.Array:
   return jnp.pad(values[:, places:], ((0, 0), (0, min(places, values.shape[1]))))
 
 
-def in_segment(segment_ids: jax.Array, depth: int) -> jax.Array:
-  """Where token i + depth is in the segment of token i: bool [B, T], False on padding."""
-  return (shift_left(segment_ids, depth) == segment_ids) & (segment_ids > 0)
+def is_path(rows: layer.Rows, sources: jax.Array, steps: int) -> jax.Array:
+  """Whether the `steps` places before each of `sources` are the path to it: bool [B, E].
+
+  Args:
+    rows: what the rows hold.
+    sources: int32 [B, E], places in the rows.
+    steps: how many places back.
+  """
+  of = lambda x, places: jnp.take_along_axis(x, jnp.maximum(places, 0), axis=1)
+  first = sources - steps
+  is_below = of(rows.ends, first) > sources
+  return (first >= 0) & is_below & (of(rows.depths, sources) - of(rows.depths, first) == steps)
 
 
 def _modules(params: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -70,8 +70,7 @@ def forward(
   tokens: jax.Array,
   cfg: PolicyConfig,
   *,
-  positions: jax.Array,
-  segment_ids: jax.Array | None = None,
+  rows: attention.Rows | None = None,
   routing: jax.Array | None = None,
   replay_threshold: float = 0.0,
   remat: Remat = "none",
@@ -83,16 +82,16 @@ def forward(
     params: stacked layers (run by lax.scan) or unstacked ones (a python loop).
     tokens: int32 [B, T].
     cfg: sizes.
-    positions: int32 [B, T], place of each token in its segment.
-    segment_ids: int32 [B, T]; tokens attend within equal ids; 0 is padding. None: a row is one.
+    rows: what the rows hold; None: one sequence each.
     routing: int32 [B, T, L, K], experts to replay; entries outside [0, E) choose natively.
     replay_threshold: plausibility filter of the replay, see moe.replayed_experts.
     remat: what the backward pass finds kept of each layer, see `REMAT`.
     attention_peaks: also find the largest attention score of each head.
   """
-  rope = attention.rope_of(positions, cfg)
+  valid = None if rows is None else rows.valid
+  rows = attention.one_sequence(tokens) if rows is None else rows
+  rope = attention.rope_of(rows.depths, cfg)
   replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
-  valid = None if segment_ids is None else segment_ids > 0
 
   def layer(x, weights, extra):
     replay, window = extra
@@ -100,7 +99,7 @@ def forward(
       attention.attend_rows,
       cfg=cfg,
       rope=rope,
-      segment_ids=segment_ids,
+      rows=rows,
       window=window,
       with_peaks=attention_peaks,
     )

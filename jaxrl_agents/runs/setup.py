@@ -105,8 +105,8 @@ def policy_loss(config: RunConfig) -> losses.PolicyLoss:
   """The loss of `learner.loss`, with its options and the normaliser set.
 
   Raises:
-    ValueError: there is no such loss, it has no such option, or the normaliser has no use for
-      `learner.constant_tokens`.
+    ValueError: there is no such loss, it has no such option, the normaliser has no use for
+      `learner.constant_tokens`, or the loss cannot be computed with `learner.share_prefixes`.
   """
   learner = config.learner
   name = learner.loss
@@ -115,6 +115,11 @@ def policy_loss(config: RunConfig) -> losses.PolicyLoss:
     loss = losses.PolicyLoss(loss, bounds=None)
   if learner.normaliser != "published":
     loss = dataclasses.replace(loss, normaliser=learner.normaliser)
+  if learner.share_prefixes and loss.whole_rollouts:
+    raise ValueError(
+      f"learner.share_prefixes=True does not go with learner.loss={name}, which needs all of a "
+      "rollout in one microbatch; set it to False"
+    )
   if learner.constant_tokens and loss.normaliser != "constant":
     raise ValueError(
       f"learner.constant_tokens={learner.constant_tokens} has no effect with learner.loss={name}, "

@@ -188,8 +188,8 @@ def microbatches(rows: dict[str, np.ndarray], rows_per_microbatch: int) -> list[
   whole = packing.Batch(
     tokens=rows["tokens"],
     targets=rows["targets"],
-    positions=rows["positions"],
-    segment_ids=rows["segment_ids"],
+    depths=rows["depths"],
+    ends=rows["ends"],
     loss_mask=mask,
     behaviour_logprobs=zeros,
     advantages=mask.astype(np.float32),

@@ -217,8 +217,7 @@ class Golden(typing.NamedTuple):
 
 def logits(params, tokens, cfg):
   """Of every position, from one full pass: [B, T, V]."""
-  positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-  output = forward(params, jnp.asarray(tokens), cfg, positions=positions)
+  output = forward(params, jnp.asarray(tokens), cfg)
   return transformer.logits(params, output.hidden, cfg)
 
 

@@ -126,10 +126,9 @@ def test_the_prediction_module_computes_what_theirs_does(tmp_path):
   cfg = convert.import_weights(tmp_path, tmp_path / "ours" / weight_files.WEIGHTS)
   params = params_lib.unstack(weight_files.load(str(tmp_path / "ours"), cfg))
   tokens = ids(cfg)
-  positions = jnp.tile(jnp.arange(LENGTH), (ROWS, 1))
-  trunk = checkpoints.forward(params, jnp.asarray(tokens), cfg, positions=positions).hidden
+  trunk = checkpoints.forward(params, jnp.asarray(tokens), cfg).hidden
   next_tokens = mtp.shift_left(jnp.asarray(tokens), 1)
-  ours = mtp.mtp(params, trunk, next_tokens, cfg, positions=positions)[0]
+  ours = mtp.mtp(params, trunk, next_tokens, cfg)[0]
   with torch.no_grad():
     hidden = model.model(torch.as_tensor(tokens)).last_hidden_state
     after = torch.as_tensor(np.asarray(next_tokens, np.int64))

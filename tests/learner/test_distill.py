@@ -57,14 +57,14 @@ def test_module_k_is_compared_with_the_head_k_positions_later_and_only_modules_g
     )
   (batch,) = packing.pack([Rollout(tuple(segments))], row_tokens=14, rows_per_microbatch=1)
   params = jax.jit(lambda key: params_lib.init(CFG, key))(jax.random.key(0))
-  places = {"positions": batch.positions, "segment_ids": batch.segment_ids}
+  rows = distill.rows_of(batch)
 
   @jax.jit
   def run(params):
-    hidden = transformer.forward(params, batch.tokens, CFG, **places).hidden
+    hidden = transformer.forward(params, batch.tokens, CFG, rows=rows).hidden
     loss = lambda p: distill.distill_loss(p, hidden, batch, CFG, temperature=0.7)
     (value, sums), grads = jax.value_and_grad(loss, has_aux=True)(params)
-    drafts = mtp.mtp(params, hidden, batch.targets, CFG, **places)
+    drafts = mtp.mtp(params, hidden, batch.targets, CFG, rows=rows)
     main = transformer.logits(params, hidden, CFG)
     return value, sums, grads, main, transformer.logits(params, drafts, CFG)
 
@@ -72,7 +72,7 @@ def test_module_k_is_compared_with_the_head_k_positions_later_and_only_modules_g
   expected = {"kl": 0.0, "accept": 0.0, "agree": 0, "tokens": 0}
   for k in (1, 2):
     for t in np.flatnonzero(batch.loss_mask[0]):
-      if batch.positions[0, t] < k:
+      if batch.depths[0, t] < k:
         continue
       p, q = softmax(main[0, t] / 0.7), softmax(drafts[k - 1, 0, t - k] / 0.7)
       expected["kl"] += (p * np.log(p / q)).sum()

@@ -19,8 +19,8 @@ def make_batch(behaviour, advantages, mask=None, rollout_ids=None, reference=Non
   return Batch(
     tokens=zeros,
     targets=zeros,
-    positions=zeros,
-    segment_ids=zeros,
+    depths=zeros,
+    ends=zeros,
     loss_mask=mask,
     behaviour_logprobs=np.where(mask, behaviour, 0).astype(np.float32),
     advantages=np.where(mask, np.broadcast_to(advantages, shape), 0).astype(np.float32),

@@ -49,8 +49,8 @@ def test_a_row_of_two_segments_is_laid_out_by_hand():
   none = int(NOT_ROUTED)
   assert batch.tokens.tolist() == [[7, 8, 9, 10, 20, 21, 0, 0]]
   assert batch.targets.tolist() == [[8, 9, 10, 0, 21, 0, 0, 0]]
-  assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 0, 0]]
-  assert batch.segment_ids.tolist() == [[1, 1, 1, 1, 2, 2, 0, 0]]
+  assert batch.depths.tolist() == [[0, 1, 2, 3, 0, 1, 0, 0]]
+  assert batch.ends.tolist() == [[4, 4, 4, 4, 6, 6, 0, 0]]
   assert batch.loss_mask.astype(int).tolist() == [[0, 1, 1, 0, 1, 0, 0, 0]]
   np.testing.assert_allclose(batch.behaviour_logprobs, [[0, -0.1, -0.2, 0, -0.3, 0, 0, 0]])
   np.testing.assert_allclose(batch.advantages, [[0, 2, 2, 0, -1, 0, 0, 0]])
@@ -82,8 +82,8 @@ def test_every_loss_token_appears_exactly_once_with_all_that_belongs_to_it(
   for batch in batches:
     assert batch.tokens.shape == (rows, 16)
     for b, t in np.argwhere(batch.loss_mask):
-      start = t - batch.positions[b, t]
-      assert len(set(batch.segment_ids[b, start : t + 1].tolist())) == 1
+      start = t - batch.depths[b, t]
+      assert len(set(batch.ends[b, start : t + 1].tolist())) == 1
       context = (*batch.tokens[b, start : t + 1].tolist(), int(batch.targets[b, t]))
       routing = tuple(batch.routing[b, t].ravel().tolist())
       logprob = float(batch.behaviour_logprobs[b, t])
@@ -99,7 +99,8 @@ def test_rollouts_kept_together_share_a_microbatch_and_an_id(seed, lengths):
     rollouts, row_tokens=16, rows_per_microbatch=4, keep_rollouts_together=True
   )
   for index in range(len(rollouts)):
-    assert len({p.microbatch for p in placements if p.rollout == index}) == 1
+    own = (p for p in placements if p.tree.branches[0].rollout == index)
+    assert len({p.microbatch for p in own}) == 1
   for batch in packing.pack(
     rollouts, row_tokens=16, rows_per_microbatch=4, keep_rollouts_together=True
   ):
@@ -142,7 +143,7 @@ def test_first_fit_decreasing_fills_rows_by_hand():
   # Lengths 9, 7, 6, 5, 3 in rows of 12: 9+3 | 7+5 | 6.
   rollouts = make_rollouts(0, [[5], [9], [3], [7], [6]])
   placements = packing.place(rollouts, row_tokens=12, rows_per_microbatch=2)
-  where = {p.rollout: (p.microbatch, p.row, p.start) for p in placements}
+  where = {p.tree.branches[0].rollout: (p.microbatch, p.row, p.start) for p in placements}
   assert where == {1: (0, 0, 0), 3: (0, 1, 0), 4: (1, 0, 0), 0: (0, 1, 7), 2: (0, 0, 9)}
 
 
@@ -179,3 +180,101 @@ def test_a_sampled_first_token_is_an_error():
   segment.loss_mask[0] = True
   with pytest.raises(ValueError, match="first token"):
     packing.pack([Rollout((segment,))], row_tokens=8, rows_per_microbatch=1)
+
+
+def related(seed):
+  """Rollouts whose sequences are paths of random trees, routed alike where they begin alike."""
+  rng = np.random.default_rng(seed)
+  routes, rollouts = {}, []
+
+  def grow(path, depth):
+    path = [*path, *(int(t) for t in rng.integers(1, 50, rng.integers(2, 30)))]
+    if depth and rng.random() < 0.8:
+      for _ in range(rng.integers(1, 4)):
+        grow(path, depth - 1)
+      return
+    tokens = np.asarray(path, np.int32)
+    mask = rng.random(len(path)) < 0.5
+    mask[0], mask[-1] = False, True
+    known = [
+      routes.setdefault(tuple(path[: t + 1]), rng.integers(0, 8, (2, 2))) for t in range(len(path))
+    ]
+    rollouts.append(
+      Rollout(
+        (
+          Segment(
+            tokens,
+            mask,
+            np.where(mask, -rng.random(len(path)), 0).astype(np.float32),
+            np.where(mask, 0, -1).astype(np.int32),
+            np.asarray(known, np.uint16),
+          ),
+        ),
+        float(np.float32(rng.normal())),
+      )
+    )
+
+  for _ in range(3):
+    grow([], 3)
+  return rollouts
+
+
+def path_to(batch, b, place):
+  """The places from the root to a place of row b."""
+  at = np.arange(place + 1)
+  return at[batch.ends[b, : place + 1] > place]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_loss_token_of_shared_rows_is_predicted_once_from_its_own_context(seed):
+  rollouts = related(seed)
+  batches = packing.pack(rollouts, row_tokens=160, rows_per_microbatch=2, share_prefixes=True)
+  expected, got = [], []
+  for r in rollouts:
+    for s in r.segments:
+      for t in np.flatnonzero(s.loss_mask):
+        routing = s.routing[:t].tobytes()
+        row = (s.tokens[: t + 1].tolist(), float(s.logprobs[t]), r.advantage, routing)
+        expected.append(row)
+  for batch in batches:
+    for b, e in np.argwhere(batch.loss_mask):
+      places = path_to(batch, b, batch.sources[b, e])
+      np.testing.assert_array_equal(batch.depths[b, places], np.arange(len(places)))
+      context = [*batch.tokens[b, places].tolist(), int(batch.targets[b, e])]
+      routing = np.ascontiguousarray(batch.routing[b, places]).tobytes()
+      logprob = float(batch.behaviour_logprobs[b, e])
+      got.append((context, logprob, float(batch.advantages[b, e]), routing))
+  assert sorted(got) == sorted(expected)
+  placed = sum(int((batch.ends > 0).sum()) for batch in batches)
+  assert placed < sum(r.tokens for r in rollouts)
+  weights = sum(batch.weights.sum() for batch in batches)
+  np.testing.assert_allclose(weights, 1.0, rtol=1e-5)
+
+
+def test_a_group_that_shares_its_prompt_is_laid_out_by_hand():
+  prompt = list(range(1, 19))
+  make = lambda reply, version=0: Segment(
+    np.asarray([*prompt, *reply], np.int32),
+    np.asarray([False] * 18 + [True] * len(reply)),
+    np.asarray([0.0] * 18 + [-0.5] * len(reply), np.float32),
+    np.asarray([-1] * 18 + [version] * len(reply), np.int32),
+  )
+  rollouts = [Rollout((make([30, 31]),), 1.0), Rollout((make([30, 40]),), -1.0)]
+  (batch,) = packing.pack(rollouts, row_tokens=24, rows_per_microbatch=1, share_prefixes=True)
+  assert batch.tokens.tolist() == [[*prompt, 30, 31, 40, 0, 0, 0]]
+  assert batch.depths.tolist() == [[*range(18), 18, 19, 19, 0, 0, 0]]
+  assert batch.ends.tolist() == [[21] * 18 + [21, 20, 21, 0, 0, 0]]
+  assert batch.sources[0, :4].tolist() == [17, 18, 17, 18]
+  assert batch.targets[0, :4].tolist() == [30, 31, 30, 40]
+  assert batch.advantages[0, :5].tolist() == [1, 1, -1, -1, 0]
+  other = [Rollout((make([30, 31]),), 1.0), Rollout((make([30, 40], version=1),), -1.0)]
+  (batch,) = packing.pack(other, row_tokens=24, rows_per_microbatch=1, share_prefixes=True)
+  assert batch.tokens.tolist() == [[*prompt, 30, 31, 30, 40, 0, 0]]
+
+
+def test_prefixes_are_not_shared_where_a_rollout_must_stay_together():
+  with pytest.raises(ValueError, match="set learner.share_prefixes=False"):
+    packing.pack(
+      related(0), row_tokens=160, rows_per_microbatch=2, keep_rollouts_together=True,
+      share_prefixes=True,
+    )  # fmt: skip

@@ -30,11 +30,11 @@ def flat(tree):
 def test_a_bfloat16_pass_agrees_with_float32_within_its_rounding(cfg):
   """Log-probabilities within 0.15 and 0.03 in the mean, with the same experts."""
   params = tiny.init(cfg)
-  tokens, positions = tiny.tokens(cfg, 2, 40)
+  tokens = tiny.tokens(cfg, 2, 40)
 
   @jax.jit
   def run(params, routing):
-    out = transformer.forward(params, tokens, cfg, positions=positions, routing=routing)
+    out = transformer.forward(params, tokens, cfg, routing=routing)
     return out, transformer.token_logprobs(params, out.hidden, jnp.roll(tokens, -1, 1), cfg)
 
   nothing = jnp.full((*tokens.shape, cfg.num_moe_layers, cfg.experts_per_token), -1, jnp.int32)
@@ -118,11 +118,9 @@ def test_after_qk_clip_the_scores_of_the_same_batch_are_within_the_bound(attenti
   cfg = tiny.MLA if attention == "mla" else tiny.GQA
   cfg = dataclasses.replace(cfg, qk_norm=False, num_kv_heads=cfg.num_kv_heads and 4)
   params = tiny.init(cfg)
-  tokens, positions = tiny.tokens(cfg, 2, 12)
+  tokens = tiny.tokens(cfg, 2, 12)
   peaks = jax.jit(
-    lambda p: (
-      transformer.forward(p, tokens, cfg, positions=positions, attention_peaks=True).attention_peaks
-    )
+    lambda p: transformer.forward(p, tokens, cfg, attention_peaks=True).attention_peaks
   )
   before = np.asarray(peaks(params))
   assert before.shape == (cfg.num_layers, cfg.num_heads)

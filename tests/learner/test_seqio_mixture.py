@@ -32,16 +32,16 @@ def unpack(batches):
   """(tokens, loss_mask by token) of every segment in the rows, read off position by position."""
   for batch in batches:
     for row in range(len(batch["tokens"])):
-      segment_ids = batch["segment_ids"][row]
-      for segment_id in range(1, segment_ids.max() + 1):
-        (at,) = np.nonzero(segment_ids == segment_id)
-        assert (np.diff(at) == 1).all()
-        np.testing.assert_array_equal(batch["positions"][row, at], np.arange(len(at)))
+      ends = batch["ends"][row]
+      for end in np.unique(ends[ends > 0]):
+        (at,) = np.nonzero(ends == end)
+        assert (np.diff(at) == 1).all() and at[-1] + 1 == end
+        np.testing.assert_array_equal(batch["depths"][row, at], np.arange(len(at)))
         np.testing.assert_array_equal(batch["targets"][row, at[:-1]], batch["tokens"][row, at[1:]])
         assert batch["targets"][row, at[-1]] == 0 and not batch["loss_mask"][row, at[-1]]
         yield batch["tokens"][row, at], np.array([False, *batch["loss_mask"][row, at[:-1]]])
-      padding = segment_ids == 0
-      for name in ("tokens", "targets", "positions", "loss_mask"):
+      padding = ends == 0
+      for name in ("tokens", "targets", "depths", "loss_mask"):
         assert not batch[name][row, padding].any()
 
 
@@ -58,8 +58,8 @@ def test_packed_rows_hold_every_segment_once_a_pass_with_its_ids_and_mask_untouc
   assert {name: (x.shape, x.dtype.name) for name, x in batches[0].items()} == {
     "tokens": ((4, 16), "int32"),
     "targets": ((4, 16), "int32"),
-    "positions": ((4, 16), "int32"),
-    "segment_ids": ((4, 16), "int32"),
+    "depths": ((4, 16), "int32"),
+    "ends": ((4, 16), "int32"),
     "loss_mask": ((4, 16), "bool"),
   }
   read = [(tokens.tobytes(), mask.tobytes()) for tokens, mask in unpack(batches)]
@@ -71,8 +71,8 @@ def test_packed_rows_hold_every_segment_once_a_pass_with_its_ids_and_mask_untouc
 
 def test_rows_are_filled_with_segments_that_fit_together(folder):
   # Lengths uniform in [2, 16], one after another into rows of 16, would fill 3/4 of them.
-  segment_ids = np.concatenate([batch["segment_ids"] for batch in take(30, folder)])
-  assert (segment_ids > 0).mean() > 0.9
+  ends = np.concatenate([batch["ends"] for batch in take(30, folder)])
+  assert (ends > 0).mean() > 0.9
 
 
 @pytest.mark.slow

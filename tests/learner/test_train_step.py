@@ -71,8 +71,7 @@ def total_gradients(params, batches, objective):
 @jax.jit
 def whole_logprobs(params, tokens):
   """log p(token t + 1 | tokens up to t) of rows [B, T] of one segment each: [B, T - 1]."""
-  positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-  output = transformer.forward(params, tokens, CFG, positions=positions)
+  output = transformer.forward(params, tokens, CFG)
   logprobs = jax.nn.log_softmax(transformer.logits(params, output.hidden, CFG)[:, :-1])
   return jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1)[..., 0]
 

@@ -79,8 +79,7 @@ def test_xla_counts_as_many_flops_of_an_unrolled_forward_pass_within_5_percent(c
 
   @functools.partial(jax.jit, static_argnums=2)
   def forward(params, tokens, cfg):
-    positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
-    hidden = transformer.forward(params, tokens, cfg, positions=positions).hidden
+    hidden = transformer.forward(params, tokens, cfg).hidden
     return transformer.logits(params, hidden, cfg)
 
   found = forward.lower(params, tokens, cfg).compile().cost_analysis()["flops"]

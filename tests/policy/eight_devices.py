@@ -51,19 +51,31 @@ TOGETHER = {
 
 
 def batch_of(cfg):
-  """Eight rows of two or three segments and padding; most experts were recorded."""
+  """Eight rows of two sequences and padding; most experts were recorded.
+
+  The two share their first 17 tokens, which stand once, except in those of PLAIN.
+  """
   rng = np.random.default_rng(0)
   rollouts = []
-  for n in rng.integers(8, 16, 16):
+
+  def drawn(n):
     tokens = rng.integers(1, cfg.vocab_size, n).astype(np.int32)
-    mask = np.arange(n) >= n // 3
-    logprobs = np.where(mask, -4.0, 0).astype(np.float32)
     shape = (n, cfg.num_moe_layers, cfg.experts_per_token)
     routing = rng.permuted(np.broadcast_to(np.arange(8), (*shape[:2], 8)), axis=-1)[..., : shape[2]]
-    routing = np.where(rng.random((n, 1, 1)) < 0.8, routing, 65535).astype(np.uint16)
-    segment = Segment(tokens, mask, logprobs, np.zeros(n, np.int32), routing)
+    return tokens, np.where(rng.random((n, 1, 1)) < 0.8, routing, 65535).astype(np.uint16)
+
+  for n in rng.integers(4, 8, 16):
+    shared = cfg is not PLAIN
+    if len(rollouts) % 2 == 0:
+      prompt = drawn(17 if shared else 6)
+    tokens, routing = (np.concatenate(parts) for parts in zip(prompt, drawn(n), strict=True))
+    mask = np.arange(len(tokens)) >= len(prompt[0])
+    logprobs = np.where(mask, -4.0, 0).astype(np.float32)
+    segment = Segment(tokens, mask, logprobs, np.where(mask, 0, -1).astype(np.int32), routing)
     rollouts.append(Rollout((segment,), float(rng.normal())))
-  (batch,) = packing.pack(rollouts, row_tokens=ROW_TOKENS, rows_per_microbatch=8)
+  (batch,) = packing.pack(
+    rollouts, row_tokens=ROW_TOKENS, rows_per_microbatch=8, share_prefixes=shared
+  )
   return batch
 
 

@@ -63,8 +63,8 @@ def plain_mixture(weights, x, cfg):
 
 def test_forward_equals_plain_loops():
   params = tiny.init(CFG)
-  ids, positions = tiny.tokens(CFG, 1, 13)
-  out = forward(params, ids, CFG, positions=positions)
+  ids = tiny.tokens(CFG, 1, 13)
+  out = forward(params, ids, CFG)
   np.testing.assert_allclose(out.hidden[0], plain_hidden(params, ids[0], CFG), atol=2e-5)
 
 
@@ -73,8 +73,8 @@ def test_forward_equals_plain_loops():
 def test_prefill_in_chunks_and_single_tokens_equal_the_training_forward(unstacked):
   """Pages of 4 tokens, 8 to a round: windows of 5 begin inside, at and after a round's first."""
   params = tiny.init(CFG)
-  ids, positions = tiny.tokens(CFG, ROWS, LENGTH)
-  whole = forward(params, ids, CFG, positions=positions)
+  ids = tiny.tokens(CFG, ROWS, LENGTH)
+  whole = forward(params, ids, CFG)
   layers = params_lib.unstack(params) if unstacked else params
   hidden, routing, _ = decoded(layers, ids, CFG, [(8, 8), (5, 8)] + [(1, 1)] * 10)
   np.testing.assert_allclose(hidden, whole.hidden, atol=1e-5)
@@ -130,11 +130,11 @@ def test_a_router_bias_moves_both_choice_and_weights():
 @pytest.mark.slow
 def test_every_bias_and_sink_has_a_gradient_but_the_selection_bias_and_none_is_decayed():
   params = tiny.init(CFG)
-  ids, positions = tiny.tokens(CFG, 1, 9)
+  ids = tiny.tokens(CFG, 1, 9)
 
   @jax.jit
   def gradient(params):
-    loss = lambda p: jnp.sum(forward(p, ids, CFG, positions=positions).hidden ** 3)
+    loss = lambda p: jnp.sum(forward(p, ids, CFG).hidden ** 3)
     return jax.grad(loss)(params)
 
   tx = state_lib.make_optimizer(CFG, learning_rate=1.0, weight_decay=0.1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.policy import copying_heads, params, transformer
+from jaxrl_agents.policy.attention import layer
 from jaxrl_agents.policy.config import PolicyConfig
 
 CFG = PolicyConfig(
@@ -32,7 +33,7 @@ def advantage(weights):
   tokens = jnp.asarray(np.tile(string, (1, 2)), jnp.int32)
   places = jnp.broadcast_to(jnp.arange(40), tokens.shape)
   out = transformer.forward(
-    weights, tokens, CFG, positions=places, segment_ids=jnp.ones_like(tokens)
+    weights, tokens, CFG, rows=layer.Rows(jnp.full_like(tokens, tokens.shape[1]), places)
   )
   logits = np.asarray(out.hidden @ weights["embed"].T)[:, 20:-1]
   logits = (logits - logits.mean(-1, keepdims=True)) / logits.std(-1, keepdims=True)

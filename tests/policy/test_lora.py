@@ -67,8 +67,8 @@ def test_a_merged_matrix_is_the_frozen_one_and_gain_a_b_of_each_layer_and_expert
 )
 def test_a_pass_with_adapters_is_the_pass_of_merged_weights(cfg, targets):
   """Within 1e-5; with new adapters it is that of the frozen weights, bit by bit."""
-  tokens, positions = tiny.tokens(cfg, 2, 12)
-  run = jax.jit(lambda p: transformer.forward(p, tokens, cfg, positions=positions).hidden)
+  tokens = tiny.tokens(cfg, 2, 12)
+  run = jax.jit(lambda p: transformer.forward(p, tokens, cfg).hidden)
   params = adapted(cfg, targets)
   expected = run(lora.merged(params))
   np.testing.assert_allclose(run(params), expected, atol=1e-5)

@@ -8,6 +8,7 @@ import pytest
 from jaxrl_agents.policy import kernel_choice, mtp, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.attention import cache as cache_lib
+from jaxrl_agents.policy.attention import layer
 from tests.policy import tiny
 
 modules = jax.jit(mtp.mtp, static_argnums=3)
@@ -23,10 +24,10 @@ def trunk_states(cfg, rows, length):
 def test_modules_equal_plain_loops_and_deeper_ones_read_further_tokens():
   cfg = dataclasses.replace(tiny.GQA, mtp_depth=2)
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, 1, 8)
+  ids = tiny.tokens(cfg, 1, 8)
   hidden = trunk_states(cfg, 1, 8)
   next_tokens = mtp.shift_left(ids, 1)
-  got = modules(params, hidden, next_tokens, cfg, positions=positions)
+  got = modules(params, hidden, next_tokens, cfg)
 
   plain = jax.tree.map(lambda a: np.asarray(a, np.float64), params_lib.unstack(params))
   state, tokens = np.asarray(hidden[0], np.float64), np.asarray(ids[0])
@@ -52,9 +53,9 @@ def test_modules_equal_plain_loops_and_deeper_ones_read_further_tokens():
 def test_drafting_from_the_cache_equals_the_training_pass(monkeypatch, cfg, platform):
   cfg = dataclasses.replace(cfg, kernels="reference")
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, 2, 10)
+  ids = tiny.tokens(cfg, 2, 10)
   hidden, next_tokens = trunk_states(cfg, 2, 10), jnp.roll(ids, -1, axis=1)
-  whole = modules(params, hidden, next_tokens, cfg, positions=positions)[0]
+  whole = modules(params, hidden, next_tokens, cfg)[0]
   cache = cache_lib.init(cfg, 7, 4)
   table = jnp.asarray([[2, 5, 1], [3, 4, 6]])
   monkeypatch.setattr(kernel_choice, "platform", lambda: platform)
@@ -81,14 +82,14 @@ def test_drafting_from_the_cache_equals_the_training_pass(monkeypatch, cfg, plat
 def test_detached_inputs_leave_gradients_to_the_modules_alone():
   cfg = tiny.GQA
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, 1, 6)
+  ids = tiny.tokens(cfg, 1, 6)
   hidden = trunk_states(cfg, 1, 6)
 
   @jax.jit
   def grads(params):
     def loss(params):
       frozen = jax.tree.map(jax.lax.stop_gradient, params) | {"mtp": params["mtp"]}
-      out = mtp.mtp(frozen, hidden, ids, cfg, positions=positions)
+      out = mtp.mtp(frozen, hidden, ids, cfg)
       return jnp.sum(jnp.sin(out))
 
     return jax.grad(loss)(params)
@@ -98,8 +99,10 @@ def test_detached_inputs_leave_gradients_to_the_modules_alone():
   assert np.any(np.asarray(found["mtp"]["merge"]))
 
 
-def test_shifted_tokens_end_in_zeros_and_segments_end_before_their_neighbours():
+def test_shifted_tokens_end_in_zeros_and_paths_end_at_sequences_and_forks():
   np.testing.assert_array_equal(mtp.shift_left(jnp.asarray([[1, 2, 3]]), 2), [[3, 0, 0]])
-  segments = jnp.asarray([[1, 1, 1, 2, 2, 0]])
-  assert mtp.in_segment(segments, 1).tolist() == [[True, True, False, True, False, False]]
-  assert mtp.in_segment(segments, 2).tolist() == [[True, False, False, False, False, False]]
+  # Tokens 0, 1, 2, a second branch 3, 4 of token 1, and another sequence 5.
+  rows = layer.Rows(jnp.asarray([[5, 5, 3, 5, 5, 6]]), jnp.asarray([[0, 1, 2, 2, 3, 0]]))
+  places = jnp.arange(6)[None]
+  assert mtp.is_path(rows, places, 1).tolist() == [[False, True, True, False, True, False]]
+  assert mtp.is_path(rows, places, 2).tolist() == [[False, False, True, False, False, False]]

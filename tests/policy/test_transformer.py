@@ -8,7 +8,7 @@ import pytest
 from jaxrl_agents.policy import kernel_choice, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.attention import cache as cache_lib
-from jaxrl_agents.policy.attention import paged
+from jaxrl_agents.policy.attention import layer, paged
 from tests.policy import tiny
 from tests.policy.attention.test_causal import largest
 
@@ -52,8 +52,8 @@ def decoded(params, tokens, cfg, steps, decode=decode):
 @pytest.mark.parametrize("cfg", [tiny.GQA, tiny.DENSE], ids=["mixture", "dense"])
 def test_forward_equals_plain_loops_over_heads_tokens_and_experts(cfg):
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, 1, 9)
-  out = forward(params, ids, cfg, positions=positions)
+  ids = tiny.tokens(cfg, 1, 9)
+  out = forward(params, ids, cfg)
   np.testing.assert_allclose(out.hidden[0], tiny.hidden(params, ids[0], cfg), atol=2e-5)
 
 
@@ -63,8 +63,8 @@ def test_forward_equals_plain_loops_over_heads_tokens_and_experts(cfg):
 def test_prefill_in_chunks_and_single_tokens_equal_the_training_forward(cfg, unstacked):
   """For MLA this also compares the naive form (forward) with the absorbed one (decode)."""
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, ROWS, LENGTH)
-  whole = forward(params, ids, cfg, positions=positions)
+  ids = tiny.tokens(cfg, ROWS, LENGTH)
+  whole = forward(params, ids, cfg)
   layers = params_lib.unstack(params) if unstacked else params
   steps = [(8, 8), (5, 8)] + [(1, 1)] * 10
   hidden, routing, _ = decoded(layers, ids, cfg, steps)
@@ -75,22 +75,22 @@ def test_prefill_in_chunks_and_single_tokens_equal_the_training_forward(cfg, uns
 @pytest.mark.slow
 def test_unrolled_layers_equal_scanned_ones():
   params = tiny.init(tiny.MLA)
-  ids, positions = tiny.tokens(tiny.MLA, ROWS, LENGTH)
-  scanned = forward(params, ids, tiny.MLA, positions=positions)
-  unrolled = forward(params_lib.unstack(params), ids, tiny.MLA, positions=positions)
+  ids = tiny.tokens(tiny.MLA, ROWS, LENGTH)
+  scanned = forward(params, ids, tiny.MLA)
+  unrolled = forward(params_lib.unstack(params), ids, tiny.MLA)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), scanned, unrolled)
 
 
 def test_packed_segments_do_not_see_each_other_nor_padding():
   cfg = tiny.GQA
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, ROWS, LENGTH)
+  ids = tiny.tokens(cfg, ROWS, LENGTH)
   first, second = 9, 11
   packed = jnp.concatenate([ids[0, :first], ids[1, :second], jnp.zeros(3, jnp.int32)])[None]
-  segments = jnp.asarray([[1] * first + [2] * second + [0] * 3], jnp.int32)
-  places = jnp.concatenate([jnp.arange(first), jnp.arange(second), jnp.zeros(3, jnp.int32)])[None]
-  together = forward(params, packed, cfg, positions=places, segment_ids=segments)
-  alone = forward(params, ids, cfg, positions=positions)
+  ends = jnp.asarray([[first] * first + [first + second] * second + [0] * 3], jnp.int32)
+  depths = jnp.concatenate([jnp.arange(first), jnp.arange(second), jnp.zeros(3, jnp.int32)])[None]
+  together = forward(params, packed, cfg, rows=layer.Rows(ends, depths))
+  alone = forward(params, ids, cfg)
   np.testing.assert_allclose(together.hidden[0, :first], alone.hidden[0, :first], atol=1e-5)
   np.testing.assert_allclose(
     together.hidden[0, first : first + second], alone.hidden[1, :second], atol=1e-5
@@ -101,7 +101,7 @@ def test_packed_segments_do_not_see_each_other_nor_padding():
 def test_padding_of_a_step_is_written_to_the_scratch_page_only():
   cfg = tiny.GQA
   params = params_lib.unstack(tiny.init(cfg))
-  ids, _ = tiny.tokens(cfg, ROWS, LENGTH)
+  ids = tiny.tokens(cfg, ROWS, LENGTH)
   _, _, exact = decoded(params, ids, cfg, [(5, 5)])
   _, _, padded = decoded(params, ids, cfg, [(5, 8)])
   np.testing.assert_allclose(padded.pages[:, 1:], exact.pages[:, 1:], atol=1e-6)
@@ -113,7 +113,7 @@ def test_padding_of_a_step_is_written_to_the_scratch_page_only():
 
 @pytest.mark.slow
 def test_pages_are_read_as_many_at_a_time_as_are_worth_a_round(monkeypatch):
-  params, ids = tiny.init(tiny.BIASED), tiny.tokens(tiny.BIASED, ROWS, LENGTH)[0]
+  params, ids = tiny.init(tiny.BIASED), tiny.tokens(tiny.BIASED, ROWS, LENGTH)
   steps = [(8, 8), (5, 8)] + [(1, 1)] * 10
   expected, *_ = decoded(params, ids, tiny.BIASED, steps)
   monkeypatch.setattr(paged, "pages_of_round", lambda queries, *_: 5 if queries > 1 else 3)
@@ -127,8 +127,8 @@ def test_decoding_as_on_an_accelerator_equals_the_training_forward(monkeypatch, 
   """Parameters as samplers hold them there, entries not taken apart, whole tables in a round."""
   cfg = dataclasses.replace((FAMILIES | {"biased": tiny.BIASED})[name], kernels="reference")
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, ROWS, LENGTH)
-  whole = forward(params, ids, cfg, positions=positions)
+  ids = tiny.tokens(cfg, ROWS, LENGTH)
+  whole = forward(params, ids, cfg)
   packed = []
   attend_packed = paged.attend_packed
   monkeypatch.setattr(
@@ -178,7 +178,7 @@ def test_a_round_on_an_accelerator_holds_a_thousand_keys_or_a_quarter_of_a_milli
 def test_a_row_without_new_tokens_leaves_its_pages_alone():
   cfg = tiny.MLA
   params = params_lib.unstack(tiny.init(cfg))
-  ids, _ = tiny.tokens(cfg, ROWS, LENGTH)
+  ids = tiny.tokens(cfg, ROWS, LENGTH)
   _, _, cache = decoded(params, ids, cfg, [(8, 8)])
   before = np.asarray(cache.pages)
   _, cache = decode(
@@ -198,15 +198,13 @@ def test_a_row_without_new_tokens_leaves_its_pages_alone():
 def test_replaying_the_samplers_routing_gives_the_same_experts_and_logprobs():
   cfg = tiny.GQA
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, ROWS, LENGTH)
+  ids = tiny.tokens(cfg, ROWS, LENGTH)
   targets = jnp.roll(ids, -1, axis=1)
   hidden, routing, _ = decoded(params_lib.unstack(params), ids, cfg, [(23, 23)])
   sampled, _ = transformer.token_logprobs(params, hidden, targets, cfg)
   routing = routing.at[:, -1].set(65535)  # the last token was never recorded
   for threshold in (0.0, 0.5):
-    out = forward(
-      params, ids, cfg, positions=positions, routing=routing, replay_threshold=threshold
-    )
+    out = forward(params, ids, cfg, routing=routing, replay_threshold=threshold)
     np.testing.assert_array_equal(out.routing[:, :-1], routing[:, :-1])
     learned, _ = transformer.token_logprobs(params, out.hidden, targets, cfg)
     np.testing.assert_allclose(learned, sampled, atol=2e-5)
@@ -217,9 +215,9 @@ def test_filtered_replay_mismatches_no_more_than_plain_replay_at_the_99th_percen
   """A sampler whose routers differ: plain replay forces experts that the learner finds absurd."""
   cfg = dataclasses.replace(tiny.GQA, num_layers=4, num_dense_layers=0, mtp_depth=0)
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, 8, 64)
+  ids = tiny.tokens(cfg, 8, 64)
   targets = jnp.roll(ids, -1, axis=1)
-  native = forward(params, ids, cfg, positions=positions)
+  native = forward(params, ids, cfg)
   base, _ = transformer.token_logprobs(params, native.hidden, targets, cfg)
   rng = np.random.default_rng(3)
   recorded = np.asarray(native.routing).copy()
@@ -231,7 +229,6 @@ def test_filtered_replay_mismatches_no_more_than_plain_replay_at_the_99th_percen
       params,
       ids,
       cfg,
-      positions=positions,
       routing=jnp.asarray(recorded),
       replay_threshold=threshold,
     )
@@ -247,7 +244,7 @@ def test_token_logprobs_and_entropies_are_those_of_all_logits_at_once(length, mo
   monkeypatch.setattr(transformer.head_lib, "CHUNK_TOKENS", 10)
   cfg, temperature = tiny.DENSE, 0.7
   params = tiny.init(cfg)
-  targets, _ = tiny.tokens(cfg, 2, length)
+  targets = tiny.tokens(cfg, 2, length)
   hidden = jnp.asarray(np.random.default_rng(2).normal(size=(2, length, 16)), jnp.float32)
 
   def plain(params, hidden):
@@ -297,11 +294,11 @@ def test_what_is_kept_of_layers_changes_memory_and_no_gradient():
   """Gradients within 1e-4; each needs more memory than the one before."""
   cfg = dataclasses.replace(tiny.DENSE, num_layers=6, num_dense_layers=6)
   params = tiny.init(cfg)
-  ids, positions = tiny.tokens(cfg, 1, 256)
+  ids = tiny.tokens(cfg, 1, 256)
 
   def compiled(remat):
     def loss(params):
-      return jnp.sum(transformer.forward(params, ids, cfg, positions=positions, remat=remat).hidden)
+      return jnp.sum(transformer.forward(params, ids, cfg, remat=remat).hidden)
 
     return jax.jit(jax.grad(loss)).lower(params).compile()
 

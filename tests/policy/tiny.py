@@ -85,9 +85,9 @@ def init(cfg, seed=0):
 
 
 def tokens(cfg, rows, length, seed=0):
-  """int32 [rows, length], and positions 0, 1, … of each row."""
+  """int32 [rows, length]."""
   ids = np.random.default_rng(seed).integers(0, cfg.vocab_size, (rows, length))
-  return jnp.asarray(ids, jnp.int32), jnp.tile(jnp.arange(length, dtype=jnp.int32), (rows, 1))
+  return jnp.asarray(ids, jnp.int32)
 
 
 def norm(x, scale, eps=1e-6):

@@ -36,6 +36,7 @@ def test_an_override_sets_one_option_of_the_loss_and_keeps_the_others():
     (["learner.constant_tokens=9"], "constant_tokens=9 has no effect with learner.loss=cispo"),
     (["learner.loss=examples.own_loss.loss:fadde"], "defines no 'fadde'; did you mean 'faded'"),
     (["learner.loss=examples.own_los.loss:faded"], "learner.loss='examples.own_los.loss:faded'"),
+    (["learner.loss=gspo", "learner.share_prefixes=true"], "does not go with learner.loss=gspo"),
     (["sampler.top_p=0.9"], "no option 'sampler.top_p'; training needs .* set eval.top_p"),
     (["eval.top_p=0"], "eval.top_p=0 must be above 0"),
   ],

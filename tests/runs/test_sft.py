@@ -26,8 +26,8 @@ def rows():
       {
         "tokens": tokens,
         "targets": np.roll(tokens, -1, axis=1),
-        "positions": np.broadcast_to(np.arange(16, dtype=np.int32), (2, 16)),
-        "segment_ids": np.ones((2, 16), np.int32),
+        "depths": np.broadcast_to(np.arange(16, dtype=np.int32), (2, 16)),
+        "ends": np.full((2, 16), 16, np.int32),
         "loss_mask": np.ones((2, 16), bool),
       },
       2,

@@ -87,7 +87,7 @@ def limits(seed=0, **changes):
 
 @jax.jit
 def full_pass(tokens):
-  output = transformer.forward(PARAMS, tokens, CFG, positions=jnp.arange(CONTEXT)[None])
+  output = transformer.forward(PARAMS, tokens, CFG)
   return transformer.logits(PARAMS, output.hidden, CFG)[0], output.routing[0]
 
 

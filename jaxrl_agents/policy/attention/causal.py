@@ -1,13 +1,16 @@
 """Causal attention of whole rows for training: tile by tile, scores computed again backward.
 
-Rows are packed with segments, and a tile of scores whose queries and keys share no segment, or
-whose keys all come later, is never computed: rows of short segments cost little. The forward pass
+A row holds trees of tokens in depth-first order: sequences that begin alike share the tokens of
+their beginning, and a plain sequence is a tree without forks. `ends[k]` is the place after the last
+token below token k, and query q sees key k exactly if k <= q < ends[k]. A tile of scores in which
+no query sees a key is never computed: short sequences cost little, and so do the siblings of a
+sequence. Padding ends at 0: nobody sees it, and what it sees means nothing. The forward pass
 keeps the output and each query's log-sum-exp; the backward pass rebuilds the weights from them
 (FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
 
 A head with a sink shares its weights with a learned score that has no key, and so no value: the
-running softmax begins with it. A layer with a window sees so many tokens back; tiles before it are
-never computed either.
+running softmax begins with it. A layer with a window sees so many tokens back on the path from the
+root; tiles before it are never computed either.
 
 Where time is split over devices, queries are a part of the row and keys the whole of it.
 
@@ -42,18 +45,20 @@ def attend(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  segment_ids: jax.Array,
+  ends: jax.Array,
+  depths: jax.Array,
   sinks: jax.Array | None = None,
   window: jax.Array | None = None,
   start: jax.Array | None = None,
 ) -> jax.Array:
-  """softmax(q k^T / sqrt(H)) v over keys not later than the query and of its segment.
+  """softmax(q k^T / sqrt(H)) v over the keys on the path from the root to the query.
 
   Args:
     q: [B, G, R, T, H].
     k: [B, G, S, H].
     v: [B, G, S, H'].
-    segment_ids: int32 [B, S]; 0 for padding.
+    ends: int32 [B, S], see above; 0 for padding.
+    depths: int32 [B, S], tokens on the path before each; only a window reads them.
     sinks: [G, R], scores beside the keys', not scaled; None: there are none.
     window: int32 [], how many places a query sees, its own included; None: all.
     start: int32 [], place of the first query among the keys, at most S - T; None: 0.
@@ -61,13 +66,13 @@ def attend(
   Returns:
     [B, G, R, T, H'].
   """
-  return _forward(q, k, v, segment_ids, sinks, window, start)[0]
+  return _forward(q, k, v, ends, depths, sinks, window, start)[0]
 
 
-def _forward(q, k, v, segment_ids, sinks, window, start):
+def _forward(q, k, v, ends, depths, sinks, window, start):
   times = q.shape[3], k.shape[2]
   start = 0 if start is None else start
-  padded = _padded(q, k, v, segment_ids, start)
+  padded = _padded(q, k, v, ends, depths, start)
   rows = functools.partial(_forward_rows, sinks=sinks, window=window, start=start)
   out, log_total = checkpoint_name(_by_row(rows, *padded), KEPT)
   saved = *padded, out, log_total, sinks, window, start, times
@@ -82,7 +87,7 @@ def _backward(saved, d_out):
   out, log_total = rows[-2:]
   d_sinks = None if sinks is None else _backward_sinks(sinks, out, log_total, d_out)
   gradients = d_q[..., :queries, :], d_k[..., :keys, :], d_v[..., :keys, :]
-  return (*gradients, None, d_sinks, None, None)
+  return (*gradients, None, None, d_sinks, None, None)
 
 
 def _backward_sinks(sinks, out, log_total, d_out):
@@ -95,17 +100,15 @@ def _backward_sinks(sinks, out, log_total, d_out):
 attend.defvjp(_forward, _backward)
 
 
-def _padded(q, k, v, segment_ids, start):
-  """(q, k, v, ids of the queries, ids of the keys), time a multiple of the block.
-
-  Padding is of no segment.
-  """
+def _padded(q, k, v, ends, depths, start):
+  """(q, k, v, depths of the queries, ends and depths of the keys), time a multiple of the block."""
   block = _block(q.shape[3])
-  query_ids = jax.lax.dynamic_slice_in_dim(segment_ids, start, q.shape[3], axis=1)
+  query_depths = jax.lax.dynamic_slice_in_dim(depths, start, q.shape[3], axis=1)
   more_q, more_k = -q.shape[3] % block, -k.shape[2] % block
-  pad_ids = lambda ids, more: jnp.pad(ids, ((0, 0), (0, more)))
+  pad = lambda x, more: jnp.pad(x, ((0, 0), (0, more)))
   k, v = _pad_time(k, more_k), _pad_time(v, more_k)
-  return _pad_time(q, more_q), k, v, pad_ids(query_ids, more_q), pad_ids(segment_ids, more_k)
+  places = pad(query_depths, more_q), pad(ends, more_k), pad(depths, more_k)
+  return _pad_time(q, more_q), k, v, *places
 
 
 def _block(length: int) -> int:
@@ -131,33 +134,39 @@ class _Tiles:
   """Tiles of one call: slices of time, masks, and which tiles each block of queries needs.
 
   Attributes:
-    first, end: int32 [N], the blocks of keys that a block of queries may see; at least one.
-    of_queries, of_keys: how many blocks there are.
+    needed: int32 [N, M], blocks of keys for each block of queries, those in which a query may see a
+      key first; `counts` int32 [N] says how many they are, at least one.
+    of_queries, of_keys: how many blocks there are, N and M.
   """
 
   def __init__(
     self,
-    query_ids: jax.Array,
-    key_ids: jax.Array,
+    query_depths: jax.Array,
+    key_ends: jax.Array,
+    key_depths: jax.Array,
     window: jax.Array | None,
     start: jax.Array | int,
   ):
-    self.block = _block(query_ids.shape[1])
-    self.of_queries, self.of_keys = (x.shape[1] // self.block for x in (query_ids, key_ids))
-    self._query_ids, self._key_ids, self._window, self._start = query_ids, key_ids, window, start
-    # Padding counts as the last segment, so that ids ascend and blocks cover intervals of them.
-    blocks = lambda ids: jnp.where(ids == 0, jnp.iinfo(jnp.int32).max, ids).reshape(
-      ids.shape[0], -1, self.block
-    )
-    queries, keys = blocks(query_ids), blocks(key_ids)
-    overlap = queries.min(axis=-1)[:, :, None] <= keys.max(axis=-1)[:, None]
-    overlap = overlap & (keys.min(axis=-1)[:, None] <= queries.max(axis=-1)[:, :, None])
+    self.block = _block(query_depths.shape[1])
+    self.of_queries, self.of_keys = (x.shape[1] // self.block for x in (query_depths, key_ends))
+    self._query_depths, self._ends, self._key_depths = query_depths, key_ends, key_depths
+    self._window, self._start = window, start
+    blocks = lambda x: x.reshape(x.shape[0], -1, self.block)
     begin = start + jnp.arange(self.of_queries) * self.block
-    self.end = jnp.minimum((begin + self.block - 1) // self.block + 1, self.of_keys)
-    first = jnp.argmax(overlap.any(axis=0), axis=1)
+    seen = blocks(key_ends).max(axis=-1)[:, None] > begin[:, None]
     if window is not None:
-      first = jnp.maximum(first, (begin - window + 1) // self.block)
-    self.first = jnp.minimum(first, self.end - 1)
+      nearest = blocks(query_depths).min(axis=-1)[:, :, None]
+      seen = seen & (nearest - blocks(key_depths).max(axis=-1)[:, None] < window)
+    last = jnp.minimum((begin + self.block - 1) // self.block, self.of_keys - 1)
+    place = jnp.arange(self.of_keys)
+    seen = seen.any(axis=0) & (place <= last[:, None]) | (place == last[:, None])
+    self.needed = jnp.argsort(~seen, axis=1, stable=True).astype(jnp.int32)
+    self.counts = seen.sum(axis=1)
+
+  def over_keys(self, i: jax.Array, body: Callable, carry: Any) -> Any:
+    """`body(j, carry)` for every block of keys j that block i of queries needs."""
+    needed = self.needed[i]
+    return jax.lax.fori_loop(0, self.counts[i], lambda n, carry: body(needed[n], carry), carry)
 
   def time(self, x: jax.Array, i: jax.Array) -> jax.Array:
     """Block i of the next to last axis."""
@@ -170,19 +179,19 @@ class _Tiles:
   def scores(self, queries: jax.Array, keys: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
     """Masked scores of queries i (scaled) and keys j, float32 [B, G, R, Q, K]."""
     scores = jnp.einsum("bgrqh,bgkh->bgrqk", queries, keys, preferred_element_type=jnp.float32)
-    ids = lambda ids, n: self.time(ids[..., None], n)[..., 0]
+    of = lambda x, n: self.time(x[..., None], n)[..., 0]
     place = jnp.arange(self.block)
-    back = self._start + (i - j) * self.block + place[:, None] - place
-    mask = back >= 0
+    query, key = self._start + i * self.block + place[:, None], j * self.block + place
+    mask = (key <= query) & (query < of(self._ends, j)[:, None])
     if self._window is not None:
+      back = of(self._query_depths, i)[:, :, None] - of(self._key_depths, j)[:, None]
       mask = mask & (back < self._window)
-    mask = mask & (ids(self._query_ids, i)[:, :, None] == ids(self._key_ids, j)[:, None, :])
     return jnp.where(mask[:, None, None], scores, MASKED)
 
 
-def _forward_rows(q, k, v, query_ids, key_ids, *, sinks, window, start):
+def _forward_rows(q, k, v, query_depths, ends, depths, *, sinks, window, start):
   """(out [B, G, R, T, H'], log-sum-exp of scores float32 [B, G, R, T, 1])."""
-  tiles = _Tiles(query_ids, key_ids, window, start)
+  tiles = _Tiles(query_depths, ends, depths, window, start)
 
   def of_queries(i, outputs):
     queries = tiles.time(q, i) * q.shape[-1] ** -0.5
@@ -206,7 +215,7 @@ def _forward_rows(q, k, v, query_ids, key_ids, *, sinks, window, start):
       *start_of_softmax(None if sinks is None else sinks[:, :, None, None], shape),
       jnp.zeros((*queries.shape[:-1], v.shape[-1]), jnp.float32),
     )
-    top, total, mixed = jax.lax.fori_loop(tiles.first[i], tiles.end[i], with_keys, carry)
+    top, total, mixed = tiles.over_keys(i, with_keys, carry)
     out, log_total = outputs
     return (
       tiles.put(out, (mixed / total).astype(v.dtype), i),
@@ -223,7 +232,8 @@ def _forward_rows(q, k, v, query_ids, key_ids, *, sinks, window, start):
 def largest_scores(
   q: jax.Array,
   k: jax.Array,
-  segment_ids: jax.Array,
+  ends: jax.Array,
+  depths: jax.Array,
   window: jax.Array | None = None,
   start: jax.Array | None = None,
 ) -> jax.Array:
@@ -234,25 +244,23 @@ def largest_scores(
   """
   first: Any = 0 if start is None else start
   q, k = jax.lax.stop_gradient((q, k))
-  q, k, _, *ids = _padded(q, k, k, segment_ids, first)
+  q, k, _, *places = _padded(q, k, k, ends, depths, first)
   rows = functools.partial(_largest_of_rows, window=window, start=first)
-  return jnp.max(_by_row(rows, q, k, *ids), axis=0)
+  return jnp.max(_by_row(rows, q, k, *places), axis=0)
 
 
-def _largest_of_rows(q, k, query_ids, key_ids, *, window, start):
+def _largest_of_rows(q, k, query_depths, ends, depths, *, window, start):
   """Largest scores float32 [B, G, R]."""
-  tiles = _Tiles(query_ids, key_ids, window, start)
+  tiles = _Tiles(query_depths, ends, depths, window, start)
 
   def of_queries(i, top):
     queries = tiles.time(q, i) * q.shape[-1] ** -0.5
-    real = tiles.time(query_ids[..., None], i) > 0
 
     def with_keys(j, top):
       scores = tiles.scores(queries, tiles.time(k, j), i, j)
-      scores = jnp.where(real[:, None, None], scores, MASKED)
       return jnp.maximum(top, jnp.max(scores, axis=(-2, -1)))
 
-    return jax.lax.fori_loop(tiles.first[i], tiles.end[i], with_keys, top)
+    return tiles.over_keys(i, with_keys, top)
 
   none = jnp.full(q.shape[:3], MASKED, jnp.float32)
   return jax.lax.fori_loop(0, tiles.of_queries, of_queries, none)
@@ -273,9 +281,9 @@ def start_of_softmax(
   return top, jnp.ones(shape, jnp.float32)
 
 
-def _backward_rows(q, k, v, query_ids, key_ids, out, log_total, d_out, *, window, start):
+def _backward_rows(q, k, v, query_depths, ends, depths, out, log_total, d_out, *, window, start):
   """Gradients of q, k, v."""
-  tiles = _Tiles(query_ids, key_ids, window, start)
+  tiles = _Tiles(query_depths, ends, depths, window, start)
   scale = q.shape[-1] ** -0.5
   wide = {"preferred_element_type": jnp.float32}  # sums over tiles, whatever q, k and v are in
   mean = jnp.sum((out * d_out).astype(jnp.float32), axis=-1, keepdims=True)
@@ -298,7 +306,7 @@ def _backward_rows(q, k, v, query_ids, key_ids, out, log_total, d_out, *, window
 
     d_q, d_k, d_v = gradients
     carry = jnp.zeros(queries.shape, jnp.float32), d_k, d_v
-    d_queries, d_k, d_v = jax.lax.fori_loop(tiles.first[i], tiles.end[i], with_keys, carry)
+    d_queries, d_k, d_v = tiles.over_keys(i, with_keys, carry)
     return tiles.put(d_q, (d_queries * scale).astype(q.dtype), i), d_k, d_v
 
   # Keys last: XLA:CPU computes products over queries twice as fast that way round.

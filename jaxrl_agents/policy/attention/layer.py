@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from jaxrl_agents.policy import kernel_choice as kernels_lib
 from jaxrl_agents.policy import sharding
@@ -20,6 +21,35 @@ from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention import causal, flash_gpu, paged, ragged_tpu, splash_tpu, yarn
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
+
+
+@struct.dataclass
+class Rows:
+  """The trees of tokens in rows, in depth-first order (see `causal`).
+
+  Attributes:
+    ends: the place after the last token below each token, int32 [B, T]; 0 in padding.
+    depths: tokens on the path before each, int32 [B, T].
+    has_forks: whether sequences may share tokens; static. Without forks a kernel can attend.
+  """
+
+  ends: jax.Array
+  depths: jax.Array
+  has_forks: bool = struct.field(pytree_node=False, default=False)
+
+  @property
+  def valid(self) -> jax.Array:
+    """False in padding: bool [B, T]."""
+    return self.ends > 0
+
+
+def one_sequence(tokens: jax.Array) -> Rows:
+  """Rows [B, T] of one sequence each."""
+  length = tokens.shape[1]
+  return Rows(
+    jnp.full(tokens.shape, length, jnp.int32),
+    jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens.shape),
+  )
 
 
 class Rope(NamedTuple):
@@ -59,18 +89,18 @@ def attend_rows(
   cfg: PolicyConfig,
   *,
   rope: Rope,
-  segment_ids: jax.Array | None,
+  rows: Rows,
   window: jax.Array | None = None,
   with_peaks: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-  """Causal attention of rows of tokens to themselves, within equal segment ids.
+  """Causal attention of rows of tokens to themselves, see `causal.attend`.
 
   Args:
     weights: of one layer, see params.table.
     x: [B, T, D], normalised.
     cfg: sizes.
-    rope: of the rows' positions.
-    segment_ids: int32 [B, T] or None (one segment a row).
+    rope: of the rows' depths.
+    rows: what the rows hold.
     window: int32 [], how many tokens back this layer sees, or None: all.
     with_peaks: compute scores once more, for the largest of each head.
 
@@ -85,7 +115,7 @@ def attend_rows(
     q,
     k,
     v,
-    segment_ids,
+    rows,
     weights.get("sinks"),
     window,
     kernels=kernels_lib.kind(cfg),
@@ -124,7 +154,7 @@ def causal_core(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  segment_ids: jax.Array | None,
+  rows: Rows,
   sinks: jax.Array | None = None,
   window: jax.Array | None = None,
   *,
@@ -132,7 +162,7 @@ def causal_core(
   window_tokens: int = 0,
   with_peaks: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Causal attention within segments, see `causal.attend`; by a kernel where there is one.
+  """Causal attention, see `causal.attend`; by a kernel where there is one.
 
   On a mesh each device has some rows, some heads, and a part of their time. Where its kv heads
   divide by the parts, devices of a row exchange heads for time, and each attends whole rows: all
@@ -145,7 +175,7 @@ def causal_core(
     q: [B, G, R, T, H], not yet scaled.
     k: [B, G, T, H].
     v: [B, G, T, H'].
-    segment_ids: int32 [B, T] or None (one segment a row).
+    rows: what the rows hold.
     sinks: [G, R] or None.
     window: int32 [] or None.
     kernels: see kernels.for_rows.
@@ -155,50 +185,54 @@ def causal_core(
   Returns:
     ([B, G, R, T, H'], largest scores of all rows float32 [G, R] or None).
   """
-  if segment_ids is None:
-    segment_ids = jnp.ones((q.shape[0], q.shape[3]), jnp.int32)
   parts, tensor = sharding.ambient_ways("time"), sharding.ambient_ways("heads")
   has_sinks, length = sinks is not None, q.shape[3]
   if by_heads := q.shape[1] // tensor % parts == 0:
     parts = 1
   kernels = kernels_lib.for_rows(
-    kernels, length // parts, length, sinks=has_sinks, windows=window is not None
+    kernels,
+    length // parts,
+    length,
+    sinks=has_sinks,
+    windows=window is not None,
+    forks=rows.has_forks,
   )
   masks = None
   if kernels == "tpu":
     near = 0 if window is None else window_tokens
     masks = splash_tpu.masks(length, near, time_ways=parts, head_ways=tensor)
 
-  def of_rows(masks, q, k, v, segment_ids, sinks, window, start=None):
-    if kernels == "tpu":
+  def of_rows(masks, q, k, v, ends, depths, sinks, window, start=None):
+    if kernels == "tpu":  # without forks the ends tell sequences apart, as the kernel's ids
       first = 0 if start is None else start
-      ids = jax.lax.dynamic_slice_in_dim(segment_ids, first, q.shape[3], axis=1)
-      mixed = splash_tpu.attend(masks, q, k, v, ids, segment_ids, sinks, window)
+      ids = jax.lax.dynamic_slice_in_dim(ends, first, q.shape[3], axis=1)
+      mixed = splash_tpu.attend(masks, q, k, v, ids, ends, sinks, window)
     elif kernels == "gpu":
-      mixed = flash_gpu.attend(q, k, v, segment_ids)
+      mixed = flash_gpu.attend(q, k, v, ends)
     else:
-      mixed = causal.attend(q, k, v, segment_ids, sinks, window, start)
-    return mixed, causal.largest_scores(q, k, segment_ids, window, start) if with_peaks else None
+      mixed = causal.attend(q, k, v, ends, depths, sinks, window, start)
+    peaks = causal.largest_scores(q, k, ends, depths, window, start) if with_peaks else None
+    return mixed, peaks
 
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
-    return of_rows(masks, q, k, v, segment_ids, sinks, window)
+    return of_rows(masks, q, k, v, rows.ends, rows.depths, sinks, window)
 
-  def of_device(masks, q, k, v, segment_ids, sinks, window):
+  def of_device(masks, q, k, v, ends, depths, sinks, window):
     whole = lambda x, axis: jax.lax.all_gather(x, "context", axis=axis, tiled=True)
     swap = lambda x, out, into: jax.lax.all_to_all(x, "context", out, into, tiled=True)
-    segment_ids, part = whole(segment_ids, 1), jax.lax.axis_index("context")
+    ends, depths, part = whole(ends, 1), whole(depths, 1), jax.lax.axis_index("context")
     if by_heads:
       q, k, v = swap(q, 1, 3), swap(k, 1, 2), swap(v, 1, 2)
       if sinks is not None:
         sinks = jax.lax.dynamic_slice_in_dim(sinks, part * k.shape[1], k.shape[1])
-      mixed, peaks = of_rows(masks, q, k, v, segment_ids, sinks, window)
+      mixed, peaks = of_rows(masks, q, k, v, ends, depths, sinks, window)
       mixed = swap(mixed, 3, 1)
       peaks = whole(peaks, 0) if with_peaks else None
     else:
       start = part * q.shape[3]
       k, v = whole(k, 2), whole(v, 2)
-      mixed, peaks = of_rows(masks, q, k, v, segment_ids, sinks, window, start)
+      mixed, peaks = of_rows(masks, q, k, v, ends, depths, sinks, window, start)
     if with_peaks:
       rules = sharding.TRAIN_RULES
       peaks = jax.lax.pmax(peaks, rules["batch"] + rules["time"])
@@ -211,10 +245,11 @@ def causal_core(
   if masks is not None:
     split = place("heads", "time" if parts > 1 else None)
     plans = splash_tpu.specs(masks, jax.sharding.NamedSharding(mesh, split))
-  in_specs = plans, queries, keys, keys, place("batch", "time"), place("heads"), place()
+  times = place("batch", "time")
+  in_specs = plans, queries, keys, keys, times, times, place("heads"), place()
   out_specs = queries, place("heads")
   return jax.shard_map(of_device, in_specs=in_specs, out_specs=out_specs, check_vma=False)(
-    masks, q, k, v, segment_ids, sinks, window
+    masks, q, k, v, rows.ends, rows.depths, sinks, window
   )
 
 

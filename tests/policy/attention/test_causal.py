@@ -5,26 +5,60 @@ import pytest
 
 from jaxrl_agents.policy.attention import causal, layer
 
+LENGTH, PADDING = 18, 3
 
-def plain(q, k, v, segments):
-  """All scores at once, differentiated by jax."""
-  same = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(
-    jnp.ones((q.shape[3], q.shape[3]), bool)
-  )
+
+def plain(q, k, v, ends, depths, sinks=None, window=100):
+  """All scores at once, differentiated by jax; a sink is one more key whose value is zero.
+
+  The keys that a query sees are found by walking up from it. Padding yields zeros.
+  """
+  del ends
+  seen = np.zeros((len(depths), LENGTH, LENGTH), bool)
+  for row, depth in enumerate(np.asarray(depths)):
+    for query in range(LENGTH - PADDING):
+      above = depth[query] + 1
+      for key in range(query, -1, -1):
+        if depth[key] < above:  # the next token up the path
+          above = depth[key]
+          seen[row, query, key] = depth[query] - above < window
   scores = jnp.einsum("bgrqh,bgkh->bgrqk", q, k) * q.shape[-1] ** -0.5
-  weights = jax.nn.softmax(jnp.where(same[:, None, None], scores, -jnp.inf), axis=-1)
+  scores = jnp.where(seen[:, None, None], scores, -1e30)
+  nowhere = jnp.full((1, 1), -jnp.inf) if sinks is None else sinks
+  nowhere = jnp.broadcast_to(nowhere[:, :, None, None], (*scores.shape[:-1], 1))
+  weights = jax.nn.softmax(jnp.concatenate([scores, nowhere], axis=-1), axis=-1)[..., :-1]
+  weights = jnp.where(seen[:, None, None], weights, 0.0)
   return jnp.einsum("bgrqk,bgkh->bgrqh", weights, v)
+
+
+def tiled(q, k, v, ends, depths, *more):
+  """`causal.attend` with zeros for padding, whose output means nothing."""
+  out = causal.attend(q, k, v, ends, depths, *more)
+  return jnp.where((ends > 0)[:, None, None, :, None], out, 0.0)
+
+
+def forest(rng, rows):
+  """(ends, depths) of random trees in depth-first order, with padding after them."""
+  depths, ends = np.zeros((2, rows, LENGTH), np.int32)
+  for row in range(rows):
+    for t in range(1, LENGTH - PADDING):
+      grows = rng.random() < 0.7
+      depths[row, t] = depths[row, t - 1] + 1 if grows else rng.integers(0, depths[row, t - 1] + 1)
+    for t in range(LENGTH - PADDING):
+      later = range(t + 1, LENGTH - PADDING)
+      after = (u for u in later if depths[row, u] <= depths[row, t])
+      ends[row, t] = next(after, LENGTH - PADDING)
+  return jnp.asarray(ends), jnp.asarray(depths)
 
 
 def draws(rows, groups, shared, length, width, value_width):
   rng = np.random.default_rng(0)
   make = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  segments = np.sort(rng.integers(0, 3, (rows, length)), axis=1)
   return (
     make(rows, groups, shared, length, width),
     make(rows, groups, length, width),
     make(rows, groups, length, value_width),
-    jnp.asarray(segments),
+    forest(rng, rows),
     make(rows, groups, shared, length, value_width),
   )
 
@@ -34,37 +68,34 @@ def draws(rows, groups, shared, length, width, value_width):
 def test_blocks_of_queries_agree_with_all_scores_at_once_forward_and_backward(block, monkeypatch):
   monkeypatch.setattr(causal, "BLOCK", block)
   monkeypatch.setattr(causal, "SHORT_BLOCK", block)
-  q, k, v, segments, cotangent = draws(2, 2, 3, 18, 6, 5)
+  q, k, v, trees, cotangent = draws(2, 2, 3, LENGTH, 6, 5)
 
   def both(function):
     @jax.jit
     def run(q, k, v):
-      out, pull = jax.vjp(lambda q, k, v: function(q, k, v, segments), q, k, v)
+      out, pull = jax.vjp(lambda q, k, v: function(q, k, v, *trees), q, k, v)
       return out, pull(cotangent)
 
     return run(q, k, v)
 
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), both(causal.attend), both(plain)
-  )
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), both(tiled), both(plain))
 
 
 @pytest.mark.slow
 def test_a_part_of_the_queries_gives_its_part_of_the_row_forward_and_backward(monkeypatch):
   monkeypatch.setattr(causal, "SHORT_BLOCK", 4)
-  q, k, v, segments, cotangent = draws(2, 2, 3, 18, 6, 5)
+  q, k, v, trees, cotangent = draws(2, 2, 3, LENGTH, 6, 5)
   window = jnp.asarray(7)
 
   @jax.jit
   def parts(q, k, v):
-    cut = lambda i: causal.attend(
-      q[..., i : i + 9, :], k, v, segments, None, window, jnp.asarray(i)
-    )
-    return jnp.concatenate([cut(0), cut(9)], axis=-2)
+    cut = lambda i: causal.attend(q[..., i : i + 9, :], k, v, *trees, None, window, jnp.asarray(i))
+    whole = jnp.concatenate([cut(0), cut(9)], axis=-2)
+    return jnp.where((trees[0] > 0)[:, None, None, :, None], whole, 0.0)
 
   @jax.jit
   def whole(q, k, v):
-    return causal.attend(q, k, v, segments, None, window)
+    return tiled(q, k, v, *trees, None, window)
 
   def both(function):
     out, pull = jax.vjp(function, q, k, v)
@@ -85,8 +116,11 @@ def test_rotation_turns_pairs_by_position_times_frequency():
 
 def test_no_array_of_all_scores_is_made():
   length = 1024
-  shapes = jax.eval_shape(lambda: draws(1, 1, 2, length, 4, 4))
-  jaxpr = jax.make_jaxpr(jax.grad(lambda q, k, v, s: causal.attend(q, k, v, s).sum()))(*shapes[:4])
+  make = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+  shapes = make(1, 1, 2, length, 4), make(1, 1, length, 4), make(1, 1, length, 4)
+  ends = jnp.full((1, length), length)
+  loss = lambda q, k, v: causal.attend(q, k, v, ends, jnp.arange(length)[None]).sum()
+  jaxpr = jax.make_jaxpr(jax.grad(loss))(*shapes)
   assert largest(jaxpr.jaxpr) <= 2 * causal.BLOCK**2
 
 
@@ -105,18 +139,6 @@ def is_jaxpr(node):
   return hasattr(node, "eqns") or hasattr(node, "jaxpr")
 
 
-def plain_with_sinks_and_window(q, k, v, segments, sinks, window):
-  """All scores at once; a sink is one more key whose value is zero."""
-  place = jnp.arange(q.shape[3])
-  seen = (segments[:, :, None] == segments[:, None, :]) & (place[:, None] >= place)
-  seen = seen & (place[:, None] - place < window)
-  scores = jnp.einsum("bgrqh,bgkh->bgrqk", q, k) * q.shape[-1] ** -0.5
-  scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
-  nowhere = jnp.broadcast_to(sinks[:, :, None, None], (*scores.shape[:-1], 1))
-  weights = jax.nn.softmax(jnp.concatenate([scores, nowhere], axis=-1), axis=-1)[..., :-1]
-  return jnp.einsum("bgrqk,bgkh->bgrqh", weights, v)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 5, 100])
 @pytest.mark.parametrize("block", [4, 64])
@@ -125,39 +147,59 @@ def test_sinks_and_windows_agree_with_all_scores_at_once_forward_and_backward(
 ):
   monkeypatch.setattr(causal, "BLOCK", block)
   monkeypatch.setattr(causal, "SHORT_BLOCK", block)
-  q, k, v, segments, cotangent = draws(2, 2, 3, 18, 6, 5)
+  q, k, v, trees, cotangent = draws(2, 2, 3, LENGTH, 6, 5)
   sinks = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3)), jnp.float32)
 
   def both(function):
     @jax.jit
     def run(*inputs):
-      out, pull = jax.vjp(lambda q, k, v, s: function(q, k, v, segments, s, window), *inputs)
+      out, pull = jax.vjp(lambda q, k, v, s: function(q, k, v, *trees, s, window), *inputs)
       return out, pull(cotangent)
 
     return run(q, k, v, sinks)
 
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6),
-    both(causal.attend),
-    both(plain_with_sinks_and_window),
+    both(tiled),
+    both(plain),
   )
 
 
 def test_a_sink_of_minus_infinity_and_a_window_of_the_row_change_nothing():
-  q, k, v, segments, _ = draws(2, 2, 3, 18, 6, 5)
-  bare = causal.attend(q, k, v, segments)
+  q, k, v, trees, _ = draws(2, 2, 3, LENGTH, 6, 5)
+  bare = tiled(q, k, v, *trees)
   never = jnp.full((2, 3), -1e9)
-  np.testing.assert_allclose(causal.attend(q, k, v, segments, never, 18), bare, atol=1e-6)
+  np.testing.assert_allclose(tiled(q, k, v, *trees, never, LENGTH), bare, atol=1e-6)
+
+
+def large(length):
+  rng = np.random.default_rng(0)
+  make = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  return make(1, 1, 2, length, 4), make(1, 1, length, 4), make(1, 1, length, 4)
 
 
 def test_tiles_before_the_window_are_not_computed():
   """Keys that no query may see are not even read: they may hold anything."""
   length, window = 4 * causal.SHORT_BLOCK, 3
-  q, k, v, _, _ = draws(1, 1, 2, length, 4, 4)
-  whole = jnp.ones((1, length), jnp.int32)
+  q, k, v = large(length)
+  whole = jnp.full((1, length), length), jnp.arange(length)[None]
   last = length - causal.SHORT_BLOCK
   broken = k.at[:, :, : last - causal.SHORT_BLOCK].set(jnp.nan)
-  clean = causal.attend(q, k, v, whole, None, window)
+  clean = causal.attend(q, k, v, *whole, None, window)
   np.testing.assert_array_equal(
-    causal.attend(q, broken, v, whole, None, window)[:, :, :, last:], clean[:, :, :, last:]
+    causal.attend(q, broken, v, *whole, None, window)[:, :, :, last:], clean[:, :, :, last:]
   )
+
+
+def test_tiles_of_siblings_are_not_computed():
+  """A prompt of a block and three replies of one each: a reply reads the prompt and itself."""
+  block = causal.SHORT_BLOCK
+  q, k, v = large(4 * block)
+  part = jnp.arange(4 * block)
+  ends = jnp.where(part < block, 4 * block, (part // block + 1) * block)[None]
+  depths = jnp.where(part < block, part, block + part % block)[None]
+  clean = causal.attend(q, k, v, ends, depths)
+  broken = k.at[:, :, block : 3 * block].set(jnp.nan)
+  found = causal.attend(q, broken, v, ends, depths)
+  np.testing.assert_array_equal(found[..., 3 * block :, :], clean[..., 3 * block :, :])
+  np.testing.assert_array_equal(found[..., :block, :], clean[..., :block, :])

@@ -67,18 +67,25 @@ LENGTH = 256
 
 
 def rows_of(width, value_width):
-  """q, k, v, cotangent of two rows; segments of them, padding last."""
+  """q, k, v, cotangent of two rows; the ends and depths of their sequences, padding last."""
   shapes = (2, 2, 2, LENGTH, width), (2, 2, LENGTH, width), (2, 2, LENGTH, value_width)
   arrays = draws(*shapes, (2, 2, 2, LENGTH, value_width))
-  ids = np.zeros((2, LENGTH), np.int32)
-  ids[0, :100], ids[0, 100:240], ids[1] = 1, 2, 1
-  return *arrays, jnp.asarray(ids)
+  ends, depths = np.zeros((2, 2, LENGTH), np.int32)
+  for row, first, last in ((0, 0, 100), (0, 100, 240), (1, 0, LENGTH)):
+    ends[row, first:last], depths[row, first:last] = last, np.arange(last - first)
+  return *arrays, jnp.asarray(ends), jnp.asarray(depths)
+
+
+def without_padding(function, ends):
+  """`function` with zeros for padding, whose output means nothing."""
+  valid = (ends > 0)[:, None, None, :, None]
+  return lambda *inputs: jnp.where(valid, function(*inputs), 0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 40, LENGTH])
 def test_splash_attention_equals_tiles_with_sinks_windows_and_narrow_values(window):
-  *inputs, cotangent, ids = rows_of(48, 32)
+  *inputs, cotangent, ids, depths = rows_of(48, 32)
   inputs += draws((2, 2), seed=3)
   given = None if window is None else jnp.asarray(window)
   made = splash_tpu.masks(LENGTH, 40 if window else 0, interpret=True)
@@ -86,12 +93,13 @@ def test_splash_attention_equals_tiles_with_sinks_windows_and_narrow_values(wind
   def kernel(q, k, v, sinks):
     return splash_tpu.attend(made, q, k, v, ids, ids, sinks, given)
 
-  plain = lambda q, k, v, sinks: causal.attend(q, k, v, ids, sinks, given)
+  plain = lambda q, k, v, sinks: causal.attend(q, k, v, ids, depths, sinks, given)
+  kernel, plain = without_padding(kernel, ids), without_padding(plain, ids)
   close(both(kernel, inputs, cotangent), both(plain, inputs, cotangent), atol=2e-4)
 
 
 def test_splash_attention_of_a_part_of_the_queries_sees_the_keys_before_them():
-  q, k, v, _, ids = rows_of(32, 32)
+  q, k, v, _, ids, depths = rows_of(32, 32)
   made = splash_tpu.masks(LENGTH, 0, time_ways=2, interpret=True)
   second = jax.tree.map(
     lambda spec, leaf: jnp.split(leaf, 2, axis=spec.index("time"))[1] if "time" in spec else leaf,
@@ -101,7 +109,9 @@ def test_splash_attention_of_a_part_of_the_queries_sees_the_keys_before_them():
   )
   late = slice(LENGTH // 2, None)
   found = splash_tpu.attend(second, q[..., late, :], k, v, ids[:, late], ids, None, None)
-  close(found, causal.attend(q, k, v, ids)[..., late, :], atol=2e-5)
+  valid = (ids[:, late] > 0)[:, None, None, :, None]
+  plain = causal.attend(q, k, v, ids, depths)[..., late, :]
+  close(jnp.where(valid, found, 0.0), jnp.where(valid, plain, 0.0), atol=2e-5)
 
 
 def half_of_time():
@@ -111,21 +121,24 @@ def half_of_time():
 
 @pytest.mark.slow
 def test_flash_attention_of_gpus_equals_tiles_with_shared_keys_and_narrow_values():
-  *inputs, cotangent, ids = rows_of(32, 16)
-  kernel = lambda q, k, v: flash_gpu.attend(q, k, v, ids, interpret=True)
-  plain = lambda q, k, v: causal.attend(q, k, v, ids)
+  *inputs, cotangent, ids, depths = rows_of(32, 16)
+  kernel = without_padding(lambda q, k, v: flash_gpu.attend(q, k, v, ids, interpret=True), ids)
+  plain = without_padding(lambda q, k, v: causal.attend(q, k, v, ids, depths), ids)
   close(both(kernel, inputs, cotangent), both(plain, inputs, cotangent), atol=2e-4)
 
 
 def test_kernels_are_chosen_by_what_is_compiled_for_and_can_be_turned_off():
   assert kernel_choice.kind(tiny.GQA) == "reference"
   assert kernel_choice.kind(dataclasses.replace(tiny.GQA, kernels="tpu")) == "tpu"
-  plain = {"sinks": False, "windows": False}
-  assert kernel_choice.for_rows("tpu", 128, 256, sinks=True, windows=True) == "tpu"
+  plain = {"sinks": False, "windows": False, "forks": False}
+  assert kernel_choice.for_rows("tpu", 128, 256, sinks=True, windows=True, forks=False) == "tpu"
+  assert kernel_choice.for_rows("tpu", 128, 128, **plain | {"forks": True}) == "reference"
   assert kernel_choice.for_rows("tpu", 100, 100, **plain) == "reference"
   assert kernel_choice.for_rows("gpu", 256, 256, **plain) == "gpu"
   assert kernel_choice.for_rows("gpu", 128, 256, **plain) == "reference"
-  assert kernel_choice.for_rows("gpu", 256, 256, sinks=True, windows=False) == "reference"
+  assert (
+    kernel_choice.for_rows("gpu", 256, 256, sinks=True, windows=False, forks=False) == "reference"
+  )
   wide = dataclasses.replace(tiny.GQA, kernels="tpu", head_dim=128)
   assert kernel_choice.for_cache(wide, jnp.float32, 1) == "tpu"
   assert (
@@ -169,7 +182,7 @@ def gradients_of(cfg, rows):
 
   def loss(params, tokens, positions):
     cotangent = jnp.cos(jnp.arange(cfg.embed_dim))
-    hidden = transformer.forward(params, tokens, cfg, positions=positions, remat="layer").hidden
+    hidden = transformer.forward(params, tokens, cfg, remat="layer").hidden
     return jnp.sum(hidden * cotangent)
 
   ids = jax.ShapeDtypeStruct((rows, LENGTH), jnp.int32)
