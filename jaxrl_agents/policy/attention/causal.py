@@ -32,7 +32,7 @@ from jaxrl_agents.policy import kernel_choice
 
 BLOCK = 256
 SHORT_BLOCK = 128
-"""Of rows up to twice `BLOCK`: narrow tiles skip more, wide ones cost less a tile."""
+"""Of rows up to twice `BLOCK`, and of trees: narrow tiles skip more, wide ones cost less a tile."""
 
 MASKED = -1e30
 
@@ -40,7 +40,7 @@ KEPT = "attention"
 """Name of output and log-sum-exp, which the backward pass needs, for policies of jax.checkpoint."""
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(8,))
 def attend(
   q: jax.Array,
   k: jax.Array,
@@ -50,6 +50,7 @@ def attend(
   sinks: jax.Array | None = None,
   window: jax.Array | None = None,
   start: jax.Array | None = None,
+  narrow: bool = False,
 ) -> jax.Array:
   """softmax(q k^T / sqrt(H)) v over the keys on the path from the root to the query.
 
@@ -62,27 +63,29 @@ def attend(
     sinks: [G, R], scores beside the keys', not scaled; None: there are none.
     window: int32 [], how many places a query sees, its own included; None: all.
     start: int32 [], place of the first query among the keys, at most S - T; None: 0.
+    narrow: whether tiles are narrow in long rows, too.
 
   Returns:
     [B, G, R, T, H'].
   """
-  return _forward(q, k, v, ends, depths, sinks, window, start)[0]
+  return _forward(q, k, v, ends, depths, sinks, window, start, narrow)[0]
 
 
-def _forward(q, k, v, ends, depths, sinks, window, start):
+def _forward(q, k, v, ends, depths, sinks, window, start, narrow):
   times = q.shape[3], k.shape[2]
-  start = 0 if start is None else start
-  padded = _padded(q, k, v, ends, depths, start)
-  rows = functools.partial(_forward_rows, sinks=sinks, window=window, start=start)
+  start, block = 0 if start is None else start, _block(q.shape[3], narrow)
+  padded = _padded(q, k, v, ends, depths, start, block)
+  rows = functools.partial(_forward_rows, sinks=sinks, window=window, start=start, block=block)
   out, log_total = checkpoint_name(_by_row(rows, *padded), KEPT)
   saved = *padded, out, log_total, sinks, window, start, times
   return out[..., : times[0], :], saved
 
 
-def _backward(saved, d_out):
+def _backward(narrow, saved, d_out):
   *rows, sinks, window, start, (queries, keys) = saved
   d_out = _pad_time(d_out, rows[0].shape[3] - queries)
-  function = functools.partial(_backward_rows, window=window, start=start)
+  block = _block(queries, narrow)
+  function = functools.partial(_backward_rows, window=window, start=start, block=block)
   d_q, d_k, d_v = _by_row(function, *rows, d_out)
   out, log_total = rows[-2:]
   d_sinks = None if sinks is None else _backward_sinks(sinks, out, log_total, d_out)
@@ -100,9 +103,8 @@ def _backward_sinks(sinks, out, log_total, d_out):
 attend.defvjp(_forward, _backward)
 
 
-def _padded(q, k, v, ends, depths, start):
+def _padded(q, k, v, ends, depths, start, block):
   """(q, k, v, depths of the queries, ends and depths of the keys), time a multiple of the block."""
-  block = _block(q.shape[3])
   query_depths = jax.lax.dynamic_slice_in_dim(depths, start, q.shape[3], axis=1)
   more_q, more_k = -q.shape[3] % block, -k.shape[2] % block
   pad = lambda x, more: jnp.pad(x, ((0, 0), (0, more)))
@@ -111,8 +113,8 @@ def _padded(q, k, v, ends, depths, start):
   return _pad_time(q, more_q), k, v, *places
 
 
-def _block(length: int) -> int:
-  return min(length, BLOCK if length > 2 * BLOCK else SHORT_BLOCK)
+def _block(length: int, narrow: bool) -> int:
+  return min(length, BLOCK if length > 2 * BLOCK and not narrow else SHORT_BLOCK)
 
 
 def _pad_time(x: jax.Array, more: int) -> jax.Array:
@@ -146,8 +148,9 @@ class _Tiles:
     key_depths: jax.Array,
     window: jax.Array | None,
     start: jax.Array | int,
+    block: int,
   ):
-    self.block = _block(query_depths.shape[1])
+    self.block = block
     self.of_queries, self.of_keys = (x.shape[1] // self.block for x in (query_depths, key_ends))
     self._query_depths, self._ends, self._key_depths = query_depths, key_ends, key_depths
     self._window, self._start = window, start
@@ -189,9 +192,9 @@ class _Tiles:
     return jnp.where(mask[:, None, None], scores, MASKED)
 
 
-def _forward_rows(q, k, v, query_depths, ends, depths, *, sinks, window, start):
+def _forward_rows(q, k, v, query_depths, ends, depths, *, sinks, window, start, block):
   """(out [B, G, R, T, H'], log-sum-exp of scores float32 [B, G, R, T, 1])."""
-  tiles = _Tiles(query_depths, ends, depths, window, start)
+  tiles = _Tiles(query_depths, ends, depths, window, start, block)
 
   def of_queries(i, outputs):
     queries = tiles.time(q, i) * q.shape[-1] ** -0.5
@@ -236,6 +239,7 @@ def largest_scores(
   depths: jax.Array,
   window: jax.Array | None = None,
   start: jax.Array | None = None,
+  narrow: bool = False,
 ) -> jax.Array:
   """The largest score of each head over all rows, queries and keys that they see: float32 [G, R].
 
@@ -244,14 +248,15 @@ def largest_scores(
   """
   first: Any = 0 if start is None else start
   q, k = jax.lax.stop_gradient((q, k))
-  q, k, _, *places = _padded(q, k, k, ends, depths, first)
-  rows = functools.partial(_largest_of_rows, window=window, start=first)
+  block = _block(q.shape[3], narrow)
+  q, k, _, *places = _padded(q, k, k, ends, depths, first, block)
+  rows = functools.partial(_largest_of_rows, window=window, start=first, block=block)
   return jnp.max(_by_row(rows, q, k, *places), axis=0)
 
 
-def _largest_of_rows(q, k, query_depths, ends, depths, *, window, start):
+def _largest_of_rows(q, k, query_depths, ends, depths, *, window, start, block):
   """Largest scores float32 [B, G, R]."""
-  tiles = _Tiles(query_depths, ends, depths, window, start)
+  tiles = _Tiles(query_depths, ends, depths, window, start, block)
 
   def of_queries(i, top):
     queries = tiles.time(q, i) * q.shape[-1] ** -0.5
@@ -281,9 +286,11 @@ def start_of_softmax(
   return top, jnp.ones(shape, jnp.float32)
 
 
-def _backward_rows(q, k, v, query_depths, ends, depths, out, log_total, d_out, *, window, start):
+def _backward_rows(
+  q, k, v, query_depths, ends, depths, out, log_total, d_out, *, window, start, block
+):
   """Gradients of q, k, v."""
-  tiles = _Tiles(query_depths, ends, depths, window, start)
+  tiles = _Tiles(query_depths, ends, depths, window, start, block)
   scale = q.shape[-1] ** -0.5
   wide = {"preferred_element_type": jnp.float32}  # sums over tiles, whatever q, k and v are in
   mean = jnp.sum((out * d_out).astype(jnp.float32), axis=-1, keepdims=True)

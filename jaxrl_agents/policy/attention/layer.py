@@ -210,9 +210,10 @@ def causal_core(
     elif kernels == "gpu":
       mixed = flash_gpu.attend(q, k, v, ends)
     else:
-      mixed = causal.attend(q, k, v, ends, depths, sinks, window, start)
-    peaks = causal.largest_scores(q, k, ends, depths, window, start) if with_peaks else None
-    return mixed, peaks
+      mixed = causal.attend(q, k, v, ends, depths, sinks, window, start, rows.has_forks)
+    if not with_peaks:
+      return mixed, None
+    return mixed, causal.largest_scores(q, k, ends, depths, window, start, rows.has_forks)
 
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
