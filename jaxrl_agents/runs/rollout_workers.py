@@ -25,6 +25,7 @@ from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Leader
 from jaxrl_agents.sampler.server import RolloutServer
+from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
 from jaxrl_agents.sampler.slices import Slices
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Group, Task
@@ -361,7 +362,7 @@ def scripted(
     ready()
     for i, task in enumerate(tasks):
       pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
-    left = len(tasks)
+    left, set_aside = len(tasks), SetAside(MAX_RETRIES)
     while left:
       for _, message in pool.poll(timeout_s=config.workers.stall_s):
         if message[0] == "group":
@@ -369,6 +370,11 @@ def scripted(
           yield message[1]
         elif message[0] == "died":
           for job in message[2]:
-            pool.submit(job)
+            lost = set_aside.after_death(job, message[1])
+            if lost is None:
+              pool.submit(job)
+            else:
+              left -= 1
+              yield lost
         elif message[0] == "error":
           raise RuntimeError(f"a worker failed: {message[1]}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -20,7 +19,8 @@ import numpy as np
 
 from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
-from jaxrl_agents.types import Group, SamplingLimits, Trajectory
+from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
+from jaxrl_agents.types import Group, SamplingLimits
 
 
 class RolloutError(RuntimeError):
@@ -57,7 +57,7 @@ class RolloutServer:
     max_rollouts: int,
     deterministic: bool = False,
     stall_s: float = 120.0,
-    max_retries: int = 2,
+    max_retries: int = MAX_RETRIES,
     others: Mapping[str, EngineProtocol] | None = None,
   ):
     if max_rollouts < 1:
@@ -66,7 +66,7 @@ class RolloutServer:
     self._stand_ins: dict[str, str] = {}
     self._pool = pool
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
-    self._stall_s, self._max_retries = stall_s, max_retries
+    self._stall_s, self._set_aside = stall_s, SetAside(max_retries)
     self._asked: dict[tuple[str, int], tuple[int, int]] = {}
     self._held: list[tuple[int, int, np.ndarray, SamplingLimits]] = []
     self._finished: list[Group] = []
@@ -75,7 +75,6 @@ class RolloutServer:
     self._groups: dict[str, tuple[Any, dict[str, Group | None]]] = {}
     self._group_of: dict[str, str] = {}
     self._parts: collections.deque[Any] = collections.deque()
-    self._deaths: collections.Counter[str] = collections.Counter()
     self._last_error = ""
     self._last_progress = time.monotonic()
 
@@ -220,19 +219,12 @@ class RolloutServer:
       self._engines[name].cancel(engine_id)
       del self._asked[asked]
     for job in jobs:
-      self._deaths[job.group_id] += 1
-      if self._deaths[job.group_id] <= self._max_retries:
+      lost = self._set_aside.after_death(job, text)
+      if lost is None:
         self._pool.submit(job)
       else:
-        self._set_aside(job, text)
-
-  def _set_aside(self, job: Any, text: str) -> None:
-    """Ends a job that kills its workers: all of its rollouts have failed, and the run goes on."""
-    error = f"its worker died {self._deaths.pop(job.group_id)} times, lastly: {text}"
-    print(f"task {job.task.id} was set aside: {error}", file=sys.stderr, flush=True)
-    lost = Trajectory(job.task.id, (), (), {}, "", error=f"WorkerDied: {error}")
-    self._rollouts_in_play -= job.num_rollouts
-    self._finished.append(Group(job.task, (lost,) * job.num_rollouts, job.group_id))
+        self._rollouts_in_play -= job.num_rollouts
+        self._finished.append(lost)
 
   def _check_progress(self) -> None:
     waited = time.monotonic() - self._last_progress

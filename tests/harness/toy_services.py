@@ -6,6 +6,7 @@ import sys
 import time
 
 from jaxrl_agents import chat
+from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.worker_process import Services
 from jaxrl_agents.types import Context, Message
 
@@ -44,6 +45,17 @@ class CountEnv:
 
 def build():
   return Services(chat.load(), lambda task, seed, sampler: (CountEnv(task), sampler))
+
+
+def build_scripted():
+  """Services in which a scripted player plays, so that nobody samples."""
+  shared = chat.load()
+
+  def make_episode(task, seed, sampler):
+    player = Scripted(CountEnv(task), shared, lambda context: Message("assistant", "one more"))
+    return player, player
+
+  return Services(shared, make_episode)
 
 
 def build_nothing():

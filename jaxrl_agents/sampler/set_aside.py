@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import sys
+from typing import Any
 
-from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.types import Group, Trajectory
 
 MAX_RETRIES = 2
@@ -13,17 +13,17 @@ MAX_RETRIES = 2
 
 
 class SetAside:
-  """Counts the deaths of each job's workers. Invariant: `_deaths` has unfinished jobs alone."""
+  """Counts how often the worker of each job died."""
 
-  def __init__(self, max_retries: int = MAX_RETRIES):
+  def __init__(self, max_retries: int):
     self._max_retries = max_retries
     self._deaths: collections.Counter[str] = collections.Counter()
 
-  def after_death(self, job: Job, text: str) -> Group | None:
+  def after_death(self, job: Any, text: str) -> Group | None:
     """None if the job is to be played again; else its group, all of whose rollouts have failed.
 
     Args:
-      job: what the worker played when it died.
+      job: a harness.worker_process.Job, which the worker played when it died.
       text: how it died.
     """
     self._deaths[job.group_id] += 1
@@ -33,7 +33,3 @@ class SetAside:
     print(f"task {job.task.id} was set aside: {error}", file=sys.stderr, flush=True)
     lost = Trajectory(job.task.id, (), (), {}, "", error=f"WorkerDied: {error}")
     return Group(job.task, (lost,) * job.num_rollouts, job.group_id)
-
-  def finished(self, group_id: str) -> None:
-    """Forgets a job that ended."""
-    self._deaths.pop(group_id, None)
