@@ -107,7 +107,9 @@ def test_the_largest_scores_are_those_of_pairs_that_attend_and_padding_has_none(
   q, k = rng.normal(size=(2, 2, 3, 10, 4)), rng.normal(size=(2, 2, 10, 4))
   segments = np.array([[1] * 4 + [2] * 3 + [0] * 3, [1] * 10])
   q[0, :, :, 8:], k[0, :, 8:] = 30, 30
-  found = causal.largest_scores(*map(jnp.float32, (q, k)), jnp.asarray(segments))
+  ends = jnp.asarray([[4] * 4 + [7] * 3 + [0] * 3, [10] * 10])
+  depths = jnp.asarray([[*range(4), *range(3), 0, 0, 0], [*range(10)]])
+  found = causal.largest_scores(*map(jnp.float32, (q, k)), ends, depths)
   np.testing.assert_allclose(found, plain_peaks(q, k, segments), rtol=1e-5)
 
 
