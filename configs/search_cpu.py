@@ -3,9 +3,9 @@
 python scripts/train_sft.py --config=configs/search_cpu.py --workdir=W
 python scripts/train_rl.py  --config=configs/search_cpu.py --workdir=W
 
-Expected on 200 test tasks, seeds 0, 1, 2 (--set seed=...): reward 0.36, 0.30, 0.39 before and 0.67,
-0.57, 0.56 after; output recall 0.18, 0.15, 0.19 before and 0.36, 0.32, 0.29 after, where one hybrid
-search of as many chunks has 0.27, 0.21, 0.24.
+Expected on 200 test tasks, seeds 0, 1, 2 (--set seed=...): reward 0.35, 0.33, 0.39 before and 0.63,
+0.56, 0.57 after; output recall 0.17, 0.17, 0.19 before and 0.34, 0.32, 0.31 after, where one hybrid
+search of as many chunks has 0.25, 0.21, 0.24.
 """
 
 from jaxrl_agents import config

@@ -88,7 +88,6 @@ class WorkerPool:
     self._groups_per_worker = groups_per_worker
     self._max_deaths, self._deaths_left = max_deaths, max_deaths
     self._backlog: collections.deque[Job] = collections.deque()
-    self._suspects: set[str] = set()
     self._workers: dict[int, _Worker] = {}
     self._next_number = 0
     for _ in range(num_workers):
@@ -229,24 +228,16 @@ class WorkerPool:
         )
 
   def _dispatch(self) -> None:
-    """Gives waiting jobs to the ready workers with the fewest.
-
-    A job whose worker died may have killed it, and is played alone from then on.
-    """
-    ready = {
-      number: worker
-      for number, worker in self._workers.items()
-      if worker.ready and self._suspects.isdisjoint(worker.jobs)
-    }
+    """Gives waiting jobs to the ready workers with the fewest."""
+    ready = {number: worker for number, worker in self._workers.items() if worker.ready}
     while self._backlog and ready:
       number = min(ready, key=lambda n: len(ready[n].jobs))
-      is_suspect = self._backlog[0].group_id in self._suspects
-      if len(ready[number].jobs) >= (1 if is_suspect else self._groups_per_worker):
+      if len(ready[number].jobs) >= self._groups_per_worker:
         return
       job = self._backlog.popleft()
       ready[number].jobs[job.group_id] = job
-      if not self.send(number, ("group", job)) or is_suspect:
-        del ready[number]  # poll reports the death of one that is gone, with this job
+      if not self.send(number, ("group", job)):
+        del ready[number]  # poll reports its death, with this job
 
   def _receive(self, number: int) -> tuple[Any, ...] | None:
     """One message of a worker, its death included; None if it is for the pool alone."""
@@ -264,7 +255,6 @@ class WorkerPool:
       worker.last_error = message[1]
     elif message[0] == "group":
       worker.jobs.pop(message[1].id, None)
-      self._suspects.discard(message[1].id)
       self._deaths_left = self._max_deaths  # counted in a row: a few bad tasks must not end a run
     return message
 
@@ -293,7 +283,6 @@ class WorkerPool:
       if self._deaths_left < 0:
         raise WorkerPoolError(f"{text} Too many workers have died; none is started any more.")
       self._start_worker()
-    self._suspects.update(worker.jobs)
     return ("died", text, tuple(worker.jobs.values()))
 
   def _cause(self, worker: _Worker) -> str:
