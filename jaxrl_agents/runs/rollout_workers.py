@@ -363,19 +363,17 @@ def scripted(
     for i, task in enumerate(tasks):
       pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
     left, set_aside = len(tasks), SetAside(MAX_RETRIES)
-    suspects: list[Job] = []  # one of them killed its worker: each is played again alone, at last
     while left:
-      if suspects and not pool.unfinished:
-        pool.submit(suspects.pop())
+      while job := set_aside.next_job():
+        pool.submit(job)
       for _, message in pool.poll(timeout_s=config.workers.stall_s):
+        ended: list[Group] = []
         if message[0] == "group":
-          left -= 1
-          yield message[1]
+          set_aside.finished(message[1].id)
+          ended = [message[1]]
         elif message[0] == "died":
-          lost = [(job, set_aside.after_death(job, message[1])) for job in message[2]]
-          suspects += [job for job, group in lost if group is None]
-          for group in filter(None, (group for _, group in lost)):
-            left -= 1
-            yield group
+          ended = set_aside.after_death(message[2], message[1])
         elif message[0] == "error":
           raise RuntimeError(f"a worker failed: {message[1]}")
+        left -= len(ended)
+        yield from ended

@@ -150,6 +150,8 @@ class RolloutServer:
     return bool(self._asked or self._held or self._finished)
 
   def _receive(self, timeout_s: float) -> None:
+    while job := self._set_aside.next_job(even_beside_others=self._deterministic):
+      self._pool.submit(job)
     for worker, message in self._pool.poll(timeout_s):
       self._last_progress = time.monotonic()
       kind, *content = message
@@ -158,6 +160,7 @@ class RolloutServer:
       elif kind == "playing":
         self._more_players[worker] += content[0]
       elif kind == "group":
+        self._set_aside.finished(content[0].id)
         self._rollouts_in_play -= len(content[0].trajectories)
         self._finished.append(content[0])
       elif kind == "died":
@@ -211,20 +214,16 @@ class RolloutServer:
     return done
 
   def _retry(self, worker: int, text: str, jobs: Iterable[Any]) -> None:
-    """Forgets what a dead worker waited for and plays its jobs again from the start."""
+    """Forgets what a dead worker waited for; its jobs are played again from the start."""
     self._held = [held for held in self._held if held[0] != worker]
     del self._more_players[worker]
     for asked in [key for key, (asked_by, _) in self._asked.items() if asked_by == worker]:
       name, engine_id = asked
       self._engines[name].cancel(engine_id)
       del self._asked[asked]
-    for job in jobs:
-      lost = self._set_aside.after_death(job, text)
-      if lost is None:
-        self._pool.submit(job)
-      else:
-        self._rollouts_in_play -= job.num_rollouts
-        self._finished.append(lost)
+    for lost in self._set_aside.after_death(jobs, text):
+      self._rollouts_in_play -= len(lost.trajectories)
+      self._finished.append(lost)
 
   def _check_progress(self) -> None:
     waited = time.monotonic() - self._last_progress

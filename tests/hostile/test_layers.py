@@ -10,16 +10,12 @@ import pytest
 
 from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.host.merged_layers import Layers
+from tests.hostile.conftest import nest
 
 
 def deep(folder, depth, name="x"):
-  """A chain of folders, whose path may be longer than the kernel takes."""
-  there = os.open(folder, os.O_RDONLY)
-  for _ in range(depth):
-    os.mkdir(name, dir_fd=there)
-    inner = os.open(name, os.O_RDONLY, dir_fd=there)
-    os.close(there)
-    there = inner
+  """A chain of folders, whose path may be longer than the kernel takes, with a file in the last."""
+  there = nest(folder, depth, name)
   os.close(os.open("end", os.O_CREAT | os.O_WRONLY, dir_fd=there))
   os.close(there)
 

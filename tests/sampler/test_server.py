@@ -124,6 +124,18 @@ def test_a_task_that_kills_every_worker_is_set_aside_and_the_others_are_played(
   assert pool.unfinished == 0 and engine.num_unfinished == 0
 
 
+def test_groups_beside_a_task_that_kills_its_workers_are_not_set_aside_with_it(
+  engine, pool, tmp_path
+):
+  server = RolloutServer(engine, pool, max_rollouts=16)
+  beside = [job(f"h{i}", 2) for i in range(6)]
+  jobs = [*beside[:3], job("k0", 2, dies=9, folder=str(tmp_path)), *beside[3:]]
+  groups = {group.task.id: group for group in server.collect(jobs)}
+  assert len(groups) == 7
+  for name, group in groups.items():
+    assert all(bool(t.error) == (name == "k0") for t in group.trajectories), name
+
+
 def test_no_progress_ends_with_the_state_of_everything(engine):
   class SilentPool:
     def submit(self, job):
