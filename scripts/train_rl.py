@@ -10,8 +10,6 @@ it stopped. Of several processes that share the disk each runs it, with its own 
       --set learner.rows_per_microbatch=8 --coordinator=HOST:PORT --num_processes=2 --process_id=0
 """
 
-import contextlib
-
 from absl import flags
 
 from jaxrl_agents.runs import config_flags, entry_point, processes, report_page, rl, setup
@@ -28,12 +26,7 @@ def main() -> None:
   _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
-  with contextlib.ExitStack() as stack:
-    if processes.is_first():
-      stack.enter_context(workdir.held())
-    with processes.first_alone("corpus"):
-      corpus = setup.open_tasks(config)
-    stack.enter_context(setup.devices(config))
+  with setup.of_run(config, workdir) as corpus:
     rl.train(config, corpus, workdir)
   if processes.is_first():
     report_page.write_if_possible(workdir.path)

@@ -9,8 +9,6 @@ another mesh. Of several processes that share the disk each runs it, with its ow
       --set learner.rows_per_microbatch=8 --coordinator=HOST:PORT --num_processes=2 --process_id=0
 """
 
-import contextlib
-
 from absl import flags
 
 from jaxrl_agents.runs import config_flags, entry_point, processes, setup, sft
@@ -27,12 +25,7 @@ def main() -> None:
   _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
-  with contextlib.ExitStack() as stack:
-    if processes.is_first():
-      stack.enter_context(workdir.held())
-    with processes.first_alone("corpus"):
-      corpus = setup.open_tasks(config)
-    stack.enter_context(setup.devices(config))
+  with setup.of_run(config, workdir) as corpus:
     sft.train(config, corpus, workdir)
   print(f"the warm start is in {workdir.warm_start}")
 

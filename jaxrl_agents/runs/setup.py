@@ -24,7 +24,7 @@ from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy import copying_heads, lora, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import weight_files
+from jaxrl_agents.runs import processes, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 
@@ -68,6 +68,22 @@ def open_tasks(config: RunConfig, report: Any = print) -> Tasks:
     ValueError: no tasks can be made.
   """
   return agent(config).tasks(setting(config), report)
+
+
+@contextlib.contextmanager
+def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
+  """Holds the workdir of a run, opens its tasks, and makes its mesh ambient while that lasts.
+
+  Raises:
+    ValueError: another run has the workdir, no tasks can be made, or the mesh has other devices.
+  """
+  with contextlib.ExitStack() as stack:
+    if processes.is_first():
+      stack.enter_context(workdir.held())
+    with processes.first_alone("corpus"):
+      tasks = open_tasks(config)
+    stack.enter_context(devices(config))
+    yield tasks
 
 
 def worker_spec(config: RunConfig, tasks: Tasks, player: str = "") -> WorkerSpec:
