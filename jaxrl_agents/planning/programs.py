@@ -166,7 +166,7 @@ def sampler(
   context_tokens: int,
   dtype: Any,
 ) -> Sampler:
-  """The decode step of a `sampler.engine.Engine` on a mesh.
+  """The decode program of a `sampler.engine.Engine` on a mesh.
 
   Args:
     cfg: sizes.
@@ -206,9 +206,12 @@ def sampler(
   slots = _on(mesh, (rows_in_all,), jnp.int32)
 
   def decode(*arguments):  # as the engine's program
-    return steps.laid_out(*steps.decode(*arguments, cfg=cfg), cfg)
+    sampled = steps.decode(*arguments, cfg=cfg, max_steps=steps.DECODE_STEPS)
+    return steps.laid_out(*sampled, cfg)
 
-  program = Program("decode", jax.jit(decode, donate_argnums=1), (params, held, rows, slots))
+  limits = (_on(mesh, (), jnp.int32),) * 2
+  arguments = params, held, rows, slots, *limits
+  program = Program("decode", jax.jit(decode, donate_argnums=1), arguments)
   return Sampler(params, held, rows, program)
 
 

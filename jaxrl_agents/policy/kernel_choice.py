@@ -20,6 +20,7 @@ for. YaRN and MLA's scale are no matter of these kernels: queries come to them s
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import jax
@@ -81,3 +82,8 @@ def for_cache(cfg: PolicyConfig, dtype: Any, head_ways: int) -> Kind:
 def packed_entries(cfg: PolicyConfig) -> bool:
   """Whether cached heads lie side by side and are best not taken apart: paged.attend_packed."""
   return platform() != "cpu" and cfg.head_dim % LANES != 0
+
+
+def gathers_pages() -> bool:
+  """Whether a sampler's program gathers pages once for its steps: on a CPU's only device."""
+  return platform() == "cpu" and math.prod(jax.sharding.get_abstract_mesh().shape.values()) == 1

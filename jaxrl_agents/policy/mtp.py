@@ -10,7 +10,6 @@ Alphabet: B rows, T time, Q new tokens, D width, M modules, L trunk layers.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -19,7 +18,6 @@ import jax.numpy as jnp
 
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding, transformer
-from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention import layer
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
@@ -67,13 +65,13 @@ def mtp_decode(
   hidden: jax.Array,
   next_tokens: jax.Array,
   cfg: PolicyConfig,
-  cache: cache_lib.PagedCache,
+  cache: layer.Cache,
   *,
   page_table: jax.Array,
   lengths: jax.Array,
   num_new: jax.Array,
   depth: int = 0,
-) -> tuple[jax.Array, cache_lib.PagedCache]:
+) -> tuple[jax.Array, layer.Cache]:
   """One module over new positions of cached sequences: drafts, and fills the module's cache.
 
   Place q of a row is position lengths + q of its sequence: `hidden` there and the token that
@@ -98,22 +96,22 @@ def mtp_decode(
     ([B, Q, D] after the module's final norm, cache).
   """
   module = _modules(params)[depth]
-  step = cache_lib.plan_step(cache, page_table, lengths, num_new, next_tokens.shape[1])
+  step = layer.plan_step(cache, page_table, lengths, num_new, next_tokens.shape[1])
   attend = functools.partial(
     layer.attend_cached,
     cfg=cfg,
     rope=layer.rope_of(step.positions, cfg),
-    pages=cache.pages,
+    cache=cache,
     layer=cfg.num_layers + depth,
     step=step,
   )
   embedded = params["embed"][next_tokens][..., : cfg.embed_dim]
   merged = _merge(module, hidden, embedded, cfg)
   valid = jnp.arange(next_tokens.shape[1]) < num_new[:, None]
-  (x, pages), _ = transformer.block(
+  (x, cache), _ = transformer.block(
     module["block"], merged, cfg, attend, valid=valid, rules=sharding.SERVE_RULES
   )
-  return rms_norm(x, module["final_norm"], cfg.norm_eps), dataclasses.replace(cache, pages=pages)
+  return rms_norm(x, module["final_norm"], cfg.norm_eps), cache
 
 
 def shift_left(values: jax.Array, places: int) -> jax.Array:

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxrl_agents.policy import head as head_lib
 from jaxrl_agents.policy import lora, sharding
-from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention import causal
 from jaxrl_agents.policy.attention import layer as attention
 from jaxrl_agents.policy.config import PolicyConfig
@@ -159,12 +159,12 @@ def decode(
   params: dict[str, Any],
   tokens: jax.Array,
   cfg: PolicyConfig,
-  cache: cache_lib.PagedCache,
+  cache: attention.Cache,
   *,
   page_table: jax.Array,
   lengths: jax.Array,
   num_new: jax.Array,
-) -> tuple[Output, cache_lib.PagedCache]:
+) -> tuple[Output, attention.Cache]:
   """A pass over new tokens of cached sequences: prefill, decode and verification alike.
 
   Donate the cache: its pages are written in place.
@@ -173,26 +173,27 @@ def decode(
     params: unstacked layers (fast on CPU, see sharding.served) or stacked ones.
     tokens: int32 [B, Q].
     cfg: sizes.
-    cache: pages [L + M, P, S, C].
+    cache: pages [L + M, P, S, C]; or what was gathered of them for these rows, which takes
+      unstacked params.
     page_table: int32 [B, Pm], pages of each row in order, see policy.attention.cache; 0 where
-      unused.
+      unused. What was gathered needs none.
     lengths: int32 [B], tokens of each row already in the cache.
     num_new: int32 [B], how many of the Q tokens are real; the others go to the scratch page.
 
   On a mesh B is a multiple of the parts that rows are split into.
   """
-  step = cache_lib.plan_step(cache, page_table, lengths, num_new, tokens.shape[1])
+  step = attention.plan_step(cache, page_table, lengths, num_new, tokens.shape[1])
   rope = attention.rope_of(step.positions, cfg)
   valid = jnp.arange(tokens.shape[1]) < num_new[:, None]
 
   def layer(carry, weights, extra):
-    x, pages = carry
+    x, cache = carry
     place, window = extra
     attend = functools.partial(
       attention.attend_cached,
       cfg=cfg,
       rope=rope,
-      pages=pages,
+      cache=cache,
       layer=place,
       step=step,
       window=window,
@@ -201,18 +202,18 @@ def decode(
 
   x = params["embed"][tokens][..., : cfg.embed_dim]
   x = sharding.constrain(x, "batch", None, None, rules=sharding.SERVE_RULES)
-  carry = (x, cache.pages)
+  carry = (x, cache)
   used = None
   if cfg.num_dense_layers:
-    extra = jnp.arange(cfg.num_dense_layers), windows(cfg, 0, cfg.num_dense_layers)
+    extra = np.arange(cfg.num_dense_layers), windows(cfg, 0, cfg.num_dense_layers)
     carry, _ = _run_layers(layer, carry, params["dense_layers"], extra)
   if cfg.num_moe_layers:
-    places = jnp.arange(cfg.num_dense_layers, cfg.num_layers)
+    places = np.arange(cfg.num_dense_layers, cfg.num_layers)
     extra = places, windows(cfg, cfg.num_dense_layers, cfg.num_layers)
     carry, used = _run_layers(layer, carry, params["moe_layers"], extra)
-  x, pages = carry
+  x, cache = carry
   hidden = rms_norm(x, params["final_norm"], cfg.norm_eps)
-  return _output(hidden, used, valid, cfg), dataclasses.replace(cache, pages=pages)
+  return _output(hidden, used, valid, cfg), cache
 
 
 def block(

@@ -52,14 +52,13 @@ def weigh(
   Returns:
     (weights float32 [B, V], most likely token int32 [B]).
   """
-  best = jnp.argmax(logits, axis=-1)
-  highest = jnp.take_along_axis(logits, best[:, None], axis=-1)
+  highest = jnp.max(logits, axis=-1, keepdims=True)
   greedy = temperature <= 0
   scale = jnp.where(greedy, 1.0, 1.0 / jnp.where(greedy, 1.0, temperature))
   weights = jnp.exp((logits - highest) * scale[:, None])
   top_p = jnp.where(greedy, 1.0, top_p)
   weights = jax.lax.cond(jnp.any(top_p < 1.0), nucleus, lambda w, _: w, weights, top_p)
-  return weights, best.astype(jnp.int32)
+  return weights, _first(logits == highest)
 
 
 def nucleus(weights: jax.Array, top_p: jax.Array) -> jax.Array:
@@ -117,8 +116,11 @@ def invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
   token = block * _BLOCK + _first_above(jnp.cumsum(inside, axis=-1), target - before)
   # Rounding of the sums can point at a neighbour of weight 0.
   valid = jnp.take_along_axis(padded, token, axis=-1) > 0
-  best = jnp.argmax(weights, axis=-1, keepdims=True)
-  return jnp.where(valid, token, best)[:, 0].astype(jnp.int32)
+  likeliest = lambda: _first(weights == jnp.max(weights, axis=-1, keepdims=True))
+  token = token[:, 0].astype(jnp.int32)
+  return jax.lax.cond(
+    jnp.all(valid), lambda: token, lambda: jnp.where(valid[:, 0], token, likeliest())
+  )
 
 
 def sample(
@@ -144,6 +146,12 @@ def logprobs(weights: jax.Array, tokens: jax.Array) -> jax.Array:
   """log(weights[token] / sum of weights), float32 [B], of weights [B, V] and tokens int32 [B]."""
   chosen = jnp.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]
   return jnp.log(chosen) - jnp.log(jnp.sum(weights, axis=-1))
+
+
+def _first(found: jax.Array) -> jax.Array:
+  """Index of the first True in each row of [B, V]: int32 [B]. XLA:CPU takes longer for argmax."""
+  places = jnp.arange(found.shape[-1], dtype=jnp.int32)
+  return jnp.min(jnp.where(found, places, found.shape[-1] - 1), axis=-1)
 
 
 def _first_above(cumulative: jax.Array, target: jax.Array) -> jax.Array:

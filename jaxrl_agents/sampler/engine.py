@@ -1,15 +1,16 @@
-"""Continuous batching over the paged cache: requests in, generations out, one device step at a
-time.
+"""Continuous batching over the paged cache: requests in, generations out, one program at a time.
 
-The host decides (scheduler, pages), the device computes (steps); once a step, the sampled ids,
-their log-probabilities and experts are fetched. All shapes are static, one set for few running
-sequences and one for many: after `warm_up` nothing compiles.
+The host decides (scheduler, pages), the device computes (steps): a chunk of prompts, or several
+decode steps, after which the sampled ids, their log-probabilities and experts are fetched together.
+All shapes are static, one set for few running sequences and one for many: after `warm_up` nothing
+compiles.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,15 +25,16 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import sequence as sequence_lib
 from jaxrl_agents.sampler import steps
 from jaxrl_agents.sampler.pages import PagePool, of_each_part
-from jaxrl_agents.sampler.scheduler import Scheduler
+from jaxrl_agents.sampler.scheduler import Decode, Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import NOT_ROUTED, Generation, SamplingLimits
 
+_ENDED_SHARE = 8
+"""A decode program ends when one in so many of its sequences has ended."""
+
 _FEWER_ROWS = 4
-"""A decode step of at most a quarter of the slots of each part runs a program of a quarter of the
-rows.
-"""
+"""At most a quarter of the slots of each part decode in a program of a quarter of the rows."""
 
 
 class Engine:
@@ -43,9 +45,9 @@ class Engine:
   (policy.attention.cache). With several processes, each makes the same calls in one order, at the
   same times of their clocks (sampler.lockstep).
 
-  Invariant: between two steps every running sequence has `num_tokens - 1` positions cached (or is
-  being prefilled), and each sampled id carries the log-probability and version of the weights that
-  sampled it, given the cache as it was then.
+  Invariant: between two programs every running sequence has `num_tokens - 1` positions cached (or
+  is being prefilled), and each sampled id carries the log-probability and version of the weights
+  that sampled it, given the cache as it was then.
 
   Args:
     cfg: sizes.
@@ -58,6 +60,7 @@ class Engine:
     prefill_tokens: positions of one sequence that one prefill step computes at most.
     draft_tokens: ids drafted per decode step by the first MTP module; 0 decodes one id a step.
     prefill_rows: sequences that one prefill step serves at most; rounded likewise.
+    decode_steps: steps of a decode program at most.
     dtype: of the cache.
     clock: seconds; what deadlines are measured by.
 
@@ -79,6 +82,7 @@ class Engine:
     prefill_tokens: int,
     draft_tokens: int,
     prefill_rows: int = 4,
+    decode_steps: int = steps.DECODE_STEPS,
     dtype: Any = jnp.float32,
     clock: Callable[[], float] = time.monotonic,
   ):
@@ -121,6 +125,7 @@ class Engine:
       chunk_tokens=prefill_tokens,
       prefill_rows=prefill_rows,
       draft_tokens=draft_tokens,
+      decode_steps=decode_steps,
     )
     self._prefill_counts = sorted({1, prefill_rows})  # rows of each part
     self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})
@@ -135,8 +140,10 @@ class Engine:
     )
     self._rows = steps.empty_rows(parts * slots, draft_tokens + 1, max_pages)
     self._next_id = 0
-    self._prefill_step = self._program(steps.prefill)
-    self._decode_step = self._program(steps.decode)
+    self._prefill_program = self._program(functools.partial(steps.prefill, cfg=cfg))
+    self._decode_program = self._program(
+      functools.partial(steps.decode, cfg=cfg, max_steps=decode_steps)
+    )
 
   @property
   def num_unfinished(self) -> int:
@@ -146,13 +153,14 @@ class Engine:
   def warm_up(self) -> None:
     """Compiles every program that a step can need, on rows without work."""
     num_slots, max_pages = self._rows.page_table.shape
-    for step, counts, places in (
-      (self._prefill_step, self._prefill_counts, self._prefill_tokens + 1),
-      (self._decode_step, self._decode_counts, self._draft_tokens + 1),
+    no_steps = np.int32(0), np.int32(1)
+    for program, counts, places, more in (
+      (self._prefill_program, self._prefill_counts, self._prefill_tokens + 1, ()),
+      (self._decode_program, self._decode_counts, self._draft_tokens + 1, no_steps),
     ):
       for count in counts:
         rows = steps.empty_rows(self._parts * count, places, max_pages)
-        self._run(step, rows, np.full(self._parts * count, num_slots, np.int32))
+        self._run(program, rows, np.full(self._parts * count, num_slots, np.int32), *more)
     self.stats.forwards = 0
 
   def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
@@ -186,7 +194,7 @@ class Engine:
     return sequence.id
 
   def step(self) -> list[tuple[int, Generation | Failure]]:
-    """Runs one device step; returns the requests that ended with it, each by its id.
+    """Runs one program; returns the requests that ended with it, each by its id.
 
     A request whose deadline passed ends as a Failure.
     """
@@ -194,10 +202,7 @@ class Engine:
     work = self._scheduler.plan()
     if not work:
       return ended
-    if isinstance(work[0], Chunk):
-      finished = self._prefill(work)
-    else:
-      finished = self._decode(work)
+    finished = self._decode(work) if isinstance(work, Decode) else self._prefill(work)
     for sequence in finished:
       ended.append((sequence.id, self._generation(sequence)))
       self._scheduler.remove(sequence)
@@ -277,7 +282,7 @@ class Engine:
       steps.set_limits(rows, i, sequence.limits)
       if end == sequence.prefill_end:
         slots[i] = sequence.slot
-    sampled = self._run(self._prefill_step, rows, slots)
+    sampled = self._run(self._prefill_program, rows, slots)
     taken = zip(places, chunks, strict=True)
     return [c.sequence for i, c in taken if self._take_prefilled(c, i, sampled)]
 
@@ -320,8 +325,9 @@ class Engine:
     self._rows.tokens[slot, 0] = sequence.tokens[sequence.num_tokens - 1]
     self._rows.num_tokens[slot] = 1
 
-  def _decode(self, sequences: list[Sequence]) -> list[Sequence]:
+  def _decode(self, work: Decode) -> list[Sequence]:
     """Samples for every sequence; returns those that ended."""
+    sequences = work.sequences
     count, places = self._placed(sequences, self._decode_counts)
     num_slots = len(self._rows.active)
     slots = np.full(count, num_slots, np.int32)
@@ -330,20 +336,25 @@ class Engine:
     rows = jax.tree.map(lambda x: x[np.minimum(slots, num_slots - 1)], held)
     rows.active[:] = slots < num_slots
     rows.lengths[places] = [sequence.num_cached for sequence in sequences]
-    sampled = self._run(self._decode_step, rows, slots)
-    num_new = sampled.num_accepted + 1
+    rows.budget[places] = [sequence.max_tokens - sequence.num_tokens for sequence in sequences]
+    idle_below = len(sequences) - len(sequences) // _ENDED_SHARE
+    sampled = self._run(
+      self._decode_program, rows, slots, np.int32(work.num_steps), np.int32(idle_below)
+    )
     finished = []
     for row, sequence in zip(places, sequences, strict=True):
-      start, new = sequence.num_cached, int(num_new[row])
+      start, new = sequence.num_cached, int(sampled.count[row])
       self._record_routing(sequence, start, sampled.routing[row, :new])
       if self._append(sequence, sampled.tokens[row], sampled.logprobs[row], new):
         finished.append(sequence)
-      self._scheduler.advance(sequence, start + new, start if self._draft_tokens else start + new)
-      self._rows.tokens[sequence.slot] = sampled.tokens[row]
-      self._rows.num_tokens[sequence.slot] = new
-    self.stats.decoded_rows += len(sequences)
-    self.stats.drafted += self._draft_tokens * len(sequences)
-    self.stats.accepted += int(sampled.num_accepted[places].sum())
+      cached, newest = start + new, int(sampled.num_newest[row])
+      self._scheduler.advance(sequence, cached, cached - newest if self._draft_tokens else cached)
+      self._rows.tokens[sequence.slot] = sampled.newest[row]
+      self._rows.num_tokens[sequence.slot] = newest
+    row_steps = int(sampled.row_steps)
+    self.stats.decoded_rows += row_steps
+    self.stats.drafted += self._draft_tokens * row_steps
+    self.stats.accepted += int(sampled.count[places].sum()) - row_steps
     return finished
 
   def _append(
@@ -384,18 +395,19 @@ class Engine:
       stop="stop" if int(tokens[-1]) in sequence.limits.stop_tokens else "length",
     )
 
-  def _run(self, program, rows: steps.Rows, slots: np.ndarray) -> steps.Sampled:
+  def _run(self, program, rows: steps.Rows, slots: np.ndarray, *more: np.ndarray) -> steps.Sampled:
     """Runs a program and fetches what it sampled."""
-    self._state, sampled = program(self._params, self._state, rows, slots)
-    self.stats.forwards += 1
-    return jax.device_get(sampled)
+    self._state, sampled = program(self._params, self._state, rows, slots, *more)
+    sampled = jax.device_get(sampled)
+    self.stats.forwards += int(sampled.steps)
+    return sampled
 
-  def _program(self, step):
-    """The jitted step; counts how often it is traced, which is how often it compiles."""
+  def _program(self, function):
+    """The jitted function; counts how often it is traced, which is how often it compiles."""
 
     def traced(*args):
       self.stats.compiles += 1
-      state, sampled = step(*args, cfg=self.cfg)
+      state, sampled = function(*args)
       return steps.laid_out(state, sampled, self.cfg)
 
     return jax.jit(traced, donate_argnums=1)

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import bisect
 import collections
+import dataclasses
 from collections.abc import Sequence as Seq
 
 import numpy as np
 
 from jaxrl_agents.sampler.pages import SCRATCH_PAGE, PagePool
 from jaxrl_agents.sampler.sequence import Chunk, Sequence
+
+PREFILLS_IN_A_ROW, STEPS_BESIDE_PREFILL = 4, 4
+"""Prefill steps that running sequences wait for at most, and their steps until the next ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decode:
+  """Sequences that decode together, and for how many steps they have pages."""
+
+  sequences: list[Sequence]
+  num_steps: int
 
 
 class Scheduler:
@@ -30,6 +42,7 @@ class Scheduler:
     chunk_tokens: most positions of a sequence in one prefill step.
     prefill_rows: most sequences of a part in one prefill step.
     draft_tokens: positions beyond the newest id that a decode step also writes.
+    decode_steps: most decode steps of a program.
 
   Attributes:
     page_table: int32 [slots of all parts, max_pages], the pages of each running sequence; 0 beyond
@@ -47,6 +60,7 @@ class Scheduler:
     chunk_tokens: int,
     prefill_rows: int,
     draft_tokens: int,
+    decode_steps: int,
   ):
     self.pools = pools
     self.waiting: list[Sequence] = []
@@ -61,25 +75,37 @@ class Scheduler:
     self._chunk_tokens = chunk_tokens
     self._prefill_rows = prefill_rows
     self._draft_tokens = draft_tokens
+    self._decode_steps = decode_steps
+    self._prefills_in_a_row = 0
 
   def add(self, sequence: Sequence) -> None:
     """Puts a sequence among the waiting, in order of id."""
     bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.id)
 
-  def plan(self) -> list[Chunk] | list[Sequence]:
-    """The next step's work: chunks to prefill if any, else the sequences to decode (maybe none)."""
+  def plan(self) -> list[Chunk] | Decode:
+    """The next program's work: chunks to prefill, or sequences to decode; an empty list if neither.
+
+    Prefills go first, so that many sequences decode together, but those that decode already wait
+    for a few of them only.
+    """
     self._admit()
+    decoding = any(s.decoding for s in self.running.values())
     prefilling = [s for s in self._oldest_first() if not s.decoding]
-    if prefilling:
-      taken: collections.Counter[int] = collections.Counter()
-      chunks = []
-      for sequence in prefilling:
-        part = self.part_of(sequence)
-        if taken[part] < self._prefill_rows:
-          taken[part] += 1
-          chunks.append(self._next_chunk(sequence))
-      return chunks
-    return self._with_room_to_decode()
+    if prefilling and not (decoding and self._prefills_in_a_row >= PREFILLS_IN_A_ROW):
+      self._prefills_in_a_row += 1
+      return self._chunks(prefilling)
+    self._prefills_in_a_row = 0
+    return self._with_room_to_decode(STEPS_BESIDE_PREFILL if prefilling else self._decode_steps)
+
+  def _chunks(self, prefilling: list[Sequence]) -> list[Chunk]:
+    taken: collections.Counter[int] = collections.Counter()
+    chunks = []
+    for sequence in prefilling:
+      part = self.part_of(sequence)
+      if taken[part] < self._prefill_rows:
+        taken[part] += 1
+        chunks.append(self._next_chunk(sequence))
+    return chunks
 
   def part_of(self, sequence: Sequence) -> int:
     """The part of the cache that a running sequence is in."""
@@ -209,15 +235,21 @@ class Scheduler:
         return True
     return False
 
-  def _with_room_to_decode(self) -> list[Sequence]:
-    """Gives every running sequence the pages of its next step, preempting the youngest of its part
-    if need be."""
+  def _with_room_to_decode(self, most_steps: int) -> list[Chunk] | Decode:
+    """Gives every decoding sequence the pages of the next steps.
+
+    Where pages are few, of fewer steps; where they do not last for one, the youngest sequence of
+    the part is preempted.
+    """
+    steps = min(most_steps, self._decode_steps)
+    while steps > 1 and not self._has_room(steps):
+      steps //= 2
     ready = []
     for sequence in self._oldest_first():
-      if sequence.slot < 0:
+      if sequence.slot < 0 or not sequence.decoding:
         continue
       pool, part = self.pool_of(sequence), self.part_of(sequence)
-      needed = self._pages_for(sequence.num_tokens + self._draft_tokens) - len(sequence.pages)
+      needed = self._pages_to_decode(sequence, steps)
       pages = pool.allocate(needed)
       while pages is None and sequence.slot >= 0:
         self._preempt([s for s in self._oldest_first() if self.part_of(s) == part][-1])
@@ -225,7 +257,21 @@ class Scheduler:
       if pages is not None:
         self._extend(sequence, pages)
         ready.append(sequence)
-    return ready
+    return Decode(ready, steps) if ready else []
+
+  def _has_room(self, steps: int) -> bool:
+    """Whether the pages of every part last for so many steps."""
+    needed: collections.Counter[int] = collections.Counter()
+    for sequence in self.running.values():
+      if sequence.decoding:
+        needed[self.part_of(sequence)] += self._pages_to_decode(sequence, steps)
+    return all(count <= self.pools[part].num_available for part, count in needed.items())
+
+  def _pages_to_decode(self, sequence: Sequence, steps: int) -> int:
+    """Pages that a sequence lacks for so many steps, in each of which all drafts may stand."""
+    positions = sequence.num_tokens - 1 + steps * (self._draft_tokens + 1)
+    most = sequence.max_tokens + self._draft_tokens
+    return max(0, self._pages_for(min(positions, most)) - len(sequence.pages))
 
   def _extend(self, sequence: Sequence, pages: list[int]) -> None:
     held = len(sequence.pages)

@@ -1,9 +1,14 @@
-"""The device programs of the engine: one prefill step, one decode step, each a pure function.
+"""The device programs of the engine: a prefill step, and a loop of decode steps.
 
-Rows that have no work carry num_new 0: what they compute goes to the scratch page and is not read.
+Each is a pure function. Rows that have no work carry num_new 0: what they compute goes to the
+scratch page and is not read.
+
+A decode program makes up to `num_steps` steps, and ends earlier once as few rows go on as the host
+allows: then it pays to hand out what ended and to take in what waits. Draws depend on seeds and
+positions alone, so where programs begin and end changes no token.
 
 Alphabet: B rows, Q new tokens, d drafts, D width, L mixture layers, K experts per token, V vocab,
-Pm pages of a row's table.
+Pm pages of a row's table, T tokens that a program can sample in a row.
 """
 
 from __future__ import annotations
@@ -16,9 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl_agents.policy import mtp, sharding, transformer
+from jaxrl_agents.policy import kernel_choice, mtp, sharding, transformer
 from jaxrl_agents.policy.attention import cache as cache_lib
+from jaxrl_agents.policy.attention import gathered
 from jaxrl_agents.policy.attention.cache import PagedCache
+from jaxrl_agents.policy.attention.layer import Cache
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import draw, speculate
 from jaxrl_agents.types import SamplingLimits
@@ -26,10 +33,17 @@ from jaxrl_agents.types import SamplingLimits
 Array: TypeAlias = Any
 """np.ndarray on the host, jax.Array under jit."""
 
+DECODE_STEPS = 16
+"""Steps of a decode program at most, unless an engine is made with another number."""
+
+STOPS = 8
+"""Stop tokens of a row that the device knows of. A row with more goes on past the others, and the
+host cuts it off there."""
+
 
 @struct.dataclass
 class Rows:
-  """The sequences of one step.
+  """The sequences of a program.
 
   Attributes:
     tokens: int32 [B, Q + 1] to prefill, the token after the chunk last; int32 [B, d + 1] to decode,
@@ -41,6 +55,8 @@ class Rows:
     seeds: uint32 [B].
     temperature: float32 [B].
     top_p: float32 [B].
+    stops: int32 [B, STOPS], ids that end a row; -1 for none.
+    budget: int32 [B], ids after which a row ends.
   """
 
   tokens: Array
@@ -51,11 +67,13 @@ class Rows:
   seeds: Array
   temperature: Array
   top_p: Array
+  stops: Array
+  budget: Array
 
 
 @struct.dataclass
 class State:
-  """What stays on the device between steps; donated to every step.
+  """What stays on the device between programs; donated to every one.
 
   Attributes:
     cache: keys and values of all sequences.
@@ -69,19 +87,45 @@ class State:
 
 @struct.dataclass
 class Sampled:
-  """What the host fetches after a step.
+  """What the host fetches after a program.
 
   Attributes:
-    tokens: int32 [B, d + 1] (d = 0 when prefilling).
-    logprobs: float32 [B, d + 1], of the main model.
-    num_accepted: int32 [B]; the first num_accepted + 1 tokens are valid.
-    routing: uint16 [B, Q, L, K], experts of the positions that the step computed.
+    tokens: int32 [B, T] (T = 1 when prefilling).
+    logprobs: float32 [B, T], of the main model.
+    count: int32 [B], how many of them are sampled.
+    routing: uint16 [B, T, L, K], experts of the positions before them; [B, Q, L, K], those of the
+      chunk, when prefilling.
+    newest: int32 [B, d + 1], what the last step of each row sampled, and
+    num_newest: int32 [B], how many.
+    row_steps: int32 [], steps of all rows together.
+    steps: int32 [], passes of the main model.
   """
 
   tokens: Array
   logprobs: Array
-  num_accepted: Array
+  count: Array
   routing: Array
+  newest: Array
+  num_newest: Array
+  row_steps: Array
+  steps: Array
+
+
+@struct.dataclass
+class Chosen:
+  """What one decode step sampled in each row.
+
+  Attributes:
+    tokens: int32 [B, d + 1].
+    logprobs: float32 [B, d + 1].
+    num_accepted: int32 [B]; the first num_accepted + 1 tokens are valid.
+    routing: int32 [B, d + 1, L, K].
+  """
+
+  tokens: jax.Array
+  logprobs: jax.Array
+  num_accepted: jax.Array
+  routing: jax.Array
 
 
 def init(
@@ -114,6 +158,8 @@ def empty_rows(num_rows: int, num_tokens: int, max_pages: int) -> Rows:
     seeds=np.zeros(num_rows, np.uint32),
     temperature=np.ones(num_rows, np.float32),
     top_p=np.ones(num_rows, np.float32),
+    stops=np.full((num_rows, STOPS), -1, np.int32),
+    budget=np.ones(num_rows, np.int32),
   )
 
 
@@ -122,6 +168,8 @@ def set_limits(rows: Rows, row: int, limits: SamplingLimits) -> None:
   rows.seeds[row] = limits.seed % 2**32
   rows.temperature[row] = limits.temperature
   rows.top_p[row] = limits.top_p
+  stops = limits.stop_tokens[:STOPS]
+  rows.stops[row] = (*stops, *(-1,) * (STOPS - len(stops)))
 
 
 def prefill(
@@ -138,11 +186,12 @@ def prefill(
     cfg: sizes.
   """
   num_new = rows.num_tokens * rows.active
+  cache = _opened(state.cache, rows, rows.lengths, rows.tokens.shape[1] - 1, cfg)
   output, cache = transformer.decode(
     params,
     rows.tokens[:, :-1],
     cfg,
-    state.cache,
+    cache,
     page_table=rows.page_table,
     lengths=rows.lengths,
     num_new=num_new,
@@ -167,31 +216,177 @@ def prefill(
       num_new=jnp.maximum(num_new - jnp.where(goes_on, 0, 1), 0),
     )
     hidden = hidden.at[slots, 0].set(last, mode="drop")
-  return State(cache, hidden), Sampled(
+  pages = _closed(cache, state.cache, rows.page_table, rows.lengths + num_new)
+  one = jnp.ones_like(tokens)
+  return State(pages, hidden), Sampled(
     tokens=tokens[:, None],
     logprobs=logprobs[:, None],
-    num_accepted=jnp.zeros_like(tokens),
+    count=one,
     routing=output.routing.astype(jnp.uint16),
+    newest=tokens[:, None],
+    num_newest=one,
+    row_steps=jnp.sum(rows.active),
+    steps=jnp.int32(1),
   )
 
 
+@struct.dataclass
+class _Progress:
+  """A decode program between two steps: `rows` as they are now, and what was sampled so far."""
+
+  rows: Rows
+  cache: Cache
+  hidden: jax.Array
+  sampled: Sampled
+
+
 def decode(
-  params: dict[str, Any], state: State, rows: Rows, slots: jax.Array, *, cfg: PolicyConfig
+  params: dict[str, Any],
+  state: State,
+  rows: Rows,
+  slots: jax.Array,
+  num_steps: jax.Array,
+  idle_below: jax.Array,
+  *,
+  cfg: PolicyConfig,
+  max_steps: int,
 ) -> tuple[State, Sampled]:
-  """Samples one token per row, or up to d + 1 by drafting d and verifying them in one pass.
+  """Samples one token per row and step, or up to d + 1 by drafting d and verifying them in one
+  pass.
 
   Args:
     params: as sharding.served gives them.
     state: donated.
-    rows: as in Rows.
+    rows: as in Rows; their page tables have room for all steps.
     slots: int32 [B], of each row's hidden states; out of range for a row without work.
+    num_steps: int32 [], at most so many steps.
+    idle_below: int32 [], the program ends once fewer rows than this go on; at least 1.
     cfg: sizes.
+    max_steps: static bound of num_steps.
   """
-  if not state.hidden.shape[1]:
-    cache, sampled = _decode_one(params, state.cache, rows, cfg)
-    return State(cache, state.hidden), sampled
-  hidden = state.hidden.at[slots].get(mode="clip")
-  drafts, q, cache = _draft(params, dataclasses.replace(state, hidden=hidden), rows, cfg)
+  places = rows.tokens.shape[1]
+  drafting = places > 1
+  starts = rows.lengths - rows.num_tokens if drafting else rows.lengths
+  room = (max_steps + drafting) * places
+  begin = _Progress(
+    rows,
+    _opened(state.cache, rows, starts, room, cfg),
+    state.hidden.at[slots].get(mode="clip"),
+    _nothing_sampled(rows, max_steps * places, cfg),
+  )
+
+  def goes_on(at: _Progress) -> jax.Array:
+    return (at.sampled.steps < num_steps) & (jnp.sum(at.rows.active) >= idle_below)
+
+  def step(at: _Progress) -> _Progress:
+    one = _drafted_step if drafting else _plain_step
+    chosen, cache, hidden = one(params, at, cfg)
+    return _advanced(at, chosen, cache, hidden)
+
+  end = jax.lax.while_loop(goes_on, step, begin)
+  lengths = jnp.where(rows.active > 0, end.rows.lengths, 0)  # 0: nothing is written back
+  pages = _closed(end.cache, state.cache, rows.page_table, lengths)
+  hidden = state.hidden.at[slots].set(end.hidden, mode="drop") if drafting else state.hidden
+  return State(pages, hidden), end.sampled
+
+
+def _opened(
+  cache: PagedCache, rows: Rows, starts_of_modules: jax.Array, room: int, cfg: PolicyConfig
+) -> Cache:
+  """The cache as a program's steps use it, with `room` for new tokens from the starts on."""
+  if not kernel_choice.gathers_pages():
+    return cache
+  starts = rows.lengths, starts_of_modules
+  return gathered.gather(cache, rows.page_table, starts, room, cfg)
+
+
+def _closed(
+  cache: Cache, pages: PagedCache, page_table: jax.Array, lengths: jax.Array
+) -> PagedCache:
+  """The pages after the steps; `pages` are those from before."""
+  if not isinstance(cache, gathered.GatheredCache):
+    return cache
+  return gathered.written_back(cache, pages, page_table, lengths)
+
+
+def _nothing_sampled(rows: Rows, most: int, cfg: PolicyConfig) -> Sampled:
+  count = rows.tokens.shape[0]
+  experts = cfg.num_moe_layers, cfg.experts_per_token
+  return Sampled(
+    tokens=jnp.zeros((count, most), jnp.int32),
+    logprobs=jnp.zeros((count, most), jnp.float32),
+    count=jnp.zeros(count, jnp.int32),
+    routing=jnp.zeros((count, most, *experts), jnp.uint16),
+    newest=jnp.asarray(rows.tokens),
+    num_newest=jnp.asarray(rows.num_tokens),
+    row_steps=jnp.int32(0),
+    steps=jnp.int32(0),
+  )
+
+
+def _advanced(at: _Progress, chosen: Chosen, cache: Cache, hidden: jax.Array) -> _Progress:
+  """The progress after a step: what rows with work sampled is kept, and rows that end rest."""
+  rows, before = at.rows, at.sampled
+  places = chosen.tokens.shape[1]
+  works = rows.active > 0
+  new = jnp.where(works, chosen.num_accepted + 1, 0)
+  is_new = jnp.arange(places) < new[:, None]
+  # Out of range where nothing is new.
+  place = jnp.where(is_new, before.count[:, None] + jnp.arange(places), before.tokens.shape[1])
+  index = jnp.arange(len(new))[:, None]
+  put = lambda whole, part: whole.at[index, place].set(part.astype(whole.dtype), mode="drop")
+  stops = (chosen.tokens[:, :, None] == rows.stops[:, None, :]).any(axis=-1) & is_new
+  budget = rows.budget - new
+  ended = stops.any(axis=-1) | (budget <= 0)
+  newest = jnp.where(works[:, None], chosen.tokens, rows.tokens)
+  num_newest = jnp.where(works, new, rows.num_tokens)
+  return _Progress(
+    dataclasses.replace(
+      rows,
+      tokens=newest,
+      num_tokens=num_newest,
+      lengths=rows.lengths + new,
+      active=jnp.where(ended, 0, rows.active),
+      budget=budget,
+    ),
+    cache,
+    hidden,
+    Sampled(
+      tokens=put(before.tokens, chosen.tokens),
+      logprobs=put(before.logprobs, chosen.logprobs),
+      count=before.count + new,
+      routing=put(before.routing, chosen.routing),
+      newest=newest,
+      num_newest=num_newest,
+      row_steps=before.row_steps + jnp.sum(rows.active),
+      steps=before.steps + 1,
+    ),
+  )
+
+
+def _plain_step(params, at: _Progress, cfg: PolicyConfig):
+  """One forward pass over the newest id of each row: (chosen, cache, hidden)."""
+  rows = at.rows
+  output, cache = transformer.decode(
+    params,
+    rows.tokens,
+    cfg,
+    at.cache,
+    page_table=rows.page_table,
+    lengths=rows.lengths,
+    num_new=rows.active,
+  )
+  uniform = draw.uniforms(rows.seeds, rows.lengths + 1, draw.FINAL)
+  scores = transformer.logits(params, output.hidden[:, 0], cfg)
+  tokens, logprobs = draw.sample(scores, uniform, rows.temperature, rows.top_p)
+  chosen = Chosen(tokens[:, None], logprobs[:, None], jnp.zeros_like(tokens), output.routing)
+  return chosen, cache, at.hidden
+
+
+def _drafted_step(params, at: _Progress, cfg: PolicyConfig):
+  """Drafts, and one forward pass over the newest id and the drafts: (chosen, cache, hidden)."""
+  rows = at.rows
+  drafts, q, cache = _draft(params, at, cfg)
   newest = _at(rows.tokens, rows.num_tokens - 1)[:, None]
   output, cache = transformer.decode(
     params,
@@ -202,36 +397,14 @@ def decode(
     lengths=rows.lengths,
     num_new=rows.active * (drafts.shape[1] + 1),
   )
-  sampled = _verify(transformer.logits(params, output.hidden, cfg), drafts, q, rows)
-  hidden = state.hidden.at[slots].set(output.hidden, mode="drop")
-  return State(cache, hidden), dataclasses.replace(
-    sampled, routing=output.routing.astype(jnp.uint16)
+  chosen = _verify(transformer.logits(params, output.hidden, cfg), drafts, q, rows)
+  hidden = jnp.where(
+    rows.active[:, None, None] > 0, output.hidden.astype(at.hidden.dtype), at.hidden
   )
+  return dataclasses.replace(chosen, routing=output.routing), cache, hidden
 
 
-def _decode_one(params, cache, rows: Rows, cfg: PolicyConfig):
-  """One forward pass over the newest id of each row."""
-  output, cache = transformer.decode(
-    params,
-    rows.tokens,
-    cfg,
-    cache,
-    page_table=rows.page_table,
-    lengths=rows.lengths,
-    num_new=rows.active,
-  )
-  uniform = draw.uniforms(rows.seeds, rows.lengths + 1, draw.FINAL)
-  scores = transformer.logits(params, output.hidden[:, 0], cfg)
-  tokens, logprobs = draw.sample(scores, uniform, rows.temperature, rows.top_p)
-  return cache, Sampled(
-    tokens=tokens[:, None],
-    logprobs=logprobs[:, None],
-    num_accepted=jnp.zeros_like(tokens),
-    routing=output.routing.astype(jnp.uint16),
-  )
-
-
-def _draft(params, state: State, rows: Rows, cfg: PolicyConfig):
+def _draft(params, at: _Progress, cfg: PolicyConfig):
   """Drafts d tokens with the first MTP module, applied to its own output after the first.
 
   The module's cache is first brought up to the newest id with the trunk's true hidden states, which
@@ -240,13 +413,14 @@ def _draft(params, state: State, rows: Rows, cfg: PolicyConfig):
   Returns:
     (drafts int32 [B, d], their distributions float32 [B, d, V], cache).
   """
-  num_drafts = state.hidden.shape[1] - 1
+  rows = at.rows
+  num_drafts = at.hidden.shape[1] - 1
   hidden, cache = mtp.mtp_decode(
     params,
-    state.hidden,
+    at.hidden,
     rows.tokens,
     cfg,
-    state.cache,
+    at.cache,
     page_table=rows.page_table,
     lengths=rows.lengths - rows.num_tokens,
     num_new=rows.num_tokens * rows.active,
@@ -276,7 +450,7 @@ def _draft(params, state: State, rows: Rows, cfg: PolicyConfig):
   return jnp.stack(drafts, axis=1), jnp.stack(distributions, axis=1), cache
 
 
-def _verify(scores: jax.Array, drafts: jax.Array, q: jax.Array, rows: Rows) -> Sampled:
+def _verify(scores: jax.Array, drafts: jax.Array, q: jax.Array, rows: Rows) -> Chosen:
   """Accepts drafts against the main model's scores [B, d + 1, V]; log-probabilities are the
   main's."""
   batch, places, vocab = scores.shape
@@ -294,7 +468,7 @@ def _verify(scores: jax.Array, drafts: jax.Array, q: jax.Array, rows: Rows) -> S
     final_uniforms=draw.uniforms(seeds, positions, draw.FINAL),
   )
   logprobs = draw.logprobs(weights, tokens.reshape(-1)).reshape(batch, places)
-  return Sampled(tokens=tokens, logprobs=logprobs, num_accepted=num_accepted, routing=tokens)
+  return Chosen(tokens=tokens, logprobs=logprobs, num_accepted=num_accepted, routing=tokens)
 
 
 def _at(values: jax.Array, place: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from jaxrl_agents.policy import transformer
 from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.scheduler import PREFILLS_IN_A_ROW
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.types import NOT_ROUTED, SamplingLimits
 
@@ -137,6 +138,65 @@ def test_a_reply_does_not_depend_on_what_else_is_in_the_batch(engine):
     np.testing.assert_allclose(alone.logprobs, together[i].logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [0, 2], ids=["plain", "drafts"])
+def test_programs_of_many_steps_sample_the_tokens_of_single_steps(drafts):
+  rng = np.random.default_rng(1)
+  requests = [
+    (
+      prompt,
+      limits(
+        i,
+        stop_tokens=tuple(rng.integers(0, 40, rng.choice([0, 1, 10])).tolist()),
+        max_new_tokens=int(rng.integers(1, 25)),
+        temperature=float(rng.choice([0.0, 0.7, 1.0])),
+        top_p=float(rng.choice([0.8, 1.0])),
+      ),
+    )
+    for i, prompt in enumerate(prompts(14, seed=11, longest=30))
+  ]
+  single = play(build(drafts, num_pages=15, decode_steps=1), requests)
+  for steps in (3, 16):
+    many = build(drafts, num_pages=15, decode_steps=steps)
+    for one, found in zip(single, play(many, requests), strict=True):
+      assert np.array_equal(one.tokens, found.tokens) and one.stop == found.stop
+      assert np.array_equal(one.routing, found.routing)
+      np.testing.assert_allclose(one.logprobs, found.logprobs, atol=1e-5)
+    assert many.stats.preempted
+
+
+def test_sixteen_tokens_of_every_sequence_take_one_program(monkeypatch):
+  engine = build(0, num_pages=64)
+  programs = []
+  run = engine._run
+  monkeypatch.setattr(engine, "_run", lambda *args: programs.append(args) or run(*args))
+  for i in range(3):
+    engine.submit(np.array([5, 6, 7], np.int32), limits(i, stop_tokens=(), max_new_tokens=17))
+  while engine.num_unfinished:
+    engine.step()
+  # The first of 17 is sampled by the prefill: of one sequence, then of the two that share its page.
+  assert [args[0] is engine._decode_program for args in programs] == [False, False, True]
+  assert engine.stats.forwards == 2 + 16 and engine.stats.decoded_rows == 3 * 16
+
+
+def test_long_prompts_do_not_keep_running_sequences_waiting():
+  engine = build(0, num_pages=64, slots=4, prefill_rows=1)
+  first = engine.submit(np.array([5], np.int32), limits(stop_tokens=(), max_new_tokens=30))
+  engine.step()
+  for i in range(3):
+    engine.submit(np.arange(2 + i, 40, dtype=np.int32), limits(i + 1))
+  (running,) = engine._scheduler.running.values()
+  assert running.id == first
+  waits, last = [0], running.num_tokens
+  while any(not s.decoding for s in engine._scheduler.running.values()) or len(waits) < 3:
+    engine.step()
+    waits[-1] += 1
+    if running.num_tokens > last:
+      last = running.num_tokens
+      waits.append(0)
+  assert max(waits) <= PREFILLS_IN_A_ROW + 1
+
+
 def test_replies_end_at_a_stop_token_at_max_new_tokens_or_at_the_context(engine):
   first = play(engine, [(p, limits(5, stop_tokens=())) for p in prompts(3, seed=3)])
   assert all(len(g.tokens) == 20 and g.stop == "length" for g in first)
@@ -249,7 +309,9 @@ def one_token(params, cache, token, length):
   return transformer.logits(params, output.hidden[0, 0], CFG), cache
 
 
-def test_new_weights_reach_running_sequences_and_each_logprob_is_of_its_version(engine):
+@pytest.mark.parametrize("drafts", [0, 2], ids=["plain", "drafts"])
+def test_new_weights_reach_running_sequences_and_each_logprob_is_of_its_version(drafts):
+  engine = build(drafts, decode_steps=2)
   weights = {engine.version: PARAMS}
   weights |= {engine.version + 1: draw_params(1), engine.version + 2: draw_params(2)}
   first = engine.version
@@ -258,7 +320,7 @@ def test_new_weights_reach_running_sequences_and_each_logprob_is_of_its_version(
   def swap(_):
     nonlocal steps
     steps += 1
-    if steps in (4, 7):
+    if steps in (3, 5):
       engine.set_params(weights[engine.version + 1], engine.version + 1)
 
   # Few enough pages are used that nobody is preempted, which would recompute with new weights.

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from jaxrl_agents.sampler.pages import PagePool
-from jaxrl_agents.sampler.scheduler import Scheduler
+from jaxrl_agents.sampler.scheduler import Decode, Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Sequence
 from jaxrl_agents.types import SamplingLimits
 
@@ -16,7 +16,15 @@ PAGE_TOKENS = 2
 
 def scheduler(parts, *, pages=8, slots=2):
   pools = [PagePool(pages, PAGE_TOKENS) for _ in range(parts)]
-  return Scheduler(pools, slots=slots, max_pages=7, chunk_tokens=4, prefill_rows=1, draft_tokens=0)
+  return Scheduler(
+    pools,
+    slots=slots,
+    max_pages=7,
+    chunk_tokens=4,
+    prefill_rows=1,
+    draft_tokens=0,
+    decode_steps=1,
+  )
 
 
 def request(number, prompt, max_tokens=14):
@@ -32,7 +40,7 @@ def compute(scheduler, work, rng):
   returns those that reached their end.
   """
   ended = []
-  for item in work:
+  for item in work.sequences if isinstance(work, Decode) else work:
     sequence = item.sequence if isinstance(item, Chunk) else item
     end = item.start + item.count if isinstance(item, Chunk) else sequence.num_cached + 1
     sampled = end == sequence.num_tokens

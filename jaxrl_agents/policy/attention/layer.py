@@ -9,7 +9,9 @@ C cache width, S latent rank.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +20,19 @@ from flax import struct
 from jaxrl_agents.policy import kernel_choice as kernels_lib
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.attention import cache as cache_lib
-from jaxrl_agents.policy.attention import causal, flash_gpu, paged, ragged_tpu, splash_tpu, yarn
+from jaxrl_agents.policy.attention import (
+  causal,
+  flash_gpu,
+  gathered,
+  paged,
+  ragged_tpu,
+  splash_tpu,
+  yarn,
+)
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
+
+Cache: TypeAlias = cache_lib.PagedCache | gathered.GatheredCache
 
 
 @struct.dataclass
@@ -135,19 +147,32 @@ def attend_cached(
   cfg: PolicyConfig,
   *,
   rope: Rope,
-  pages: jax.Array,
+  cache: Cache,
   layer: jax.Array | int,
-  step: cache_lib.Step,
+  step: cache_lib.Step | gathered.Step,
   window: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Cache]:
   """Attention of new tokens x [B, Q, D] to all that their rows have cached, themselves included.
 
   Returns:
-    ([B, Q, D], pages with the new tokens' entries of `layer`).
+    ([B, Q, D], cache with the new tokens' entries of `layer`).
   """
   if cfg.attention == "mla":
-    return _mla_cached(weights, x, cfg, rope, pages, layer, step)
-  return _gqa_cached(weights, x, cfg, rope, pages, layer, step, window)
+    return _mla_cached(weights, x, cfg, rope, cache, layer, step)
+  return _gqa_cached(weights, x, cfg, rope, cache, layer, step, window)
+
+
+def plan_step(
+  cache: Cache,
+  page_table: jax.Array,
+  lengths: jax.Array,
+  num_new: jax.Array,
+  num_queries: int,
+) -> cache_lib.Step | gathered.Step:
+  """Addresses of a step's new tokens, see cache.plan_step."""
+  if isinstance(cache, gathered.GatheredCache):
+    return gathered.plan_step(lengths, num_new, num_queries)
+  return cache_lib.plan_step(cache, page_table, lengths, num_new, num_queries)
 
 
 def causal_core(
@@ -271,61 +296,74 @@ def _gqa_rows(weights, x, cfg, rope):
   return q.transpose(0, 2, 3, 1, 4), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
 
 
-def _gqa_cached(weights, x, cfg, rope, pages, layer, step, window):
+def _gqa_cached(weights, x, cfg, rope, cache, layer, step, window):
   rows, queries, _ = x.shape
   q, k, v = _gqa_project(weights, x, cfg, rope)
   # Heads first: cut into equal parts, an entry gives each device the keys and values of its heads.
   entries = jnp.stack([k, v], axis=3).reshape(rows, queries, *cache_lib.entry_shape(cfg))
-
-  def split(entries):
-    heads = entries.reshape(*entries.shape[:2], -1, 2, cfg.head_dim)
-    return heads[:, :, :, 0], heads[:, :, :, 1]
-
   scale, sinks = cfg.score_gain * cfg.head_dim**-0.5, weights.get("sinks")
-  if kernels_lib.for_cache(cfg, pages.dtype, sharding.ambient_ways("kv_heads")) == "tpu":
-    sinks = window = None  # there are none, see for_cache
-    attend = lambda q, pages, layer, step, *_: ragged_tpu.attend(q, pages, layer, step, scale)
-  elif kernels_lib.packed_entries(cfg) and queries <= paged.PACKED_QUERIES:
-    attend = lambda q, pages, layer, step, *more: paged.attend_packed(
+  attend, heads = _gqa_attend(cfg, cache, queries, scale), ("kv_heads", None)
+  mixed, cache = _cached_core(
+    attend, q, entries, cache, layer, step, sinks, window, cfg, heads, scale
+  )
+  y = jnp.einsum("bqgrh,grhd->bqd", mixed, weights["out"])
+  return (y + weights["out_bias"] if cfg.biases else y), cache
+
+
+def _gqa_attend(cfg, cache, queries, scale):
+  """What attends to pages, see `_cached_core`."""
+  if isinstance(cache, gathered.GatheredCache):
+    return None
+  split = functools.partial(gathered.split, cfg=cfg)
+  if kernels_lib.for_cache(cfg, cache.pages.dtype, sharding.ambient_ways("kv_heads")) == "tpu":
+    # There are no sinks and windows, see for_cache.
+    return lambda q, pages, layer, step, *_: ragged_tpu.attend(q, pages, layer, step, scale)
+  if kernels_lib.packed_entries(cfg) and queries <= paged.PACKED_QUERIES:
+    return lambda q, pages, layer, step, *more: paged.attend_packed(
       q, pages, layer, step, scale, *more
     )
-  else:
-    attend = lambda q, pages, layer, step, *more: paged.attend(
-      q, pages, layer, step, split, scale, *more
-    )
-  heads = ("kv_heads", None)
-  mixed, pages = _cached_core(attend, q, entries, pages, layer, step, sinks, window, cfg, heads)
-  y = jnp.einsum("bqgrh,grhd->bqd", mixed, weights["out"])
-  return (y + weights["out_bias"] if cfg.biases else y), pages
+  return lambda q, pages, layer, step, *more: paged.attend(
+    q, pages, layer, step, split, scale, *more
+  )
 
 
-def _cached_core(attend, q, entries, pages, layer, step, sinks, window, cfg, heads):
-  """(`attend` of q to the pages, the pages): new entries are written before. On a mesh each device
+def _cached_core(attend, q, entries, cache, layer, step, sinks, window, cfg, heads, scale):
+  """(attention of q to the cache, the cache): new entries are written before. On a mesh each device
   does so for its own rows and heads, and nothing is exchanged.
 
   Args:
-    attend: (q, pages, layer, step, sinks, window) -> [B, Q, G, R, H'].
+    attend: to pages, (q, pages, layer, step, sinks, window) -> [B, Q, G, R, H'].
     q: [B, Q, G, R, H].
     entries: of the new tokens, [B, Q, *entry].
-    pages, layer, step, sinks, window: as `paged.attend`.
+    cache, layer, step: as `attend_cached`.
+    sinks, window: as `paged.attend`.
     cfg: sizes.
     heads: logical axes of G and R.
+    scale: of the scores.
   """
+  if isinstance(cache, gathered.GatheredCache):
+    layers = list(cache.layers)
+    mixed, layers[layer] = gathered.attend(
+      q, entries, layers[layer], step, cfg, scale, sinks, window
+    )
+    return mixed, gathered.GatheredCache(tuple(layers))
 
   def of_device(q, entries, pages, layer, step, sinks, window):
     pages = cache_lib.write(pages, layer, step, entries)
     return attend(q, pages, layer, step, sinks, window), pages
 
-  arrays = q, entries, pages, jnp.asarray(layer, jnp.int32), step, sinks, window
+  arrays = q, entries, cache.pages, jnp.asarray(layer, jnp.int32), step, sinks, window
   if jax.sharding.get_abstract_mesh().empty:
-    return of_device(*arrays)
+    mixed, pages = of_device(*arrays)
+    return mixed, dataclasses.replace(cache, pages=pages)
   place = lambda *axes: sharding.spec(axes, sharding.SERVE_RULES)
   queries, cached = place("batch", None, *heads), place(*cache_lib.axes(cfg))
   new = place("batch", None, *cache_lib.axes(cfg)[3:])
   in_specs = queries, new, cached, place(), place("batch"), place(heads[0]), place()
-  return jax.shard_map(of_device, in_specs=in_specs, out_specs=(queries, cached), check_vma=False)(
-    *arrays
-  )
+  mixed, pages = jax.shard_map(
+    of_device, in_specs=in_specs, out_specs=(queries, cached), check_vma=False
+  )(*arrays)
+  return mixed, dataclasses.replace(cache, pages=pages)
 
 
 def _mla_queries(weights, x, cfg, rope):
@@ -356,7 +394,7 @@ def _mla_rows(weights, x, cfg, rope):
   return q, k, kv[..., cfg.qk_nope_dim :].transpose(0, 2, 1, 3)
 
 
-def _mla_cached(weights, x, cfg, rope, pages, layer, step):
+def _mla_cached(weights, x, cfg, rope, cache, layer, step):
   """Absorbed form (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1).
 
   q_nope . (c W_k) = (q_nope W_k^T) . c, so that queries move into the space of the latents and the
@@ -370,10 +408,10 @@ def _mla_cached(weights, x, cfg, rope, pages, layer, step):
   absorbed = jnp.einsum("bqnh,snh->bqns", q_nope, up_k)
   filling = jnp.broadcast_to(filling[:, :, None], (*q_pe.shape[:3], filling.shape[-1]))
   q = jnp.concatenate([absorbed, q_pe, filling], axis=-1)[:, :, None]
-  split = lambda entries: (entries[:, :, None], entries[:, :, None, : cfg.kv_lora_rank])
+  split = functools.partial(gathered.split, cfg=cfg)
   scale = cfg.score_gain * (cfg.qk_nope_dim + cfg.qk_rope_dim) ** -0.5
   attend = lambda q, pages, layer, step, *_: paged.attend(q, pages, layer, step, split, scale)
   heads = (None, "heads")
-  mixed, pages = _cached_core(attend, q, entries, pages, layer, step, None, None, cfg, heads)
+  mixed, cache = _cached_core(attend, q, entries, cache, layer, step, None, None, cfg, heads, scale)
   values = jnp.einsum("bqns,snh->bqnh", mixed[:, :, 0], up_v)
-  return jnp.einsum("bqnh,nhd->bqd", values, weights["out"]), pages
+  return jnp.einsum("bqnh,nhd->bqd", values, weights["out"]), cache

@@ -48,9 +48,10 @@ def apply(
 ) -> jax.Array:
   """The weighted sum of each token's experts, by the fastest exact way for that many tokens.
 
-  Few tokens are cheapest on every expert. For many, blocks have a backward pass of their own, which
-  writes less than the one that jax derives of a scan; `ragged_dot` is a masked product with every
-  expert where XLA compiles for CPU. Accelerators have kernels for grouped products.
+  A CPU puts some dozens of tokens into slots of experts; elsewhere few are cheapest on every
+  expert. For many, blocks have a backward pass of their own, which writes less than the one that
+  jax derives of a scan; `ragged_dot` is a masked product with every expert where XLA compiles for
+  CPU. Accelerators have kernels for grouped products.
 
   Args:
     experts: gate_up [E, D, 2, F], or [E, D, 2 F] (sharding.served), down [E, F, D]; gate_up_bias
@@ -65,9 +66,11 @@ def apply(
   Returns:
     [..., D].
   """
-  few = math.prod(x.shape[:-1]) <= local.DENSE_TOKENS
-  if few or jax.sharding.get_abstract_mesh().empty:
-    function = local.dense if few else _local(kernels)
+  num_tokens, is_alone = math.prod(x.shape[:-1]), jax.sharding.get_abstract_mesh().empty
+  in_slots = is_alone and platform() == "cpu" and num_tokens <= local.SLOT_TOKENS
+  few = in_slots or num_tokens <= local.DENSE_TOKENS
+  if few or is_alone:
+    function = local.slots if in_slots else local.dense if few else _local(kernels)
     return function(experts, _flat(x), _flat(weight), _flat(choice), clamp).reshape(x.shape)
   return _on_mesh(experts, x, weight, choice, clamp, kernels, rules)
 

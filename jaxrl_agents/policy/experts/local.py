@@ -1,4 +1,5 @@
-"""The experts of one device: all of them on all tokens, or on tokens sorted into blocks.
+"""The experts of one device: all of them on all tokens, on tokens in slots of experts, or on tokens
+sorted into blocks.
 
 Alphabet: N tokens, D width, E experts, K experts per token, F ffw, S slots of all blocks.
 """
@@ -6,6 +7,7 @@ Alphabet: N tokens, D width, E experts, K experts per token, F ffw, S slots of a
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +18,10 @@ from jaxrl_agents.policy.experts.gather_slots import block_of, put_block
 MAX_BLOCK_TOKENS = 256
 MIN_BLOCK_TOKENS = 16
 DENSE_TOKENS = 64
+SLOT_TOKENS = 128
+SLOT_STEP = 8
+SLOT_SHARES = 1.25, 1.75, 2.5
+"""Slots of an expert that `slots` has products for: multiples of the mean load, in whole steps."""
 
 
 class Clamp(NamedTuple):
@@ -57,6 +63,54 @@ def dense(
   combine = (jax.nn.one_hot(choice, num_experts, dtype=x.dtype) * weight[..., None]).sum(axis=1)
   y = jnp.einsum("enf,efd->end", hidden * combine.T[:, :, None], experts["down"]).sum(axis=0)
   return y + combine @ experts["down_bias"] if "down_bias" in experts else y
+
+
+def slots(
+  experts: dict[str, Any],
+  x: jax.Array,
+  weight: jax.Array,
+  choice: jax.Array,
+  clamp: Clamp | None = None,
+) -> jax.Array:
+  """Each expert on its own tokens, in as many slots as the expert with most of them needs.
+
+  For some dozens of tokens on a CPU, where products cost more than reading weights. There is a
+  product for each of a few numbers of slots; where even the largest is too small, every expert
+  computes every token. Arguments and result as `dense`.
+  """
+  (num_tokens, choices), num_experts = choice.shape, experts["down"].shape[0]
+  mean = num_tokens * choices / num_experts
+  sizes = [SLOT_STEP * math.ceil(share * mean / SLOT_STEP) for share in SLOT_SHARES]
+  sizes = sorted({size for size in sizes if size < num_tokens})
+  flat = choice.reshape(-1)
+  pair = jnp.arange(len(flat))
+  same_before = (flat[:, None] == flat[None, :]) & (pair[None, :] < pair[:, None])
+  rank = jnp.sum(same_before, axis=1)  # of a pair among those of its expert
+  most = jnp.max(jnp.where(flat < num_experts, rank, -1)) + 1
+
+  def with_slots(size: int) -> jax.Array:
+    none = num_experts * size
+    slot = jnp.where(flat < num_experts, flat * size + rank, none)
+    token = jnp.zeros(none, jnp.int32).at[slot].set(pair // choices, mode="drop")
+    y = _of_experts(experts, x[token].reshape(num_experts, size, -1), clamp)
+    picked = y.reshape(none, -1).at[slot].get(mode="fill", fill_value=0)
+    return (picked.reshape(*choice.shape, -1) * weight[..., None]).sum(axis=1)
+
+  of_size = [functools.partial(with_slots, size) for size in sizes]
+  everything = lambda: dense(experts, x, weight, choice, clamp)
+  fitting = sum((most > size).astype(jnp.int32) for size in sizes)
+  return jax.lax.switch(fitting, [*of_size, everything]) if sizes else everything()
+
+
+def _of_experts(experts: dict[str, Any], x: jax.Array, clamp: Clamp | None) -> jax.Array:
+  """Every expert on tokens of its own: [E, S, D] of x [E, S, D]."""
+  num_experts, width, embed = experts["down"].shape
+  gate_up = experts["gate_up"].reshape(num_experts, embed, 2 * width)
+  inner = jnp.einsum("esd,edf->esf", x, gate_up)
+  if "gate_up_bias" in experts:
+    inner = inner + experts["gate_up_bias"].reshape(num_experts, 1, 2 * width)
+  y = jnp.einsum("esf,efd->esd", gate(inner, clamp), experts["down"])
+  return y + experts["down_bias"][:, None] if "down_bias" in experts else y
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -137,6 +137,18 @@ def test_blocks_and_dense_products_equal_one_token_and_expert_at_a_time(tokens):
   np.testing.assert_allclose(jax.jit(dispatch.dense)(*arrays), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("share_of_one", [0.0, 0.3, 0.6, 1.0])
+def test_slots_hold_the_tokens_of_experts_however_uneven_their_load(share_of_one):
+  experts, x, weight, choice = drawn(61)
+  rng = np.random.default_rng(2)
+  choice = np.array(choice)
+  choice[rng.random(61) < share_of_one] = [0, 3]
+  choice[::7] = 5  # no expert
+  arrays = experts, x, weight, jnp.asarray(choice)
+  expected = jax.jit(dispatch.dense)(*arrays)
+  np.testing.assert_allclose(jax.jit(dispatch.slots)(*arrays), expected, atol=2e-5)
+
+
 def test_gradients_of_blocks_are_those_of_the_dense_product():
   experts, x, weight, choice = drawn(150)
   cotangent = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)

@@ -1,0 +1,49 @@
+"""Attention to gathered pages against attention to the pages themselves."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_agents.policy import sharding, transformer
+from jaxrl_agents.policy.attention import cache as cache_lib
+from jaxrl_agents.policy.attention import gathered
+from tests.policy import tiny
+
+PAGE_TOKENS = 4
+TABLE = jnp.asarray(
+  [[3, 1, 5, 7, 2, 9], [4, 6, 8, 10, 11, 12], [13, 14, 15, 16, 17, 18]], jnp.int32
+)
+FAMILIES = {
+  "gqa": tiny.GQA,
+  "mla": tiny.MLA,
+  "sinks, windows, biases": tiny.BIASED,
+  "modules": dataclasses.replace(tiny.GQA, mtp_depth=1),
+}
+
+
+@pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
+def test_steps_over_gathered_pages_equal_steps_over_the_pages(cfg, monkeypatch):
+  monkeypatch.setattr(gathered, "KEYS", 2 * PAGE_TOKENS)  # three chunks
+  rng = np.random.default_rng(0)
+  params = sharding.served(tiny.init(cfg))
+  pages = cache_lib.init(cfg, 19, PAGE_TOKENS)
+  pages = cache_lib.PagedCache(jnp.asarray(rng.normal(size=pages.pages.shape), jnp.float32))
+  before = np.asarray(pages.pages)
+  starts = lengths = jnp.asarray([9, 0, 16], jnp.int32)
+  held = gathered.gather(pages, TABLE, (starts, starts), 7, cfg)
+  decode = jax.jit(transformer.decode, static_argnums=2)
+  for _ in range(3):
+    num_new = jnp.asarray(rng.integers(0, 3, 3), jnp.int32)
+    new = jnp.asarray(rng.integers(0, cfg.vocab_size, (3, 2)), jnp.int32)
+    rows = {"page_table": TABLE, "lengths": lengths, "num_new": num_new}
+    expected, pages = decode(params, new, cfg, pages, **rows)
+    found, held = decode(params, new, cfg, held, **rows)
+    real = np.arange(2) < np.asarray(num_new)[:, None]
+    np.testing.assert_allclose(found.hidden[real], expected.hidden[real], atol=1e-5)
+    lengths = lengths + num_new
+  closed = gathered.written_back(held, cache_lib.PagedCache(jnp.asarray(before)), TABLE, lengths)
+  trunk = slice(cfg.num_layers)  # what modules hold of new positions nobody computed here
+  np.testing.assert_allclose(closed.pages[trunk, 1:], pages.pages[trunk, 1:], atol=1e-5)
