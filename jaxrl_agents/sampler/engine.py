@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_agents.policy import kernel_choice, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import sequence as sequence_lib
 from jaxrl_agents.sampler import steps
@@ -32,6 +33,13 @@ from jaxrl_agents.types import NOT_ROUTED, Generation, SamplingLimits
 
 _ENDED_SHARE = 8
 """A decode program ends when one in so many of its sequences has ended."""
+
+_PIECE_TOKENS, _PIECES = 32, 16
+"""Positions of a row of a prefill program where attention to a row costs as much as its places,
+real or not, and rows of the largest: there a prompt takes several rows."""
+
+_MOVES = 4
+"""Slots that a program moves."""
 
 _FEWER_ROWS = 4
 """At most a quarter of the slots of each part decode in a program of a quarter of the rows."""
@@ -59,7 +67,8 @@ class Engine:
     max_context_tokens: prompt and reply together; a reply that reaches it ends with stop "length".
     prefill_tokens: positions of one sequence that one prefill step computes at most.
     draft_tokens: ids drafted per decode step by the first MTP module; 0 decodes one id a step.
-    prefill_rows: sequences that one prefill step serves at most; rounded likewise.
+    prefill_rows: sequences that one prefill step serves; rounded likewise. On a CPU, more where
+      their chunks are short.
     decode_steps: steps of a decode program at most.
     dtype: of the cache.
     clock: seconds; what deadlines are measured by.
@@ -105,8 +114,12 @@ class Engine:
     self.max_context_tokens = max_context_tokens
     self._clock = clock
     self._draft_tokens = draft_tokens
-    self._prefill_tokens = prefill_tokens
     prefill_rows = -(-prefill_rows // parts)
+    self._piece_tokens = prefill_tokens
+    if kernel_choice.gathers_pages():
+      self._piece_tokens = min(prefill_tokens, _PIECE_TOKENS)
+      pieces = prefill_rows * -(-prefill_tokens // self._piece_tokens)
+      prefill_rows = max(prefill_rows, min(pieces, _PIECES))
     pools = [
       PagePool(
         pages,
@@ -123,23 +136,30 @@ class Engine:
       slots=slots,
       max_pages=max_pages,
       chunk_tokens=prefill_tokens,
+      piece_tokens=self._piece_tokens,
       prefill_rows=prefill_rows,
       draft_tokens=draft_tokens,
       decode_steps=decode_steps,
     )
-    self._prefill_counts = sorted({1, prefill_rows})  # rows of each part
+    self._prefill_counts = sorted({-(-prefill_rows // _FEWER_ROWS), prefill_rows})  # of each part
     self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})
+    blocks = [b - a for a, b in itertools.pairwise([0, *self._decode_counts])]
     self._params = _own(params, cfg)
     places = draft_tokens + 1 if draft_tokens else 0
-    self._state = steps.init(
-      cfg,
-      (parts * slots, places),
-      num_pages=parts * pages,
-      page_tokens=page_tokens,
-      dtype=dtype,
+    self._state = _committed(
+      steps.init(
+        cfg,
+        (parts * slots, places),
+        num_pages=parts * pages,
+        page_tokens=page_tokens,
+        max_pages=max_pages,
+        blocks=blocks,
+        dtype=dtype,
+      )
     )
     self._rows = steps.empty_rows(parts * slots, draft_tokens + 1, max_pages)
     self._next_id = 0
+    self._move_program = jax.jit(self._moving, donate_argnums=0)
     self._prefill_program = self._program(functools.partial(steps.prefill, cfg=cfg))
     self._decode_program = self._program(
       functools.partial(steps.decode, cfg=cfg, max_steps=decode_steps)
@@ -153,9 +173,11 @@ class Engine:
   def warm_up(self) -> None:
     """Compiles every program that a step can need, on rows without work."""
     num_slots, max_pages = self._rows.page_table.shape
+    if self._state.slots and len(self._decode_counts) > 1:
+      self._move([])
     no_steps = np.int32(0), np.int32(1)
     for program, counts, places, more in (
-      (self._prefill_program, self._prefill_counts, self._prefill_tokens + 1, ()),
+      (self._prefill_program, self._prefill_counts, self._piece_tokens + 1, ()),
       (self._decode_program, self._decode_counts, self._draft_tokens + 1, no_steps),
     ):
       for count in counts:
@@ -268,23 +290,30 @@ class Engine:
 
   def _prefill(self, chunks: list[Chunk]) -> list[Sequence]:
     """Computes chunks; returns the sequences whose first sampled token already ended them."""
-    num_rows, places = self._placed([chunk.sequence for chunk in chunks], self._prefill_counts)
+    pieces = [piece for chunk in chunks for piece in self._pieces(chunk)]
+    num_rows, places = self._placed([piece.sequence for piece in pieces], self._prefill_counts)
     num_slots, max_pages = self._rows.page_table.shape
-    rows = steps.empty_rows(num_rows, self._prefill_tokens + 1, max_pages)
+    rows = steps.empty_rows(num_rows, self._piece_tokens + 1, max_pages)
     slots = np.full(num_rows, num_slots, np.int32)
-    for i, chunk in zip(places, chunks, strict=True):
-      sequence, end = chunk.sequence, chunk.start + chunk.count
-      rows.tokens[i, : chunk.count + 1] = sequence.tokens[chunk.start : end + 1]
-      rows.num_tokens[i] = chunk.count
-      rows.lengths[i] = chunk.start
+    for i, piece in zip(places, pieces, strict=True):
+      sequence, end = piece.sequence, piece.start + piece.count
+      rows.tokens[i, : piece.count + 1] = sequence.tokens[piece.start : end + 1]
+      rows.num_tokens[i] = piece.count
+      rows.lengths[i] = piece.start
       rows.active[i] = 1
       rows.page_table[i] = self._scheduler.page_table[sequence.slot]
       steps.set_limits(rows, i, sequence.limits)
       if end == sequence.prefill_end:
         slots[i] = sequence.slot
     sampled = self._run(self._prefill_program, rows, slots)
-    taken = zip(places, chunks, strict=True)
-    return [c.sequence for i, c in taken if self._take_prefilled(c, i, sampled)]
+    taken = zip(places, pieces, strict=True)
+    return [p.sequence for i, p in taken if self._take_prefilled(p, i, sampled)]
+
+  def _pieces(self, chunk: Chunk) -> list[Chunk]:
+    """The chunk by rows of a prefill program."""
+    end = chunk.start + chunk.count
+    starts = range(chunk.start, end, self._piece_tokens)
+    return [Chunk(chunk.sequence, at, min(self._piece_tokens, end - at)) for at in starts]
 
   def _placed(self, sequences: list[Sequence], counts: list[int]) -> tuple[int, list[int]]:
     """(rows of a step, the row of each sequence): as many of each part, which stand together.
@@ -303,7 +332,7 @@ class Engine:
     return self._parts * count, [part * count + i for part, i in places]
 
   def _take_prefilled(self, chunk: Chunk, row: int, sampled: steps.Sampled) -> bool:
-    """Records a computed chunk; True if its sequence ended with the token after it."""
+    """Records a computed piece; True if its sequence ended with the token after it."""
     sequence, end = chunk.sequence, chunk.start + chunk.count
     self._record_routing(sequence, chunk.start, sampled.routing[row, : chunk.count])
     goes_on = end < sequence.prefill_end
@@ -328,7 +357,10 @@ class Engine:
   def _decode(self, work: Decode) -> list[Sequence]:
     """Samples for every sequence; returns those that ended."""
     sequences = work.sequences
-    count, places = self._placed(sequences, self._decode_counts)
+    if self._state.slots:
+      count, places = self._slots_of(sequences)
+    else:
+      count, places = self._placed(sequences, self._decode_counts)
     num_slots = len(self._rows.active)
     slots = np.full(count, num_slots, np.int32)
     slots[places] = [sequence.slot for sequence in sequences]
@@ -356,6 +388,22 @@ class Engine:
     self.stats.drafted += self._draft_tokens * row_steps
     self.stats.accepted += int(sampled.count[places].sum()) - row_steps
     return finished
+
+  def _slots_of(self, sequences: list[Sequence]) -> tuple[int, list[int]]:
+    """`_placed` where the row of a sequence is its slot: few sequences are moved to low slots."""
+    wanted = next(n for n in self._decode_counts if n >= len(sequences))
+    if moves := self._scheduler.move_below(wanted, sequences):
+      for held in jax.tree.leaves(self._rows):
+        held[[new for _, new in moves]] = held[[old for old, _ in moves]]
+      for first in range(0, len(moves), _MOVES):
+        self._move(moves[first : first + _MOVES])
+    places = [sequence.slot for sequence in sequences]
+    return next(n for n in self._decode_counts if n > max(places)), places
+
+  def _move(self, moves: list[tuple[int, int]]) -> None:
+    """Moves what the device holds of slots to others: (old, new) pairs, at most _MOVES."""
+    padded = moves + [(0, len(self._rows.active))] * (_MOVES - len(moves))
+    self._state = self._move_program(self._state, *np.array(padded, np.int32).T)
 
   def _append(
     self, sequence: Sequence, tokens: np.ndarray, logprobs: np.ndarray, count: int
@@ -402,6 +450,10 @@ class Engine:
     self.stats.forwards += int(sampled.steps)
     return sampled
 
+  def _moving(self, *args):
+    self.stats.compiles += 1
+    return steps.move(*args)
+
   def _program(self, function):
     """The jitted function; counts how often it is traced, which is how often it compiles."""
 
@@ -418,11 +470,16 @@ def _own(params: dict[str, Any], cfg: PolicyConfig) -> dict[str, Any]:
   mesh, kinds = jax.sharding.get_mesh(), params_lib.LAYER_KINDS
   if mesh.empty:
     copied = {name: value if name in kinds else jnp.copy(value) for name, value in params.items()}
-    return jax.jit(sharding.served)(copied)
+    return _committed(jax.jit(sharding.served)(copied))
   copy = lambda params: sharding.served(jax.tree.map(jnp.copy, params))
   places = sharding.served_shardings(cfg, mesh)
   stacked = sharding.shardings(cfg, mesh, sharding.SERVE_RULES)
   return jax.jit(copy, out_shardings=places)(sharding.place(params, stacked))
+
+
+def _committed(tree: Any) -> Any:
+  """Arrays fixed to the device that they are on: programs are compiled anew for arrays that are."""
+  return jax.tree.map(lambda x: jax.device_put(x, x.sharding), tree)
 
 
 def _aval(array: jax.Array) -> tuple:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+import heapq
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -39,8 +40,9 @@ class Scheduler:
     pools: the pages of each part.
     slots: most sequences of a part that run at once; those of a part are numbered in a row.
     max_pages: most pages of a sequence.
-    chunk_tokens: most positions of a sequence in one prefill step.
-    prefill_rows: most sequences of a part in one prefill step.
+    chunk_tokens: most positions of a sequence in one prefill program.
+    piece_tokens: positions of a row of a prefill program.
+    prefill_rows: rows of a part in a prefill program.
     draft_tokens: positions beyond the newest id that a decode step also writes.
     decode_steps: most decode steps of a program.
 
@@ -58,6 +60,7 @@ class Scheduler:
     slots: int,
     max_pages: int,
     chunk_tokens: int,
+    piece_tokens: int,
     prefill_rows: int,
     draft_tokens: int,
     decode_steps: int,
@@ -69,10 +72,9 @@ class Scheduler:
     self.num_preempted = 0
     self.prefix_hit_tokens = 0
     self._slots = slots
-    self._free_slots = [
-      list(range((part + 1) * slots - 1, part * slots - 1, -1)) for part in range(len(pools))
-    ]
+    self._free_slots = [list(range(part * slots, (part + 1) * slots)) for part in range(len(pools))]
     self._chunk_tokens = chunk_tokens
+    self._piece_tokens = piece_tokens
     self._prefill_rows = prefill_rows
     self._draft_tokens = draft_tokens
     self._decode_steps = decode_steps
@@ -98,13 +100,16 @@ class Scheduler:
     return self._with_room_to_decode(STEPS_BESIDE_PREFILL if prefilling else self._decode_steps)
 
   def _chunks(self, prefilling: list[Sequence]) -> list[Chunk]:
-    taken: collections.Counter[int] = collections.Counter()
+    """What the next prefill program computes: as much of each as its rows hold."""
+    free = dict.fromkeys(range(len(self.pools)), self._prefill_rows)
     chunks = []
     for sequence in prefilling:
       part = self.part_of(sequence)
-      if taken[part] < self._prefill_rows:
-        taken[part] += 1
-        chunks.append(self._next_chunk(sequence))
+      if free[part]:
+        left = sequence.prefill_end - sequence.num_cached
+        count = min(left, self._chunk_tokens, free[part] * self._piece_tokens)
+        free[part] -= -(-count // self._piece_tokens)
+        chunks.append(Chunk(sequence, sequence.num_cached, count))
     return chunks
 
   def part_of(self, sequence: Sequence) -> int:
@@ -151,6 +156,21 @@ class Scheduler:
     for sequence in self.running.values():
       sequence.cache_version = -1
 
+  def move_below(self, slot: int, sequences: Seq[Sequence]) -> list[tuple[int, int]]:
+    """Moves those of `sequences` that run from `slot` on to free slots below it, while there are
+    any, in a cache of one part; returns (old, new) of each."""
+    (free,) = self._free_slots
+    moves = []
+    for sequence in sequences:
+      if sequence.slot >= slot and free and free[0] < slot:
+        old, new = sequence.slot, heapq.heappop(free)
+        heapq.heappush(free, old)
+        self.page_table[new], self.page_table[old] = self.page_table[old], SCRATCH_PAGE
+        self.running[new] = self.running.pop(old)
+        sequence.slot = new
+        moves.append((old, new))
+    return moves
+
   def expired(self, now: float) -> list[Sequence]:
     """Sequences whose deadline has passed at `now` (time.monotonic, seconds)."""
     return [s for s in (*self.waiting, *self.running.values()) if s.deadline < now]
@@ -171,10 +191,6 @@ class Scheduler:
 
   def _oldest_first(self) -> list[Sequence]:
     return sorted(self.running.values(), key=lambda sequence: sequence.id)
-
-  def _next_chunk(self, sequence: Sequence) -> Chunk:
-    left = sequence.prefill_end - sequence.num_cached
-    return Chunk(sequence, sequence.num_cached, min(left, self._chunk_tokens))
 
   def _admit(self) -> None:
     """Starts waiting sequences in order while slots and pages last.
@@ -216,7 +232,7 @@ class Scheduler:
     sequence.num_cached = len(pages) * pool.page_tokens
     sequence.num_shared = len(pages)
     sequence.cache_version = pool.version
-    sequence.slot = self._free_slots[part].pop()
+    sequence.slot = heapq.heappop(self._free_slots[part])
     self.running[sequence.slot] = sequence
     self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
     self.prefix_hit_tokens += sequence.num_cached
@@ -290,7 +306,7 @@ class Scheduler:
     self.pool_of(sequence).release(sequence.pages)
     self.page_table[sequence.slot] = SCRATCH_PAGE
     del self.running[sequence.slot]
-    self._free_slots[self.part_of(sequence)].append(sequence.slot)
+    heapq.heappush(self._free_slots[self.part_of(sequence)], sequence.slot)
     sequence.pages = []
     sequence.num_cached = sequence.num_shared = 0
     sequence.slot = -1

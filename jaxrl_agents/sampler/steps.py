@@ -14,6 +14,7 @@ Pm pages of a row's table, T tokens that a program can sample in a row.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -46,7 +47,7 @@ class Rows:
   """The sequences of a program.
 
   Attributes:
-    tokens: int32 [B, Q + 1] to prefill, the token after the chunk last; int32 [B, d + 1] to decode,
+    tokens: int32 [B, Q + 1] to prefill, the token after the piece last; int32 [B, d + 1] to decode,
       the ids that the last step sampled.
     num_tokens: int32 [B], how many of them are real; when prefilling, without the token after.
     lengths: int32 [B], positions of each row already cached.
@@ -79,10 +80,13 @@ class State:
     cache: keys and values of all sequences.
     hidden: [slots, d + 1, D], the trunk's hidden state at the positions whose next tokens are the
       ids that the slot sampled last: what the MTP module drafts from. d + 1 = 0 without drafts.
+    slots: keys and values of the sequences that decode, where programs do not read them from the
+      pages (kernel_choice.gathers_pages): then row i of a decode program is slot i.
   """
 
   cache: PagedCache
   hidden: jax.Array
+  slots: gathered.SlotCache | None = None
 
 
 @struct.dataclass
@@ -94,7 +98,7 @@ class Sampled:
     logprobs: float32 [B, T], of the main model.
     count: int32 [B], how many of them are sampled.
     routing: uint16 [B, T, L, K], experts of the positions before them; [B, Q, L, K], those of the
-      chunk, when prefilling.
+      piece, when prefilling.
     newest: int32 [B, d + 1], what the last step of each row sampled, and
     num_newest: int32 [B], how many.
     row_steps: int32 [], steps of all rows together.
@@ -129,21 +133,42 @@ class Chosen:
 
 
 def init(
-  cfg: PolicyConfig, hidden: tuple[int, int], *, num_pages: int, page_tokens: int, dtype: Any
+  cfg: PolicyConfig,
+  hidden: tuple[int, int],
+  *,
+  num_pages: int,
+  page_tokens: int,
+  max_pages: int,
+  blocks: Sequence[int],
+  dtype: Any,
 ) -> State:
-  """An empty state; `hidden` counts slots and places of each, see State and cache.init."""
+  """An empty state.
+
+  Args:
+    cfg: sizes.
+    hidden: slots, and places of each, see State.
+    num_pages, page_tokens: see cache.init.
+    max_pages: of a sequence.
+    blocks: slots of each block, see gathered.empty_slots.
+    dtype: of all.
+  """
 
   @jax.jit
   def make() -> State:
     empty = cache_lib.init(cfg, num_pages, page_tokens, dtype=dtype)
-    return State(empty, sharding.replicated(jnp.zeros((*hidden, cfg.embed_dim), dtype)))
+    slots = None
+    if kernel_choice.gathers_pages():
+      slots = gathered.empty_slots(empty, max_pages, blocks, cfg)
+    return State(empty, sharding.replicated(jnp.zeros((*hidden, cfg.embed_dim), dtype)), slots)
 
   return make()
 
 
 def laid_out(state: State, sampled: Sampled, cfg: PolicyConfig) -> tuple[State, Sampled]:
   """A step's results on the ambient mesh: as the next step takes them, and whole for the host."""
-  state = State(cache_lib.constrain(state.cache, cfg), sharding.replicated(state.hidden))
+  state = State(
+    cache_lib.constrain(state.cache, cfg), sharding.replicated(state.hidden), state.slots
+  )
   return state, sharding.replicated(sampled)
 
 
@@ -175,23 +200,24 @@ def set_limits(rows: Rows, row: int, limits: SamplingLimits) -> None:
 def prefill(
   params: dict[str, Any], state: State, rows: Rows, slots: jax.Array, *, cfg: PolicyConfig
 ) -> tuple[State, Sampled]:
-  """Computes a chunk of each row and samples the token after it.
+  """Computes a piece of a prompt in each row and samples the token after it.
+
+  Rows may hold pieces of one prompt, one after another: each sees those before it.
 
   Args:
     params: as sharding.served gives them.
     state: donated.
     rows: as in Rows.
-    slots: int32 [B], where the row's last hidden state is kept for drafting; out of range if the
-      prompt goes on after this chunk.
+    slots: int32 [B], where the row will decode; out of range if the prompt goes on after this
+      piece.
     cfg: sizes.
   """
   num_new = rows.num_tokens * rows.active
-  cache = _opened(state.cache, rows, rows.lengths, rows.tokens.shape[1] - 1, cfg)
   output, cache = transformer.decode(
     params,
     rows.tokens[:, :-1],
     cfg,
-    cache,
+    state.cache,
     page_table=rows.page_table,
     lengths=rows.lengths,
     num_new=num_new,
@@ -216,9 +242,11 @@ def prefill(
       num_new=jnp.maximum(num_new - jnp.where(goes_on, 0, 1), 0),
     )
     hidden = hidden.at[slots, 0].set(last, mode="drop")
-  pages = _closed(cache, state.cache, rows.page_table, rows.lengths + num_new)
+  held = state.slots
+  if held is not None:
+    held = gathered.filled(held, cache, rows.page_table, slots, cfg)
   one = jnp.ones_like(tokens)
-  return State(pages, hidden), Sampled(
+  return State(cache, hidden, held), Sampled(
     tokens=tokens[:, None],
     logprobs=logprobs[:, None],
     count=one,
@@ -266,11 +294,15 @@ def decode(
   """
   places = rows.tokens.shape[1]
   drafting = places > 1
-  starts = rows.lengths - rows.num_tokens if drafting else rows.lengths
-  room = (max_steps + drafting) * places
+  cache: Cache = state.cache
+  if state.slots is not None:
+    # The modules' entries of the newest ids are made anew in the first step.
+    starts = rows.lengths, rows.lengths - rows.num_tokens if drafting else rows.lengths
+    room = (max_steps + drafting) * places
+    cache = gathered.of_slots(state.slots, state.cache, starts, room, cfg)
   begin = _Progress(
     rows,
-    _opened(state.cache, rows, starts, room, cfg),
+    cache,
     state.hidden.at[slots].get(mode="clip"),
     _nothing_sampled(rows, max_steps * places, cfg),
   )
@@ -284,29 +316,20 @@ def decode(
     return _advanced(at, chosen, cache, hidden)
 
   end = jax.lax.while_loop(goes_on, step, begin)
-  lengths = jnp.where(rows.active > 0, end.rows.lengths, 0)  # 0: nothing is written back
-  pages = _closed(end.cache, state.cache, rows.page_table, lengths)
+  cache, held = end.cache, state.slots
+  if isinstance(cache, gathered.GatheredCache):
+    lengths = jnp.where(rows.active > 0, end.rows.lengths, 0)  # 0: nothing is written
+    held = gathered.advanced(held, cache, lengths, cfg)
+    cache = gathered.written_back(cache, state.cache, rows.page_table, lengths)
   hidden = state.hidden.at[slots].set(end.hidden, mode="drop") if drafting else state.hidden
-  return State(pages, hidden), end.sampled
+  return State(cache, hidden, held), end.sampled
 
 
-def _opened(
-  cache: PagedCache, rows: Rows, starts_of_modules: jax.Array, room: int, cfg: PolicyConfig
-) -> Cache:
-  """The cache as a program's steps use it, with `room` for new tokens from the starts on."""
-  if not kernel_choice.gathers_pages():
-    return cache
-  starts = rows.lengths, starts_of_modules
-  return gathered.gather(cache, rows.page_table, starts, room, cfg)
-
-
-def _closed(
-  cache: Cache, pages: PagedCache, page_table: jax.Array, lengths: jax.Array
-) -> PagedCache:
-  """The pages after the steps; `pages` are those from before."""
-  if not isinstance(cache, gathered.GatheredCache):
-    return cache
-  return gathered.written_back(cache, pages, page_table, lengths)
+def move(state: State, old: jax.Array, new: jax.Array) -> State:
+  """The state (donated) with slots `old` moved to the slots `new` of the first block, int32 [B];
+  out of range for none. See gathered.moved."""
+  hidden = state.hidden.at[new].set(state.hidden.at[old].get(mode="clip"), mode="drop")
+  return State(state.cache, hidden, gathered.moved(state.slots, old, new))
 
 
 def _nothing_sampled(rows: Rows, most: int, cfg: PolicyConfig) -> Sampled:

@@ -21,6 +21,7 @@ def scheduler(parts, *, pages=8, slots=2):
     slots=slots,
     max_pages=7,
     chunk_tokens=4,
+    piece_tokens=4,
     prefill_rows=1,
     draft_tokens=0,
     decode_steps=1,

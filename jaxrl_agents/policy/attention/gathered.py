@@ -1,10 +1,13 @@
-"""Attention to rows whose pages were gathered before the first of several steps, for CPUs.
+"""Attention to keys and values in the order that products read, for CPUs.
 
-Gathering pages and turning entries into keys and values costs a CPU more than attending to them.
-Here that is done once for all steps of a program: what rows have cached becomes keys and values in
-the order that products read, in chunks of time, and the entries of new tokens go to a small buffer
-behind them, from which `written_back` puts them into their pages. Chunks in which no row has
-anything are skipped.
+Reading pages and turning their entries into keys and values costs a CPU more than attending to
+them. So when a prompt has been computed, what is cached of it is copied to a slot of its own
+(`SlotCache`), from which decode steps read; its pages are what other sequences find its prefix in.
+The entries of new tokens go to a small buffer, and at the end of a program of several steps to the
+slots (`with_new`) and to the pages (`written_back`).
+
+Keys and values of slots stand in chunks of time, of which those are skipped that no row has
+anything in, and in blocks of slots, so that a program of few rows reads the first block as it is.
 
 Alphabet: B rows, Q queries (new tokens), K keys of a chunk, N places of the buffer, G kv heads, R
 query heads of a kv head, H head dim, Pm pages of a row's table.
@@ -13,8 +16,7 @@ query heads of a kv head, H head dim, Pm pages of a row's table.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,20 @@ from jaxrl_agents.policy.config import PolicyConfig
 KEYS = 256
 """Keys of a chunk, about."""
 
-Split: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+@struct.dataclass
+class Chunks:
+  """Attributes: keys, of each chunk [B, G, H, K]; values, of each chunk [B, G, K, H']."""
+
+  keys: tuple[jax.Array, ...]
+  values: tuple[jax.Array, ...]
+
+
+@struct.dataclass
+class SlotCache:
+  """Attributes: layers, of each layer the chunks of each block of slots."""
+
+  layers: tuple[tuple[Chunks, ...], ...]
 
 
 @struct.dataclass
@@ -35,14 +50,12 @@ class LayerCache:
   """What rows have cached in one layer.
 
   Attributes:
-    keys: of each chunk, [B, G, H, K].
-    values: of each chunk, [B, G, K, H'].
+    blocks: the chunks of the rows, block by block.
     new: [B, N, *entry], entries from position `start` on.
     start: int32 [B], positions of each row that the chunks hold.
   """
 
-  keys: tuple[jax.Array, ...]
-  values: tuple[jax.Array, ...]
+  blocks: tuple[Chunks, ...]
   new: jax.Array
   start: jax.Array
 
@@ -67,46 +80,69 @@ class Step:
   is_new: jax.Array
 
 
-def gather(
+def empty_slots(
+  cache: cache_lib.PagedCache, columns: int, blocks: Sequence[int], cfg: PolicyConfig
+) -> SlotCache:
+  """Slots that hold nothing.
+
+  Args:
+    cache: that pages are gathered from.
+    columns: of a page table.
+    blocks: slots of each block.
+    cfg: sizes.
+  """
+  _, _, page_tokens, *entry = cache.pages.shape
+  one = jax.ShapeDtypeStruct((1, columns * page_tokens, *entry), cache.pages.dtype)
+  shapes = jax.eval_shape(lambda entries: _chunks(entries, cfg), one)
+  of_block = lambda slots: jax.tree.map(lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype), shapes)
+  return SlotCache(tuple(tuple(map(of_block, blocks)) for _ in range(cfg.num_cache_layers)))
+
+
+def of_slots(
+  slots: SlotCache,
   cache: cache_lib.PagedCache,
-  page_table: jax.Array,
   starts: tuple[jax.Array, jax.Array],
   room: int,
   cfg: PolicyConfig,
 ) -> GatheredCache:
-  """The cache of some rows.
+  """What the first slots hold, as many as there are starts: whole blocks.
 
   Args:
-    cache: of all sequences.
-    page_table: int32 [B, Pm].
+    slots: of all sequences that decode.
+    cache: whose entries `room` is made for.
     starts: int32 [B], positions that are cached and stay as they are: of the trunk's layers, and of
       the modules'.
     room: N, the most positions from its start on that a row will need.
     cfg: sizes.
   """
-  columns, page_tokens = page_table.shape[1], cache.pages.shape[2]
-  chunks = max(1, -(-columns * page_tokens // KEYS))
-  width = -(-columns // chunks)
-  table = jnp.pad(page_table, ((0, 0), (0, chunks * width - columns)))
 
-  def of_layer(layer: int) -> LayerCache:
-    start = starts[layer >= cfg.num_layers]
-    longest = jnp.max(start)
+  def first(blocks: tuple[Chunks, ...]) -> tuple[Chunks, ...]:
+    sizes = [block.keys[0].shape[0] for block in blocks]
+    count = next(n for n in range(1, len(sizes) + 1) if sum(sizes[:n]) == len(starts[0]))
+    return blocks[:count]
 
-    def of_chunk(i: int) -> tuple[jax.Array, jax.Array]:
-      def read():
-        pages = cache.pages[layer, table[:, i * width : (i + 1) * width]]
-        keys, values = split(pages.reshape(len(table), width * page_tokens, *pages.shape[3:]), cfg)
-        return keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3)
+  new = jnp.zeros((len(starts[0]), room, *cache.pages.shape[3:]), cache.pages.dtype)
+  return GatheredCache(
+    tuple(
+      LayerCache(first(blocks), new, starts[layer >= cfg.num_layers])
+      for layer, blocks in enumerate(slots.layers)
+    )
+  )
 
-      nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
-      return jax.lax.cond(longest > i * width * page_tokens, read, nothing)
 
-    keys, values = zip(*map(of_chunk, range(chunks)), strict=True)
-    new = jnp.zeros((len(table), room, *cache.pages.shape[3:]), cache.pages.dtype)
-    return LayerCache(keys, values, new, start)
-
-  return GatheredCache(tuple(map(of_layer, range(cfg.num_cache_layers))))
+def _chunks(entries: jax.Array, cfg: PolicyConfig) -> Chunks:
+  """The chunks of entries [B, tokens, *entry]."""
+  tokens = entries.shape[1]
+  count = max(1, tokens // KEYS)
+  size = -(-tokens // count)
+  more = [(0, 0)] * entries.ndim
+  more[1] = 0, count * size - tokens
+  keys, values = split(jnp.pad(entries, more), cfg)
+  keys, values = keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3)
+  return Chunks(
+    tuple(jnp.split(keys, count, axis=3)),
+    tuple(jnp.split(values, count, axis=2)),
+  )
 
 
 def written_back(
@@ -115,14 +151,104 @@ def written_back(
   page_table: jax.Array,
   lengths: jax.Array,
 ) -> cache_lib.PagedCache:
-  """The cache with each row's new entries of positions up to `lengths` (int32 [B]) in its pages."""
-  pages = cache.pages
-  for layer, held in enumerate(gathered.layers):
-    step = cache_lib.plan_step(
-      cache, page_table, held.start, lengths - held.start, held.new.shape[1]
-    )
-    pages = cache_lib.write(pages, layer, step, held.new)
-  return dataclasses.replace(cache, pages=pages)
+  """The pages with each row's new entries of positions up to `lengths` (int32 [B])."""
+  layers = gathered.layers
+  of_layer = lambda held: cache_lib.plan_step(
+    cache, page_table, held.start, lengths - held.start, held.new.shape[1]
+  )
+  steps = jax.tree.map(lambda *x: jnp.stack(x), *map(of_layer, layers))
+  index = jnp.arange(len(layers))[:, None, None]
+  return cache_lib.PagedCache(
+    cache_lib.write(cache.pages, index, steps, jnp.stack([held.new for held in layers]))
+  )
+
+
+def with_new(held: LayerCache, lengths: jax.Array, cfg: PolicyConfig) -> tuple[Chunks, ...]:
+  """The blocks with each row's new entries of positions up to `lengths` (int32 [B])."""
+  blocks, row = [], 0
+  for block in held.blocks:
+    rows = slice(row, row + block.keys[0].shape[0])
+    blocks.append(_block_with_new(block, held.new[rows], held.start[rows], lengths[rows], cfg))
+    row = rows.stop
+  return tuple(blocks)
+
+
+def _block_with_new(block: Chunks, new, start, lengths, cfg: PolicyConfig) -> Chunks:
+  rows, size = jnp.arange(new.shape[0])[:, None], block.keys[0].shape[-1]
+  positions = start[:, None] + jnp.arange(new.shape[1])
+  new_keys, new_values = split(new, cfg)
+  keys, values = [], []
+  for i, (old_keys, old_values) in enumerate(zip(block.keys, block.values, strict=True)):
+    place = positions - i * size
+    is_here = (positions < lengths[:, None]) & (place >= 0)
+    place = jnp.where(is_here, place, size)  # out of range: not written
+    keys.append(old_keys.at[rows, :, :, place].set(new_keys, mode="drop"))
+    values.append(old_values.at[rows, :, place].set(new_values, mode="drop"))
+  return Chunks(tuple(keys), tuple(values))
+
+
+def filled(
+  slots: SlotCache,
+  cache: cache_lib.PagedCache,
+  page_table: jax.Array,
+  places: jax.Array,
+  cfg: PolicyConfig,
+) -> SlotCache:
+  """The slots with what the pages of rows hold.
+
+  Args:
+    slots: of all sequences that decode.
+    cache: of all sequences.
+    page_table: int32 [B, Pm].
+    places: int32 [B], the slot of each row; out of range for none.
+    cfg: sizes.
+  """
+  num_slots = sum(block.keys[0].shape[0] for block in slots.layers[0])
+  is_placed = places < num_slots
+  order = jnp.argsort(~is_placed, stable=True)
+
+  def with_row(i, layers):
+    row = order[i]
+    entries = cache.pages[:, page_table[row]]
+    entries = entries.reshape(len(entries), 1, -1, *entries.shape[3:])
+
+    def of_layer(blocks: tuple[Chunks, ...], chunks: Chunks) -> tuple[Chunks, ...]:
+      held, first = [], 0
+      for block in blocks:
+        size = block.keys[0].shape[0]
+        here = (places[row] >= first) & (places[row] < first + size)
+        place = jnp.where(here, places[row] - first, size)[None]
+        held.append(
+          jax.tree.map(lambda old, new, at=place: old.at[at].set(new, mode="drop"), block, chunks)
+        )
+        first += size
+      return tuple(held)
+
+    return tuple(map(of_layer, layers, (_chunks(x, cfg) for x in entries)))
+
+  return SlotCache(jax.lax.fori_loop(0, jnp.sum(is_placed), with_row, slots.layers))
+
+
+def advanced(slots: SlotCache, gathered: GatheredCache, lengths: jax.Array, cfg) -> SlotCache:
+  """The slots after the steps of a program of `of_slots`."""
+
+  def of_layer(blocks: tuple[Chunks, ...], held: LayerCache) -> tuple[Chunks, ...]:
+    return with_new(held, lengths, cfg) + blocks[len(held.blocks) :]
+
+  return SlotCache(tuple(map(of_layer, slots.layers, gathered.layers)))
+
+
+def moved(slots: SlotCache, old: jax.Array, new: jax.Array) -> SlotCache:
+  """The slots with what the slots `old` of the second block hold also in the slots `new` of the
+  first (int32 [B]); where `new` is out of range nothing is moved."""
+
+  def of_layer(blocks: tuple[Chunks, ...]) -> tuple[Chunks, ...]:
+    first, second = blocks
+    size = first.keys[0].shape[0]
+    move = lambda to, of: to.at[new].set(of.at[old - size].get(mode="clip"), mode="drop")
+    return jax.tree.map(move, first, second), second
+
+  return SlotCache(tuple(map(of_layer, slots.layers)))
 
 
 def split(entries: jax.Array, cfg: PolicyConfig) -> tuple[jax.Array, jax.Array]:
@@ -167,20 +293,31 @@ def attend(
   Returns:
     ([B, Q, G, R, H'], held with the new entries).
   """
-  rows, queries, groups, repeats, width = q.shape
   place = jnp.where(step.is_new, step.positions - held.start[:, None], held.new.shape[1])
-  new = held.new.at[jnp.arange(rows)[:, None], place].set(
+  new = held.new.at[jnp.arange(q.shape[0])[:, None], place].set(
     entries.astype(held.new.dtype), mode="drop"
   )
-  flat = (q * scale).transpose(0, 2, 1, 3, 4).reshape(rows, groups, queries * repeats, width)
+  outs, row = [], 0
+  for block in held.blocks:
+    rows = slice(row, row + block.keys[0].shape[0])
+    row = rows.stop
+    at = held.start[rows], step.positions[rows]
+    outs.append(_attend_block(q[rows] * scale, block, new[rows], *at, cfg, sinks, window))
+  out = outs[0] if len(outs) == 1 else jnp.concatenate(outs)
+  return out, dataclasses.replace(held, new=new)
+
+
+def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, sinks, window):
+  rows, queries, groups, repeats, width = q.shape
+  flat = q.transpose(0, 2, 1, 3, 4).reshape(rows, groups, queries * repeats, width)
 
   def seen(first, count, end):
-    """Of keys from position `first` [B, 1, 1], which each query sees, up to `end` [B, 1 or Q, 1]:
-    bool [B, 1, 1 or Q R, count]."""
+    """Of keys from position `first` [B, 1, 1] on, which each query sees, those before `end`
+    [B, 1 or Q, 1]: bool [B, 1, 1 or Q R, count]."""
     keys = first + jnp.arange(count)
     mask = keys < end
     if window is not None:
-      mask = mask & (keys > step.positions[:, :, None] - window)
+      mask = mask & (keys > positions[:, :, None] - window)
     return (jnp.repeat(mask, repeats, axis=1) if mask.shape[1] > 1 else mask)[:, None]
 
   def with_keys(softmax, keys, values, mask):
@@ -198,25 +335,19 @@ def attend(
 
   if sinks is not None:
     sinks = jnp.tile(sinks, queries)[..., None]
-  value_width = held.values[0].shape[-1]
+  value_width = block.values[0].shape[-1]
   softmax = start_of_softmax(sinks, (*flat.shape[:-1], 1))
   softmax = *softmax, jnp.zeros((*flat.shape[:-1], value_width), jnp.float32)
-  longest = jnp.max(held.start)
-  for i, (keys, values) in enumerate(zip(held.keys, held.values, strict=True)):
+  longest = jnp.max(start)
+  for i, (keys, values) in enumerate(zip(block.keys, block.values, strict=True)):
     count = keys.shape[-1]
-    mask = seen(jnp.full((rows, 1, 1), i * count), count, held.start[:, None, None])
+    mask = seen(jnp.full((rows, 1, 1), i * count), count, start[:, None, None])
     softmax = jax.lax.cond(
-      longest > i * count,
-      lambda softmax, keys, values, mask: with_keys(softmax, keys, values, mask),
-      lambda softmax, *_: softmax,
-      softmax,
-      keys,
-      values,
-      mask,
+      longest > i * count, with_keys, lambda softmax, *_: softmax, softmax, keys, values, mask
     )
   keys, values = split(new, cfg)
-  mask = seen(held.start[:, None, None], new.shape[1], step.positions[:, :, None] + 1)
+  mask = seen(start[:, None, None], new.shape[1], positions[:, :, None] + 1)
   keys, values = keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3)
   _, total, mixed = with_keys(softmax, keys, values, mask)
   out = (mixed / total).astype(q.dtype).reshape(rows, groups, queries, repeats, value_width)
-  return out.transpose(0, 2, 1, 3, 4), dataclasses.replace(held, new=new)
+  return out.transpose(0, 2, 1, 3, 4)

@@ -24,26 +24,35 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
-def test_steps_over_gathered_pages_equal_steps_over_the_pages(cfg, monkeypatch):
+def test_programs_over_slots_equal_steps_over_the_pages(cfg, monkeypatch):
   monkeypatch.setattr(gathered, "KEYS", 2 * PAGE_TOKENS)  # three chunks
   rng = np.random.default_rng(0)
   params = sharding.served(tiny.init(cfg))
   pages = cache_lib.init(cfg, 19, PAGE_TOKENS)
-  pages = cache_lib.PagedCache(jnp.asarray(rng.normal(size=pages.pages.shape), jnp.float32))
-  before = np.asarray(pages.pages)
-  starts = lengths = jnp.asarray([9, 0, 16], jnp.int32)
-  held = gathered.gather(pages, TABLE, (starts, starts), 7, cfg)
+  pages = held_pages = cache_lib.PagedCache(
+    jnp.asarray(rng.normal(size=pages.pages.shape), jnp.float32)
+  )
+  lengths = jnp.asarray([9, 0, 13], jnp.int32)
+  places = jnp.asarray([2, 0, 1])
+  slots = gathered.empty_slots(pages, TABLE.shape[1], (2, 1), cfg)
+  slots = jax.jit(gathered.filled, static_argnums=4)(slots, pages, TABLE, places, cfg)
+  row_of = jnp.argsort(places)
+  table, lengths = TABLE[row_of], lengths[row_of]
   decode = jax.jit(transformer.decode, static_argnums=2)
-  for _ in range(3):
-    num_new = jnp.asarray(rng.integers(0, 3, 3), jnp.int32)
-    new = jnp.asarray(rng.integers(0, cfg.vocab_size, (3, 2)), jnp.int32)
-    rows = {"page_table": TABLE, "lengths": lengths, "num_new": num_new}
-    expected, pages = decode(params, new, cfg, pages, **rows)
-    found, held = decode(params, new, cfg, held, **rows)
-    real = np.arange(2) < np.asarray(num_new)[:, None]
-    np.testing.assert_allclose(found.hidden[real], expected.hidden[real], atol=1e-5)
-    lengths = lengths + num_new
-  closed = gathered.written_back(held, cache_lib.PagedCache(jnp.asarray(before)), TABLE, lengths)
-  trunk = slice(cfg.num_layers)  # what modules hold of new positions nobody computed here
-  np.testing.assert_allclose(closed.pages[trunk, 1:], pages.pages[trunk, 1:], atol=1e-5)
+  for _ in range(2):
+    held = gathered.of_slots(slots, pages, (lengths, lengths), 5, cfg)
+    for _ in range(2):
+      num_new = jnp.asarray(rng.integers(0, 3, 3), jnp.int32)
+      new = jnp.asarray(rng.integers(0, cfg.vocab_size, (3, 2)), jnp.int32)
+      rows = {"page_table": table, "lengths": lengths, "num_new": num_new}
+      expected, pages = decode(params, new, cfg, pages, **rows)
+      found, held = decode(params, new, cfg, held, **rows)
+      real = np.arange(2) < np.asarray(num_new)[:, None]
+      np.testing.assert_allclose(found.hidden[real], expected.hidden[real], atol=1e-5)
+      lengths = lengths + num_new
+    slots = gathered.advanced(slots, held, lengths, cfg)
+    held_pages = gathered.written_back(held, held_pages, table, lengths)
+  trunk = slice(cfg.num_layers)  # nobody computed what the modules hold of new positions
+  np.testing.assert_allclose(held_pages.pages[trunk, 1:], pages.pages[trunk, 1:], atol=1e-5)
