@@ -6,8 +6,9 @@ Everything has a plain reference, which runs everywhere and is what CPU uses. On
 
                  tpu                                     gpu
   experts        grouped products (megablox)             grouped products (jax.lax.ragged_dot)
-  rows           splash attention, where time is a       flash attention in Triton, without sinks
-                 multiple of 128                         and windows, where time is whole, likewise
+  rows           splash attention                        flash attention in Triton, without sinks
+                                                         and windows, where time is whole
+  others, trees  our own flash attention, likewise where time is a multiple of 128
   cache          ragged paged attention, without sinks   reference
                  and windows, heads a multiple of 128
                  wide, in whole tiles
@@ -28,6 +29,7 @@ import jax.numpy as jnp
 from jaxrl_agents.policy.config import PolicyConfig
 
 Kind = Literal["reference", "tpu", "gpu"]
+RowsKernel = Literal["reference", "splash", "flash", "tree_flash"]
 LANES = 128
 
 
@@ -55,13 +57,16 @@ def platform() -> str:
 
 def for_rows(
   kernels: Kind, queries: int, keys: int, *, sinks: bool, windows: bool, forks: bool
-) -> Kind:
-  """What attends rows with so many queries and keys (fewer queries where time is split)."""
-  if queries % LANES or keys % LANES or forks:
+) -> RowsKernel:
+  """What attends rows with so many queries and keys (fewer queries where time is split).
+
+  Where a kernel of jax can, it does: others have tuned those.
+  """
+  if kernels == "reference" or queries % LANES or keys % LANES:
     return "reference"
-  if kernels == "gpu" and (sinks or windows or queries != keys):
-    return "reference"
-  return kernels
+  if forks or (kernels == "gpu" and (sinks or windows or queries != keys)):
+    return "tree_flash"
+  return "splash" if kernels == "tpu" else "flash"
 
 
 def for_cache(cfg: PolicyConfig, dtype: Any, head_ways: int) -> Kind:

@@ -18,7 +18,15 @@ from flax import struct
 from jaxrl_agents.policy import kernel_choice as kernels_lib
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.attention import cache as cache_lib
-from jaxrl_agents.policy.attention import causal, flash_gpu, paged, ragged_tpu, splash_tpu, yarn
+from jaxrl_agents.policy.attention import (
+  causal,
+  flash_gpu,
+  paged,
+  ragged_tpu,
+  splash_tpu,
+  tree_flash,
+  yarn,
+)
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
 
@@ -30,7 +38,7 @@ class Rows:
   Attributes:
     ends: the place after the last token below each token, int32 [B, T]; 0 in padding.
     depths: tokens on the path before each, int32 [B, T].
-    has_forks: whether sequences may share tokens; static. Without forks a kernel can attend.
+    has_forks: whether sequences may share tokens; static: they need a kernel of their own.
   """
 
   ends: jax.Array
@@ -178,7 +186,7 @@ def causal_core(
     rows: what the rows hold.
     sinks: [G, R] or None.
     window: int32 [] or None.
-    kernels: see kernels.for_rows.
+    kernels: see kernel_choice.for_rows.
     window_tokens: what `window` is in layers that have one.
     with_peaks: see `attend_rows`.
 
@@ -189,7 +197,7 @@ def causal_core(
   has_sinks, length = sinks is not None, q.shape[3]
   if by_heads := q.shape[1] // tensor % parts == 0:
     parts = 1
-  kernels = kernels_lib.for_rows(
+  choice = kernels_lib.for_rows(
     kernels,
     length // parts,
     length,
@@ -198,19 +206,13 @@ def causal_core(
     forks=rows.has_forks,
   )
   masks = None
-  if kernels == "tpu":
+  if choice == "splash":
     near = 0 if window is None else window_tokens
     masks = splash_tpu.masks(length, near, time_ways=parts, head_ways=tensor)
 
   def of_rows(masks, q, k, v, ends, depths, sinks, window, start=None):
-    if kernels == "tpu":  # without forks the ends tell sequences apart, as the kernel's ids
-      first = 0 if start is None else start
-      ids = jax.lax.dynamic_slice_in_dim(ends, first, q.shape[3], axis=1)
-      mixed = splash_tpu.attend(masks, q, k, v, ids, ends, sinks, window)
-    elif kernels == "gpu":
-      mixed = flash_gpu.attend(q, k, v, ends)
-    else:
-      mixed = causal.attend(q, k, v, ends, depths, sinks, window, start, rows.has_forks)
+    arrays = q, k, v, ends, depths, sinks, window, start
+    mixed = _attend_by(choice, kernels, masks, *arrays, has_forks=rows.has_forks)
     if not with_peaks:
       return mixed, None
     return mixed, causal.largest_scores(q, k, ends, depths, window, start, rows.has_forks)
@@ -252,6 +254,19 @@ def causal_core(
   return jax.shard_map(of_device, in_specs=in_specs, out_specs=out_specs, check_vma=False)(
     masks, q, k, v, rows.ends, rows.depths, sinks, window
   )
+
+
+def _attend_by(choice, kernels, masks, q, k, v, ends, depths, sinks, window, start, *, has_forks):
+  """What `causal.attend` computes, by what `kernel_choice.for_rows` chose."""
+  if choice == "splash":  # without forks the ends tell sequences apart, as the kernel's ids
+    first = 0 if start is None else start
+    ids = jax.lax.dynamic_slice_in_dim(ends, first, q.shape[3], axis=1)
+    return splash_tpu.attend(masks, q, k, v, ids, ends, sinks, window)
+  if choice == "flash":
+    return flash_gpu.attend(q, k, v, ends)
+  if choice == "tree_flash":
+    return tree_flash.attend(q, k, v, ends, depths, sinks, window, start, kernels=kernels)
+  return causal.attend(q, k, v, ends, depths, sinks, window, start, has_forks)
 
 
 def _gqa_project(weights, x, cfg, rope):
