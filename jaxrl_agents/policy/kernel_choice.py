@@ -5,7 +5,7 @@
 Everything has a plain reference, which runs everywhere and is what CPU uses. On an accelerator:
 
                  tpu                                     gpu
-  experts        grouped products (megablox)             grouped products (jax.lax.ragged_dot)
+  experts        grouped products (megablox)             our own grouped products in Triton
   rows           splash attention                        flash attention in Triton, without sinks
                                                          and windows, where time is whole
   others, trees  our own flash attention, likewise where time is a multiple of 128

@@ -23,7 +23,7 @@ from jaxrl_agents.policy.attention import (
 )
 from jaxrl_agents.policy.experts import grouped_matmul, local
 from jaxrl_agents.policy.experts.local import Clamp
-from tests.policy import tiny
+from tests.policy import tiny, triton_kernels
 
 
 def draws(*shapes, seed=0):
@@ -206,12 +206,17 @@ def gradients_of(cfg, rows, forks=False):
 def test_training_lowers_for_accelerators_without_one(kind, platform, family, forks):
   cfg = dataclasses.replace(FAMILIES[family], kernels=kind)
   function, arguments = gradients_of(cfg, 1, forks)
-  text = function.trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
-  calls = {"tpu": "tpu_custom_call", "cuda": "__gpu$xla.gpu.triton"}[platform]
-  assert calls in text
-  assert ("tree_attention" in text) == (forks or (kind == "gpu" and cfg.sinks))
-  # For all that is not attention a GPU leaves the kernel to XLA.
-  assert kind == "tpu" or "ragged_dot" in text
+  lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+  text = lowered.as_text()
+  ours = forks or (kind == "gpu" and cfg.sinks)
+  assert ("tree_attention" in text) == ours
+  if kind == "tpu":
+    assert "tpu_custom_call" in text
+  else:
+    names = triton_kernels.verified(lowered)
+    for name in ("grouped_product", "grouped_product_of_matrices"):
+      assert name in names
+    assert ("mha_forward" in names) == (not ours)
 
 
 MESHES = {
