@@ -22,6 +22,7 @@ from jaxrl_agents.policy.attention import (
   causal,
   flash_gpu,
   paged,
+  paged_gpu,
   ragged_tpu,
   splash_tpu,
   tree_flash,
@@ -297,9 +298,14 @@ def _gqa_cached(weights, x, cfg, rope, pages, layer, step, window):
     return heads[:, :, :, 0], heads[:, :, :, 1]
 
   scale, sinks = cfg.score_gain * cfg.head_dim**-0.5, weights.get("sinks")
-  if kernels_lib.for_cache(cfg, pages.dtype, sharding.ambient_ways("kv_heads")) == "tpu":
+  choice = kernels_lib.for_cache(cfg, pages.dtype, sharding.ambient_ways("kv_heads"), queries)
+  if choice == "tpu":
     sinks = window = None  # there are none, see for_cache
     attend = lambda q, pages, layer, step, *_: ragged_tpu.attend(q, pages, layer, step, scale)
+  elif choice == "gpu":
+    attend = lambda q, pages, layer, step, *more: paged_gpu.attend(
+      q, pages, layer, step, scale, *more
+    )
   elif kernels_lib.packed_entries(cfg) and queries <= paged.PACKED_QUERIES:
     attend = lambda q, pages, layer, step, *more: paged.attend_packed(
       q, pages, layer, step, scale, *more
@@ -387,7 +393,13 @@ def _mla_cached(weights, x, cfg, rope, pages, layer, step):
   q = jnp.concatenate([absorbed, q_pe, filling], axis=-1)[:, :, None]
   split = lambda entries: (entries[:, :, None], entries[:, :, None, : cfg.kv_lora_rank])
   scale = cfg.score_gain * (cfg.qk_nope_dim + cfg.qk_rope_dim) ** -0.5
-  attend = lambda q, pages, layer, step, *_: paged.attend(q, pages, layer, step, split, scale)
+  rank = cfg.kv_lora_rank
+  if kernels_lib.for_cache(cfg, pages.dtype, 1, x.shape[1]) == "gpu":
+    attend = lambda q, pages, layer, step, *_: paged_gpu.attend(
+      q, pages, layer, step, scale, latent_width=rank
+    )
+  else:
+    attend = lambda q, pages, layer, step, *_: paged.attend(q, pages, layer, step, split, scale)
   heads = (None, "heads")
   mixed, pages = _cached_core(attend, q, entries, pages, layer, step, None, None, cfg, heads)
   values = jnp.einsum("bqns,snh->bqnh", mixed[:, :, 0], up_v)

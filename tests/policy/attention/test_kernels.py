@@ -149,16 +149,20 @@ def test_kernels_are_chosen_by_what_is_compiled_for_and_can_be_turned_off():
   assert kernel_choice.for_rows("gpu", 256, 256, **plain | {"sinks": True}) == "tree_flash"
   assert kernel_choice.for_rows("reference", 256, 256, **plain) == "reference"
   wide = dataclasses.replace(tiny.GQA, kernels="tpu", head_dim=128)
-  assert kernel_choice.for_cache(wide, jnp.float32, 1) == "tpu"
+  assert kernel_choice.for_cache(wide, jnp.float32, 1, 1) == "tpu"
   assert (
-    kernel_choice.for_cache(wide, jnp.bfloat16, 4) == "reference"
+    kernel_choice.for_cache(wide, jnp.bfloat16, 4, 1) == "reference"
   )  # half a key and value head each
-  assert (
-    kernel_choice.for_cache(dataclasses.replace(wide, sinks=True), jnp.float32, 1) == "reference"
-  )
-  assert (
-    kernel_choice.for_cache(dataclasses.replace(wide, head_dim=64), jnp.float32, 1) == "reference"
-  )
+  of_cache = lambda cfg, queries=1: kernel_choice.for_cache(cfg, jnp.float32, 1, queries)
+  assert of_cache(dataclasses.replace(wide, sinks=True)) == "reference"
+  assert of_cache(dataclasses.replace(wide, head_dim=64)) == "reference"
+  latents = dataclasses.replace(tiny.MLA, kv_lora_rank=512, qk_rope_dim=64)
+  assert of_cache(dataclasses.replace(latents, kernels="tpu")) == "reference"
+  for cfg in (wide, dataclasses.replace(wide, head_dim=64, sinks=True), latents):
+    of_gpu = dataclasses.replace(cfg, kernels="gpu")
+    assert of_cache(of_gpu, 16) == "gpu"
+    assert of_cache(of_gpu, 17) == "reference"
+  assert of_cache(dataclasses.replace(wide, kernels="gpu", head_dim=96)) == "reference"
 
 
 @pytest.mark.slow

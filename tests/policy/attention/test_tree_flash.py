@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.policy.attention import causal, tree_flash, tree_tiles
+from tests.policy import triton_kernels
 
 LENGTH, WIDTH, VALUE_WIDTH = 384, 24, 16
 """Three tiles of queries and of keys on TPU, twelve on GPU."""
@@ -129,3 +130,31 @@ def test_a_plan_lists_tiles_in_which_some_query_sees_some_key():
   over_keys, over_queries = plans(jnp.asarray(4))  # the stem is too far from the last tiles
   assert over_keys == [[0], [0, 1], [1, 2], [0, 3], [3, 4], []]
   assert over_queries == [[0, 1, 3], [1, 2], [2], [3, 4], [4], []]
+
+
+@pytest.mark.parametrize(("width", "value_width"), [(128, 128), (192, 128), (64, 64)])
+@pytest.mark.parametrize("window", [None, 512])
+def test_both_passes_lower_to_kernels_that_triton_accepts(width, value_width, window):
+  like = jax.ShapeDtypeStruct
+  length, heads, places = 1_024, (1, 2, 2), like((1, 1_024), jnp.int32)
+  given = None if window is None else jnp.int32(window)
+
+  def loss(q, k, v, sinks, ends, depths):
+    out = tree_flash.attend(q, k, v, ends, depths, sinks, given, kernels="gpu")
+    return jnp.sum(out.astype(jnp.float32))
+
+  arguments = (
+    like((*heads, length, width), jnp.bfloat16),
+    like((*heads[:2], length, width), jnp.bfloat16),
+    like((*heads[:2], length, value_width), jnp.bfloat16),
+    like(heads[1:], jnp.float32),
+    places,
+    places,
+  )
+  gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+  lowered = gradient.trace(*arguments).lower(lowering_platforms=("cuda",))
+  assert triton_kernels.verified(lowered) == [
+    "tree_attention_forward",
+    "tree_attention_backward_of_queries",
+    "tree_attention_backward_of_keys",
+  ]
