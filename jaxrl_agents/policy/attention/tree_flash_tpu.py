@@ -19,8 +19,12 @@ from jax.experimental import pallas as pl
 from jaxrl_agents.policy.attention import tree_tiles as tiles_lib
 from jaxrl_agents.policy.attention.tree_tiles import Places, Plan
 
-SIDE = 512
-"""Of a tile. Nothing was tuned: wider ones skip less, narrower ones take more steps."""
+SIDE, LONG_SIDE = 512, 1024
+"""Of a tile, and of one of keys where there are many. Nothing was tuned: wider ones skip less,
+narrower ones take more steps."""
+
+MOST_LISTED = 1 << 17
+"""Tiles in a plan: half of the memory that a TPU has for numbers that decide what is fetched."""
 
 
 def head_width(width: int) -> int:
@@ -30,7 +34,19 @@ def head_width(width: int) -> int:
 
 def sides(q: jax.Array, k: jax.Array) -> tuple[int, int]:
   """Queries and keys of a tile."""
-  return tiles_lib.side(q.shape[2], SIDE), tiles_lib.side(k.shape[2], SIDE)
+  rows, _, queries, _ = q.shape
+  keys = k.shape[2]
+  query_tile = tiles_lib.side(queries, SIDE)
+  for most in (SIDE, LONG_SIDE):
+    key_tile = tiles_lib.side(keys, most)
+    listed = rows * (queries // query_tile) * (keys // key_tile)
+    if listed <= MOST_LISTED:
+      return query_tile, key_tile
+  raise ValueError(
+    f"{rows} rows of {keys} tokens a device make a plan of {listed} tiles of attention, and a TPU "
+    f"holds {MOST_LISTED}; lower learner.rows_per_microbatch, or make learner.row_tokens a "
+    f"multiple of {LONG_SIDE}"
+  )
 
 
 def forward(

@@ -1,11 +1,14 @@
 """Our own attention kernels for trees, interpreted, against the plain tiles."""
 
+import importlib.util
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_agents.policy.attention import causal, tree_flash, tree_tiles
+from jaxrl_agents.policy.attention import causal, tree_flash, tree_flash_tpu, tree_tiles
 from tests.policy import triton_kernels
 
 LENGTH, WIDTH, VALUE_WIDTH = 384, 24, 16
@@ -132,29 +135,62 @@ def test_a_plan_lists_tiles_in_which_some_query_sees_some_key():
   assert over_queries == [[0, 1, 3], [1, 2], [2], [3, 4], [4], []]
 
 
-@pytest.mark.parametrize(("width", "value_width"), [(128, 128), (192, 128), (64, 64)])
-@pytest.mark.parametrize("window", [None, 512])
-def test_both_passes_lower_to_kernels_that_triton_accepts(width, value_width, window):
-  like = jax.ShapeDtypeStruct
-  length, heads, places = 1_024, (1, 2, 2), like((1, 1_024), jnp.int32)
+def gradients_of(kernels, rows, length, *, width, value_width, window=None, sharding=None):
+  """A jitted gradient of all that has one, and its abstract arguments."""
+  like = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
   given = None if window is None else jnp.int32(window)
 
   def loss(q, k, v, sinks, ends, depths):
-    out = tree_flash.attend(q, k, v, ends, depths, sinks, given, kernels="gpu")
+    out = tree_flash.attend(q, k, v, ends, depths, sinks, given, kernels=kernels)
     return jnp.sum(out.astype(jnp.float32))
 
   arguments = (
-    like((*heads, length, width), jnp.bfloat16),
-    like((*heads[:2], length, width), jnp.bfloat16),
-    like((*heads[:2], length, value_width), jnp.bfloat16),
-    like(heads[1:], jnp.float32),
-    places,
-    places,
+    like(jnp.bfloat16, rows, 2, 2, length, width),
+    like(jnp.bfloat16, rows, 2, length, width),
+    like(jnp.bfloat16, rows, 2, length, value_width),
+    like(jnp.float32, 2, 2),
+    like(jnp.int32, rows, length),
+    like(jnp.int32, rows, length),
   )
-  gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+  return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))), arguments
+
+
+@pytest.mark.parametrize(("width", "value_width"), [(128, 128), (192, 128), (64, 64)])
+@pytest.mark.parametrize("window", [None, 512])
+def test_both_passes_lower_to_kernels_that_triton_accepts(width, value_width, window):
+  sizes = {"width": width, "value_width": value_width, "window": window}
+  gradient, arguments = gradients_of("gpu", 1, 1_024, **sizes)
   lowered = gradient.trace(*arguments).lower(lowering_platforms=("cuda",))
   assert triton_kernels.verified(lowered) == [
     "tree_attention_forward",
     "tree_attention_backward_of_queries",
     "tree_attention_backward_of_keys",
   ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra libtpu")
+@pytest.mark.parametrize(
+  ("rows", "length", "sizes"),
+  [
+    (2, 4_096, {"width": 192, "value_width": 128}),
+    (4, 131_072, {"width": 128, "value_width": 128, "window": 4_096}),
+  ],
+)
+def test_both_passes_over_long_rows_compile_for_a_tpu(rows, length, sizes):
+  os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3"}
+  from jax.experimental import topologies
+
+  devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+  one = jax.sharding.SingleDeviceSharding(devices[0])
+  gradient, arguments = gradients_of("tpu", rows, length, sharding=one, **sizes)
+  assert gradient.lower(*arguments).compile().as_text().count("tpu_custom_call") == 3
+
+
+def test_tiles_of_long_rows_on_tpu_are_wider_so_that_their_list_fits():
+  like = lambda rows, length: jax.ShapeDtypeStruct((rows, 2, length, 128), jnp.bfloat16)
+  sides = lambda rows, length: tree_flash_tpu.sides(like(rows, length), like(rows, length))
+  assert sides(8, 384) == (128, 128)
+  assert sides(8, 32_768) == (512, 512)
+  assert sides(4, 131_072) == (512, 1_024)
+  with pytest.raises(ValueError, match="8 rows of 131072 tokens.* 262144 tiles"):
+    sides(8, 131_072)
