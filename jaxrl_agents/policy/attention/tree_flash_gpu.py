@@ -2,7 +2,8 @@
 
 Sides of tiles and widths of heads are powers of two. No size was tuned on a device: tiles are small
 enough for Triton to keep them in the registers and the shared memory of an A100 or H100, and wide
-enough for the matrix units of the latter.
+enough for the matrix units of the latter. Of heads of 256 on an H100, 176 bytes a thread
+of the gradient of keys do not fit into registers.
 
 Alphabet: B rows, T time of the queries, S time of the keys, G kv heads, R query heads of a kv head,
 N = G R, H head dim, Q and K queries and keys of a tile.
