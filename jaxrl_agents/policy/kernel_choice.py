@@ -5,17 +5,18 @@
 Everything has a plain reference, which runs everywhere and is what CPU uses. On an accelerator:
 
                  tpu                                     gpu
-  experts        grouped products (megablox)             grouped products (jax.lax.ragged_dot)
-  rows           splash attention, where time is a       flash attention in Triton, without sinks
-                 multiple of 128                         and windows, where time is whole, likewise
-  cache          ragged paged attention, without sinks   reference
-                 and windows, heads a multiple of 128
+  experts        grouped products (megablox)             our own grouped products in Triton
+  rows           splash attention                        flash attention in Triton, without sinks
+                                                         and windows, where time is whole
+  others, trees  our own flash attention, likewise where time is a multiple of 128
+  cache          ragged paged attention, without sinks   our own in Triton, MLA's too, up to 16
+                 and windows, heads a multiple of 128    new tokens a row, widths powers of two
                  wide, in whole tiles
 
-What is not in the table goes to the reference: MLA's latents in the cache, narrow heads there (for
-few queries without taking entries apart, `packed_entries`), a handful of tokens
-(`experts.dense`, which reads every weight once and no more), the largest scores that QK-clip asks
-for. YaRN and MLA's scale are no matter of these kernels: queries come to them scaled.
+What is not in the table goes to the reference: on TPU MLA's latents in the cache and narrow heads
+there (for few queries without taking entries apart, `packed_entries`), on GPU a prefill, a handful
+of tokens (`experts.dense`, which reads every weight once and no more), the largest scores that
+QK-clip asks for. YaRN and MLA's scale are no matter of these kernels: queries come to them scaled.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ import jax.numpy as jnp
 from jaxrl_agents.policy.config import PolicyConfig
 
 Kind = Literal["reference", "tpu", "gpu"]
+RowsKernel = Literal["reference", "splash", "flash", "tree_flash"]
 LANES = 128
+
+FEW_QUERIES = 16
+"""New tokens of a row up to which a step is one of decoding, whose time is that of reading keys."""
 
 
 def whole_lanes(size: int) -> int:
@@ -56,27 +61,48 @@ def platform() -> str:
 
 def for_rows(
   kernels: Kind, queries: int, keys: int, *, sinks: bool, windows: bool, forks: bool
-) -> Kind:
-  """What attends rows with so many queries and keys (fewer queries where time is split)."""
-  if queries % LANES or keys % LANES or forks:
-    return "reference"
-  if kernels == "gpu" and (sinks or windows or queries != keys):
-    return "reference"
-  return kernels
+) -> RowsKernel:
+  """What attends rows with so many queries and keys (fewer queries where time is split).
 
-
-def for_cache(cfg: PolicyConfig, dtype: Any, head_ways: int) -> Kind:
-  """What attends a cache of keys and values of that type, their heads split over so many devices.
-
-  The kernel reads keys and values of one token as whole tiles: as many numbers of 32 bits as
-  there are rows in a tile, or a part or multiple of them.
+  Where a kernel of jax can, it does: others have tuned those.
   """
+  if kernels == "reference" or queries % LANES or keys % LANES:
+    return "reference"
+  if forks or (kernels == "gpu" and (sinks or windows or queries != keys)):
+    return "tree_flash"
+  return "splash" if kernels == "tpu" else "flash"
+
+
+def for_cache(cfg: PolicyConfig, dtype: Any, head_ways: int, queries: int) -> Kind:
+  """What attends a cache of keys and values of that type, their heads split over so many devices,
+  with so many new tokens of a row.
+
+  The kernel of TPUs reads keys and values of one token as whole tiles: as many numbers of 32 bits
+  as there are rows in a tile, or a part or multiple of them.
+  """
+  if kind(cfg) == "gpu":
+    few = queries <= FEW_QUERIES and all(map(_power_of_two, _cached_widths(cfg)))
+    return "gpu" if few else "reference"
+  if cfg.attention == "mla":
+    return "reference"
   rows = [n // head_ways for n in (cfg.num_heads, 2 * cfg.num_kv_heads)]
   packed = 4 // jnp.dtype(dtype).itemsize
   whole = all(n % packed == 0 and (n // packed in (1, 2, 4) or n // packed % 8 == 0) for n in rows)
   if kind(cfg) != "tpu" or cfg.sinks or cfg.window_tokens or cfg.head_dim % LANES or not whole:
     return "reference"
   return "tpu"
+
+
+def _cached_widths(cfg: PolicyConfig) -> tuple[int, ...]:
+  """Of parts of keys that are read at once: a head, or a latent and what is beside it."""
+  if cfg.attention == "mla":
+    return cfg.kv_lora_rank, whole_lanes(cfg.cache_width) - cfg.kv_lora_rank
+  return (cfg.head_dim,)
+
+
+def _power_of_two(width: int) -> bool:
+  """One that a product of Triton takes: at least 16."""
+  return width >= 16 and width & (width - 1) == 0
 
 
 def packed_entries(cfg: PolicyConfig) -> bool:

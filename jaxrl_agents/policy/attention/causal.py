@@ -88,13 +88,19 @@ def _backward(narrow, saved, d_out):
   function = functools.partial(_backward_rows, window=window, start=start, block=block)
   d_q, d_k, d_v = _by_row(function, *rows, d_out)
   out, log_total = rows[-2:]
-  d_sinks = None if sinks is None else _backward_sinks(sinks, out, log_total, d_out)
+  d_sinks = None if sinks is None else backward_of_sinks(sinks, out, log_total, d_out)
   gradients = d_q[..., :queries, :], d_k[..., :keys, :], d_v[..., :keys, :]
   return (*gradients, None, None, d_sinks, None, None)
 
 
-def _backward_sinks(sinks, out, log_total, d_out):
-  """Gradient of sinks: their value is 0, so that all they do is take weight from the keys."""
+def backward_of_sinks(sinks, out, log_total, d_out):
+  """Gradient of sinks: their value is 0, so that all they do is take weight from the keys.
+
+  Args:
+    sinks: [G, R].
+    out, d_out: [B, G, R, T, H'].
+    log_total: log-sum-exp of scores and sink, float32 [B, G, R, T, 1].
+  """
   weights = jnp.exp(sinks.astype(jnp.float32)[:, :, None, None] - log_total)
   taken = weights * (out * d_out).astype(jnp.float32)
   return -jnp.sum(taken, axis=(0, 3, 4)).astype(sinks.dtype)

@@ -25,8 +25,10 @@ from jaxrl_agents.policy.attention import (
   flash_gpu,
   gathered,
   paged,
+  paged_gpu,
   ragged_tpu,
   splash_tpu,
+  tree_flash,
   yarn,
 )
 from jaxrl_agents.policy.config import PolicyConfig
@@ -42,7 +44,7 @@ class Rows:
   Attributes:
     ends: the place after the last token below each token, int32 [B, T]; 0 in padding.
     depths: tokens on the path before each, int32 [B, T].
-    has_forks: whether sequences may share tokens; static. Without forks a kernel can attend.
+    has_forks: whether sequences may share tokens; static: they need a kernel of their own.
   """
 
   ends: jax.Array
@@ -203,7 +205,7 @@ def causal_core(
     rows: what the rows hold.
     sinks: [G, R] or None.
     window: int32 [] or None.
-    kernels: see kernels.for_rows.
+    kernels: see kernel_choice.for_rows.
     window_tokens: what `window` is in layers that have one.
     with_peaks: see `attend_rows`.
 
@@ -214,7 +216,7 @@ def causal_core(
   has_sinks, length = sinks is not None, q.shape[3]
   if by_heads := q.shape[1] // tensor % parts == 0:
     parts = 1
-  kernels = kernels_lib.for_rows(
+  choice = kernels_lib.for_rows(
     kernels,
     length // parts,
     length,
@@ -223,19 +225,13 @@ def causal_core(
     forks=rows.has_forks,
   )
   masks = None
-  if kernels == "tpu":
+  if choice == "splash":
     near = 0 if window is None else window_tokens
     masks = splash_tpu.masks(length, near, time_ways=parts, head_ways=tensor)
 
   def of_rows(masks, q, k, v, ends, depths, sinks, window, start=None):
-    if kernels == "tpu":  # without forks the ends tell sequences apart, as the kernel's ids
-      first = 0 if start is None else start
-      ids = jax.lax.dynamic_slice_in_dim(ends, first, q.shape[3], axis=1)
-      mixed = splash_tpu.attend(masks, q, k, v, ids, ends, sinks, window)
-    elif kernels == "gpu":
-      mixed = flash_gpu.attend(q, k, v, ends)
-    else:
-      mixed = causal.attend(q, k, v, ends, depths, sinks, window, start, rows.has_forks)
+    arrays = q, k, v, ends, depths, sinks, window, start
+    mixed = _attend_by(choice, kernels, masks, *arrays, has_forks=rows.has_forks)
     if not with_peaks:
       return mixed, None
     return mixed, causal.largest_scores(q, k, ends, depths, window, start, rows.has_forks)
@@ -279,6 +275,19 @@ def causal_core(
   )
 
 
+def _attend_by(choice, kernels, masks, q, k, v, ends, depths, sinks, window, start, *, has_forks):
+  """What `causal.attend` computes, by what `kernel_choice.for_rows` chose."""
+  if choice == "splash":  # without forks the ends tell sequences apart, as the kernel's ids
+    first = 0 if start is None else start
+    ids = jax.lax.dynamic_slice_in_dim(ends, first, q.shape[3], axis=1)
+    return splash_tpu.attend(masks, q, k, v, ids, ends, sinks, window)
+  if choice == "flash":
+    return flash_gpu.attend(q, k, v, ends)
+  if choice == "tree_flash":
+    return tree_flash.attend(q, k, v, ends, depths, sinks, window, start, kernels=kernels)
+  return causal.attend(q, k, v, ends, depths, sinks, window, start, has_forks)
+
+
 def _gqa_project(weights, x, cfg, rope):
   """Queries [B, T, G, R, H], keys and values [B, T, G, H], rotated."""
   qkv = jnp.einsum("btd,dgrh->btgrh", x, weights["qkv"])
@@ -315,9 +324,15 @@ def _gqa_attend(cfg, cache, queries, scale):
   if isinstance(cache, gathered.GatheredCache):
     return None
   split = functools.partial(gathered.split, cfg=cfg)
-  if kernels_lib.for_cache(cfg, cache.pages.dtype, sharding.ambient_ways("kv_heads")) == "tpu":
+  ways = sharding.ambient_ways("kv_heads")
+  choice = kernels_lib.for_cache(cfg, cache.pages.dtype, ways, queries)
+  if choice == "tpu":
     # There are no sinks and windows, see for_cache.
     return lambda q, pages, layer, step, *_: ragged_tpu.attend(q, pages, layer, step, scale)
+  if choice == "gpu":
+    return lambda q, pages, layer, step, *more: paged_gpu.attend(
+      q, pages, layer, step, scale, *more
+    )
   if kernels_lib.packed_entries(cfg) and queries <= paged.PACKED_QUERIES:
     return lambda q, pages, layer, step, *more: paged.attend_packed(
       q, pages, layer, step, scale, *more
@@ -408,10 +423,21 @@ def _mla_cached(weights, x, cfg, rope, cache, layer, step):
   absorbed = jnp.einsum("bqnh,snh->bqns", q_nope, up_k)
   filling = jnp.broadcast_to(filling[:, :, None], (*q_pe.shape[:3], filling.shape[-1]))
   q = jnp.concatenate([absorbed, q_pe, filling], axis=-1)[:, :, None]
-  split = functools.partial(gathered.split, cfg=cfg)
   scale = cfg.score_gain * (cfg.qk_nope_dim + cfg.qk_rope_dim) ** -0.5
-  attend = lambda q, pages, layer, step, *_: paged.attend(q, pages, layer, step, split, scale)
+  attend = _mla_attend(cfg, cache, x.shape[1], scale)
   heads = (None, "heads")
   mixed, cache = _cached_core(attend, q, entries, cache, layer, step, None, None, cfg, heads, scale)
   values = jnp.einsum("bqns,snh->bqnh", mixed[:, :, 0], up_v)
   return jnp.einsum("bqnh,nhd->bqd", values, weights["out"]), cache
+
+
+def _mla_attend(cfg, cache, queries, scale):
+  """What attends to pages, see `_cached_core`."""
+  if isinstance(cache, gathered.GatheredCache):
+    return None
+  rank, split = cfg.kv_lora_rank, functools.partial(gathered.split, cfg=cfg)
+  if kernels_lib.for_cache(cfg, cache.pages.dtype, 1, queries) == "gpu":
+    return lambda q, pages, layer, step, *_: paged_gpu.attend(
+      q, pages, layer, step, scale, latent_width=rank
+    )
+  return lambda q, pages, layer, step, *_: paged.attend(q, pages, layer, step, split, scale)

@@ -1,8 +1,8 @@
 """The experts of one device on an accelerator: pairs sorted by expert, one grouped product for all.
 
 The kernels are those of `jax.experimental.pallas.ops.tpu.megablox` (MegaBlocks,
-https://arxiv.org/abs/2211.15841) on TPU, and what XLA makes of a ragged product on GPU. Pairs
-without an expert come last and are not computed.
+https://arxiv.org/abs/2211.15841) on TPU, and our own on GPU (`grouped_gpu`), where XLA multiplies
+ragged products slowly. Pairs without an expert come last and are not computed.
 
 Alphabet: N tokens, D width, E experts, K experts per token, F ffw, S pairs (rounded up).
 """
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_agents.policy.experts import gather_slots as slots_lib
+from jaxrl_agents.policy.experts import grouped_gpu
 from jaxrl_agents.policy.experts import local as plain
 from jaxrl_agents.policy.kernel_choice import Kind, whole_lanes
 
@@ -52,7 +53,7 @@ def apply(
   Args:
     experts, x, weight, choice, clamp: as in `local.dense`.
     kernels: the kind of accelerator whose kernels are used.
-    interpret: whether the TPU's kernel runs step by step, which works on any machine.
+    interpret: whether the kernels run step by step, which works on any machine.
   """
   num_experts, width, embed = experts["down"].shape
   plan = _plan(choice, num_experts)
@@ -93,7 +94,7 @@ def _product(rows, matrices, bias, *, plan: _Plan, kernels: Kind, interpret: boo
   if kernels == "tpu":
     y = _megablox(rows, matrices, plan.sizes, interpret)
   else:
-    y = jax.lax.ragged_dot(rows, matrices, plan.sizes)
+    y = grouped_gpu.product(rows, matrices, plan.sizes, interpret)
   real = plan.expert < matrices.shape[0]
   if bias is not None:
     y = y + jax.nn.one_hot(plan.expert, matrices.shape[0], dtype=y.dtype) @ bias

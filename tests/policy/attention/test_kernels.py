@@ -12,10 +12,18 @@ import pytest
 
 from jaxrl_agents.policy import kernel_choice, sharding, transformer
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy.attention import cache, causal, flash_gpu, paged, ragged_tpu, splash_tpu
+from jaxrl_agents.policy.attention import (
+  cache,
+  causal,
+  flash_gpu,
+  layer,
+  paged,
+  ragged_tpu,
+  splash_tpu,
+)
 from jaxrl_agents.policy.experts import grouped_matmul, local
 from jaxrl_agents.policy.experts.local import Clamp
-from tests.policy import tiny
+from tests.policy import tiny, triton_kernels
 
 
 def draws(*shapes, seed=0):
@@ -131,25 +139,30 @@ def test_kernels_are_chosen_by_what_is_compiled_for_and_can_be_turned_off():
   assert kernel_choice.kind(tiny.GQA) == "reference"
   assert kernel_choice.kind(dataclasses.replace(tiny.GQA, kernels="tpu")) == "tpu"
   plain = {"sinks": False, "windows": False, "forks": False}
-  assert kernel_choice.for_rows("tpu", 128, 256, sinks=True, windows=True, forks=False) == "tpu"
-  assert kernel_choice.for_rows("tpu", 128, 128, **plain | {"forks": True}) == "reference"
+  assert kernel_choice.for_rows("tpu", 128, 256, sinks=True, windows=True, forks=False) == "splash"
+  assert kernel_choice.for_rows("tpu", 128, 128, **plain | {"forks": True}) == "tree_flash"
+  assert kernel_choice.for_rows("gpu", 128, 128, **plain | {"forks": True}) == "tree_flash"
+  assert kernel_choice.for_rows("gpu", 100, 100, **plain | {"forks": True}) == "reference"
   assert kernel_choice.for_rows("tpu", 100, 100, **plain) == "reference"
-  assert kernel_choice.for_rows("gpu", 256, 256, **plain) == "gpu"
-  assert kernel_choice.for_rows("gpu", 128, 256, **plain) == "reference"
-  assert (
-    kernel_choice.for_rows("gpu", 256, 256, sinks=True, windows=False, forks=False) == "reference"
-  )
+  assert kernel_choice.for_rows("gpu", 256, 256, **plain) == "flash"
+  assert kernel_choice.for_rows("gpu", 128, 256, **plain) == "tree_flash"
+  assert kernel_choice.for_rows("gpu", 256, 256, **plain | {"sinks": True}) == "tree_flash"
+  assert kernel_choice.for_rows("reference", 256, 256, **plain) == "reference"
   wide = dataclasses.replace(tiny.GQA, kernels="tpu", head_dim=128)
-  assert kernel_choice.for_cache(wide, jnp.float32, 1) == "tpu"
+  assert kernel_choice.for_cache(wide, jnp.float32, 1, 1) == "tpu"
   assert (
-    kernel_choice.for_cache(wide, jnp.bfloat16, 4) == "reference"
+    kernel_choice.for_cache(wide, jnp.bfloat16, 4, 1) == "reference"
   )  # half a key and value head each
-  assert (
-    kernel_choice.for_cache(dataclasses.replace(wide, sinks=True), jnp.float32, 1) == "reference"
-  )
-  assert (
-    kernel_choice.for_cache(dataclasses.replace(wide, head_dim=64), jnp.float32, 1) == "reference"
-  )
+  of_cache = lambda cfg, queries=1: kernel_choice.for_cache(cfg, jnp.float32, 1, queries)
+  assert of_cache(dataclasses.replace(wide, sinks=True)) == "reference"
+  assert of_cache(dataclasses.replace(wide, head_dim=64)) == "reference"
+  latents = dataclasses.replace(tiny.MLA, kv_lora_rank=512, qk_rope_dim=64)
+  assert of_cache(dataclasses.replace(latents, kernels="tpu")) == "reference"
+  for cfg in (wide, dataclasses.replace(wide, head_dim=64, sinks=True), latents):
+    of_gpu = dataclasses.replace(cfg, kernels="gpu")
+    assert of_cache(of_gpu, 16) == "gpu"
+    assert of_cache(of_gpu, 17) == "reference"
+  assert of_cache(dataclasses.replace(wide, kernels="gpu", head_dim=96)) == "reference"
 
 
 @pytest.mark.slow
@@ -177,12 +190,13 @@ def test_what_ragged_paged_attention_is_given_means_what_the_loop_over_pages_com
 FAMILIES = {"gqa": tiny.GQA, "mla": tiny.MLA, "sinks": tiny.BIASED}
 
 
-def gradients_of(cfg, rows):
+def gradients_of(cfg, rows, forks=False):
   """A jitted gradient of the trunk, and its abstract arguments (without shardings)."""
 
-  def loss(params, tokens, positions):
+  def loss(params, tokens, ends):
     cotangent = jnp.cos(jnp.arange(cfg.embed_dim))
-    hidden = transformer.forward(params, tokens, cfg, remat="layer").hidden
+    trees = layer.Rows(ends, layer.one_sequence(tokens).depths, has_forks=forks)
+    hidden = transformer.forward(params, tokens, cfg, rows=trees, remat="layer").hidden
     return jnp.sum(hidden * cotangent)
 
   ids = jax.ShapeDtypeStruct((rows, LENGTH), jnp.int32)
@@ -190,16 +204,23 @@ def gradients_of(cfg, rows):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("kind", "platform"), [("tpu", "tpu"), ("gpu", "cuda")])
-def test_training_lowers_for_accelerators_without_one(kind, platform, family):
+def test_training_lowers_for_accelerators_without_one(kind, platform, family, forks):
   cfg = dataclasses.replace(FAMILIES[family], kernels=kind)
-  function, arguments = gradients_of(cfg, 1)
-  text = function.trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
-  calls = {"tpu": "tpu_custom_call", "cuda": "__gpu$xla.gpu.triton"}[platform]
-  assert (calls in text) == (kind == "tpu" or not cfg.sinks)
-  # For all that is not attention a GPU leaves the kernel to XLA.
-  assert kind == "tpu" or "ragged_dot" in text
+  function, arguments = gradients_of(cfg, 1, forks)
+  lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+  text = lowered.as_text()
+  ours = forks or (kind == "gpu" and cfg.sinks)
+  assert ("tree_attention" in text) == ours
+  if kind == "tpu":
+    assert "tpu_custom_call" in text
+  else:
+    names = triton_kernels.verified(lowered)
+    for name in ("grouped_product", "grouped_product_of_matrices"):
+      assert name in names
+    assert ("mha_forward" in names) == (not ours)
 
 
 MESHES = {
@@ -210,24 +231,25 @@ MESHES = {
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra libtpu")
+@pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_training_on_a_mesh_compiles_for_tpu_with_every_kernel(family):
+def test_training_on_a_mesh_compiles_for_tpu_with_every_kernel(family, forks):
   os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3"}
   from jax.experimental import topologies
 
   devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
   mesh = sharding.make_mesh(**MESHES[family], devices=list(devices))
   cfg = dataclasses.replace(FAMILIES[family], vocab_size=56)
-  function, (params, ids, positions) = gradients_of(cfg, 4)
+  function, (params, ids, ends) = gradients_of(cfg, 4, forks)
   placed = lambda like, place: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=place)
   rows = sharding.spec(("batch", "time"), sharding.TRAIN_RULES)
   rows = jax.sharding.NamedSharding(mesh, rows)
   with jax.set_mesh(mesh):
     assert kernel_choice.kind(cfg) == "tpu"
     params = jax.tree.map(placed, params, sharding.shardings(cfg, mesh))
-    lowered = function.lower(params, placed(ids, rows), placed(positions, rows))
+    lowered = function.lower(params, placed(ids, rows), placed(ends, rows))
   text = lowered.as_text()
-  for kernel in ("gmm", "splash"):
+  for kernel in ("gmm", "tree_attention" if forks else "splash"):
     assert kernel in text
   assert lowered.compile().memory_analysis().temp_size_in_bytes > 0
 
