@@ -52,6 +52,7 @@ class Plan:
     kept: () -> further entries of a checkpoint's ledger: state of `collect`, JSON by name.
     held: context manager around learning and saving, which must not be interrupted
       (preemption.Notice.held).
+    devices: context manager around learning, which makes the learner's mesh ambient.
   """
 
   collect: Callable[[Sequence[Task], int], list[Group]]
@@ -60,6 +61,7 @@ class Plan:
   report: Callable[[int, dict[str, float], list[Group]], None]
   kept: Callable[[], dict[str, Any]] = dict
   held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+  devices: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 def train(
@@ -92,15 +94,16 @@ def train(
       collected = time.monotonic()
       with plan.held():
         unsaved = None  # the state to save is about to be donated
-        state, metrics, groups = learn(
-          state,
-          groups,
-          cfg=cfg,
-          learner=learner,
-          tx=tx,
-          objective=objective,
-          reference=reference,
-        )
+        with plan.devices():
+          state, metrics, groups = learn(
+            state,
+            groups,
+            cfg=cfg,
+            learner=learner,
+            tx=tx,
+            objective=objective,
+            reference=reference,
+          )
         learnt = time.monotonic()
         if metrics["optimizer_steps"]:
           plan.publish(state.policy.params, int(state.policy.version))
