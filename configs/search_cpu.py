@@ -52,6 +52,7 @@ def get_config() -> config.RunConfig:
       row_tokens=2_048,  # rollouts of a group share tokens within a row
       rows_per_microbatch=2,
       share_prefixes=True,
+      split_cores=True,
       mtp_weight=0.0,
       level_weights_early=(0.7, 0.3, 0.0, 0.0),
       level_weights_late=(0.6, 0.3, 0.1, 0.0),

@@ -62,6 +62,8 @@ def get_config() -> config.RunConfig:
       lr=1e-4,
       row_tokens=3_328,
       rows_per_microbatch=2,
+      share_prefixes=True,
+      split_cores=True,
       mtp_weight=0.0,
       level_weights_early=(0.3, 0.5, 0.2, 0.0),
       level_weights_late=(0.3, 0.5, 0.2, 0.0),

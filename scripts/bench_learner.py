@@ -5,12 +5,20 @@
 
 The work: a Qwen3-like decoder (4 layers, width 256, 8 heads with 4 key-value heads of 32, 4096
 tokens in the vocabulary, 8 experts of width 256, 2 per token: 9.19M parameters), one CISPO step
-(forward, backward, AdamW, float32) on 32 rows of 128 prompt tokens and 128 sampled ones. Tokens per
-second count prompt and reply. The same step is then made on 4 groups of 8 replies that share their
-prompts, each of which is computed once (learner.share_prefixes); peers compute it for each reply,
-which takes them as long as the first step. With --peers, FOLDER_OF_VENVS/torch and
-FOLDER_OF_VENVS/tunix hold interpreters that run hf_train.py and tunix_train.py of FOLDER_OF_SCRIPTS
-on the same work, in turn with ours; they print a JSON line per figure.
+(forward, backward, AdamW, float32) on
+  replies    32 rows of 128 prompt tokens and 128 sampled ones;
+  groups     the same, of 4 groups of 8 replies that share their prompts, each computed once
+             (learner.share_prefixes);
+  episodes   26 segments of 704 tokens, as an update of configs/search_cpu.py has them: 2 groups of
+             8 rollouts share a request, half of a group its first turn, and 5 rollouts of a group
+             go on in a second segment, which repeats what is left of their context;
+  episodes, shared   likewise.
+Tokens per second count all trained tokens. Two steps of the recipe trained 72,634 and 65,115 tokens
+(104 and 93 segments of 700 tokens, 84 of them sampled) in 35,377 and 28,285 places, 2.05 and 2.30
+times as many; here it is 2.24. Peers compute shared tokens for each sequence. With --peers,
+FOLDER_OF_VENVS/torch and FOLDER_OF_VENVS/tunix hold interpreters that run hf_train.py and
+tunix_train.py of FOLDER_OF_SCRIPTS on the same work, in turn with ours; they print a JSON line per
+figure. Their segments have all of their sampled tokens at the end.
 """
 
 from __future__ import annotations
@@ -40,6 +48,10 @@ from jaxrl_agents.types import Segment
 
 ROWS, PROMPT_TOKENS, SAMPLED_TOKENS = 32, 128, 128
 GROUPS = 4
+
+REQUEST_TOKENS, CALL_TOKENS, RESULT_TOKENS, ANSWER_TOKENS = 320, 24, 88, 48
+EPISODE_GROUPS, EPISODES, PRUNED = 2, 8, 5
+"""Groups of an update, rollouts of a group, and how many of them have a second segment."""
 ROUNDS = flags.DEFINE_integer("rounds", 1, "Times that each party is measured.", lower_bound=1)
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed steps a round.", lower_bound=1)
 HUGE_PAGES = flags.DEFINE_bool(
@@ -61,6 +73,11 @@ PEER_COMMANDS = {
   "transformers": ("torch", ["hf_train.py", "--experts", "grouped_mm"]),
   "tunix": ("tunix", ["tunix_train.py"]),
 }
+PEER_SHAPES = {
+  "replies": (GROUPS, ROWS // GROUPS, PROMPT_TOKENS, SAMPLED_TOKENS),
+  "episodes": (EPISODE_GROUPS, EPISODES + PRUNED, 604, 100),
+}
+"""Groups, sequences of a group, and the tokens of each that are given and sampled."""
 CFG = PolicyConfig(
   vocab_size=4096,
   embed_dim=256,
@@ -100,46 +117,81 @@ def matmul_flops() -> float:
   return jax.device_count() * 2 * 2048**3 / min(seconds)
 
 
-def make_batches(*, is_grouped: bool) -> list[packing.Batch]:
-  """The rows as a learner gets them: packed segments of random tokens.
-
-  If `is_grouped`, those of a group share their prompt, and a row holds a group.
-  """
+def replies(*, is_grouped: bool) -> list[Rollout]:
+  """A prompt and a reply of random tokens each; if `is_grouped`, a group has one prompt."""
   rng = np.random.default_rng(0)
-  length = PROMPT_TOKENS + SAMPLED_TOKENS
-  sampled = np.arange(length) >= PROMPT_TOKENS
-  logprobs = np.where(sampled, -np.log(CFG.vocab_size), 0).astype(np.float32)
-  versions = np.where(sampled, 0, -1).astype(np.int32)
   rollouts = []
   for row in range(ROWS):
-    tokens = rng.integers(3, CFG.vocab_size, length).astype(np.int32)
-    if row % (ROWS // GROUPS) == 0:
-      prompt = tokens[:PROMPT_TOKENS]
-    if is_grouped:
-      tokens[:PROMPT_TOKENS] = prompt
-    segment = Segment(tokens, sampled, logprobs, versions)
-    rollouts.append(Rollout((segment,), float(rng.normal())))
-  if not is_grouped:
-    return packing.pack(rollouts, row_tokens=length, rows_per_microbatch=ROWS)
-  together = PROMPT_TOKENS + ROWS // GROUPS * SAMPLED_TOKENS
-  return packing.pack(
-    rollouts, row_tokens=together, rows_per_microbatch=GROUPS, share_prefixes=True
-  )
+    if not is_grouped or row % (ROWS // GROUPS) == 0:
+      prompt = _drawn(rng, PROMPT_TOKENS)
+    parts = [(prompt, False), (_drawn(rng, SAMPLED_TOKENS), True)]
+    rollouts.append(Rollout((_segment(parts),), float(rng.normal())))
+  return rollouts
+
+
+def episodes() -> list[Rollout]:
+  """Rollouts of several turns, as in the head of this file."""
+  rng = np.random.default_rng(0)
+  turn = lambda: [(_drawn(rng, CALL_TOKENS), True), (_drawn(rng, RESULT_TOKENS), False)]
+  rollouts = []
+  for _ in range(EPISODE_GROUPS):
+    request = [(_drawn(rng, REQUEST_TOKENS), False)]
+    first_turns = turn(), turn()
+    for number in range(EPISODES):
+      first, second, third, fourth = first_turns[number % 2], turn(), turn(), turn()
+      answers = [(_drawn(rng, ANSWER_TOKENS), True) for _ in range(2)]
+      segments = [_segment([*request, *first, *second, *third, answers[0]])]
+      if number < PRUNED:  # of the three results, the second is pruned
+        kept = [(tokens, False) for tokens, _ in (*first, *third)]
+        segments.append(_segment([*request, *kept, *fourth, answers[1]]))
+      rollouts.append(Rollout(tuple(segments), float(rng.normal())))
+  return rollouts
+
+
+def _drawn(rng: np.random.Generator, count: int) -> np.ndarray:
+  return rng.integers(3, CFG.vocab_size, count).astype(np.int32)
+
+
+def _segment(parts: list[tuple[np.ndarray, bool]]) -> Segment:
+  """A segment of (tokens, whether they were sampled), by the uniform policy at version 0."""
+  tokens = np.concatenate([tokens for tokens, _ in parts])
+  sampled = np.concatenate([np.full(len(tokens), flag) for tokens, flag in parts])
+  logprobs = np.where(sampled, -np.log(CFG.vocab_size), 0).astype(np.float32)
+  return Segment(tokens, sampled, logprobs, np.where(sampled, 0, -1).astype(np.int32))
+
+
+def make_batches(case: str) -> list[packing.Batch]:
+  """The rows of a case as a learner gets them; shared rows hold a group each."""
+  if case == "replies":
+    length = PROMPT_TOKENS + SAMPLED_TOKENS
+    return packing.pack(replies(is_grouped=False), row_tokens=length, rows_per_microbatch=ROWS)
+  if case == "groups":
+    length, made, rows = 1_152, replies(is_grouped=True), GROUPS
+  elif case == "episodes":
+    made = episodes()
+    rows = sum(len(rollout.segments) for rollout in made)
+    return packing.pack(made, row_tokens=704, rows_per_microbatch=rows)
+  else:
+    length, made, rows = 4_096, episodes(), EPISODE_GROUPS
+  return packing.pack(made, row_tokens=length, rows_per_microbatch=rows, share_prefixes=True)
 
 
 class Ours:
   """One train state that steps in place, so that rounds share a compilation."""
 
-  def __init__(self, config: RunConfig, *, is_grouped: bool):
+  def __init__(self, config: RunConfig, case: str):
     self.tx = state.make_optimizer(CFG, learning_rate=1e-5, weight_decay=0.01)
     params = params_lib.init(CFG, jax.random.key(0))
     self.state = setup.fresh_state(config, params, self.tx)
-    self.batches = make_batches(is_grouped=is_grouped)
-    self.placed_tokens = sum(int((batch.ends > 0).sum()) for batch in self.batches)
+    self.batches = make_batches(case)
+    self.unique_tokens = sum(int((batch.ends > 0).sum()) for batch in self.batches)
+    self.times: list[float] = []
+    self.cpu_times: list[float] = []
     start = time.perf_counter()
     self.step()
     self.first_call_s = time.perf_counter() - start
     self.step()
+    self.peak_rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
   def step(self) -> None:
     """One update, to its end."""
@@ -147,21 +199,22 @@ class Ours:
     self.state, metrics = train_step.update(self.state, self.batches, CFG, objective, self.tx)
     assert metrics["applied"] == 1
 
-  def measure(self) -> tuple[list[float], list[float]]:
-    """(wall seconds, CPU seconds) of each of --repeats steps."""
-    wall, cpu = [], []
+  def measure(self) -> float:
+    """The median seconds of --repeats steps, whose times are kept."""
     for _ in range(REPEATS.value):
       begin, start = os.times(), time.perf_counter()
       self.step()
-      wall.append(time.perf_counter() - start)
+      self.times.append(time.perf_counter() - start)
       end = os.times()
-      cpu.append(end.user + end.system - begin.user - begin.system)
-    return wall, cpu
+      self.cpu_times.append(end.user + end.system - begin.user - begin.system)
+    return statistics.median(self.times[-REPEATS.value :])
 
 
-def measure_peer(name: str) -> dict[str, float]:
+def measure_peer(name: str, case: str) -> dict[str, float]:
   """The row that a peer's script prints: "median_s", "first_call_s", "peak_rss_mib" and more."""
   folder, command = PEER_COMMANDS[name]
+  options = zip(("groups", "group-size", "prompt", "completion"), PEER_SHAPES[case], strict=True)
+  command = [*command, *(f"--{option}={value}" for option, value in options)]
   python = pathlib.Path(PEERS.value) / folder / "bin" / "python"
   done = subprocess.run(
     [str(python.absolute()), *command, "--repeats", str(REPEATS.value)],
@@ -201,59 +254,58 @@ def main(argv: list[str]) -> None:
     name="bench", policy=PolicySection(model=CFG), mesh=MeshConfig(fsdp=DEVICES.value)
   )
   with setup.devices(config):
-    measure(Ours(config, is_grouped=False), Ours(config, is_grouped=True))
+    measure({case: Ours(config, case) for case in CASES})
 
 
-def measure(ours: Ours, grouped: Ours) -> None:
-  """Times ours, both ways, and the peers in turn."""
+CASES = {
+  "replies": "replies",
+  "groups": "replies",
+  "episodes": "episodes",
+  "episodes, shared": "episodes",
+}
+"""Each case, with the one that peers are given for it."""
+
+
+def measure(ours: dict[str, Ours]) -> None:
+  """Times ours and the peers in turn, and prints what came out."""
   names = PEER_NAMES.value if PEERS.value else []
-  wall, cpu, shared = [], [], []
-  peers: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+  peers: dict[tuple[str, str], list[dict[str, float]]] = {}
   limit = matmul_flops()
   for number in range(ROUNDS.value):
-    seconds = ours.measure()
-    report("jaxrl_agents", round=number, median_s=statistics.median(seconds[0]))
-    wall += seconds[0]
-    cpu += seconds[1]
-    shared += grouped.measure()[0]
+    for case, one in ours.items():
+      report(f"jaxrl_agents, {case}", round=number, median_s=one.measure())
     for name in names:
-      peers[name].append(measure_peer(name))
-      report(name, round=number, median_s=peers[name][-1]["median_s"])
+      for case in PEER_SHAPES:
+        peers.setdefault((name, case), []).append(measure_peer(name, case))
+        report(f"{name}, {case}", round=number, median_s=peers[name, case][-1]["median_s"])
     limit = max(limit, matmul_flops())
-  median = statistics.median(wall)
-  report(
-    "jaxrl_agents",
-    median_s=median,
-    min_s=min(wall),
-    cpu_s=statistics.median(cpu),
-    tokens_per_s=ROWS * (PROMPT_TOKENS + SAMPLED_TOKENS) / median,
-    matmul_gflops=limit / 1e9,
-    share_of_limit=step_flops(CFG) / median / limit,
-    first_call_s=ours.first_call_s,
-    peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-  )
-  tokens, sharing = ROWS * (PROMPT_TOKENS + SAMPLED_TOKENS), statistics.median(shared)
-  report(
-    "jaxrl_agents, groups that share their prompts",
-    median_s=sharing,
-    trained_tokens=tokens,
-    unique_tokens=grouped.placed_tokens,
-    tokens_per_s=tokens / sharing,
-    unique_tokens_per_s=grouped.placed_tokens / sharing,
-    faster_than_apart_times=median / sharing,
-  )
-  for name, rows in peers.items():
-    figure = lambda key, rows=rows: statistics.median(row[key] for row in rows)
-    report(
-      name,
-      median_s=figure("median_s"),
-      min_s=min(row["min_s"] for row in rows),
-      cpu_s=figure("cpu_s"),
-      first_call_s=figure("first_call_s"),
-      peak_rss_mib=figure("peak_rss_mib"),
-      ours_is_faster_times=figure("median_s") / median,
-      ours_shared_is_faster_times=figure("median_s") / sharing,
-    )
+  for case, one in ours.items():
+    median, apart = statistics.median(one.times), ours[CASES[case]]
+    trained = apart.unique_tokens
+    figures = {
+      "median_s": median,
+      "min_s": min(one.times),
+      "cpu_s": statistics.median(one.cpu_times),
+      "first_call_s": one.first_call_s,
+      "trained_tokens": trained,
+      "unique_tokens": one.unique_tokens,
+      "tokens_per_s": trained / median,
+      "unique_tokens_per_s": one.unique_tokens / median,
+      "faster_than_apart_times": statistics.median(apart.times) / median,
+    }
+    if case == "replies":
+      figures |= {"matmul_gflops": limit / 1e9, "share_of_limit": step_flops(CFG) / median / limit}
+      figures["peak_rss_mib"] = one.peak_rss_mib
+    for name in names:
+      figures[f"faster_than_{name}_times"] = _median(peers[name, CASES[case]], "median_s") / median
+    report(f"jaxrl_agents, {case}", **figures)
+  for (name, case), rows in peers.items():
+    columns = ("median_s", "min_s", "cpu_s", "first_call_s", "peak_rss_mib")
+    report(f"{name}, {case}", **{column: _median(rows, column) for column in columns})
+
+
+def _median(rows: list[dict[str, float]], column: str) -> float:
+  return statistics.median(row[column] for row in rows)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=Tr
 def main() -> None:
   """Opens the corpus, trains, reports."""
   config = _config()
+  setup.cores_as_devices(config)
   _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)

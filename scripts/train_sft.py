@@ -22,10 +22,11 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=Tr
 def main() -> None:
   """Opens the corpus, makes demonstrations, trains."""
   config = _config()
+  setup.cores_as_devices(config)
   _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
-  with setup.of_run(config, workdir) as corpus:
+  with setup.of_run(config, workdir) as corpus, setup.learner_devices(config):
     sft.train(config, corpus, workdir)
   print(f"the warm start is in {workdir.warm_start}")
 

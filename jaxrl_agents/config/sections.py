@@ -216,6 +216,9 @@ class LearnerConfig:
     share_prefixes: whether what sequences of a step begin with in common is computed once (see
       learner.prefix_trees). Attention then runs without the kernels of accelerators, and losses of
       whole rollouts (gspo) cannot be used.
+    split_cores: whether rows of a microbatch are split over this machine's cores, each a device of
+      its own, for the warm-up too: within one device XLA leaves cores idle. Sampling stays on one
+      device. Only on a CPU, where `mesh` is all 1.
     remat: what is kept of a layer for the backward pass (policy.transformer.REMAT), for the warm-up
       too.
     kl: factor of log(pi / pi_0) that is subtracted from each token's advantage, where pi_0 is the
@@ -242,6 +245,7 @@ class LearnerConfig:
   row_tokens: Count = 1_024
   rows_per_microbatch: Count = 8
   share_prefixes: bool = False
+  split_cores: bool = False
   remat: Literal["none", "layer", "attention", "projections"] = "none"
   router_replay: bool = True
   replay_threshold: Share = 0.0

@@ -14,16 +14,13 @@ Alphabet: B rows, T tokens of a row, L mixture-of-experts layers, K experts per 
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxrl_agents.learner import prefix_trees
+from jaxrl_agents.learner import placement, prefix_trees
 from jaxrl_agents.learner.advantage import Rollout
-from jaxrl_agents.learner.prefix_trees import Tree
 from jaxrl_agents.types import NOT_ROUTED
 
 Normaliser = Literal["token_mean", "rollout_mean", "constant", "sum"]
@@ -68,16 +65,6 @@ class Batch(NamedTuple):
   routing: Array | None = None
   reference_logprobs: Array | None = None
   sources: Array | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-  """The place of a tree: microbatch, row, first token, and first prediction."""
-
-  microbatch: int
-  row: int
-  start: int
-  tree: Tree
 
 
 def token_weights(
@@ -162,7 +149,7 @@ def pack(
     constant_tokens=constant_tokens,
     constant_rollouts=constant_rollouts,
   )
-  placements = place(
+  placements = placement.place(
     rollouts,
     row_tokens=row_tokens,
     rows_per_microbatch=rows_per_microbatch,
@@ -180,85 +167,6 @@ def pack(
   for p in placements:
     _write(batches[p.microbatch], p, local_ids[p.microbatch], advantages, weights)
   return batches
-
-
-def place(
-  rollouts: Sequence[Rollout],
-  *,
-  row_tokens: int,
-  rows_per_microbatch: int,
-  keep_rollouts_together: bool = False,
-  share_prefixes: bool = False,
-) -> list[Placement]:
-  """First-fit decreasing: the largest unit first, to the first microbatch with room for it.
-
-  A unit is one tree, or all segments of a rollout with `keep_rollouts_together`. The result is a
-  pure function of the segments and their order. See `pack` for arguments and errors.
-  """
-  if keep_rollouts_together and share_prefixes:
-    raise ValueError(
-      "a loss of whole rollouts needs all segments of a rollout in one microbatch, which trees of "
-      "several rollouts do not allow; set learner.share_prefixes=False"
-    )
-  units: list[list[Tree]] = []
-  segments = [(i, s) for i, r in enumerate(rollouts) for s in r.segments if s.loss_mask.any()]
-  for _, segment in segments:
-    _check(segment, row_tokens)
-  if share_prefixes:
-    units = [[tree] for tree in prefix_trees.grow(segments, row_tokens)]
-  elif keep_rollouts_together:
-    by_rollout = itertools.groupby(segments, key=lambda item: item[0])
-    units = [[prefix_trees.alone(*item) for item in items] for _, items in by_rollout]
-  else:
-    units = [[prefix_trees.alone(*item)] for item in segments]
-  units.sort(key=lambda unit: -sum(tree.size for tree in unit))
-  used: list[list[int]] = []  # tokens used in each row of each microbatch
-  placements: list[Placement] = []
-  for unit in units:
-    unit = sorted(unit, key=lambda tree: -tree.size)
-    for m in range(len(used) + 1):
-      rows = used[m] if m < len(used) else [0] * rows_per_microbatch
-      fitted = _fit([tree.size for tree in unit], rows, row_tokens)
-      if fitted is not None:
-        break
-    else:
-      raise ValueError(
-        f"rollout of {sum(tree.tokens for tree in unit)} tokens in {len(unit)} segments does not "
-        f"fit a microbatch of {rows_per_microbatch} rows of {row_tokens}; "
-        "raise learner.rows_per_microbatch"
-      )
-    if m == len(used):
-      used.append([0] * rows_per_microbatch)
-    for tree, row in zip(unit, fitted, strict=True):
-      placements.append(Placement(m, row, used[m][row], tree))
-      used[m][row] += tree.size
-  return placements
-
-
-def _fit(lengths, used_tokens, row_tokens):
-  """Rows for `lengths` by first fit beside what is used, or None."""
-  used, chosen = list(used_tokens), []
-  for n in lengths:
-    row = next((i for i, u in enumerate(used) if u + n <= row_tokens), None)
-    if row is None:
-      return None
-    used[row] += n
-    chosen.append(row)
-  return chosen
-
-
-def _check(segment, row_tokens):
-  n = len(segment.tokens)
-  if n > row_tokens:
-    raise ValueError(
-      f"segment of {n} tokens does not fit rows of {row_tokens}; "
-      "raise learner.row_tokens or lower env.max_tokens"
-    )
-  if segment.loss_mask[0]:
-    raise ValueError(
-      "the first token of a segment is a loss token, and nothing predicts it; "
-      "begin the prompt with a token that is not sampled"
-    )
 
 
 def _empty(shape, routing_shape, share_prefixes):
@@ -280,9 +188,9 @@ def _empty(shape, routing_shape, share_prefixes):
   )
 
 
-def _write(batch, placement, ids, advantages, weights):
+def _write(batch, p, ids, advantages, weights):
   """Fills in one tree; `ids` are the ids of rollouts in this microbatch."""
-  p, written = placement, prefix_trees.write(placement.tree, placement.start)
+  written = prefix_trees.write(p.tree, p.start)
   here = (p.row, slice(p.start, p.start + len(written["tokens"])))
   for name in ("tokens", "depths", "ends"):
     getattr(batch, name)[here] = written[name]

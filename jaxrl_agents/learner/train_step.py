@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -106,6 +106,8 @@ def update(
   cfg: PolicyConfig,
   objective: Objective,
   tx: optax.GradientTransformation,
+  *,
+  check: Callable[[dict[str, float]], None] | None = None,
 ) -> tuple[TrainState, dict[str, float]]:
   """One optimizer step over all microbatches of `packing.pack`. `state` is donated.
 
@@ -116,6 +118,7 @@ def update(
     cfg: of the policy.
     objective: what to minimise.
     tx: the optimizer that made `state.opt_state`.
+    check: called with the metrics of the gradients; if it raises, `state` is not consumed.
 
   Returns:
     (state, metrics). Without microbatches the state is returned unchanged, with {"skipped": 1}. A
@@ -127,11 +130,14 @@ def update(
   for batch in map(placed, batches[1:]):
     total = add(total, gradients(state.policy.params, batch, cfg, objective))
   sums, maxima = total.sums, total.maxima
+  found = summary(sums, maxima)
+  if check:
+    check(found)
   load = sums["expert_load"]
   state, step = apply(state, total.grads, tx, maxima.get("attention_score_max"))
   if objective.balance_rate and cfg.num_moe_layers:
     state = balance(state, load, objective.balance_rate * step["applied"])
-  return state, {"skipped": 0.0, **summary(sums, maxima), **jax.tree.map(float, step)}
+  return state, {"skipped": 0.0, **found, **jax.tree.map(float, step)}
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "objective"))
@@ -293,7 +299,7 @@ def recompute_logprobs(
   """The learner's own log-probabilities of what the sampler drew, float32 [B, T].
 
   On fresh rollouts, under the weights that sampled them, these must equal
-  `batch.behaviour_logprobs`: `logprob_gap` of the two is the canary of every step.
+  `batch.behaviour_logprobs` up to rounding, see `logprob_gap`.
   """
   output = forward(params, batch, cfg, objective)
   logprobs, _ = loss_token_logprobs(params, output.hidden, batch, cfg, objective)

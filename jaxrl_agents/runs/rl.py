@@ -52,10 +52,12 @@ def _train(
   cfg = config.policy.model
   tx = optimizer(config)
   minimised = objective(config)
-  params = setup.with_adapters(config, setup.warm_params(config, workdir))
-  fresh = setup.fresh_state(config, params, tx)
   manager = checkpoint.open_manager(workdir.checkpoints / "rl")
-  first, current, ledger = setup.restored(manager, fresh)
+  with setup.learner_devices(config):
+    params = setup.with_adapters(config, setup.warm_params(config, workdir))
+    fresh = setup.fresh_state(config, params, tx)
+    first, current, ledger = setup.restored(manager, fresh)
+    reference = setup.warm_params(config, workdir) if minimised.needs_reference else None
   resumption.check_start(workdir, ledger)
   start = weight_files.digest(workdir.warm_start)
   budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
@@ -72,7 +74,7 @@ def _train(
     return RolloutWorkers(
       config,
       setup.worker_spec(config, corpus),
-      lora.merged(current.policy.params),
+      setup.for_sampler(lora.merged(current.policy.params)),
       int(current.policy.version),
       weights=workdir.weights,
       channel=channel,
@@ -105,13 +107,14 @@ def _train(
           report=Reporter(config, workdir, players, progress) if channel.is_first else _no_report,
           kept=lambda: {"length_budgets": budgets.state(), "start": start},
           held=notice.held,
+          devices=lambda: setup.learner_devices(config),
         ),
         cfg=cfg,
         learner=config.learner,
         tx=tx,
         objective=minimised,
         first_step=first,
-        reference=setup.warm_params(config, workdir) if minimised.needs_reference else None,
+        reference=reference,
       )
     trained = time.monotonic()
     players.turn_to(1.0)

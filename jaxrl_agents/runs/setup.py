@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Iterator
@@ -227,6 +228,46 @@ def devices(config: RunConfig) -> Iterator[None]:
     return
   with jax.set_mesh(sharding.make_mesh(**sizes)):
     yield
+
+
+def cores_as_devices(config: RunConfig) -> None:
+  """Shows this machine's cores to jax as devices if `learner.split_cores`; before jax starts."""
+  ways, flags = _core_ways(config), os.environ.get("XLA_FLAGS", "")
+  if ways > 1 and "xla_force_host_platform_device_count" not in flags:
+    jax.config.update("jax_num_cpu_devices", ways)
+
+
+def _core_ways(config: RunConfig) -> int:
+  """How many cores the rows of a microbatch split over, see `learner.split_cores`."""
+  if not config.learner.split_cores or set(dataclasses.asdict(config.mesh).values()) != {1}:
+    return 1
+  return math.gcd(config.learner.rows_per_microbatch, usable_cores())
+
+
+def usable_cores() -> int:
+  """How many cores this process may use."""
+  has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+  return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def learner_devices(config: RunConfig) -> Iterator[None]:
+  """Makes the learner's mesh ambient: that of the run, or this machine's cores, which
+  `cores_as_devices` has shown to jax.
+  """
+  ways = _core_ways(config)
+  if ways == 1 or jax.default_backend() != "cpu" or len(jax.devices()) < ways:
+    yield
+    return
+  with jax.set_mesh(sharding.make_mesh(data=ways, devices=jax.devices()[:ways])):
+    yield
+
+
+def for_sampler(params: dict[str, Any]) -> dict[str, Any]:
+  """The learner's parameters where the sampler computes: on the ambient mesh, or one device."""
+  if jax.sharding.get_mesh().empty:
+    return jax.device_put(params, jax.devices()[0], may_alias=False)
+  return params
 
 
 def fresh_state(

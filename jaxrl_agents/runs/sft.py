@@ -25,7 +25,8 @@ from jaxrl_agents.runs.workdir import Workdir
 
 def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
   """Trains on the mixture, leaves the policy in `warm_start`; resumes where an earlier run
-  stopped, whatever its mesh was. To be called within `setup.devices`, by every process.
+  stopped, whatever its mesh was. To be called within `setup.devices` and, within that,
+  `setup.learner_devices`, by every process.
 
   Raises:
     Preempted: SIGTERM came; what is finished is saved.

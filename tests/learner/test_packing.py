@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_agents.learner import packing
+from jaxrl_agents.learner import packing, placement
 from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.types import NOT_ROUTED, Segment
 
@@ -95,7 +95,7 @@ def test_every_loss_token_appears_exactly_once_with_all_that_belongs_to_it(
 @given(st.integers(0, 999), lengths_lists)
 def test_rollouts_kept_together_share_a_microbatch_and_an_id(seed, lengths):
   rollouts = make_rollouts(seed, lengths)
-  placements = packing.place(
+  placements = placement.place(
     rollouts, row_tokens=16, rows_per_microbatch=4, keep_rollouts_together=True
   )
   for index in range(len(rollouts)):
@@ -139,12 +139,18 @@ def test_token_weights_of_the_four_normalisers_by_hand():
     weights("sum", constant_tokens=10)
 
 
-def test_first_fit_decreasing_fills_rows_by_hand():
-  # Lengths 9, 7, 6, 5, 3 in rows of 12: 9+3 | 7+5 | 6.
+def test_rows_of_a_microbatch_are_evened_out_by_hand():
+  # Lengths 9, 7, 6, 5, 3 in rows of 12. Rows 9+3, 7+5 | 6 cost 12 + 6, and 7+3, 9 | 6, 5 10 + 6.
   rollouts = make_rollouts(0, [[5], [9], [3], [7], [6]])
-  placements = packing.place(rollouts, row_tokens=12, rows_per_microbatch=2)
+  placements = placement.place(rollouts, row_tokens=12, rows_per_microbatch=2)
   where = {p.tree.branches[0].rollout: (p.microbatch, p.row, p.start) for p in placements}
-  assert where == {1: (0, 0, 0), 3: (0, 1, 0), 4: (1, 0, 0), 0: (0, 1, 7), 2: (0, 0, 9)}
+  assert where == {3: (0, 0, 0), 2: (0, 0, 7), 1: (0, 1, 0), 4: (1, 0, 0), 0: (1, 1, 0)}
+
+
+def test_evening_out_takes_no_more_microbatches_than_full_rows():
+  rollouts = make_rollouts(0, [[6]] * 8)  # two in a row of 12; 9 or fewer would take eight rows
+  placements = placement.place(rollouts, row_tokens=12, rows_per_microbatch=2)
+  assert {p.microbatch for p in placements} == {0, 1}
 
 
 def test_packing_is_deterministic():

@@ -72,6 +72,7 @@ def run(folder: pathlib.Path, *, processes: Sequence[Any] = (), **sections: dict
   if processes:
     processes_lib.start(*processes)
   config = configured(**sections)
+  setup.cores_as_devices(config)
   with (
     setup.devices(config),
     processes_lib.bound(config) as channel,
@@ -87,9 +88,10 @@ def trained(
   """`run` under the ambient mesh."""
   # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
   tx = state.make_optimizer(CFG, learning_rate=1e-2, eps=1e-4)
-  fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0)), tx)
   manager = checkpoint.open_manager(folder / "checkpoints")
-  first, current, ledger = setup.restored(manager, fresh)
+  with setup.learner_devices(config):
+    fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0)), tx)
+    first, current, ledger = setup.restored(manager, fresh)
   print(f"from {first}", flush=True)
   version = int(current.policy.version)
   if channel.is_first:
@@ -97,7 +99,7 @@ def trained(
   with RolloutWorkers(
     config,
     WorkerSpec("tests.sampler.counting:build"),
-    current.policy.params,
+    setup.for_sampler(current.policy.params),
     version,
     weights=folder / "weights",
     channel=channel,
@@ -109,6 +111,7 @@ def trained(
       save=lambda step, saved, found: checkpoint.save(manager, step, saved, found, keep=2),
       report=lambda step, metrics, groups: print(f"step {step}", flush=True),
       held=notice.held,
+      devices=lambda: setup.learner_devices(config),
     )
     current = loop.train(
       current,
@@ -121,6 +124,7 @@ def trained(
       first_step=first,
     )
   manager.close()
+  print(f"trained on {len(current.policy.version.sharding.device_set)} devices", flush=True)
   weight_files.save(current.policy.params, CFG, folder / "trained")
   params = processes_lib.gathered(current.policy.params)
   leaves = {f"p{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}

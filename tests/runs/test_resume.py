@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from jaxrl_agents.runs import setup
 from tests import forced_devices
 
 pytestmark = pytest.mark.slow
@@ -65,6 +66,22 @@ def test_a_run_killed_at_random_moments_ends_with_the_parameters_of_one_that_was
     process.wait(30)
   finish(killed, cache)
   assert_same_parameters(whole, killed)
+
+
+@pytest.mark.skipif(setup.usable_cores() < 2, reason="one core cannot be split over")
+def test_a_learner_split_over_cores_trains_as_on_one_and_goes_on_bitwise(whole, cache, tmp_path):
+  """Parameters within 1e-4 after 8 updates of 1e-2; sums of two cores are in another order."""
+  split, killed = {"split_cores": True}, tmp_path / "killed"
+  assert "trained on 2 devices" in finish(tmp_path / "split", cache, learner=split)
+  parameters = np.load(tmp_path / "split" / "params.npz")
+  for name, leaf in np.load(whole / "params.npz").items():
+    np.testing.assert_allclose(parameters[name], leaf, atol=1e-4)
+  process = start(killed, cache, learner=split)
+  assert [process.stdout.readline() for _ in range(3)] == ["from 0\n", "step 0\n", "step 1\n"]
+  process.send_signal(signal.SIGKILL)
+  process.wait(30)
+  finish(killed, cache, learner=split)
+  assert_same_parameters(tmp_path / "split", killed)
 
 
 def test_sigterm_loses_no_finished_step_whatever_save_every_is(whole, cache, tmp_path):

@@ -15,7 +15,10 @@ import jax.numpy as jnp
 
 from jaxrl_agents.policy.experts.gather_slots import block_of, put_block
 
-MAX_BLOCK_TOKENS = 256
+MAX_BLOCK_TOKENS = 128
+"""An expert's last block is half empty. On CPU products of 256 rows are 6 % faster, but 2,304
+tokens with 8 experts of width 256 took 17 % less time in blocks of 128.
+"""
 MIN_BLOCK_TOKENS = 16
 DENSE_TOKENS = 64
 SLOT_TOKENS = 128
