@@ -20,8 +20,8 @@ from jaxrl_agents.policy import kernel_choice
 from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention.causal import MASKED, start_of_softmax
 
-PAGES = 2
-"""Columns of the page table that one round reads on CPU; at least as many elsewhere."""
+PAGES, CPU_KEYS = 2, 256
+"""Columns of the page table that one round reads at least, and keys that it reads on CPU."""
 
 KEYS, SCORES = 1_024, 1 << 18
 """Keys of a round on an accelerator, and scores of a row and head, whichever are fewer: the rounds
@@ -34,9 +34,8 @@ PACKED_QUERIES = 16
 
 def pages_of_round(queries: int, page_tokens: int, columns: int) -> int:
   """Of a page table's columns, how many one round of a step of so many queries a row reads."""
-  if kernel_choice.platform() == "cpu":
-    return min(PAGES, columns)
-  return min(max(PAGES, min(KEYS, SCORES // queries) // page_tokens), columns)
+  keys = CPU_KEYS if kernel_choice.platform() == "cpu" else min(KEYS, SCORES // queries)
+  return min(max(PAGES, keys // page_tokens), columns)
 
 
 def attend(
