@@ -3,21 +3,26 @@
   python scripts/bench_search.py --beir=FOLDER [--beir=FOLDER ...] --dense=minilm --json=search.json
 
 A document is one chunk, searched to depth 1000; questions without a relevant document are left out.
+With --peers=FOLDER_OF_VENVS and --peer_scripts=FOLDER_OF_SCRIPTS, the interpreter in
+FOLDER_OF_VENVS/search runs search_bm25s.py and search_minilm.py (onnxruntime; with --dense=minilm)
+on a JSON file of texts and queries. Each prints seconds under the names of `speed`.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 
 import numpy as np
-from absl import flags
+from absl import app, flags
 
 from jaxrl_agents.corpus import beir, documents
 from jaxrl_agents.corpus.chunks import Chunk
-from jaxrl_agents.corpus.index import hybrid
+from jaxrl_agents.corpus.index import bm25, fusion, hybrid, minilm, words
 from jaxrl_agents.runs import entry_point
 
 _BEIR = flags.DEFINE_multi_string(
@@ -30,9 +35,14 @@ _K1 = flags.DEFINE_float("k1", 0.9, "Of BM25.", lower_bound=0.0)
 _B = flags.DEFINE_float("b", 0.4, "Of BM25.", lower_bound=0.0, upper_bound=1.0)
 _DENSE_WEIGHT = flags.DEFINE_float("dense_weight", 1.0, "Of the dense ranking in the fusion.")
 _CACHE = flags.DEFINE_string("cache", "", "Folder that keeps indexes and vectors for later runs.")
+_PEERS = flags.DEFINE_string("peers", "", "Folder of the peers' virtual environments.")
+_PEER_SCRIPTS = flags.DEFINE_string("peer_scripts", "", "Folder of the peers' scripts.")
 _JSON = flags.DEFINE_string("json", "", "File that the figures are written to.")
 
 _DEPTH = 1000
+_SHOWN = 10
+_ENCODED = 256  # texts
+_PEER_SCRIPT = {"bm25s": "search_bm25s.py", "onnxruntime": "search_minilm.py"}
 _MEASURES = {
   "ndcg@10": lambda ranking, grades: beir.ndcg(ranking, grades, 10),
   "recall@10": lambda ranking, grades: beir.recall(ranking, grades, 10),
@@ -57,10 +67,10 @@ def measure(folder: str, cache_dir: str) -> dict:
       f"{unknown[:3]}; the split and the queries belong to different collections"
     )
   start = time.monotonic()
-  bm25 = {"k1": _K1.value, "b": _B.value}
-  searcher = hybrid.build(chunks, cache_dir, dense_leg=_DENSE.value, rank=_RANK.value, **bm25)
+  constants = {"k1": _K1.value, "b": _B.value}
+  searcher = hybrid.build(chunks, cache_dir, dense_leg=_DENSE.value, rank=_RANK.value, **constants)
   result = {"documents": len(chunks), "questions": len(asked), "dense": _DENSE.value}
-  result |= bm25 | {"dense_weight": _DENSE_WEIGHT.value}
+  result |= constants | {"dense_weight": _DENSE_WEIGHT.value}
   result["build_s"] = round(time.monotonic() - start, 1)
   settings = hybrid.Fusion(fan_out=_DEPTH, fused=_DEPTH, dense_weight=_DENSE_WEIGHT.value)
   for mode in ("bm25", "dense", "hybrid"):
@@ -77,11 +87,70 @@ def measure(folder: str, cache_dir: str) -> dict:
       measure_name: round(float(np.mean([f(rankings[name], judgments[name]) for name in asked])), 4)
       for measure_name, f in _MEASURES.items()
     } | {"ms_per_query": round(spent_ms, 2)}
+  if _PEERS.value:
+    texts = [f"{chunk.title}\n{chunk.text}".strip() for chunk in chunks]
+    result["speed"] = beside_peers(texts, [queries[name] for name in asked])
   return result
+
+
+def seconds(call: Callable[[], object]) -> float:
+  """The seconds of a call, after one that is not timed."""
+  call()
+  start = time.perf_counter()
+  call()
+  return time.perf_counter() - start
+
+
+def speed(texts: list[str], queries: list[str]) -> dict[str, float]:
+  """Seconds to index the texts for BM25 and for each query to the ten best, one by one; with
+  MiniLM also to encode each query, and each of the first 256 texts together.
+  """
+  counted = words.count(texts)
+  index = bm25.fit(*counted)
+  found = {
+    "bm25_index_s": seconds(lambda: bm25.fit(*words.count(texts))),
+    "bm25_query_s": seconds(
+      lambda: [fusion.best_rows(bm25.scores(index, query), _SHOWN) for query in queries]
+    )
+    / len(queries),
+  }
+  if _DENSE.value == "minilm":
+    from jaxrl_agents.corpus.index import encode
+
+    encoder, some = minilm.load(), texts[:_ENCODED]
+    rows = minilm.pieces(encoder, some)
+    one_by_one = seconds(lambda: [minilm.encode(encoder, [query]) for query in queries])
+    found["minilm_query_s"] = one_by_one / len(queries)
+    found["minilm_text_s"] = seconds(lambda: encode.on_cpu(encoder.weights, rows)) / len(some)
+  return found
+
+
+def beside_peers(texts: list[str], queries: list[str]) -> dict[str, dict[str, float]]:
+  """For each figure of `speed`: ours, the peer's, and how many times faster ours is."""
+  ours = speed(texts, queries)
+  theirs: dict[str, float] = {}
+  python = pathlib.Path(_PEERS.value).absolute() / "search" / "bin" / "python"
+  with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+    json.dump({"texts": texts, "queries": queries, "encoded": _ENCODED}, file)
+    file.flush()
+    for name, script in _PEER_SCRIPT.items():
+      if name == "onnxruntime" and _DENSE.value != "minilm":
+        continue
+      command = [str(python), str(pathlib.Path(_PEER_SCRIPTS.value).absolute() / script), file.name]
+      done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+      if done.returncode:
+        raise RuntimeError(f"{name}: {script} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+      theirs |= json.loads(done.stdout.splitlines()[-1])
+  return {
+    name: {"ours": ours[name], "peer": theirs[name], "times_peer": theirs[name] / ours[name]}
+    for name in ours
+  }
 
 
 def main() -> None:
   """Prints a table and writes the figures."""
+  if bool(_PEERS.value) != bool(_PEER_SCRIPTS.value):
+    raise app.UsageError("--peers and --peer_scripts go together")
   results = {}
   with tempfile.TemporaryDirectory() as temporary:
     for folder in _BEIR.value:
@@ -90,6 +159,9 @@ def main() -> None:
       for mode in ("bm25", "dense", "hybrid"):
         figures = "  ".join(f"{key} {value:.4f}" for key, value in results[name][mode].items())
         print(f"{name:20s} {mode:8s} {figures}", flush=True)
+      for figure, each in results[name].get("speed", {}).items():
+        text = "  ".join(f"{key} {value:.4g}" for key, value in each.items())
+        print(f"{name:20s} {figure:16s} {text}", flush=True)
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(results, indent=2) + "\n")
 

@@ -8,4 +8,4 @@ venv=${JAXRL_VENV:-$PWD/.venv}
 scripts/make_venv.sh "$venv"
 # Huge pages, read before Python starts: writing to fresh memory is what limits XLA on a CPU.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
-exec "$venv/bin/python" scripts/quickstart.py "$@"
+exec "$venv/bin/python" scripts/quickstart.py --install_s="$SECONDS" "$@"

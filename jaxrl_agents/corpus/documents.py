@@ -119,13 +119,20 @@ def _numbered(documents: Sequence[Document], source: Any, seed: int) -> list[Doc
 
 
 def _standard_library(root: pathlib.Path) -> list[Document]:
-  paths = [
-    path
-    for path in root.rglob("*.py")
-    if not _NOT_INDEXED & set(path.relative_to(root).parts)
-    and not path.name.startswith(("_sysconfigdata", "sitecustomize", "usercustomize"))
-    and not path.relative_to(root).parts[0].startswith("config-")
-  ]
+  paths = []
+  for folder, folders, files in os.walk(root):  # which enters no folder that is left out
+    at_root = pathlib.Path(folder) == root
+    folders[:] = [
+      name
+      for name in folders
+      if name not in _NOT_INDEXED and not (at_root and name.startswith("config-"))
+    ]
+    paths += [
+      pathlib.Path(folder, name)
+      for name in files
+      if name.endswith(".py")
+      and not name.startswith(("_sysconfigdata", "sitecustomize", "usercustomize"))
+    ]
   if not paths:
     raise ValueError(
       f"{root}: this Python has no source of its standard library (a zipped or stripped install); "

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+import psutil
 from absl import app, logging
 
+from jaxrl_agents import stopwatch
 from jaxrl_agents.learner.preemption import Preempted
 
 FAILED = 1
@@ -28,6 +31,7 @@ def run(main: Callable[[], None], leave: Callable[[int], NoReturn] = sys.exit) -
   def call(argv: list[str]) -> None:
     if len(argv) > 1:
       raise app.UsageError(f"unexpected {argv[1]!r}; every argument is a --flag=value")
+    stopwatch.add("imports", time.time() - psutil.Process().create_time())
     logging.set_verbosity(logging.WARNING)  # orbax tells of every save otherwise
     try:
       main()

@@ -83,6 +83,7 @@ def _train(
     )
 
   with players_of(config) as players:
+    opened = time.monotonic()
     players.warm_up()
     ready = time.monotonic()
     before = evaluated(config, corpus, workdir, players, "warm_start")
@@ -140,11 +141,13 @@ def _train(
     return {}
   rows = [row for row in workdir.lines() if row["phase"] == "rl"]
   walls = {
-    "start": ready - began,
+    "start": opened - began,
+    "compile_sampler": ready - opened,
     "evaluate_warm_start": measured - ready,
     "learn": trained - measured,
     "evaluate_trained": time.monotonic() - trained,
   }
+  workdir.keep_seconds()
   return workdir.merge_summary(
     agent.compare(setup.setting(config), corpus, evaluations)
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
@@ -286,5 +289,8 @@ def _from_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     "prune_accuracy": last("prune_accuracy"),
     "sampler_tokens_per_s": mean("sampler_tokens_per_s"),
     "learner_tokens_per_s": mean("learner_tokens_per_s"),
+    "first_step_s": sum(rows[0].get(name) or 0 for name in ("collect_s", "learn_s"))
+    if rows
+    else None,
     "peak_rss_mib": max(column("rss_mib"), default=None),
   }

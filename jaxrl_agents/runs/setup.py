@@ -301,4 +301,4 @@ def compilation_cache(config: RunConfig) -> None:
   """Turns on jax's cache of compiled programs, unless jax's own setting names a folder already."""
   if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
     jax.config.update("jax_compilation_cache_dir", str(cache(config)))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 
+from jaxrl_agents import stopwatch
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner import checkpoint, packing, state, train_step
@@ -32,8 +33,9 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     Preempted: SIGTERM came; what is finished is saved.
   """
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
-    with processes.first_alone("demonstrations"):
+    with stopwatch.timed("demonstrations"), processes.first_alone("demonstrations"):
       rates = demonstrations.make(config, corpus, workdir)
+    began = time.monotonic()
     params = setup.with_adapters(config, setup.initial_params(config))
     current = setup.fresh_state(config, params, optimizer(config))
     manager = checkpoint.open_manager(workdir.checkpoints / "sft")
@@ -51,6 +53,9 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     weight_files.save(
       params, config.policy.model, workdir.warm_start, tokenizer=config.policy.tokenizer
     )
+    stopwatch.add("warm_up", time.monotonic() - began)
+    if channel.is_first:
+      workdir.keep_seconds()
 
 
 def check_sources(workdir: Workdir, ledger: Mapping[str, Any], sources: Mapping[str, str]) -> None:

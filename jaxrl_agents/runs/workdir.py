@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import psutil
 
-from jaxrl_agents import file_digests, full_disk
+from jaxrl_agents import file_digests, full_disk, stopwatch
 
 HELD_S = 60.0
 """A run that was told to stop, and whose place another takes, ends within this time."""
@@ -136,6 +136,17 @@ class Workdir:
       whole[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     _replace(self.summary, json.dumps(file_digests.with_digest(whole), indent=2) + "\n")
     return whole
+
+  def keep_seconds(self) -> None:
+    """Adds the parts of the stopwatch to `wall_s` of summary.json.
+
+    Those that the run has from an earlier process stay: later ones find the files of the first.
+
+    Raises:
+      ValueError: the summary so far is damaged.
+    """
+    known = self.read_summary().get("wall_s")
+    self.merge_summary({"wall_s": stopwatch.seconds() | (known if isinstance(known, dict) else {})})
 
   def _folder(self, name: str) -> pathlib.Path:
     folder = self.path / name

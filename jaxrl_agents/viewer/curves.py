@@ -14,7 +14,14 @@ PHASE_TITLES = {"sft": "Supervised warm-up", "rl": "Reinforcement learning"}
 MAX_POINTS = 800
 
 _PART_TITLES = {
+  "install": "Install",
+  "imports": "Imports",
+  "tasks": "Tasks",
+  "index": "Index",
+  "demonstrations": "Demonstrations",
+  "warm_up": "Supervised warm-up",
   "start": "Start",
+  "compile_sampler": "Compilation, sampler",
   "learn": "Reinforcement learning",
   "evaluate_warm_start": "Evaluation, warm start",
   "evaluate_trained": "Evaluation, trained",
@@ -93,7 +100,8 @@ def wall_clock(run: Run) -> list[tuple[str, float]]:
   found = []
   for phase in dict.fromkeys(row["phase"] for row in run.rows):
     known = [s for s in _elapsed([r for r in run.rows if r["phase"] == phase]) if s is not None]
-    if known and (not parts or phase != "rl"):
+    told_as = {"rl": "learn", "sft": "warm_up", "mtp": "warm_up"}.get(phase, phase)
+    if known and told_as not in parts:
       found.append((PHASE_TITLES.get(phase, phase), max(known)))
   found += [(_PART_TITLES.get(name, _words(name)), _number(s) or 0.0) for name, s in parts.items()]
   return [(name, seconds) for name, seconds in found if seconds > 0]

@@ -62,6 +62,11 @@ def test_wall_clock_is_the_summary_s_and_that_of_phases_it_does_not_name(tmp_pat
     ("Supervised warm-up", 30.0),
     ("Reinforcement learning", 60.0),
   ]
+  (tmp_path / "summary.json").write_text(json.dumps({"wall_s": {"warm_up": 40.0, "learn": 60.0}}))
+  assert curves.wall_clock(inputs.read_run(tmp_path)) == [
+    ("Supervised warm-up", 40.0),
+    ("Reinforcement learning", 60.0),
+  ]
 
 
 def test_of_a_series_of_steps_the_first_middle_and_last_are_shown_and_evaluations_all(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents import stopwatch
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting
@@ -62,15 +63,17 @@ class SearchAgent(Agent):
 
   def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
     """Tasks of chained clues about the corpus, and its index."""
-    task_set = make_tasks.prepared(
-      setting.corpus.source,
-      count_tokens=setting.chat.count,
-      chunk_tokens=setting.corpus.chunk_tokens,
-      cache_dir=setting.cache,
-      seed=setting.corpus.seed,
-      report=report,
-    )
-    index = index_lib.build(task_set.chunks, setting.cache, dense_leg=setting.corpus.dense)
+    with stopwatch.timed("tasks"):
+      task_set = make_tasks.prepared(
+        setting.corpus.source,
+        count_tokens=setting.chat.count,
+        chunk_tokens=setting.corpus.chunk_tokens,
+        cache_dir=setting.cache,
+        seed=setting.corpus.seed,
+        report=report,
+      )
+    with stopwatch.timed("index"):
+      index = index_lib.build(task_set.chunks, setting.cache, dense_leg=setting.corpus.dense)
     return CorpusTasks(task_set, index, setting.options.short_ids)
 
   def services(self, chat: Chat, options: SearchConfig, shared: str) -> SearchServices:

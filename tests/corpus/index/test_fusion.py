@@ -39,6 +39,15 @@ def test_the_best_rows_are_those_of_a_full_stable_sort():
     assert fusion.best_rows(scores, limit, above=0.0).tolist() == expected[:limit]
 
 
+@pytest.mark.parametrize("values", [3, 40, 10_000])
+def test_the_best_of_many_rows_are_those_of_a_full_stable_sort(values):
+  scores = np.random.default_rng(values).integers(0, values, 5_003).astype(np.float32)
+  scores[-3:] = values  # in no whole block
+  expected = [i for i in sorted(range(5_003), key=lambda i: (-scores[i], i)) if scores[i] > 0]
+  for limit in (1, 10, 300, 2_000, 6_000):
+    assert fusion.best_rows(scores, limit, above=0.0).tolist() == expected[:limit]
+
+
 def test_rows_at_minus_infinity_are_never_best():
   scores = np.array([-math.inf, 1.0, -math.inf], np.float32)
   assert fusion.best_rows(scores, 3).tolist() == [1]

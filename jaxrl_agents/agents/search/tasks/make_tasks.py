@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import gc
 import hashlib
 import json
 import os
 import pathlib
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxrl_agents.agents.search.tasks import (
   chain_writer,
@@ -218,8 +220,24 @@ def prepared(
     digest.update(pathlib.Path(str(module.__file__)).read_bytes())
   folder = pathlib.Path(cache_dir) / f"tasks_{digest.hexdigest()[:16]}"
   if not (folder / "manifest.json").is_file():
-    made, _ = make(
-      source, count_tokens=count_tokens, chunk_tokens=chunk_tokens, seed=seed, report=report
-    )
+    with rare_garbage_collection():
+      made, _ = make(
+        source, count_tokens=count_tokens, chunk_tokens=chunk_tokens, seed=seed, report=report
+      )
     save(made, folder)
   return load(folder)
+
+
+@contextlib.contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+  """Lets the collector run a hundred times more rarely while the context lasts.
+
+  Syntax trees and facts are millions of objects without a cycle. Going through them again and again
+  took a third of the time.
+  """
+  before = gc.get_threshold()
+  gc.set_threshold(100_000, 50, 1_000)
+  try:
+    yield
+  finally:
+    gc.set_threshold(*before)
