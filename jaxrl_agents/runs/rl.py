@@ -124,16 +124,9 @@ def _train(
       "trained": evaluated(config, corpus, workdir, players, "trained"),
     }
     recompiles = players.stats.compiles - compiles
-  agent = setup.agent(config)
-  for name, options in agent.variants(config.agent_config).items():
-    variant = dataclasses.replace(config, agent_config=options)
-    with players_of(variant) as players:
-      players.warm_up()
-      evaluations[name] = evaluated(variant, corpus, workdir, players, name)
+  evaluations |= _of_variants(config, corpus, workdir, players_of)
   if channel.is_first:
-    for name in agent.baselines:
-      played = functools.partial(evaluation.play_baseline, config, corpus, player=name)
-      evaluations[name] = _kept(config, corpus, workdir, name, played)
+    evaluations |= _of_baselines(config, corpus, workdir)
   manager.close()
   merged = lora.merged(current.policy.params)
   weight_files.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
@@ -149,10 +142,30 @@ def _train(
   }
   workdir.keep_seconds()
   return workdir.merge_summary(
-    agent.compare(setup.setting(config), corpus, evaluations)
+    setup.agent(config).compare(setup.setting(config), corpus, evaluations)
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
+
+
+def _of_variants(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> dict[str, Any]:
+  """The evaluation of the trained policy with each of the agent's other options."""
+  found = {}
+  for name, options in setup.agent(config).variants(config.agent_config).items():
+    variant = dataclasses.replace(config, agent_config=options)
+    with players_of(variant) as players:
+      players.warm_up()
+      found[name] = evaluated(variant, corpus, workdir, players, name)
+  return found
+
+
+def _of_baselines(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
+  """The evaluation of each scripted player of the agent."""
+  found = {}
+  for name in setup.agent(config).baselines:
+    played = functools.partial(evaluation.play_baseline, config, corpus, player=name)
+    found[name] = _kept(config, corpus, workdir, name, played)
+  return found
 
 
 def optimizer(config: RunConfig):
