@@ -20,7 +20,7 @@ from jaxrl_agents.policy import kernel_choice
 from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention.causal import MASKED, start_of_softmax
 
-PAGES, CPU_KEYS = 2, 256
+PAGES, CPU_KEYS = 2, 128
 """Columns of the page table that one round reads at least, and keys that it reads on CPU."""
 
 KEYS, SCORES = 1_024, 1 << 18
