@@ -44,7 +44,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("learner.row_tokens=512", "raise learner.row_tokens"),
     ("learner.substeps=3", "make it a multiple"),
     ("learner.group_size=1", "at least 2"),
-    ("policy.model.mtp_depth=0", "has no effect"),
+    ("sampler.draft_tokens=1 policy.model.mtp_depth=0", "has no effect"),
     ("sampler.num_pages=8", "raise sampler.num_pages"),
     ("sft.rates=1,2", "4 numbers"),
     ("sft.steps=5", "sft.steps=5 leaves no step after sft.warmup_steps=5"),
@@ -67,7 +67,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
 )
 def test_a_bad_override_names_the_cause_and_the_remedy(override, message):
   with pytest.raises(ValueError, match=message):
-    config.load(PATH, [override])
+    config.load(PATH, override.split(" "))
 
 
 def test_another_agent_begins_with_its_own_defaults_and_its_section_goes_by_its_name():

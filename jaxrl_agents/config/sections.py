@@ -214,8 +214,7 @@ class LearnerConfig:
     single_epoch: no task is trained twice, across restarts (Composer 2).
     row_tokens, rows_per_microbatch: shape of a microbatch, for the warm-up too.
     share_prefixes: whether what sequences of a step begin with in common is computed once (see
-      learner.prefix_trees). Attention then runs without the kernels of accelerators, and losses of
-      whole rollouts (gspo) cannot be used.
+      learner.prefix_trees). Losses of whole rollouts (gspo) cannot be used then.
     split_cores: whether rows of a microbatch are split over this machine's cores, each a device of
       its own, for the warm-up too: within one device XLA leaves cores idle. Sampling stays on one
       device. Only on a CPU, where `mesh` is all 1.

@@ -194,7 +194,8 @@ def sampler(
     lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
   )
   rows_in_all = parts * slots_of_part
-  pages = (cfg.num_cache_layers, parts * pages_of_part, section.page_tokens)
+  used = steps.used_config(cfg, drafts)
+  pages = (used.num_cache_layers, parts * pages_of_part, section.page_tokens)
   split = sharding.spec(cache_lib.axes(cfg), sharding.SERVE_RULES)
   held = steps.State(
     cache=cache_lib.PagedCache(_on(mesh, (*pages, *cache_lib.entry_shape(cfg)), dtype, split)),
@@ -206,7 +207,7 @@ def sampler(
   slots = _on(mesh, (rows_in_all,), jnp.int32)
 
   def decode(*arguments):  # as the engine's program
-    sampled = steps.decode(*arguments, cfg=cfg, max_steps=steps.DECODE_STEPS)
+    sampled = steps.decode(*arguments, cfg=used, max_steps=steps.DECODE_STEPS)
     return steps.laid_out(*sampled, cfg)
 
   limits = (_on(mesh, (), jnp.int32),) * 2

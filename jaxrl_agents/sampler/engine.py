@@ -146,9 +146,10 @@ class Engine:
     blocks = [b - a for a, b in itertools.pairwise([0, *self._decode_counts])]
     self._params = _own(params, cfg)
     places = draft_tokens + 1 if draft_tokens else 0
+    used = steps.used_config(cfg, draft_tokens)
     self._state = _committed(
       steps.init(
-        cfg,
+        used,
         (parts * slots, places),
         num_pages=parts * pages,
         page_tokens=page_tokens,
@@ -160,9 +161,9 @@ class Engine:
     self._rows = steps.empty_rows(parts * slots, draft_tokens + 1, max_pages)
     self._next_id = 0
     self._move_program = jax.jit(self._moving, donate_argnums=0)
-    self._prefill_program = self._program(functools.partial(steps.prefill, cfg=cfg))
+    self._prefill_program = self._program(functools.partial(steps.prefill, cfg=used))
     self._decode_program = self._program(
-      functools.partial(steps.decode, cfg=cfg, max_steps=decode_steps)
+      functools.partial(steps.decode, cfg=used, max_steps=decode_steps)
     )
 
   @property

@@ -132,6 +132,11 @@ class Chosen:
   routing: jax.Array
 
 
+def used_config(cfg: PolicyConfig, draft_tokens: int) -> PolicyConfig:
+  """Sizes of what is cached and computed: modules that draft nothing are left out."""
+  return cfg if draft_tokens else dataclasses.replace(cfg, mtp_depth=0)
+
+
 def init(
   cfg: PolicyConfig,
   hidden: tuple[int, int],
