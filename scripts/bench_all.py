@@ -1,7 +1,8 @@
 """The figures of docs/performance.md in one run: a table, a picture, and a file.
 
-    python scripts/bench_all.py --json=speed.json --picture=speed.svg
-    python scripts/bench_all.py --json=speed.json --peers=FOLDER_OF_VENVS --peer_scripts=FOLDER
+    python scripts/bench_all.py --json=speed.json
+    python scripts/bench_all.py --json=speed.json --picture=speed.svg \\
+      --peers=FOLDER_OF_VENVS --peer_scripts=FOLDER_OF_SCRIPTS
 
 Runs bench_learner.py and bench_rollout.py one after another, which measure this machine's limits
 and, with --peers, `transformers` and Tunix on the same work (their heads say what it is). The table
@@ -124,6 +125,8 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"unknown arguments {argv[1:]}")
   if bool(_PEERS.value) != bool(_PEER_SCRIPTS.value):
     raise app.UsageError("--peers and --peer_scripts go together")
+  if _PICTURE.value and not _PEERS.value:
+    raise app.UsageError("--picture shows ratios to peers: give --peers and --peer_scripts, too")
   learner, sampler = lines_of("bench_learner.py"), lines_of("bench_rollout.py")
   rows = learner_rows(learner) + sampler_rows(sampler)
   found = {
