@@ -444,7 +444,7 @@ class Engine:
       stop="stop" if int(tokens[-1]) in sequence.limits.stop_tokens else "length",
     )
 
-  def _run(self, program, rows: steps.Rows, slots: np.ndarray, *more: np.ndarray) -> steps.Sampled:
+  def _run(self, program, rows: steps.Rows, slots: np.ndarray, *more: Any) -> steps.Sampled:
     """Runs a program and fetches what it sampled."""
     self._state, sampled = program(self._params, self._state, rows, slots, *more)
     sampled = jax.device_get(sampled)

@@ -248,6 +248,7 @@ def prefill(
     )
     hidden = hidden.at[slots, 0].set(last, mode="drop")
   held = state.slots
+  assert isinstance(cache, PagedCache)  # a prefill reads pages
   if held is not None:
     held = gathered.filled(held, cache, rows.page_table, slots, cfg)
   one = jnp.ones_like(tokens)
@@ -323,6 +324,7 @@ def decode(
   end = jax.lax.while_loop(goes_on, step, begin)
   cache, held = end.cache, state.slots
   if isinstance(cache, gathered.GatheredCache):
+    assert held is not None
     lengths = jnp.where(rows.active > 0, end.rows.lengths, 0)  # 0: nothing is written
     held = gathered.advanced(held, cache, lengths, cfg)
     cache = gathered.written_back(cache, state.cache, rows.page_table, lengths)
@@ -333,6 +335,7 @@ def decode(
 def move(state: State, old: jax.Array, new: jax.Array) -> State:
   """The state (donated) with slots `old` moved to the slots `new` of the first block, int32 [B];
   out of range for none. See gathered.moved."""
+  assert state.slots is not None
   hidden = state.hidden.at[new].set(state.hidden.at[old].get(mode="clip"), mode="drop")
   return State(state.cache, hidden, gathered.moved(state.slots, old, new))
 

@@ -336,8 +336,8 @@ def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, si
   if sinks is not None:
     sinks = jnp.tile(sinks, queries)[..., None]
   value_width = block.values[0].shape[-1]
-  softmax = start_of_softmax(sinks, (*flat.shape[:-1], 1))
-  softmax = *softmax, jnp.zeros((*flat.shape[:-1], value_width), jnp.float32)
+  start_of_sums = start_of_softmax(sinks, (*flat.shape[:-1], 1))
+  softmax = *start_of_sums, jnp.zeros((*flat.shape[:-1], value_width), jnp.float32)
   longest = jnp.max(start)
   for i, (keys, values) in enumerate(zip(block.keys, block.values, strict=True)):
     count = keys.shape[-1]
