@@ -42,6 +42,11 @@ def whole_lanes(size: int) -> int:
   return -(-size // LANES) * LANES
 
 
+def tile_side(length: int, most: int) -> int:
+  """The largest power of two up to `most` that divides `length`."""
+  return min(length & -length, most)
+
+
 def kind(cfg: PolicyConfig) -> Kind:
   """The kernels of `cfg.kernels`; for "auto" those of `platform`."""
   if cfg.kernels != "auto":
@@ -110,6 +115,6 @@ def packed_entries(cfg: PolicyConfig) -> bool:
   return platform() != "cpu" and cfg.head_dim % LANES != 0
 
 
-def gathers_pages() -> bool:
-  """Whether a sampler's program gathers pages once for its steps: on a CPU's only device."""
+def decodes_in_slots() -> bool:
+  """Whether a sampler decodes from slots (`attention.slot_cache`), not pages: on one CPU device."""
   return platform() == "cpu" and math.prod(jax.sharding.get_abstract_mesh().shape.values()) == 1

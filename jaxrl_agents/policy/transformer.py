@@ -173,10 +173,10 @@ def decode(
     params: unstacked layers (fast on CPU, see sharding.served) or stacked ones.
     tokens: int32 [B, Q].
     cfg: sizes.
-    cache: pages [L + M, P, S, C]; or what was gathered of them for these rows, which takes
+    cache: pages [L + M, P, S, C]; or slots of these rows, in order, which take
       unstacked params.
     page_table: int32 [B, Pm], pages of each row in order, see policy.attention.cache; 0 where
-      unused. What was gathered needs none.
+      unused. Slots need none.
     lengths: int32 [B], tokens of each row already in the cache.
     num_new: int32 [B], how many of the Q tokens are real; the others go to the scratch page.
 

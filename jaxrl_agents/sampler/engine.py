@@ -116,7 +116,7 @@ class Engine:
     self._draft_tokens = draft_tokens
     prefill_rows = -(-prefill_rows // parts)
     self._piece_tokens = prefill_tokens
-    if kernel_choice.gathers_pages():
+    if kernel_choice.decodes_in_slots():
       self._piece_tokens = min(prefill_tokens, _PIECE_TOKENS)
       pieces = prefill_rows * -(-prefill_tokens // self._piece_tokens)
       prefill_rows = max(prefill_rows, min(pieces, _PIECES))

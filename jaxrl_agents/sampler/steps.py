@@ -24,7 +24,7 @@ from flax import struct
 
 from jaxrl_agents.policy import kernel_choice, mtp, sharding, transformer
 from jaxrl_agents.policy.attention import cache as cache_lib
-from jaxrl_agents.policy.attention import gathered
+from jaxrl_agents.policy.attention import slot_cache
 from jaxrl_agents.policy.attention.cache import PagedCache
 from jaxrl_agents.policy.attention.layer import Cache
 from jaxrl_agents.policy.config import PolicyConfig
@@ -81,12 +81,12 @@ class State:
     hidden: [slots, d + 1, D], the trunk's hidden state at the positions whose next tokens are the
       ids that the slot sampled last: what the MTP module drafts from. d + 1 = 0 without drafts.
     slots: keys and values of the sequences that decode, where programs do not read them from the
-      pages (kernel_choice.gathers_pages): then row i of a decode program is slot i.
+      pages (kernel_choice.decodes_in_slots): then row i of a decode program is slot i.
   """
 
   cache: PagedCache
   hidden: jax.Array
-  slots: gathered.SlotCache | None = None
+  slots: slot_cache.SlotCache | None = None
 
 
 @struct.dataclass
@@ -154,7 +154,7 @@ def init(
     hidden: slots, and places of each, see State.
     num_pages, page_tokens: see cache.init.
     max_pages: of a sequence.
-    blocks: slots of each block, see gathered.empty_slots.
+    blocks: slots of each block, see slot_cache.empty_slots.
     dtype: of all.
   """
 
@@ -162,8 +162,8 @@ def init(
   def make() -> State:
     empty = cache_lib.init(cfg, num_pages, page_tokens, dtype=dtype)
     slots = None
-    if kernel_choice.gathers_pages():
-      slots = gathered.empty_slots(empty, max_pages, blocks, cfg)
+    if kernel_choice.decodes_in_slots():
+      slots = slot_cache.empty_slots(empty, max_pages, blocks, cfg)
     return State(empty, sharding.replicated(jnp.zeros((*hidden, cfg.embed_dim), dtype)), slots)
 
   return make()
@@ -250,7 +250,7 @@ def prefill(
   held = state.slots
   assert isinstance(cache, PagedCache)  # a prefill reads pages
   if held is not None:
-    held = gathered.filled(held, cache, rows.page_table, slots, cfg)
+    held = slot_cache.filled(held, cache, rows.page_table, slots, cfg)
   one = jnp.ones_like(tokens)
   return State(cache, hidden, held), Sampled(
     tokens=tokens[:, None],
@@ -305,7 +305,7 @@ def decode(
     # The modules' entries of the newest ids are made anew in the first step.
     starts = rows.lengths, rows.lengths - rows.num_tokens if drafting else rows.lengths
     room = (max_steps + drafting) * places
-    cache = gathered.of_slots(state.slots, state.cache, starts, room, cfg)
+    cache = slot_cache.of_slots(state.slots, state.cache, starts, room, cfg)
   begin = _Progress(
     rows,
     cache,
@@ -323,21 +323,21 @@ def decode(
 
   end = jax.lax.while_loop(goes_on, step, begin)
   cache, held = end.cache, state.slots
-  if isinstance(cache, gathered.GatheredCache):
+  if isinstance(cache, slot_cache.BufferedSlots):
     assert held is not None
     lengths = jnp.where(rows.active > 0, end.rows.lengths, 0)  # 0: nothing is written
-    held = gathered.advanced(held, cache, lengths, cfg)
-    cache = gathered.written_back(cache, state.cache, rows.page_table, lengths)
+    held = slot_cache.advanced(held, cache, lengths, cfg)
+    cache = slot_cache.written_back(cache, state.cache, rows.page_table, lengths)
   hidden = state.hidden.at[slots].set(end.hidden, mode="drop") if drafting else state.hidden
   return State(cache, hidden, held), end.sampled
 
 
 def move(state: State, old: jax.Array, new: jax.Array) -> State:
   """The state (donated) with slots `old` moved to the slots `new` of the first block, int32 [B];
-  out of range for none. See gathered.moved."""
+  out of range for none. See slot_cache.moved."""
   assert state.slots is not None
   hidden = state.hidden.at[new].set(state.hidden.at[old].get(mode="clip"), mode="drop")
-  return State(state.cache, hidden, gathered.moved(state.slots, old, new))
+  return State(state.cache, hidden, slot_cache.moved(state.slots, old, new))
 
 
 def _nothing_sampled(rows: Rows, most: int, cfg: PolicyConfig) -> Sampled:

@@ -86,6 +86,17 @@ def constrain(cache: PagedCache, cfg: PolicyConfig) -> PagedCache:
   return PagedCache(sharding.constrain(cache.pages, *axes(cfg)))
 
 
+def split(entries: jax.Array, cfg: PolicyConfig) -> tuple[jax.Array, jax.Array]:
+  """Cached entries [B, K, *entry] as keys [B, K, G, H] and values [B, K, G, H'].
+
+  MLA's latent, with the rotated key behind it, is key and, without that, value of one group.
+  """
+  if cfg.attention == "mla":
+    return entries[:, :, None], entries[:, :, None, : cfg.kv_lora_rank]
+  heads = entries.reshape(*entries.shape[:2], -1, 2, cfg.head_dim)
+  return heads[:, :, :, 0], heads[:, :, :, 1]
+
+
 def plan_step(
   cache: PagedCache, page_table: jax.Array, lengths: jax.Array, num_new: jax.Array, num_queries: int
 ) -> Step:

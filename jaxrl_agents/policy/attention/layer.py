@@ -23,10 +23,10 @@ from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention import (
   causal,
   flash_gpu,
-  gathered,
   paged,
   paged_gpu,
   ragged_tpu,
+  slot_cache,
   splash_tpu,
   tree_flash,
   yarn,
@@ -34,7 +34,7 @@ from jaxrl_agents.policy.attention import (
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.norm import rms_norm
 
-Cache: TypeAlias = cache_lib.PagedCache | gathered.GatheredCache
+Cache: TypeAlias = cache_lib.PagedCache | slot_cache.BufferedSlots
 
 
 @struct.dataclass
@@ -151,7 +151,7 @@ def attend_cached(
   rope: Rope,
   cache: Cache,
   layer: jax.Array | int,
-  step: cache_lib.Step | gathered.Step,
+  step: cache_lib.Step | slot_cache.Step,
   window: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
   """Attention of new tokens x [B, Q, D] to all that their rows have cached, themselves included.
@@ -170,10 +170,10 @@ def plan_step(
   lengths: jax.Array,
   num_new: jax.Array,
   num_queries: int,
-) -> cache_lib.Step | gathered.Step:
+) -> cache_lib.Step | slot_cache.Step:
   """Addresses of a step's new tokens, see cache.plan_step."""
-  if isinstance(cache, gathered.GatheredCache):
-    return gathered.plan_step(lengths, num_new, num_queries)
+  if isinstance(cache, slot_cache.BufferedSlots):
+    return slot_cache.plan_step(lengths, num_new, num_queries)
   return cache_lib.plan_step(cache, page_table, lengths, num_new, num_queries)
 
 
@@ -321,9 +321,9 @@ def _gqa_cached(weights, x, cfg, rope, cache, layer, step, window):
 
 def _gqa_attend(cfg, cache, queries, scale):
   """What attends to pages, see `_cached_core`."""
-  if isinstance(cache, gathered.GatheredCache):
+  if isinstance(cache, slot_cache.BufferedSlots):
     return None
-  split = functools.partial(gathered.split, cfg=cfg)
+  split = functools.partial(cache_lib.split, cfg=cfg)
   ways = sharding.ambient_ways("kv_heads")
   choice = kernels_lib.for_cache(cfg, cache.pages.dtype, ways, queries)
   if choice == "tpu":
@@ -356,12 +356,12 @@ def _cached_core(attend, q, entries, cache, layer, step, sinks, window, cfg, hea
     heads: logical axes of G and R.
     scale: of the scores.
   """
-  if isinstance(cache, gathered.GatheredCache):
+  if isinstance(cache, slot_cache.BufferedSlots):
     layers = list(cache.layers)
-    mixed, layers[layer] = gathered.attend(
+    mixed, layers[layer] = slot_cache.attend(
       q, entries, layers[layer], step, cfg, scale, sinks, window
     )
-    return mixed, gathered.GatheredCache(tuple(layers))
+    return mixed, slot_cache.BufferedSlots(tuple(layers))
 
   def of_device(q, entries, pages, layer, step, sinks, window):
     pages = cache_lib.write(pages, layer, step, entries)
@@ -433,9 +433,9 @@ def _mla_cached(weights, x, cfg, rope, cache, layer, step):
 
 def _mla_attend(cfg, cache, queries, scale):
   """What attends to pages, see `_cached_core`."""
-  if isinstance(cache, gathered.GatheredCache):
+  if isinstance(cache, slot_cache.BufferedSlots):
     return None
-  rank, split = cfg.kv_lora_rank, functools.partial(gathered.split, cfg=cfg)
+  rank, split = cfg.kv_lora_rank, functools.partial(cache_lib.split, cfg=cfg)
   if kernels_lib.for_cache(cfg, cache.pages.dtype, 1, queries) == "gpu":
     return lambda q, pages, layer, step, *_: paged_gpu.attend(
       q, pages, layer, step, scale, latent_width=rank

@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from jaxrl_agents.policy.attention import tree_tiles as tiles_lib
 from jaxrl_agents.policy.attention.tree_tiles import Places, Plan
+from jaxrl_agents.policy.kernel_choice import tile_side
 
 SIDE, SMALL_SIDE = 64, 32
 """Of a tile: of numbers of 16 bits in heads up to WIDEST, and of all others."""
@@ -33,7 +34,7 @@ def sides(q: jax.Array, k: jax.Array) -> tuple[int, int]:
   """Queries and keys of a tile."""
   small = q.dtype.itemsize > 2 or q.shape[-1] > WIDEST
   most = SMALL_SIDE if small else SIDE
-  return tiles_lib.side(q.shape[2], most), tiles_lib.side(k.shape[2], most)
+  return tile_side(q.shape[2], most), tile_side(k.shape[2], most)
 
 
 def forward(

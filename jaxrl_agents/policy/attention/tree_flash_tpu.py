@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from jaxrl_agents.policy.attention import tree_tiles as tiles_lib
 from jaxrl_agents.policy.attention.tree_tiles import Places, Plan
+from jaxrl_agents.policy.kernel_choice import tile_side
 
 SIDE, LONG_SIDE = 512, 1024
 """Of a tile, and of one of keys where there are many. Nothing was tuned: wider ones skip less,
@@ -36,9 +37,9 @@ def sides(q: jax.Array, k: jax.Array) -> tuple[int, int]:
   """Queries and keys of a tile."""
   rows, _, queries, _ = q.shape
   keys = k.shape[2]
-  query_tile = tiles_lib.side(queries, SIDE)
+  query_tile = tile_side(queries, SIDE)
   for most in (SIDE, LONG_SIDE):
-    key_tile = tiles_lib.side(keys, most)
+    key_tile = tile_side(keys, most)
     listed = rows * (queries // query_tile) * (keys // key_tile)
     if listed <= MOST_LISTED:
       return query_tile, key_tile

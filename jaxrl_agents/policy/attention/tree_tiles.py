@@ -84,11 +84,6 @@ def _plan(needed: jax.Array) -> Plan:
   return Plan(tiles.reshape(-1), so_far[..., -1].reshape(-1), most)
 
 
-def side(length: int, most: int) -> int:
-  """The largest power of two up to `most` that divides `length`."""
-  return min(length & -length, most)
-
-
 def visible(
   query: jax.Array,
   key: jax.Array,

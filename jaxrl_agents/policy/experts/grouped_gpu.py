@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from jaxrl_agents.policy.kernel_choice import tile_side
+
 TILE_ROWS, FEWEST_ROWS = 128, 16
 """Rows of a tile: at most, and where groups have few rows (decoding) the fewest of a product."""
 
@@ -77,7 +79,7 @@ def _of_rows(rows, matrices, sizes, *, transposed: bool, interpret: bool) -> jax
   width = matrices.shape[1 if transposed else 2]
   rows, matrices = _filled_up(rows), _filled_up(matrices)
   inputs, outputs = matrices.shape[1:][:: -1 if transposed else 1]
-  tile, side, step = _tile_rows(rows, sizes), _side(outputs, TILE_OUTPUTS), _step(inputs, rows)
+  tile, side, step = _tile_rows(rows, sizes), tile_side(outputs, TILE_OUTPUTS), _step(inputs, rows)
   work = _work(sizes, len(rows), tile)
   contract = ((1,), (1,)) if transposed else ((1,), (0,))
 
@@ -113,7 +115,7 @@ def _of_matrices(rows, d_out, sizes, *, interpret: bool) -> jax.Array:
   shape = len(sizes), rows.shape[1], d_out.shape[1]
   rows, d_out = _filled_up(rows), _filled_up(d_out)
   inputs, outputs = rows.shape[1], d_out.shape[1]
-  high, wide = _side(inputs, TILE_OUTPUTS), _side(outputs, TILE_OUTPUTS)
+  high, wide = tile_side(inputs, TILE_OUTPUTS), tile_side(outputs, TILE_OUTPUTS)
   step = _step(len(rows), rows)
   lasts = jnp.cumsum(sizes)
 
@@ -167,12 +169,7 @@ def _tile_rows(rows: jax.Array, sizes: jax.Array) -> int:
 
 def _step(length: int, rows: jax.Array) -> int:
   """How much of a sum is added at a time: as many bytes of any type."""
-  return _side(length, TILE_INPUTS * 2 // rows.dtype.itemsize)
-
-
-def _side(length: int, most: int) -> int:
-  """The largest power of two up to `most` that divides `length`."""
-  return min(length & -length, most)
+  return tile_side(length, TILE_INPUTS * 2 // rows.dtype.itemsize)
 
 
 def _filled_up(array: jax.Array) -> jax.Array:

@@ -56,16 +56,11 @@ def dense(
   Returns:
     [N, D].
   """
-  num_experts, width, _ = experts["down"].shape
-  gate_up = experts["gate_up"].reshape(num_experts, x.shape[-1], 2 * width)
+  num_experts = experts["down"].shape[0]
   # A copy of the tokens for each expert: of "nd,edf->enf" XLA:CPU transposes all weights each time.
-  inner = jnp.einsum("end,edf->enf", jnp.broadcast_to(x, (num_experts, *x.shape)), gate_up)
-  if "gate_up_bias" in experts:
-    inner = inner + experts["gate_up_bias"].reshape(num_experts, 1, 2 * width)
-  hidden = gate(inner, clamp)
+  y = _of_experts(experts, jnp.broadcast_to(x, (num_experts, *x.shape)), clamp)
   combine = (jax.nn.one_hot(choice, num_experts, dtype=x.dtype) * weight[..., None]).sum(axis=1)
-  y = jnp.einsum("enf,efd->end", hidden * combine.T[:, :, None], experts["down"]).sum(axis=0)
-  return y + combine @ experts["down_bias"] if "down_bias" in experts else y
+  return (y * combine.T[:, :, None]).sum(axis=0)
 
 
 def slots(

@@ -1,4 +1,4 @@
-"""Attention to gathered pages against attention to the pages themselves."""
+"""Attention to slots against attention to pages."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_agents.policy import sharding, transformer
 from jaxrl_agents.policy.attention import cache as cache_lib
-from jaxrl_agents.policy.attention import gathered
+from jaxrl_agents.policy.attention import slot_cache
 from tests.policy import tiny
 
 PAGE_TOKENS = 4
@@ -27,7 +27,7 @@ FAMILIES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
 def test_programs_over_slots_equal_steps_over_the_pages(cfg, monkeypatch):
-  monkeypatch.setattr(gathered, "KEYS", 2 * PAGE_TOKENS)  # three chunks
+  monkeypatch.setattr(slot_cache, "KEYS", 2 * PAGE_TOKENS)  # three chunks
   rng = np.random.default_rng(0)
   params = sharding.served(tiny.init(cfg))
   pages = cache_lib.init(cfg, 19, PAGE_TOKENS)
@@ -36,13 +36,13 @@ def test_programs_over_slots_equal_steps_over_the_pages(cfg, monkeypatch):
   )
   lengths = jnp.asarray([9, 0, 13], jnp.int32)
   places = jnp.asarray([2, 0, 1])
-  slots = gathered.empty_slots(pages, TABLE.shape[1], (2, 1), cfg)
-  slots = jax.jit(gathered.filled, static_argnums=4)(slots, pages, TABLE, places, cfg)
+  slots = slot_cache.empty_slots(pages, TABLE.shape[1], (2, 1), cfg)
+  slots = jax.jit(slot_cache.filled, static_argnums=4)(slots, pages, TABLE, places, cfg)
   row_of = jnp.argsort(places)
   table, lengths = TABLE[row_of], lengths[row_of]
   decode = jax.jit(transformer.decode, static_argnums=2)
   for _ in range(2):
-    held = gathered.of_slots(slots, pages, (lengths, lengths), 5, cfg)
+    held = slot_cache.of_slots(slots, pages, (lengths, lengths), 5, cfg)
     for _ in range(2):
       num_new = jnp.asarray(rng.integers(0, 3, 3), jnp.int32)
       new = jnp.asarray(rng.integers(0, cfg.vocab_size, (3, 2)), jnp.int32)
@@ -52,7 +52,7 @@ def test_programs_over_slots_equal_steps_over_the_pages(cfg, monkeypatch):
       real = np.arange(2) < np.asarray(num_new)[:, None]
       np.testing.assert_allclose(found.hidden[real], expected.hidden[real], atol=1e-5)
       lengths = lengths + num_new
-    slots = gathered.advanced(slots, held, lengths, cfg)
-    held_pages = gathered.written_back(held, held_pages, table, lengths)
+    slots = slot_cache.advanced(slots, held, lengths, cfg)
+    held_pages = slot_cache.written_back(held, held_pages, table, lengths)
   trunk = slice(cfg.num_layers)  # nobody computed what the modules hold of new positions
   np.testing.assert_allclose(held_pages.pages[trunk, 1:], pages.pages[trunk, 1:], atol=1e-5)

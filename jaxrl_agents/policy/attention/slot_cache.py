@@ -16,7 +16,7 @@ query heads of a kv head, H head dim, Pm pages of a row's table.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,11 @@ class Chunks:
   keys: tuple[jax.Array, ...]
   values: tuple[jax.Array, ...]
 
+  @property
+  def num_rows(self) -> int:
+    """B."""
+    return self.keys[0].shape[0]
+
 
 @struct.dataclass
 class SlotCache:
@@ -46,7 +51,7 @@ class SlotCache:
 
 
 @struct.dataclass
-class LayerCache:
+class BufferedLayer:
   """What rows have cached in one layer.
 
   Attributes:
@@ -61,10 +66,14 @@ class LayerCache:
 
 
 @struct.dataclass
-class GatheredCache:
-  """Attributes: layers, the trunk's first, then the modules'; see cache.PagedCache."""
+class BufferedSlots:
+  """The first slots, and a buffer for the new tokens of a program.
 
-  layers: tuple[LayerCache, ...]
+  Attributes:
+    layers: the trunk's first, then the modules'; see cache.PagedCache.
+  """
+
+  layers: tuple[BufferedLayer, ...]
 
 
 @struct.dataclass
@@ -86,7 +95,7 @@ def empty_slots(
   """Slots that hold nothing.
 
   Args:
-    cache: that pages are gathered from.
+    cache: that slots are filled from.
     columns: of a page table.
     blocks: slots of each block.
     cfg: sizes.
@@ -104,7 +113,7 @@ def of_slots(
   starts: tuple[jax.Array, jax.Array],
   room: int,
   cfg: PolicyConfig,
-) -> GatheredCache:
+) -> BufferedSlots:
   """What the first slots hold, as many as there are starts: whole blocks.
 
   Args:
@@ -117,17 +126,23 @@ def of_slots(
   """
 
   def first(blocks: tuple[Chunks, ...]) -> tuple[Chunks, ...]:
-    sizes = [block.keys[0].shape[0] for block in blocks]
-    count = next(n for n in range(1, len(sizes) + 1) if sum(sizes[:n]) == len(starts[0]))
-    return blocks[:count]
+    return tuple(block for block, rows in _with_rows(blocks) if rows.stop <= len(starts[0]))
 
   new = jnp.zeros((len(starts[0]), room, *cache.pages.shape[3:]), cache.pages.dtype)
-  return GatheredCache(
+  return BufferedSlots(
     tuple(
-      LayerCache(first(blocks), new, starts[layer >= cfg.num_layers])
+      BufferedLayer(first(blocks), new, starts[layer >= cfg.num_layers])
       for layer, blocks in enumerate(slots.layers)
     )
   )
+
+
+def _with_rows(blocks: tuple[Chunks, ...]) -> Iterator[tuple[Chunks, slice]]:
+  """Each block with the place of its rows among those of all blocks."""
+  first = 0
+  for block in blocks:
+    yield block, slice(first, first + block.num_rows)
+    first += block.num_rows
 
 
 def _chunks(entries: jax.Array, cfg: PolicyConfig) -> Chunks:
@@ -137,7 +152,7 @@ def _chunks(entries: jax.Array, cfg: PolicyConfig) -> Chunks:
   size = -(-tokens // count)
   more = [(0, 0)] * entries.ndim
   more[1] = 0, count * size - tokens
-  keys, values = split(jnp.pad(entries, more), cfg)
+  keys, values = cache_lib.split(jnp.pad(entries, more), cfg)
   keys, values = keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3)
   return Chunks(
     tuple(jnp.split(keys, count, axis=3)),
@@ -146,13 +161,13 @@ def _chunks(entries: jax.Array, cfg: PolicyConfig) -> Chunks:
 
 
 def written_back(
-  gathered: GatheredCache,
+  used: BufferedSlots,
   cache: cache_lib.PagedCache,
   page_table: jax.Array,
   lengths: jax.Array,
 ) -> cache_lib.PagedCache:
   """The pages with each row's new entries of positions up to `lengths` (int32 [B])."""
-  layers = gathered.layers
+  layers = used.layers
   of_layer = lambda held: cache_lib.plan_step(
     cache, page_table, held.start, lengths - held.start, held.new.shape[1]
   )
@@ -163,20 +178,18 @@ def written_back(
   )
 
 
-def with_new(held: LayerCache, lengths: jax.Array, cfg: PolicyConfig) -> tuple[Chunks, ...]:
+def with_new(held: BufferedLayer, lengths: jax.Array, cfg: PolicyConfig) -> tuple[Chunks, ...]:
   """The blocks with each row's new entries of positions up to `lengths` (int32 [B])."""
-  blocks, row = [], 0
-  for block in held.blocks:
-    rows = slice(row, row + block.keys[0].shape[0])
-    blocks.append(_block_with_new(block, held.new[rows], held.start[rows], lengths[rows], cfg))
-    row = rows.stop
-  return tuple(blocks)
+  return tuple(
+    _block_with_new(block, held.new[rows], held.start[rows], lengths[rows], cfg)
+    for block, rows in _with_rows(held.blocks)
+  )
 
 
 def _block_with_new(block: Chunks, new, start, lengths, cfg: PolicyConfig) -> Chunks:
   rows, size = jnp.arange(new.shape[0])[:, None], block.keys[0].shape[-1]
   positions = start[:, None] + jnp.arange(new.shape[1])
-  new_keys, new_values = split(new, cfg)
+  new_keys, new_values = cache_lib.split(new, cfg)
   keys, values = [], []
   for i, (old_keys, old_values) in enumerate(zip(block.keys, block.values, strict=True)):
     place = positions - i * size
@@ -203,7 +216,7 @@ def filled(
     places: int32 [B], the slot of each row; out of range for none.
     cfg: sizes.
   """
-  num_slots = sum(block.keys[0].shape[0] for block in slots.layers[0])
+  num_slots = sum(block.num_rows for block in slots.layers[0])
   is_placed = places < num_slots
   order = jnp.argsort(~is_placed, stable=True)
 
@@ -212,30 +225,26 @@ def filled(
     entries = cache.pages[:, page_table[row]]
     entries = entries.reshape(len(entries), 1, -1, *entries.shape[3:])
 
+    def of_block(block: Chunks, rows: slice, chunks: Chunks) -> Chunks:
+      is_here = (places[row] >= rows.start) & (places[row] < rows.stop)
+      place = jnp.where(is_here, places[row] - rows.start, block.num_rows)[None]
+      return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), block, chunks)
+
     def of_layer(blocks: tuple[Chunks, ...], chunks: Chunks) -> tuple[Chunks, ...]:
-      held, first = [], 0
-      for block in blocks:
-        size = block.keys[0].shape[0]
-        here = (places[row] >= first) & (places[row] < first + size)
-        place = jnp.where(here, places[row] - first, size)[None]
-        held.append(
-          jax.tree.map(lambda old, new, at=place: old.at[at].set(new, mode="drop"), block, chunks)
-        )
-        first += size
-      return tuple(held)
+      return tuple(of_block(block, rows, chunks) for block, rows in _with_rows(blocks))
 
     return tuple(map(of_layer, layers, (_chunks(x, cfg) for x in entries)))
 
   return SlotCache(jax.lax.fori_loop(0, jnp.sum(is_placed), with_row, slots.layers))
 
 
-def advanced(slots: SlotCache, gathered: GatheredCache, lengths: jax.Array, cfg) -> SlotCache:
+def advanced(slots: SlotCache, used: BufferedSlots, lengths: jax.Array, cfg) -> SlotCache:
   """The slots after the steps of a program of `of_slots`."""
 
-  def of_layer(blocks: tuple[Chunks, ...], held: LayerCache) -> tuple[Chunks, ...]:
+  def of_layer(blocks: tuple[Chunks, ...], held: BufferedLayer) -> tuple[Chunks, ...]:
     return with_new(held, lengths, cfg) + blocks[len(held.blocks) :]
 
-  return SlotCache(tuple(map(of_layer, slots.layers, gathered.layers)))
+  return SlotCache(tuple(map(of_layer, slots.layers, used.layers)))
 
 
 def moved(slots: SlotCache, old: jax.Array, new: jax.Array) -> SlotCache:
@@ -244,22 +253,11 @@ def moved(slots: SlotCache, old: jax.Array, new: jax.Array) -> SlotCache:
 
   def of_layer(blocks: tuple[Chunks, ...]) -> tuple[Chunks, ...]:
     first, second = blocks
-    size = first.keys[0].shape[0]
-    move = lambda to, of: to.at[new].set(of.at[old - size].get(mode="clip"), mode="drop")
+    from_second = old - first.num_rows
+    move = lambda to, of: to.at[new].set(of.at[from_second].get(mode="clip"), mode="drop")
     return jax.tree.map(move, first, second), second
 
   return SlotCache(tuple(map(of_layer, slots.layers)))
-
-
-def split(entries: jax.Array, cfg: PolicyConfig) -> tuple[jax.Array, jax.Array]:
-  """Cached entries [B, K, *entry] as keys [B, K, G, H] and values [B, K, G, H'].
-
-  MLA's latent, with the rotated key behind it, is key and, without that, value of one group.
-  """
-  if cfg.attention == "mla":
-    return entries[:, :, None], entries[:, :, None, : cfg.kv_lora_rank]
-  heads = entries.reshape(*entries.shape[:2], -1, 2, cfg.head_dim)
-  return heads[:, :, :, 0], heads[:, :, :, 1]
 
 
 def plan_step(lengths: jax.Array, num_new: jax.Array, num_queries: int) -> Step:
@@ -271,13 +269,13 @@ def plan_step(lengths: jax.Array, num_new: jax.Array, num_queries: int) -> Step:
 def attend(
   q: jax.Array,
   entries: jax.Array,
-  held: LayerCache,
+  held: BufferedLayer,
   step: Step,
   cfg: PolicyConfig,
   scale: float,
   sinks: jax.Array | None = None,
   window: jax.Array | None = None,
-) -> tuple[jax.Array, LayerCache]:
+) -> tuple[jax.Array, BufferedLayer]:
   """softmax(scale q k^T) v over what each row has cached up to each query's own position.
 
   Args:
@@ -297,14 +295,13 @@ def attend(
   new = held.new.at[jnp.arange(q.shape[0])[:, None], place].set(
     entries.astype(held.new.dtype), mode="drop"
   )
-  outs, row = [], 0
-  for block in held.blocks:
-    rows = slice(row, row + block.keys[0].shape[0])
-    row = rows.stop
-    at = held.start[rows], step.positions[rows]
-    outs.append(_attend_block(q[rows] * scale, block, new[rows], *at, cfg, sinks, window))
-  out = outs[0] if len(outs) == 1 else jnp.concatenate(outs)
-  return out, dataclasses.replace(held, new=new)
+  of_blocks = [
+    _attend_block(
+      q[rows] * scale, block, new[rows], held.start[rows], step.positions[rows], cfg, sinks, window
+    )
+    for block, rows in _with_rows(held.blocks)
+  ]
+  return jnp.concatenate(of_blocks), dataclasses.replace(held, new=new)
 
 
 def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, sinks, window):
@@ -345,7 +342,7 @@ def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, si
     softmax = jax.lax.cond(
       longest > i * count, with_keys, lambda softmax, *_: softmax, softmax, keys, values, mask
     )
-  keys, values = split(new, cfg)
+  keys, values = cache_lib.split(new, cfg)
   mask = seen(start[:, None, None], new.shape[1], positions[:, :, None] + 1)
   keys, values = keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3)
   _, total, mixed = with_keys(softmax, keys, values, mask)
