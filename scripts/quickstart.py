@@ -15,7 +15,6 @@ import sys
 
 from absl import flags
 
-from jaxrl_agents import stopwatch
 from jaxrl_agents.runs import entry_point as command
 from jaxrl_agents.runs.workdir import Workdir
 
@@ -50,8 +49,7 @@ def main() -> None:
   """Runs the steps, then prints the result."""
   workdir = pathlib.Path(_WORKDIR.value).resolve()
   if _INSTALL_S.value >= 1:  # else the environment was there
-    stopwatch.add("install", _INSTALL_S.value)
-    Workdir(workdir).keep_seconds()
+    Workdir(workdir).merge_summary({"wall_s": {"install": _INSTALL_S.value}})
   overrides = [*(SHORT if _SHORT.value else ()), *_SET.value]
   shared = [f"--config={_CONFIG.value}", f"--workdir={workdir}", *(f"--set={o}" for o in overrides)]
   for script in ("train_sft.py", "train_rl.py"):

@@ -270,8 +270,9 @@ class Reporter:
     engine = self.players.take_stats()
     agent = setup.agent(self.config)
     row = scores.summary(groups) | metrics
+    if engine["drafted"]:
+      row["draft_acceptance"] = engine["accepted"] / engine["drafted"]
     row |= {
-      "draft_acceptance": engine["accepted"] / max(engine["drafted"], 1),
       "accepted_draft_tokens": engine["accepted"],
       "prefix_hit_share": engine["prefix_hit_tokens"] / max(engine["prompt_tokens"], 1),
       "sampled_tokens": engine["tokens"],

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_agents.policy.attention import causal, tree_flash_gpu, tree_flash_tpu, tree_tiles
-from jaxrl_agents.policy.attention.tree_tiles import Places
+from jaxrl_agents.policy.attention.tree_tiles import Given, Places
 from jaxrl_agents.policy.kernel_choice import Kind
 
 _KERNELS: dict[str, Any] = {"tpu": tree_flash_tpu, "gpu": tree_flash_gpu}
@@ -82,9 +82,9 @@ def _backward(kernels, interpret, saved, d_out):
   module = _KERNELS[kernels]
   over_keys, over_queries = tree_tiles.plans(places, *module.sides(q, k))
   mean = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
-  given = q, k, v, d_out, log_total, mean, places
-  d_q = module.backward_of_queries(*given, over_keys, interpret=interpret)
-  d_k, d_v = module.backward_of_keys(*given, over_queries, interpret=interpret)
+  given = Given(q, k, v, d_out, log_total, mean, places)
+  d_q = module.backward_of_queries(given, over_keys, interpret=interpret)
+  d_k, d_v = module.backward_of_keys(given, over_queries, interpret=interpret)
   by_group = lambda x: x.reshape(x.shape[0], *sinks.shape, *x.shape[2:])
   d_sinks = causal.backward_of_sinks(
     sinks, by_group(out), by_group(log_total)[..., None], by_group(d_out)

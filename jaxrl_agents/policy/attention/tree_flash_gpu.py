@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jaxrl_agents.policy.attention import tree_tiles as tiles_lib
-from jaxrl_agents.policy.attention.tree_tiles import Places, Plan
+from jaxrl_agents.policy.attention.tree_tiles import Given, Places, Plan
 from jaxrl_agents.policy.kernel_choice import tile_side
 
 SIDE, SMALL_SIDE = 64, 32
@@ -103,19 +103,9 @@ def forward(
   )(*lists, q, k, v, *positions)
 
 
-def backward_of_queries(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  d_out: jax.Array,
-  log_total: jax.Array,
-  mean: jax.Array,
-  places: Places,
-  plan: Plan,
-  *,
-  interpret: bool,
-) -> jax.Array:
-  """Gradient of `q`, as wide. Arguments as `forward`; mean: see tree_tiles.backward, [B, N, T]."""
+def backward_of_queries(given: Given, plan: Plan, *, interpret: bool) -> jax.Array:
+  """Gradient of `given.q`, as wide. plan, interpret: as `forward`."""
+  q, k, v, d_out, log_total, mean, places = given
   rows, heads, length, width = q.shape
   query_tile, key_tile = shape = sides(q, k)
   of_queries, repeats = length // query_tile, heads // k.shape[1]
@@ -160,22 +150,12 @@ def backward_of_queries(
   )(*lists, q, k, v, d_out, log_total, mean, *positions)
 
 
-def backward_of_keys(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  d_out: jax.Array,
-  log_total: jax.Array,
-  mean: jax.Array,
-  places: Places,
-  plan: Plan,
-  *,
-  interpret: bool,
-) -> tuple[jax.Array, jax.Array]:
-  """Gradients of `k` and `v`, over all query heads of a kv head.
+def backward_of_keys(given: Given, plan: Plan, *, interpret: bool) -> tuple[jax.Array, jax.Array]:
+  """Gradients of `given.k` and `given.v`, over all query heads of a kv head.
 
   Arguments as `backward_of_queries`, but plan: tiles of queries for each tile of keys.
   """
+  q, k, v, d_out, log_total, mean, places = given
   rows, groups, length, width = k.shape
   query_tile, key_tile = shape = sides(q, k)
   of_keys, repeats = length // key_tile, q.shape[1] // groups

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jaxrl_agents.policy.attention import tree_tiles as tiles_lib
-from jaxrl_agents.policy.attention.tree_tiles import Places, Plan
+from jaxrl_agents.policy.attention.tree_tiles import Given, Places, Plan
 from jaxrl_agents.policy.kernel_choice import tile_side
 
 SIDE, LONG_SIDE = 512, 1024
@@ -106,19 +106,9 @@ def forward(
   return out, log_total[:, :, 0]
 
 
-def backward_of_queries(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  d_out: jax.Array,
-  log_total: jax.Array,
-  mean: jax.Array,
-  places: Places,
-  plan: Plan,
-  *,
-  interpret: bool,
-) -> jax.Array:
+def backward_of_queries(given: Given, plan: Plan, *, interpret: bool) -> jax.Array:
   """As tree_flash_gpu.backward_of_queries."""
+  q, k, v, d_out, log_total, mean, places = given
   rows, heads, length, width = q.shape
   query_tile, key_tile = shape = sides(q, k)
   of_queries = length // query_tile
@@ -160,19 +150,9 @@ def backward_of_queries(
   )(q, k, v, d_out, log_total[:, :, None], mean[:, :, None], *positions)
 
 
-def backward_of_keys(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  d_out: jax.Array,
-  log_total: jax.Array,
-  mean: jax.Array,
-  places: Places,
-  plan: Plan,
-  *,
-  interpret: bool,
-) -> tuple[jax.Array, jax.Array]:
+def backward_of_keys(given: Given, plan: Plan, *, interpret: bool) -> tuple[jax.Array, jax.Array]:
   """As tree_flash_gpu.backward_of_keys."""
+  q, k, v, d_out, log_total, mean, places = given
   rows, groups, length, width = k.shape
   query_tile, key_tile = shape = sides(q, k)
   of_keys, repeats = length // key_tile, q.shape[1] // groups

@@ -5,7 +5,7 @@ keys that each tile of queries needs, or the other way round, so that a kernel d
 others. `causal` says what trees are and who sees whom.
 
 Alphabet: B rows, T time of the queries, S time of the keys, Q and K queries and keys of a tile, I
-tiles of queries, J tiles of keys, H head dim.
+tiles of queries, J tiles of keys, G kv heads, N query heads, H head dim.
 """
 
 from __future__ import annotations
@@ -40,6 +40,28 @@ class Places(NamedTuple):
     """start and window, int32 [2]."""
     window = jnp.int32(0) if self.window is None else self.window
     return jnp.stack([jnp.asarray(self.start, jnp.int32), window.astype(jnp.int32)])
+
+
+class Given(NamedTuple):
+  """What gradients are computed from.
+
+  Attributes:
+    q: [B, N, T, H], scaled.
+    k: [B, G, S, H].
+    v: [B, G, S, H'].
+    d_out: gradient of the output, [B, N, T, H'].
+    log_total: log-sum-exp of scores, float32 [B, N, T].
+    mean: see `backward`, float32 [B, N, T].
+    places: see there.
+  """
+
+  q: jax.Array
+  k: jax.Array
+  v: jax.Array
+  d_out: jax.Array
+  log_total: jax.Array
+  mean: jax.Array
+  places: Places
 
 
 class Plan(NamedTuple):
