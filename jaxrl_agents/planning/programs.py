@@ -21,7 +21,7 @@ from jaxrl_agents.policy import lora, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.sampler import steps
+from jaxrl_agents.sampler import program_state, steps
 from jaxrl_agents.sampler.pages import of_each_part
 
 
@@ -71,8 +71,8 @@ class Sampler:
   """
 
   params: Any
-  state: steps.State
-  rows: steps.Rows
+  state: program_state.State
+  rows: program_state.Rows
   program: Program
 
 
@@ -194,21 +194,21 @@ def sampler(
     lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
   )
   rows_in_all = parts * slots_of_part
-  used = steps.used_config(cfg, drafts)
+  used = program_state.used_config(cfg, drafts)
   pages = (used.num_cache_layers, parts * pages_of_part, section.page_tokens)
   split = sharding.spec(cache_lib.axes(cfg), sharding.SERVE_RULES)
-  held = steps.State(
+  held = program_state.State(
     cache=cache_lib.PagedCache(_on(mesh, (*pages, *cache_lib.entry_shape(cfg)), dtype, split)),
     hidden=_on(mesh, (rows_in_all, drafts + 1 if drafts else 0, cfg.embed_dim), dtype),
   )
   max_pages = -(-(context_tokens + drafts) // section.page_tokens)
-  empty = steps.empty_rows(rows_in_all, drafts + 1, max_pages)
+  empty = program_state.empty_rows(rows_in_all, drafts + 1, max_pages)
   rows = jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), empty)
   slots = _on(mesh, (rows_in_all,), jnp.int32)
 
   def decode(*arguments):  # as the engine's program
     sampled = steps.decode(*arguments, cfg=used, max_steps=steps.DECODE_STEPS)
-    return steps.laid_out(*sampled, cfg)
+    return program_state.laid_out(*sampled, cfg)
 
   limits = (_on(mesh, (), jnp.int32),) * 2
   arguments = params, held, rows, slots, *limits

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_agents.policy import kernel_choice, sharding
-from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.sampler import held_params, program_state, steps
 from jaxrl_agents.sampler import sequence as sequence_lib
-from jaxrl_agents.sampler import steps
 from jaxrl_agents.sampler.pages import PagePool, of_each_part
+from jaxrl_agents.sampler.program_state import Rows, Sampled
 from jaxrl_agents.sampler.scheduler import Decode, Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
 from jaxrl_agents.sampler.stats import Stats
@@ -144,11 +144,11 @@ class Engine:
     self._prefill_counts = sorted({-(-prefill_rows // _FEWER_ROWS), prefill_rows})  # of each part
     self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})
     blocks = [b - a for a, b in itertools.pairwise([0, *self._decode_counts])]
-    self._params = _own(params, cfg)
+    self._params = held_params.own(params, cfg)
     places = draft_tokens + 1 if draft_tokens else 0
-    used = steps.used_config(cfg, draft_tokens)
-    self._state = _committed(
-      steps.init(
+    used = program_state.used_config(cfg, draft_tokens)
+    self._state = held_params.committed(
+      program_state.init(
         used,
         (parts * slots, places),
         num_pages=parts * pages,
@@ -158,7 +158,7 @@ class Engine:
         dtype=dtype,
       )
     )
-    self._rows = steps.empty_rows(parts * slots, draft_tokens + 1, max_pages)
+    self._rows = program_state.empty_rows(parts * slots, draft_tokens + 1, max_pages)
     self._next_id = 0
     self._move_program = jax.jit(self._moving, donate_argnums=0)
     self._prefill_program = self._program(functools.partial(steps.prefill, cfg=used))
@@ -182,7 +182,7 @@ class Engine:
       (self._decode_program, self._decode_counts, self._draft_tokens + 1, no_steps),
     ):
       for count in counts:
-        rows = steps.empty_rows(self._parts * count, places, max_pages)
+        rows = program_state.empty_rows(self._parts * count, places, max_pages)
         self._run(program, rows, np.full(self._parts * count, num_slots, np.int32), *more)
     self.stats.forwards = 0
 
@@ -255,8 +255,8 @@ class Engine:
         f"version {version} after {self.version}: weight versions never go back; publish the old "
         "weights under a new version"
       )
-    params = _own(params, self.cfg)
-    if jax.tree.map(_aval, params) != jax.tree.map(_aval, self._params):
+    params = held_params.own(params, self.cfg)
+    if held_params.sizes(params) != held_params.sizes(self._params):
       raise ValueError(
         f"the parameters of version {version} differ in structure, shape or dtype from those of "
         f"version {self.version}; an engine serves one PolicyConfig: make a new Engine"
@@ -294,7 +294,7 @@ class Engine:
     pieces = [piece for chunk in chunks for piece in self._pieces(chunk)]
     num_rows, places = self._placed([piece.sequence for piece in pieces], self._prefill_counts)
     num_slots, max_pages = self._rows.page_table.shape
-    rows = steps.empty_rows(num_rows, self._piece_tokens + 1, max_pages)
+    rows = program_state.empty_rows(num_rows, self._piece_tokens + 1, max_pages)
     slots = np.full(num_rows, num_slots, np.int32)
     for i, piece in zip(places, pieces, strict=True):
       sequence, end = piece.sequence, piece.start + piece.count
@@ -303,7 +303,7 @@ class Engine:
       rows.lengths[i] = piece.start
       rows.active[i] = 1
       rows.page_table[i] = self._scheduler.page_table[sequence.slot]
-      steps.set_limits(rows, i, sequence.limits)
+      program_state.set_limits(rows, i, sequence.limits)
       if end == sequence.prefill_end:
         slots[i] = sequence.slot
     sampled = self._run(self._prefill_program, rows, slots)
@@ -332,7 +332,7 @@ class Engine:
     count = next(n for n in counts if n >= max(taken.values()))
     return self._parts * count, [part * count + i for part, i in places]
 
-  def _take_prefilled(self, chunk: Chunk, row: int, sampled: steps.Sampled) -> bool:
+  def _take_prefilled(self, chunk: Chunk, row: int, sampled: Sampled) -> bool:
     """Records a computed piece; True if its sequence ended with the token after it."""
     sequence, end = chunk.sequence, chunk.start + chunk.count
     self._record_routing(sequence, chunk.start, sampled.routing[row, : chunk.count])
@@ -351,7 +351,7 @@ class Engine:
   def _start_decoding(self, sequence: Sequence) -> None:
     """Fills the row of the decode batch: the newest id is not yet cached."""
     slot = sequence.slot
-    steps.set_limits(self._rows, slot, sequence.limits)
+    program_state.set_limits(self._rows, slot, sequence.limits)
     self._rows.tokens[slot, 0] = sequence.tokens[sequence.num_tokens - 1]
     self._rows.num_tokens[slot] = 1
 
@@ -444,7 +444,7 @@ class Engine:
       stop="stop" if int(tokens[-1]) in sequence.limits.stop_tokens else "length",
     )
 
-  def _run(self, program, rows: steps.Rows, slots: np.ndarray, *more: Any) -> steps.Sampled:
+  def _run(self, program, rows: Rows, slots: np.ndarray, *more: Any) -> Sampled:
     """Runs a program and fetches what it sampled."""
     self._state, sampled = program(self._params, self._state, rows, slots, *more)
     sampled = jax.device_get(sampled)
@@ -461,27 +461,6 @@ class Engine:
     def traced(*args):
       self.stats.compiles += 1
       state, sampled = function(*args)
-      return steps.laid_out(state, sampled, self.cfg)
+      return program_state.laid_out(state, sampled, self.cfg)
 
     return jax.jit(traced, donate_argnums=1)
-
-
-def _own(params: dict[str, Any], cfg: PolicyConfig) -> dict[str, Any]:
-  """Parameters in buffers of their own, laid out for serving."""
-  mesh, kinds = jax.sharding.get_mesh(), params_lib.LAYER_KINDS
-  if mesh.empty:
-    copied = {name: value if name in kinds else jnp.copy(value) for name, value in params.items()}
-    return _committed(jax.jit(sharding.served)(copied))
-  copy = lambda params: sharding.served(jax.tree.map(jnp.copy, params))
-  places = sharding.served_shardings(cfg, mesh)
-  stacked = sharding.shardings(cfg, mesh, sharding.SERVE_RULES)
-  return jax.jit(copy, out_shardings=places)(sharding.place(params, stacked))
-
-
-def _committed(tree: Any) -> Any:
-  """Arrays fixed to the device that they are on: programs are compiled anew for arrays that are."""
-  return jax.tree.map(lambda x: jax.device_put(x, x.sharding), tree)
-
-
-def _aval(array: jax.Array) -> tuple:
-  return (array.shape, array.dtype)

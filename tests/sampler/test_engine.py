@@ -221,6 +221,20 @@ def test_nothing_compiles_after_warm_up(engine):
     jax.monitoring.clear_event_listeners()
 
 
+def test_nothing_compiles_for_the_first_weights_that_are_fixed_to_a_device():
+  engine = build(0)
+  engine.warm_up()
+  engine.set_params(jax.device_put(PARAMS, jax.devices()[0]), 1)
+  compiled = []
+  listen = lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    play(engine, [(p, limits(i)) for i, p in enumerate(prompts(4, seed=12))])
+    assert not compiled
+  finally:
+    jax.monitoring.clear_event_listeners()
+
+
 def test_top_p_records_the_renormalised_logprob_of_a_token_of_the_nucleus(engine):
   (prompt,) = prompts(1, seed=5)
   (generation,) = play(engine, [(prompt, limits(9, top_p=0.5))])
