@@ -34,8 +34,9 @@ stage lint "$venv/bin/ruff" check .
 stage format "$venv/bin/ruff" format --check .
 stage types "$venv/bin/mypy"
 # Compiling takes one core: two processes, each a file of tests at a time, in order: else those of
-# few tests, which take longest, come last and one process waits for the other.
-stage tests "$venv/bin/pytest" -q --durations=15 -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=1 \
+# few tests, which take longest, come last and one process waits for the other. A process that
+# crashes ends the run: pytest-xdist would wait forever where it was in the last test of a file.
+stage tests "$venv/bin/pytest" -q --durations=15 -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 \
   ${chosen[@]+"${chosen[@]}"} "$@"
 # What holds back a policy differs for root. The right to read everything is kept, since the
 # interpreter may lie in a home folder.
