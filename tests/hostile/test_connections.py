@@ -175,5 +175,5 @@ def test_workers_of_another_machine_have_the_key_in_no_environment():
       pool.wait_until_ready()
       [child] = children(fleet)
       assert b"a secret of the tests" not in environ(fleet.pid) + environ(child)
-    fleet.send_signal(signal.SIGINT)
+    fleet.send_signal(signal.SIGTERM)
     ended(fleet)
