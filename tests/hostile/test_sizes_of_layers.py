@@ -233,23 +233,23 @@ async def main():
     async with await boxes.create(await boxes.base({})) as box:
       await box.exec("head -c 150000000 /dev/urandom > f")
       await box.snapshot()
-      before, peak, stop = rss(), [0], threading.Event()
+      before, peak, stop = rss(), 0, threading.Event()
       def watch():
+        nonlocal peak
         while not stop.is_set():
-          peak[0] = max(peak[0], rss())
+          peak = max(peak, rss())
           time.sleep(0.001)
       thread = threading.Thread(target=watch)
+      if sys.argv[2] == "load":
+        await boxes.save(await box.snapshot(), store / "state")
       thread.start()
       if sys.argv[2] == "snapshot":
         await box.snapshot()
       else:
-        snapshot = await box.snapshot()
-        await boxes.save(snapshot, store / "state")
-        peak[0] = 0
         await boxes.load(store / "state")
       stop.set()
       thread.join()
-      print((peak[0] - before) / 150e6)
+      print((peak - before) / 150e6)
 
 asyncio.run(main())
 """
