@@ -34,7 +34,7 @@ def get_config() -> config.RunConfig:
       hasty=0.6,
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=0, temperature=1.0),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=1.0),
     sft=config.SftConfig(
       steps=150,
       lr=3e-4,

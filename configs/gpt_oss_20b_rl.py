@@ -53,7 +53,7 @@ def get_config() -> config.RunConfig:
       ),
     ),
     sampler=config.SamplerConfig(
-      slots=512, page_tokens=64, num_pages=262_144, prefill_tokens=2_048, draft_tokens=0
+      slots=512, page_tokens=64, num_pages=262_144, prefill_tokens=2_048
     ),
     workers=config.WorkersConfig(processes=32, episodes=512, stall_s=600.0),
     learner=config.LearnerConfig(

@@ -37,9 +37,7 @@ def get_config() -> config.RunConfig:
         rope_theta=1e6,
       ),
     ),
-    sampler=config.SamplerConfig(
-      slots=64, page_tokens=64, num_pages=12_288, prefill_tokens=2_048, draft_tokens=0
-    ),
+    sampler=config.SamplerConfig(slots=64, page_tokens=64, num_pages=12_288, prefill_tokens=2_048),
     mesh=config.MeshConfig(fsdp=2, expert=4),
     workers=config.WorkersConfig(processes=16, episodes=256, stall_s=600.0),
     learner=config.LearnerConfig(

@@ -33,7 +33,7 @@ def get_config() -> config.RunConfig:
       hasty=0.8,
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=0, temperature=0.5),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=0.5),
     sft=config.SftConfig(
       steps=30,
       lr=3e-4,

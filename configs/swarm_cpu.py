@@ -42,7 +42,7 @@ def get_config() -> config.RunConfig:
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
     workers=config.WorkersConfig(stall_s=600.0),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, draft_tokens=0, temperature=1.0),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=1.0),
     sft=config.SftConfig(
       steps=100,
       lr=3e-4,

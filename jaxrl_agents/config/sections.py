@@ -96,6 +96,8 @@ class SamplerConfig:
     slices: 0 for an engine on the learner's own devices; otherwise the number of samplers, on
       devices of their own (section `sampler_mesh`), that join at workers.listen before a run begins
       (scripts/sampler.py).
+    draft_tokens, lookup_tokens: tokens that the prediction modules and that prompt lookup draft in
+      the steps where that is measured to be faster; 0 for none. Replies do not depend on it.
   """
 
   slices: Whole = 0
@@ -103,7 +105,8 @@ class SamplerConfig:
   page_tokens: Count = 32
   num_pages: Count = 2_048
   prefill_tokens: Count = 256
-  draft_tokens: Whole = 2
+  draft_tokens: Whole = 0
+  lookup_tokens: Whole = 0
   temperature: Positive = 1.0
 
 

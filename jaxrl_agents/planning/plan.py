@@ -129,7 +129,8 @@ def rollout(
     "cache": programs.bytes_per_device(parts.state),
     "batch": programs.bytes_per_device(parts.rows),
   }
-  queries, columns = section.draft_tokens + 1, parts.rows.page_table.shape[1]
+  queries = max(section.draft_tokens, section.lookup_tokens) + 1
+  columns = parts.rows.page_table.shape[1]
   with jax.set_mesh(mesh):
     pages = paged.pages_of_round(queries, section.page_tokens, columns)
   rounds = rounds_of_cache(cfg, context_tokens // 2, pages * section.page_tokens)

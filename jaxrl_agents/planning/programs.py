@@ -21,7 +21,7 @@ from jaxrl_agents.policy import lora, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.sampler import program_state, steps
+from jaxrl_agents.sampler import drafts, program_state, steps
 from jaxrl_agents.sampler.pages import of_each_part
 
 
@@ -178,13 +178,14 @@ def sampler(
   Raises:
     ValueError: parameters do not divide over the mesh, or a part of the cache holds no context.
   """
-  drafts, parts = section.draft_tokens, sharding.ways("batch", mesh)
+  drafters = steps.Drafters(section.draft_tokens, section.lookup_tokens)
+  parts, max_tokens = sharding.ways("batch", mesh), context_tokens + drafters.most
   slots_of_part, pages_of_part = of_each_part(
     slots=section.slots,
     num_pages=section.num_pages,
     parts=parts,
     page_tokens=section.page_tokens,
-    max_tokens=context_tokens + drafts,
+    max_tokens=max_tokens,
   )
   places = sharding.served_shardings(cfg, mesh)
   sharding.shardings(cfg, mesh, sharding.SERVE_RULES)  # refuses what does not divide
@@ -194,24 +195,27 @@ def sampler(
     lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
   )
   rows_in_all = parts * slots_of_part
-  used = program_state.used_config(cfg, drafts)
+  used = program_state.used_config(cfg, drafters.modules)
   pages = (used.num_cache_layers, parts * pages_of_part, section.page_tokens)
   split = sharding.spec(cache_lib.axes(cfg), sharding.SERVE_RULES)
   held = program_state.State(
     cache=cache_lib.PagedCache(_on(mesh, (*pages, *cache_lib.entry_shape(cfg)), dtype, split)),
-    hidden=_on(mesh, (rows_in_all, drafts + 1 if drafts else 0, cfg.embed_dim), dtype),
+    hidden=_on(mesh, (rows_in_all, used.mtp_depth, cfg.embed_dim), dtype),
   )
-  max_pages = -(-(context_tokens + drafts) // section.page_tokens)
-  empty = program_state.empty_rows(rows_in_all, drafts + 1, max_pages)
+  max_pages = -(-max_tokens // section.page_tokens)
+  context = max_tokens if drafters.lookup else 0
+  empty = program_state.empty_rows(rows_in_all, 1, max_pages, context)
   rows = jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), empty)
   slots = _on(mesh, (rows_in_all,), jnp.int32)
 
   def decode(*arguments):  # as the engine's program
-    sampled = steps.decode(*arguments, cfg=used, max_steps=steps.DECODE_STEPS)
+    most = steps.DECODE_STEPS
+    sampled = steps.decode(*arguments, cfg=used, drafters=drafters, max_steps=most)
     return program_state.laid_out(*sampled, cfg)
 
   limits = (_on(mesh, (), jnp.int32),) * 2
-  arguments = params, held, rows, slots, *limits
+  worth = steps.Worth(_on(mesh, (drafts.KINDS,), jnp.float32), _on(mesh, (), jnp.float32))
+  arguments = params, held, rows, slots, *limits, worth
   program = Program("decode", jax.jit(decode, donate_argnums=1), arguments)
   return Sampler(params, held, rows, program)
 

@@ -22,6 +22,7 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import processes, weight_files
 from jaxrl_agents.sampler import lockstep
 from jaxrl_agents.sampler import stats as stats_lib
+from jaxrl_agents.sampler.draft_worth import UNMEASURED_COST
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Leader
 from jaxrl_agents.sampler.server import RolloutServer
@@ -48,6 +49,8 @@ def make_engine(
   """An engine on the ambient mesh for a policy of the sizes in `model` (default: of `config`)."""
   sampler = config.sampler
   model = model or config.policy.model
+  # Processes of one engine must choose alike, and a deterministic run as the time before.
+  fixed = config.workers.deterministic or jax.process_count() > 1
   return Engine(
     model,
     params,
@@ -58,6 +61,8 @@ def make_engine(
     max_context_tokens=config.agent_config.token_budget,
     prefill_tokens=sampler.prefill_tokens,
     draft_tokens=sampler.draft_tokens if model.mtp_depth else 0,
+    lookup_tokens=sampler.lookup_tokens,
+    draft_cost=UNMEASURED_COST if fixed else None,
     dtype=config.policy.dtype,
     clock=clock,
   )

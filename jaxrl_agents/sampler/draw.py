@@ -1,9 +1,9 @@
 """Drawing one token per row from logits, and the uniforms that make each draw reproducible.
 
 A draw inverts the cumulative distribution at one uniform per row (`jax.random.categorical` needs a
-Gumbel per vocabulary entry). The uniform depends on the request's seed, the position and the
-purpose of the draw only, so a reply does not depend on what else is in the batch (up to float noise
-in the logits).
+Gumbel per vocabulary entry). The uniform depends on the request's seed and the position only, so a
+reply does not depend on what else is in the batch or on what was drafted (up to float noise in the
+logits).
 
 Alphabet: B rows, V vocab, n blocks of the vocabulary.
 """
@@ -13,24 +13,19 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-FINAL, DRAFT, ACCEPT = 0, 1, 2
-"""Purposes of a draw: the token itself (or its replacement), a drafted token, a draft's
-acceptance."""
-
 _BLOCK = 64
 
 
-def uniforms(seeds: jax.Array, positions: jax.Array, purpose: int) -> jax.Array:
-  """Uniforms in [0, 1), float32 [...]: pure functions of (seed, position, purpose).
+def uniforms(seeds: jax.Array, positions: jax.Array) -> jax.Array:
+  """Uniforms in [0, 1), float32 [...]: pure functions of (seed, position).
 
   Args:
     seeds: uint32 [...], of each request.
     positions: int32 [...], place in the sequence of the token that is drawn.
-    purpose: FINAL, DRAFT or ACCEPT.
   """
 
   def one(seed, position):
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), purpose)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), 0)
     return jax.random.uniform(key, dtype=jnp.float32)
 
   flat = jax.vmap(one)(seeds.reshape(-1), positions.reshape(-1))

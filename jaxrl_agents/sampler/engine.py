@@ -22,13 +22,16 @@ import numpy as np
 
 from jaxrl_agents.policy import kernel_choice, sharding
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.sampler import drafts as drafts_lib
 from jaxrl_agents.sampler import held_params, program_state, steps
 from jaxrl_agents.sampler import sequence as sequence_lib
+from jaxrl_agents.sampler.draft_worth import DraftGains
 from jaxrl_agents.sampler.pages import PagePool, of_each_part
 from jaxrl_agents.sampler.program_state import Rows, Sampled
 from jaxrl_agents.sampler.scheduler import Decode, Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
 from jaxrl_agents.sampler.stats import Stats
+from jaxrl_agents.sampler.steps import Drafters, Worth
 from jaxrl_agents.types import NOT_ROUTED, Generation, SamplingLimits
 
 _ENDED_SHARE = 8
@@ -40,6 +43,9 @@ real or not, and rows of the largest: there a prompt takes several rows."""
 
 _MOVES = 4
 """Slots that a program moves."""
+
+_MEASURED_STEPS = 8
+"""Steps of a decode program that is run to measure what drafts cost."""
 
 _FEWER_ROWS = 4
 """At most a quarter of the slots of each part decode in a program of a quarter of the rows."""
@@ -66,7 +72,10 @@ class Engine:
     num_pages: pages of the cache, one of each part scratch.
     max_context_tokens: prompt and reply together; a reply that reaches it ends with stop "length".
     prefill_tokens: positions of one sequence that one prefill step computes at most.
-    draft_tokens: ids drafted per decode step by the first MTP module; 0 decodes one id a step.
+    draft_tokens: ids that the prediction modules draft in a decode step; 0 for none.
+    lookup_tokens: ids that prompt lookup drafts in a decode step; 0 for none.
+    draft_cost: time of a decode step that verifies drafts over that of one without; None:
+      `warm_up` measures it. Which steps draft does not change the replies but for float noise.
     prefill_rows: sequences that one prefill step serves; rounded likewise. On a CPU, more where
       their chunks are short.
     decode_steps: steps of a decode program at most.
@@ -89,14 +98,17 @@ class Engine:
     num_pages: int,
     max_context_tokens: int,
     prefill_tokens: int,
-    draft_tokens: int,
+    draft_tokens: int = 0,
+    lookup_tokens: int = 0,
+    draft_cost: float | None = None,
     prefill_rows: int = 4,
     decode_steps: int = steps.DECODE_STEPS,
     dtype: Any = jnp.float32,
     clock: Callable[[], float] = time.monotonic,
   ):
     self._parts = parts = sharding.ambient_ways("batch")
-    max_tokens = max_context_tokens + draft_tokens
+    self._drafters = Drafters(draft_tokens, lookup_tokens)
+    max_tokens = max_context_tokens + self._drafters.most
     slots, pages = of_each_part(
       slots=slots,
       num_pages=num_pages,
@@ -113,7 +125,8 @@ class Engine:
     self.stats = Stats()
     self.max_context_tokens = max_context_tokens
     self._clock = clock
-    self._draft_tokens = draft_tokens
+    self._drafts_of_kind = [draft_tokens] + [lookup_tokens] * (drafts_lib.KINDS - 1)
+    self._gains = DraftGains(self._drafts_of_kind)
     prefill_rows = -(-prefill_rows // parts)
     self._piece_tokens = prefill_tokens
     if kernel_choice.decodes_in_slots():
@@ -124,7 +137,6 @@ class Engine:
       PagePool(
         pages,
         page_tokens,
-        lookahead_tokens=1 if draft_tokens else 0,
         version=version,
         routing_shape=(cfg.num_moe_layers, cfg.experts_per_token if cfg.num_moe_layers else 0),
       )
@@ -138,19 +150,18 @@ class Engine:
       chunk_tokens=prefill_tokens,
       piece_tokens=self._piece_tokens,
       prefill_rows=prefill_rows,
-      draft_tokens=draft_tokens,
+      draft_tokens=self._drafters.most,
       decode_steps=decode_steps,
     )
     self._prefill_counts = sorted({-(-prefill_rows // _FEWER_ROWS), prefill_rows})  # of each part
     self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})
     blocks = [b - a for a, b in itertools.pairwise([0, *self._decode_counts])]
     self._params = held_params.own(params, cfg)
-    places = draft_tokens + 1 if draft_tokens else 0
     used = program_state.used_config(cfg, draft_tokens)
     self._state = held_params.committed(
       program_state.init(
         used,
-        (parts * slots, places),
+        parts * slots,
         num_pages=parts * pages,
         page_tokens=page_tokens,
         max_pages=max_pages,
@@ -158,12 +169,16 @@ class Engine:
         dtype=dtype,
       )
     )
-    self._rows = program_state.empty_rows(parts * slots, draft_tokens + 1, max_pages)
+    self._rows = program_state.empty_rows(parts * slots, 1, max_pages)
+    self._piece_columns = self._piece_tokens + max(used.mtp_depth, 1)
+    self._context_columns = max_tokens if lookup_tokens else 0
+    self._draft_costs = dict.fromkeys(self._decode_counts, draft_cost or 1.0)
+    self._measures_drafts = draft_cost is None and self._drafters.most > 0
     self._next_id = 0
     self._move_program = jax.jit(self._moving, donate_argnums=0)
     self._prefill_program = self._program(functools.partial(steps.prefill, cfg=used))
     self._decode_program = self._program(
-      functools.partial(steps.decode, cfg=used, max_steps=decode_steps)
+      functools.partial(steps.decode, cfg=used, drafters=self._drafters, max_steps=decode_steps)
     )
 
   @property
@@ -172,19 +187,47 @@ class Engine:
     return len(self._scheduler.waiting) + len(self._scheduler.running)
 
   def warm_up(self) -> None:
-    """Compiles every program that a step can need, on rows without work."""
-    num_slots, max_pages = self._rows.page_table.shape
+    """Compiles every program that a step can need, on rows without work, and measures what drafts
+    cost."""
+    num_slots = len(self._rows.active)
     if self._state.slots and len(self._decode_counts) > 1:
       self._move([])
-    no_steps = np.int32(0), np.int32(1)
-    for program, counts, places, more in (
-      (self._prefill_program, self._prefill_counts, self._piece_tokens + 1, ()),
-      (self._decode_program, self._decode_counts, self._draft_tokens + 1, no_steps),
-    ):
-      for count in counts:
-        rows = program_state.empty_rows(self._parts * count, places, max_pages)
-        self._run(program, rows, np.full(self._parts * count, num_slots, np.int32), *more)
+    for count in self._prefill_counts:
+      rows = self._empty_rows(self._parts * count, self._piece_columns)
+      self._run(self._prefill_program, rows, np.full(self._parts * count, num_slots, np.int32))
+    for count in self._decode_counts:
+      self._try_decoding(count, steps=0, draft=False)
+      if self._measures_drafts:
+        plain, drafted = (self._seconds_of_steps(count, draft) for draft in (False, True))
+        self._draft_costs[count] = drafted / plain
     self.stats.forwards = 0
+
+  def _seconds_of_steps(self, count: int, draft: bool) -> float:
+    """Of _MEASURED_STEPS decode steps of `count` rows in each part, without what a program takes
+    besides: the least of three."""
+
+    def seconds(steps: int) -> float:
+      start = time.perf_counter()
+      self._try_decoding(count, steps=steps, draft=draft)
+      return time.perf_counter() - start
+
+    with_one, with_more = (min(seconds(n) for _ in range(3)) for n in (1, 1 + _MEASURED_STEPS))
+    return max(with_more - with_one, 1e-9)
+
+  def _try_decoding(self, count: int, *, steps: int, draft: bool) -> None:
+    """Runs a decode program on rows whose tokens nobody reads."""
+    rows = self._empty_rows(self._parts * count, 1, self._context_columns)
+    rows.active[:] = min(steps, 1)
+    rows.lengths[:] = self.max_context_tokens // 2
+    rows.budget[:] = self.max_context_tokens
+    slots = np.full(len(rows.active), len(self._rows.active), np.int32)
+    cost = -1.0 if draft else np.inf
+    worth = Worth(np.zeros(drafts_lib.KINDS, np.float32), np.float32(cost))
+    self._run(self._decode_program, rows, slots, np.int32(steps), np.int32(1), worth)
+
+  def _empty_rows(self, num_rows: int, num_tokens: int, context: int = 0) -> Rows:
+    max_pages = self._rows.page_table.shape[1]
+    return program_state.empty_rows(num_rows, num_tokens, max_pages, context)
 
   def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
     """Queues a prompt (int32 [P]) and returns the id that `step` will report it under.
@@ -200,7 +243,7 @@ class Engine:
       vocab_size=self.cfg.vocab_size,
     )
     max_tokens = min(len(prompt) + limits.max_new_tokens, self.max_context_tokens)
-    tokens = np.zeros(max_tokens + self._draft_tokens + 1, np.int32)
+    tokens = np.zeros(max_tokens, np.int32)
     tokens[: len(prompt)] = prompt
     sequence = Sequence(
       id=self._next_id,
@@ -293,12 +336,13 @@ class Engine:
     """Computes chunks; returns the sequences whose first sampled token already ended them."""
     pieces = [piece for chunk in chunks for piece in self._pieces(chunk)]
     num_rows, places = self._placed([piece.sequence for piece in pieces], self._prefill_counts)
-    num_slots, max_pages = self._rows.page_table.shape
-    rows = program_state.empty_rows(num_rows, self._piece_tokens + 1, max_pages)
-    slots = np.full(num_rows, num_slots, np.int32)
+    rows = self._empty_rows(num_rows, self._piece_columns)
+    rows.tokens[:] = -1
+    slots = np.full(num_rows, len(self._rows.active), np.int32)
     for i, piece in zip(places, pieces, strict=True):
       sequence, end = piece.sequence, piece.start + piece.count
-      rows.tokens[i, : piece.count + 1] = sequence.tokens[piece.start : end + 1]
+      known = sequence.known_tokens[piece.start : end + self._piece_columns - self._piece_tokens]
+      rows.tokens[i, : len(known)] = known
       rows.num_tokens[i] = piece.count
       rows.lengths[i] = piece.start
       rows.active[i] = 1
@@ -337,23 +381,14 @@ class Engine:
     sequence, end = chunk.sequence, chunk.start + chunk.count
     self._record_routing(sequence, chunk.start, sampled.routing[row, : chunk.count])
     goes_on = end < sequence.prefill_end
-    lookahead = self._scheduler.pool_of(sequence).lookahead_tokens
-    # The MTP entry of the last position waits for the token after it.
-    self._scheduler.advance(sequence, end, end if goes_on else end - lookahead)
+    self._scheduler.advance(sequence, end)
     if goes_on:
       return False
     fresh = sequence.num_tokens == sequence.num_prompt
     if fresh and self._append(sequence, sampled.tokens[row], sampled.logprobs[row], 1):
       return True
-    self._start_decoding(sequence)
+    program_state.set_limits(self._rows, sequence.slot, sequence.limits)
     return False
-
-  def _start_decoding(self, sequence: Sequence) -> None:
-    """Fills the row of the decode batch: the newest id is not yet cached."""
-    slot = sequence.slot
-    program_state.set_limits(self._rows, slot, sequence.limits)
-    self._rows.tokens[slot, 0] = sequence.tokens[sequence.num_tokens - 1]
-    self._rows.num_tokens[slot] = 1
 
   def _decode(self, work: Decode) -> list[Sequence]:
     """Samples for every sequence; returns those that ended."""
@@ -369,10 +404,17 @@ class Engine:
     rows = jax.tree.map(lambda x: x[np.minimum(slots, num_slots - 1)], held)
     rows.active[:] = slots < num_slots
     rows.lengths[places] = [sequence.num_cached for sequence in sequences]
+    rows.tokens[places, 0] = [sequence.tokens[sequence.num_cached] for sequence in sequences]
     rows.budget[places] = [sequence.max_tokens - sequence.num_tokens for sequence in sequences]
+    if self._context_columns:
+      context = np.zeros((count, self._context_columns), np.int32)
+      for row, sequence in zip(places, sequences, strict=True):
+        context[row, : sequence.num_tokens] = sequence.known_tokens
+      rows = dataclasses.replace(rows, context=context)
     idle_below = len(sequences) - len(sequences) // _ENDED_SHARE
+    worth = Worth(self._gains.gains, np.float32(self._draft_costs[count // self._parts]))
     sampled = self._run(
-      self._decode_program, rows, slots, np.int32(work.num_steps), np.int32(idle_below)
+      self._decode_program, rows, slots, np.int32(work.num_steps), np.int32(idle_below), worth
     )
     finished = []
     for row, sequence in zip(places, sequences, strict=True):
@@ -380,14 +422,11 @@ class Engine:
       self._record_routing(sequence, start, sampled.routing[row, :new])
       if self._append(sequence, sampled.tokens[row], sampled.logprobs[row], new):
         finished.append(sequence)
-      cached, newest = start + new, int(sampled.num_newest[row])
-      self._scheduler.advance(sequence, cached, cached - newest if self._draft_tokens else cached)
-      self._rows.tokens[sequence.slot] = sampled.newest[row]
-      self._rows.num_tokens[sequence.slot] = newest
-    row_steps = int(sampled.row_steps)
-    self.stats.decoded_rows += row_steps
-    self.stats.drafted += self._draft_tokens * row_steps
-    self.stats.accepted += int(sampled.count[places].sum()) - row_steps
+      self._scheduler.advance(sequence, start + new)
+    self.stats.decoded_rows += int(sampled.row_steps)
+    self.stats.drafted += int(sampled.drafted_rows @ self._drafts_of_kind)
+    self.stats.accepted += int(sampled.accepted.sum())
+    self._gains.record(sampled.drafted_rows, sampled.accepted)
     return finished
 
   def _slots_of(self, sequences: list[Sequence]) -> tuple[int, list[int]]:

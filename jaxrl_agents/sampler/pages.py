@@ -4,7 +4,9 @@ reuse.
 A page holds `page_tokens` positions of every layer. A full page whose whole prefix was computed
 under the current weight version is *shared*: it can be found by (page before it, its token ids), so
 that the chain from the first page identifies the whole prefix exactly. Nothing is hashed down, so a
-wrong prefix cannot match. Sharing copies nothing: a match takes one more reference.
+wrong prefix cannot match. Sharing copies nothing: a match takes one more reference. Entries of
+prediction modules depend on the next ids too, which a page shared with another continuation need
+not have: that weakens a draft, and changes no token.
 """
 
 from __future__ import annotations
@@ -57,8 +59,6 @@ class PagePool:
 
   Attributes:
     page_tokens: positions per page.
-    lookahead_tokens: ids after the page that are part of its key: 1 where the page's last position
-      depends on the next token (an MTP module), else 0.
     version: weight version of the shared pages.
     routing: uint16 [num_pages, page_tokens, L, K], experts of what each page holds, beside the
       cache.
@@ -69,7 +69,6 @@ class PagePool:
     num_pages: int,
     page_tokens: int,
     *,
-    lookahead_tokens: int = 0,
     version: int = 0,
     routing_shape: tuple[int, int] = (0, 0),
   ):
@@ -80,7 +79,6 @@ class PagePool:
       )
     self.num_pages = num_pages
     self.page_tokens = page_tokens
-    self.lookahead_tokens = lookahead_tokens
     self.version = version
     self.routing = np.full((num_pages, page_tokens, *routing_shape), NOT_ROUTED, np.uint16)
     self._free = list(range(num_pages - 1, 0, -1))
@@ -112,9 +110,9 @@ class PagePool:
     """
     pages: list[int] = []
     before = SCRATCH_PAGE
-    last_start = len(tokens) - self.page_tokens - max(self.lookahead_tokens, 1)
+    last_start = len(tokens) - self.page_tokens - 1
     for start in range(0, last_start + 1, self.page_tokens):
-      page = self._page_of.get((before, self._key_tokens(tokens, start)))
+      page = self._page_of.get((before, tokens[start : start + self.page_tokens].tobytes()))
       if page is None:
         break
       pages.append(page)
@@ -162,7 +160,7 @@ class PagePool:
       moved to it.
     """
     assert before == SCRATCH_PAGE or before in self._key_of, f"page {before} is not shared"
-    key = (before, self._key_tokens(tokens, start))
+    key = (before, tokens[start : start + self.page_tokens].tobytes())
     known = self._page_of.get(key)
     if known is None:
       self._page_of[key] = page
@@ -184,6 +182,3 @@ class PagePool:
   def _hold(self, page: int) -> None:
     self._cached.pop(page, None)
     self._references[page] += 1
-
-  def _key_tokens(self, tokens: np.ndarray, start: int) -> bytes:
-    return tokens[start : start + self.page_tokens + self.lookahead_tokens].tobytes()

@@ -1,7 +1,8 @@
 """What goes to the device programs of the engine (`steps`), what stays there, and what comes back.
 
-Alphabet: B rows, Q new tokens, d drafts, D width, L mixture layers, K experts per token, Pm pages
-of a row's table, T tokens that a program can sample in a row.
+Alphabet: B rows, Q new tokens, D width, L mixture layers, K experts per token, M modules that
+draft, Pm pages of a row's table, C places of a context, T tokens that a program can sample in a
+row.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Rows:
   """The sequences of a program.
 
   Attributes:
-    tokens: int32 [B, Q + 1] to prefill, the token after the piece last; int32 [B, d + 1] to decode,
-      the ids that the last step sampled.
-    num_tokens: int32 [B], how many of them are real; when prefilling, without the token after.
+    tokens: int32 [B, Q + max(M, 1)] to prefill, the piece and the ids after it, as far as they are
+      known, then -1; int32 [B, 1] to decode, the newest id.
+    num_tokens: int32 [B], ids of the piece.
     lengths: int32 [B], positions of each row already cached.
     active: int32 [B], 1 for a row with work, else 0.
     page_table: int32 [B, Pm].
@@ -46,6 +47,7 @@ class Rows:
     top_p: float32 [B].
     stops: int32 [B, STOPS], ids that end a row; -1 for none.
     budget: int32 [B], ids after which a row ends.
+    context: int32 [B, C], all ids of a row by position where prompt lookup drafts, else C = 0.
   """
 
   tokens: Array
@@ -58,6 +60,7 @@ class Rows:
   top_p: Array
   stops: Array
   budget: Array
+  context: Array
 
 
 @struct.dataclass
@@ -66,8 +69,8 @@ class State:
 
   Attributes:
     cache: keys and values of all sequences.
-    hidden: [slots, d + 1, D], the trunk's hidden state at the positions whose next tokens are the
-      ids that the slot sampled last: what the MTP module drafts from. d + 1 = 0 without drafts.
+    hidden: [slots, M, D], of each module the result at its newest position, which drafts go on
+      from. Module k (from 0) stands k positions before the newest that the trunk has computed.
     slots: keys and values of the sequences that decode, where programs do not read them from the
       pages (kernel_choice.decodes_in_slots): then row i of a decode program is slot i.
   """
@@ -87,30 +90,30 @@ class Sampled:
     count: int32 [B], how many of them are sampled.
     routing: uint16 [B, T, L, K], experts of the positions before them; [B, Q, L, K], those of the
       piece, when prefilling.
-    newest: int32 [B, d + 1], what the last step of each row sampled, and
-    num_newest: int32 [B], how many.
     row_steps: int32 [], steps of all rows together.
     steps: int32 [], passes of the main model.
+    drafted_rows: int32 [KINDS], rows that verified drafts of each kind (drafts.KINDS), over steps.
+    accepted: int32 [KINDS], drafts that stood.
   """
 
   tokens: Array
   logprobs: Array
   count: Array
   routing: Array
-  newest: Array
-  num_newest: Array
   row_steps: Array
   steps: Array
+  drafted_rows: Array
+  accepted: Array
 
 
 def used_config(cfg: PolicyConfig, draft_tokens: int) -> PolicyConfig:
   """Sizes of what is cached and computed: modules that draft nothing are left out."""
-  return cfg if draft_tokens else dataclasses.replace(cfg, mtp_depth=0)
+  return dataclasses.replace(cfg, mtp_depth=min(cfg.mtp_depth, draft_tokens))
 
 
 def init(
   cfg: PolicyConfig,
-  hidden: tuple[int, int],
+  num_slots: int,
   *,
   num_pages: int,
   page_tokens: int,
@@ -122,7 +125,7 @@ def init(
 
   Args:
     cfg: sizes.
-    hidden: slots, and places of each, see State.
+    num_slots: sequences that decode at once.
     num_pages, page_tokens: see cache.init.
     max_pages: of a sequence.
     blocks: slots of each block, see slot_cache.empty_slots.
@@ -135,7 +138,8 @@ def init(
     slots = None
     if kernel_choice.decodes_in_slots():
       slots = slot_cache.empty_slots(empty, max_pages, blocks, cfg)
-    return State(empty, sharding.replicated(jnp.zeros((*hidden, cfg.embed_dim), dtype)), slots)
+    hidden = jnp.zeros((num_slots, cfg.mtp_depth, cfg.embed_dim), dtype)
+    return State(empty, sharding.replicated(hidden), slots)
 
   return make()
 
@@ -148,7 +152,7 @@ def laid_out(state: State, sampled: Sampled, cfg: PolicyConfig) -> tuple[State, 
   return state, sharding.replicated(sampled)
 
 
-def empty_rows(num_rows: int, num_tokens: int, max_pages: int) -> Rows:
+def empty_rows(num_rows: int, num_tokens: int, max_pages: int, context: int = 0) -> Rows:
   """Rows without work, in numpy, for the host to fill in: tokens [num_rows, num_tokens]."""
   return Rows(
     tokens=np.zeros((num_rows, num_tokens), np.int32),
@@ -161,6 +165,7 @@ def empty_rows(num_rows: int, num_tokens: int, max_pages: int) -> Rows:
     top_p=np.ones(num_rows, np.float32),
     stops=np.full((num_rows, STOPS), -1, np.int32),
     budget=np.ones(num_rows, np.int32),
+    context=np.zeros((num_rows, context), np.int32),
   )
 
 

@@ -120,22 +120,17 @@ class Scheduler:
     """The pages of that part."""
     return self.pools[self.part_of(sequence)]
 
-  def advance(self, sequence: Sequence, num_cached: int, num_final: int) -> None:
-    """Records progress, and shares the pages that are now final.
-
-    Args:
-      sequence: a running sequence.
-      num_cached: positions now written.
-      num_final: positions whose entries no later step will change.
-    """
+  def advance(self, sequence: Sequence, num_cached: int) -> None:
+    """Records progress of a running sequence, positions now written, and shares the pages that are
+    full."""
     sequence.num_cached = num_cached
     sequence.decoding = sequence.decoding or num_cached >= sequence.prefill_end
     pool = self.pool_of(sequence)
     if sequence.cache_version != pool.version:
       return
     page_tokens = pool.page_tokens
-    known = sequence.num_tokens - pool.lookahead_tokens
-    for place in range(sequence.num_shared, min(num_final, known) // page_tokens):
+    known = min(num_cached, sequence.num_tokens)  # fewer are known than cached after a stop token
+    for place in range(sequence.num_shared, known // page_tokens):
       before = sequence.pages[place - 1] if place else SCRATCH_PAGE
       start = place * page_tokens
       page = pool.share(before, sequence.tokens, start, sequence.pages[place])
@@ -247,7 +242,7 @@ class Scheduler:
       common = min(len(tokens) - 1, other.prefill_end)
       differ = np.nonzero(tokens[:common] != other.tokens[:common])[0]
       common = int(differ[0]) if len(differ) else common
-      if (common - pool.lookahead_tokens) // pool.page_tokens > found:
+      if common // pool.page_tokens > found:
         return True
     return False
 

@@ -4,16 +4,18 @@ Each is a pure function. Rows that have no work carry num_new 0: what they compu
 scratch page and is not read.
 
 A decode program makes up to `num_steps` steps, and ends earlier once as few rows go on as the host
-allows: then it pays to hand out what ended and to take in what waits. Draws depend on seeds and
-positions alone, so where programs begin and end changes no token.
+allows: then it pays to hand out what ended and to take in what waits. A step verifies drafts where
+that is expected to give more tokens in the time. Draws depend on seeds and positions alone, so
+neither drafts nor where programs begin and end change a token.
 
-Alphabet: B rows, Q new tokens, d drafts, D width, L mixture layers, K experts per token, V vocab,
-Pm pages of a row's table, T tokens that a program can sample in a row.
+Alphabet: B rows, Q new tokens, d drafts of a step at most, D width, L mixture layers, K experts per
+token, M modules that draft, V vocab, T tokens that a program can sample in a row.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -25,28 +27,48 @@ from jaxrl_agents.policy.attention import slot_cache
 from jaxrl_agents.policy.attention.cache import PagedCache
 from jaxrl_agents.policy.attention.layer import Cache
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.sampler import draw, speculate
+from jaxrl_agents.sampler import drafts as drafts_lib
+from jaxrl_agents.sampler import draw
 from jaxrl_agents.sampler.program_state import Rows, Sampled, State
 
 DECODE_STEPS = 16
 """Steps of a decode program at most, unless an engine is made with another number."""
 
 
-@struct.dataclass
-class Chosen:
-  """What one decode step sampled in each row.
+@dataclasses.dataclass(frozen=True)
+class Drafters:
+  """Who drafts, and how many tokens of a step; 0 where it does not.
 
   Attributes:
-    tokens: int32 [B, d + 1].
-    logprobs: float32 [B, d + 1].
-    num_accepted: int32 [B]; the first num_accepted + 1 tokens are valid.
-    routing: int32 [B, d + 1, L, K].
+    modules: drafts of the prediction modules.
+    lookup: drafts of prompt lookup, which go before the modules' where it finds something.
   """
 
-  tokens: jax.Array
-  logprobs: jax.Array
-  num_accepted: jax.Array
-  routing: jax.Array
+  modules: int = 0
+  lookup: int = 0
+
+  @property
+  def most(self) -> int:
+    """Drafts of a step."""
+    return max(self.modules, self.lookup)
+
+
+@struct.dataclass
+class Worth:
+  """What drafts have been found to be worth.
+
+  Attributes:
+    gains: float32 [KINDS], drafts that stand when a row verifies some of each kind.
+    cost: float32 [], time of a step with drafts over that of a step without.
+  """
+
+  gains: Any
+  cost: Any
+
+
+def most_tokens(drafters: Drafters, max_steps: int) -> int:
+  """T of a decode program: a token for each step, and room for some drafts that stand."""
+  return max_steps + 2 * drafters.most
 
 
 def prefill(
@@ -65,9 +87,10 @@ def prefill(
     cfg: sizes.
   """
   num_new = rows.num_tokens * rows.active
+  num_places = rows.tokens.shape[1] - max(state.hidden.shape[1], 1)
   output, cache = transformer.decode(
     params,
-    rows.tokens[:, :-1],
+    rows.tokens[:, :num_places],
     cfg,
     state.cache,
     page_table=rows.page_table,
@@ -75,25 +98,28 @@ def prefill(
     num_new=num_new,
   )
   last = _at(output.hidden, jnp.maximum(num_new - 1, 0))
-  uniform = draw.uniforms(rows.seeds, rows.lengths + num_new, draw.FINAL)
+  uniform = draw.uniforms(rows.seeds, rows.lengths + num_new)
   tokens, logprobs = draw.sample(
     transformer.logits(params, last, cfg), uniform, rows.temperature, rows.top_p
   )
-  hidden = state.hidden
-  if hidden.shape[1]:
-    # The last position of a prompt waits for the token that is sampled after it.
-    goes_on = slots >= hidden.shape[0]
-    _, cache = mtp.mtp_decode(
+  hidden, newest, feed = state.hidden, [], output.hidden
+  following = jnp.where(rows.tokens < 0, tokens[:, None], rows.tokens)[:, 1:]
+  for depth in range(hidden.shape[1]):
+    # The last `depth` positions of a prompt wait for ids that are not sampled yet.
+    feed, cache = mtp.mtp_decode(
       params,
-      output.hidden,
-      rows.tokens[:, 1:],
+      feed,
+      following[:, depth : depth + num_places],
       cfg,
       cache,
       page_table=rows.page_table,
       lengths=rows.lengths,
-      num_new=jnp.maximum(num_new - jnp.where(goes_on, 0, 1), 0),
+      num_new=num_new,
+      depth=depth,
     )
-    hidden = hidden.at[slots, 0].set(last, mode="drop")
+    newest.append(_at(feed, jnp.maximum(num_new - 1 - depth, 0)))
+  if newest:
+    hidden = hidden.at[slots].set(jnp.stack(newest, axis=1).astype(hidden.dtype), mode="drop")
   held = state.slots
   assert isinstance(cache, PagedCache)  # a prefill reads pages
   if held is not None:
@@ -104,21 +130,23 @@ def prefill(
     logprobs=logprobs[:, None],
     count=one,
     routing=output.routing.astype(jnp.uint16),
-    newest=tokens[:, None],
-    num_newest=one,
     row_steps=jnp.sum(rows.active),
     steps=jnp.int32(1),
+    drafted_rows=jnp.zeros(drafts_lib.KINDS, jnp.int32),
+    accepted=jnp.zeros(drafts_lib.KINDS, jnp.int32),
   )
 
 
 @struct.dataclass
 class _Progress:
-  """A decode program between two steps: `rows` as they are now, and what was sampled so far."""
+  """A decode program between two steps: `rows` as they are now, what was sampled so far, and what
+  prompt lookup drafts for the next step, if it does."""
 
   rows: Rows
   cache: Cache
   hidden: jax.Array
   sampled: Sampled
+  found: drafts_lib.Found | None
 
 
 def decode(
@@ -128,8 +156,10 @@ def decode(
   slots: jax.Array,
   num_steps: jax.Array,
   idle_below: jax.Array,
+  worth: Worth,
   *,
   cfg: PolicyConfig,
+  drafters: Drafters,
   max_steps: int,
 ) -> tuple[State, Sampled]:
   """Samples one token per row and step, or up to d + 1 by drafting d and verifying them in one
@@ -142,40 +172,64 @@ def decode(
     slots: int32 [B], of each row's hidden states; out of range for a row without work.
     num_steps: int32 [], at most so many steps.
     idle_below: int32 [], the program ends once fewer rows than this go on; at least 1.
+    worth: of drafts; a cost below 0 has every step draft.
     cfg: sizes.
+    drafters: who drafts.
     max_steps: static bound of num_steps.
   """
-  places = rows.tokens.shape[1]
-  drafting = places > 1
+  places, most = drafters.most + 1, most_tokens(drafters, max_steps)
   cache: Cache = state.cache
   if state.slots is not None:
-    # The modules' entries of the newest ids are made anew in the first step.
-    starts = rows.lengths, rows.lengths - rows.num_tokens if drafting else rows.lengths
-    room = (max_steps + drafting) * places
-    cache = slot_cache.of_slots(state.slots, state.cache, starts, room, cfg)
+    # The modules compute some positions again, and drafts reach beyond the last.
+    room = most + drafters.most + state.hidden.shape[1]
+    cache = slot_cache.of_slots(state.slots, state.cache, rows.lengths, room, cfg)
   begin = _Progress(
     rows,
     cache,
     state.hidden.at[slots].get(mode="clip"),
-    _nothing_sampled(rows, max_steps * places, cfg),
+    _nothing_sampled(rows, most, cfg),
+    _found(rows, drafters),
   )
 
   def goes_on(at: _Progress) -> jax.Array:
-    return (at.sampled.steps < num_steps) & (jnp.sum(at.rows.active) >= idle_below)
+    has_room = jnp.max(at.sampled.count) + places <= most
+    enough = jnp.sum(at.rows.active) >= idle_below
+    return (at.sampled.steps < num_steps) & enough & has_room
 
-  def step(at: _Progress) -> _Progress:
-    one = _drafted_step if drafting else _plain_step
-    chosen, cache, hidden = one(params, at, cfg)
-    return _advanced(at, chosen, cache, hidden)
+  def pays(at: _Progress) -> jax.Array:
+    drafted = at.rows.active > 0
+    if not drafters.modules:
+      assert at.found is not None
+      drafted &= at.found.kind > 0
+    kind = jnp.zeros_like(at.rows.active) if at.found is None else at.found.kind
+    gain = jnp.sum(jnp.where(drafted, worth.gains[kind], 0.0))
+    active = jnp.sum(at.rows.active)
+    return active + gain > worth.cost * active
 
-  end = jax.lax.while_loop(goes_on, step, begin)
+  def step(at: _Progress, *, by: Drafters) -> _Progress:
+    return _step(params, at, cfg, by, drafters)
+
+  plain = functools.partial(step, by=Drafters())
+  if places == 1:
+    end = jax.lax.while_loop(goes_on, plain, begin)
+  else:
+
+    def alternate(at: _Progress) -> _Progress:
+      # Loops in place of a conditional, which might copy the cache.
+      at = jax.lax.while_loop(lambda at: goes_on(at) & ~pays(at), plain, at)
+      drafted = functools.partial(step, by=drafters)
+      return jax.lax.while_loop(lambda at: goes_on(at) & pays(at), drafted, at)
+
+    end = jax.lax.while_loop(goes_on, alternate, begin)
   cache, held = end.cache, state.slots
   if isinstance(cache, slot_cache.BufferedSlots):
     assert held is not None
     lengths = jnp.where(rows.active > 0, end.rows.lengths, 0)  # 0: nothing is written
     held = slot_cache.advanced(held, cache, lengths, cfg)
     cache = slot_cache.written_back(cache, state.cache, rows.page_table, lengths)
-  hidden = state.hidden.at[slots].set(end.hidden, mode="drop") if drafting else state.hidden
+  hidden = state.hidden
+  if hidden.shape[1]:
+    hidden = hidden.at[slots].set(end.hidden, mode="drop")
   return State(cache, hidden, held), end.sampled
 
 
@@ -195,158 +249,117 @@ def _nothing_sampled(rows: Rows, most: int, cfg: PolicyConfig) -> Sampled:
     logprobs=jnp.zeros((count, most), jnp.float32),
     count=jnp.zeros(count, jnp.int32),
     routing=jnp.zeros((count, most, *experts), jnp.uint16),
-    newest=jnp.asarray(rows.tokens),
-    num_newest=jnp.asarray(rows.num_tokens),
     row_steps=jnp.int32(0),
     steps=jnp.int32(0),
+    drafted_rows=jnp.zeros(drafts_lib.KINDS, jnp.int32),
+    accepted=jnp.zeros(drafts_lib.KINDS, jnp.int32),
   )
 
 
-def _advanced(at: _Progress, chosen: Chosen, cache: Cache, hidden: jax.Array) -> _Progress:
-  """The progress after a step: what rows with work sampled is kept, and rows that end rest."""
-  rows, before = at.rows, at.sampled
-  places = chosen.tokens.shape[1]
+def _found(rows: Rows, drafters: Drafters) -> drafts_lib.Found | None:
+  if not drafters.lookup:
+    return None
+  return drafts_lib.lookup(rows.context, rows.lengths, drafters.lookup)
+
+
+def _step(
+  params: dict[str, Any], at: _Progress, cfg: PolicyConfig, by: Drafters, drafters: Drafters
+) -> _Progress:
+  """One pass of the main model over the newest id of each row and its drafts.
+
+  Args:
+    params: as sharding.served gives them.
+    at: before the step.
+    cfg: sizes.
+    by: who drafts in this step.
+    drafters: who drafts in the program.
+  """
+  rows, before, cache = at.rows, at.sampled, at.cache
+  drafts, kind, offered, cache = _drafts(params, at, cfg, by)
+  places = 1 + by.most
+  output, cache = transformer.decode(
+    params,
+    jnp.concatenate([rows.tokens, drafts], axis=1),
+    cfg,
+    cache,
+    page_table=rows.page_table,
+    lengths=rows.lengths,
+    num_new=rows.active * (1 + offered),
+  )
+  tokens, logprobs = _sample(params, output.hidden, rows, cfg)
+  stands = (drafts == tokens[:, :-1]) & (jnp.arange(by.most) < offered[:, None])
+  accepted = jnp.sum(jnp.cumprod(stands, axis=1), axis=1)
   works = rows.active > 0
-  new = jnp.where(works, chosen.num_accepted + 1, 0)
+  new = jnp.where(works, accepted + 1, 0)
+  hidden = at.hidden
+  if hidden.shape[1]:
+    hidden, cache = drafts_lib.catch_up(
+      params, output.hidden, tokens, hidden, rows, new, cache, cfg
+    )
   is_new = jnp.arange(places) < new[:, None]
-  # Out of range where nothing is new.
-  place = jnp.where(is_new, before.count[:, None] + jnp.arange(places), before.tokens.shape[1])
   index = jnp.arange(len(new))[:, None]
-  put = lambda whole, part: whole.at[index, place].set(part.astype(whole.dtype), mode="drop")
-  stops = (chosen.tokens[:, :, None] == rows.stops[:, None, :]).any(axis=-1) & is_new
+
+  def put(whole: jax.Array, start: jax.Array, part: jax.Array) -> jax.Array:
+    # Out of range where nothing is new.
+    place = jnp.where(is_new, start[:, None] + jnp.arange(places), whole.shape[1])
+    return whole.at[index, place].set(part.astype(whole.dtype), mode="drop")
+
+  stops = (tokens[:, :, None] == rows.stops[:, None, :]).any(axis=-1) & is_new
   budget = rows.budget - new
   ended = stops.any(axis=-1) | (budget <= 0)
-  newest = jnp.where(works[:, None], chosen.tokens, rows.tokens)
-  num_newest = jnp.where(works, new, rows.num_tokens)
-  return _Progress(
-    dataclasses.replace(
-      rows,
-      tokens=newest,
-      num_tokens=num_newest,
-      lengths=rows.lengths + new,
-      active=jnp.where(ended, 0, rows.active),
-      budget=budget,
-    ),
-    cache,
-    hidden,
-    Sampled(
-      tokens=put(before.tokens, chosen.tokens),
-      logprobs=put(before.logprobs, chosen.logprobs),
-      count=before.count + new,
-      routing=put(before.routing, chosen.routing),
-      newest=newest,
-      num_newest=num_newest,
-      row_steps=before.row_steps + jnp.sum(rows.active),
-      steps=before.steps + 1,
-    ),
+  newest = _at(tokens, jnp.maximum(new - 1, 0))[:, None]
+  rows = dataclasses.replace(
+    rows,
+    tokens=jnp.where(works[:, None], newest, rows.tokens),
+    lengths=rows.lengths + new,
+    active=jnp.where(ended, 0, rows.active),
+    budget=budget,
+    context=put(rows.context, rows.lengths + 1, tokens) if drafters.lookup else rows.context,
   )
-
-
-def _plain_step(params, at: _Progress, cfg: PolicyConfig):
-  """One forward pass over the newest id of each row: (chosen, cache, hidden)."""
-  rows = at.rows
-  output, cache = transformer.decode(
-    params,
-    rows.tokens,
-    cfg,
-    at.cache,
-    page_table=rows.page_table,
-    lengths=rows.lengths,
-    num_new=rows.active,
+  of_kind = (kind[:, None] == jnp.arange(drafts_lib.KINDS)) & (works & (offered > 0))[:, None]
+  sampled = Sampled(
+    tokens=put(before.tokens, before.count, tokens),
+    logprobs=put(before.logprobs, before.count, logprobs),
+    count=before.count + new,
+    routing=put(before.routing, before.count, output.routing),
+    row_steps=before.row_steps + jnp.sum(works),
+    steps=before.steps + 1,
+    drafted_rows=before.drafted_rows + jnp.sum(of_kind, axis=0),
+    accepted=before.accepted + jnp.sum(of_kind * accepted[:, None], axis=0),
   )
-  uniform = draw.uniforms(rows.seeds, rows.lengths + 1, draw.FINAL)
-  scores = transformer.logits(params, output.hidden[:, 0], cfg)
-  tokens, logprobs = draw.sample(scores, uniform, rows.temperature, rows.top_p)
-  chosen = Chosen(tokens[:, None], logprobs[:, None], jnp.zeros_like(tokens), output.routing)
-  return chosen, cache, at.hidden
+  return _Progress(rows, cache, hidden, sampled, _found(rows, drafters))
 
 
-def _drafted_step(params, at: _Progress, cfg: PolicyConfig):
-  """Drafts, and one forward pass over the newest id and the drafts: (chosen, cache, hidden)."""
-  rows = at.rows
-  drafts, q, cache = _draft(params, at, cfg)
-  newest = _at(rows.tokens, rows.num_tokens - 1)[:, None]
-  output, cache = transformer.decode(
-    params,
-    jnp.concatenate([newest, drafts], axis=1),
-    cfg,
-    cache,
-    page_table=rows.page_table,
-    lengths=rows.lengths,
-    num_new=rows.active * (drafts.shape[1] + 1),
-  )
-  chosen = _verify(transformer.logits(params, output.hidden, cfg), drafts, q, rows)
-  hidden = jnp.where(
-    rows.active[:, None, None] > 0, output.hidden.astype(at.hidden.dtype), at.hidden
-  )
-  return dataclasses.replace(chosen, routing=output.routing), cache, hidden
+def _drafts(params: dict[str, Any], at: _Progress, cfg: PolicyConfig, by: Drafters):
+  """(drafts int32 [B, d], their kind int32 [B], how many are real int32 [B], cache)."""
+  rows, cache = at.rows, at.cache
+  drafts = jnp.zeros((len(rows.active), by.most), jnp.int32)
+  kind = offered = jnp.zeros_like(rows.active)
+  if by.modules:
+    made, cache = drafts_lib.from_modules(params, at.hidden, rows, cache, by.modules, cfg)
+    drafts = drafts.at[:, : by.modules].set(made)
+    offered = jnp.full_like(offered, by.modules)
+  if by.lookup:
+    assert at.found is not None
+    kind = at.found.kind
+    looked_up = drafts.at[:, : by.lookup].set(at.found.drafts)
+    drafts = jnp.where((kind > 0)[:, None], looked_up, drafts)
+    offered = jnp.where(kind > 0, by.lookup, offered)
+  return drafts, kind, offered, cache
 
 
-def _draft(params, at: _Progress, cfg: PolicyConfig):
-  """Drafts d tokens with the first MTP module, applied to its own output after the first.
-
-  The module's cache is first brought up to the newest id with the trunk's true hidden states, which
-  overwrites what earlier drafts left there.
-
-  Returns:
-    (drafts int32 [B, d], their distributions float32 [B, d, V], cache).
-  """
-  rows = at.rows
-  num_drafts = at.hidden.shape[1] - 1
-  hidden, cache = mtp.mtp_decode(
-    params,
-    at.hidden,
-    rows.tokens,
-    cfg,
-    at.cache,
-    page_table=rows.page_table,
-    lengths=rows.lengths - rows.num_tokens,
-    num_new=rows.num_tokens * rows.active,
-  )
-  hidden = _at(hidden, rows.num_tokens - 1)
-  drafts, distributions = [], []
-  for i in range(num_drafts):
-    weights, best = draw.weigh(
-      transformer.logits(params, hidden, cfg), rows.temperature, rows.top_p
-    )
-    q = speculate.distribution(weights, best, rows.temperature)
-    uniform = draw.uniforms(rows.seeds, rows.lengths + 1 + i, draw.DRAFT)
-    drafts.append(draw.invert(q, uniform))
-    distributions.append(q)
-    if i + 1 < num_drafts:
-      hidden, cache = mtp.mtp_decode(
-        params,
-        hidden[:, None],
-        drafts[-1][:, None],
-        cfg,
-        cache,
-        page_table=rows.page_table,
-        lengths=rows.lengths + i,
-        num_new=rows.active,
-      )
-      hidden = hidden[:, 0]
-  return jnp.stack(drafts, axis=1), jnp.stack(distributions, axis=1), cache
-
-
-def _verify(scores: jax.Array, drafts: jax.Array, q: jax.Array, rows: Rows) -> Chosen:
-  """Accepts drafts against the main model's scores [B, d + 1, V]; log-probabilities are the
-  main's."""
-  batch, places, vocab = scores.shape
-  temperature = jnp.repeat(rows.temperature, places)
-  top_p = jnp.repeat(rows.top_p, places)
-  weights, best = draw.weigh(scores.reshape(-1, vocab), temperature, top_p)
-  p = speculate.distribution(weights, best, temperature).reshape(batch, places, vocab)
+def _sample(params, hidden: jax.Array, rows: Rows, cfg: PolicyConfig):
+  """A token after each place of hidden [B, P, D], and its log-probability: [B, P] each."""
+  batch, places, width = hidden.shape
   positions = rows.lengths[:, None] + 1 + jnp.arange(places)
-  seeds = jnp.broadcast_to(rows.seeds[:, None], positions.shape)
-  tokens, num_accepted = speculate.accept(
-    drafts,
-    q,
-    p,
-    accept_uniforms=draw.uniforms(seeds[:, 1:], positions[:, :-1], draw.ACCEPT),
-    final_uniforms=draw.uniforms(seeds, positions, draw.FINAL),
+  uniform = draw.uniforms(jnp.broadcast_to(rows.seeds[:, None], positions.shape), positions)
+  tokens, logprobs = draw.sample(
+    transformer.logits(params, hidden.reshape(-1, width), cfg),
+    uniform.reshape(-1),
+    jnp.repeat(rows.temperature, places),
+    jnp.repeat(rows.top_p, places),
   )
-  logprobs = draw.logprobs(weights, tokens.reshape(-1)).reshape(batch, places)
-  return Chosen(tokens=tokens, logprobs=logprobs, num_accepted=num_accepted, routing=tokens)
+  return tokens.reshape(batch, places), logprobs.reshape(batch, places)
 
 
 def _at(values: jax.Array, place: jax.Array) -> jax.Array:

@@ -40,7 +40,11 @@ def draw_params(seed):
 PARAMS = draw_params(0)
 
 
-def build(draft_tokens, **changes):
+DRAFTING = {"draft_tokens": 2, "lookup_tokens": 3, "draft_cost": -1.0}
+"""Every step drafts, whatever it costs."""
+
+
+def build(drafts=None, **changes):
   sizes = {
     "slots": 3,
     "page_tokens": 4,
@@ -49,10 +53,10 @@ def build(draft_tokens, **changes):
     "prefill_tokens": 8,
     "prefill_rows": 2,
   }
-  return Engine(CFG, PARAMS, version=0, draft_tokens=draft_tokens, **{**sizes, **changes})
+  return Engine(CFG, PARAMS, version=0, **{**sizes, **(drafts or {}), **changes})
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["plain", "drafts"])
+@pytest.fixture(scope="module", params=[{}, DRAFTING], ids=["plain", "drafts"])
 def engine(request):
   engine = build(request.param)
   engine.warm_up()
@@ -139,7 +143,7 @@ def test_a_reply_does_not_depend_on_what_else_is_in_the_batch(engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafts", [0, 2], ids=["plain", "drafts"])
+@pytest.mark.parametrize("drafts", [{}, DRAFTING], ids=["plain", "drafts"])
 def test_programs_of_many_steps_sample_the_tokens_of_single_steps(drafts):
   rng = np.random.default_rng(1)
   requests = [
@@ -166,7 +170,7 @@ def test_programs_of_many_steps_sample_the_tokens_of_single_steps(drafts):
 
 
 def test_sixteen_tokens_of_every_sequence_take_one_program(monkeypatch):
-  engine = build(0, num_pages=64)
+  engine = build(num_pages=64)
   programs = []
   run = engine._run
   monkeypatch.setattr(engine, "_run", lambda *args: programs.append(args) or run(*args))
@@ -180,7 +184,7 @@ def test_sixteen_tokens_of_every_sequence_take_one_program(monkeypatch):
 
 
 def test_long_prompts_do_not_keep_running_sequences_waiting():
-  engine = build(0, num_pages=64, slots=4, prefill_rows=1)
+  engine = build(num_pages=64, slots=4, prefill_rows=1)
   first = engine.submit(np.array([5], np.int32), limits(stop_tokens=(), max_new_tokens=30))
   engine.step()
   for i in range(3):
@@ -222,7 +226,7 @@ def test_nothing_compiles_after_warm_up(engine):
 
 
 def test_nothing_compiles_for_the_first_weights_that_are_fixed_to_a_device():
-  engine = build(0)
+  engine = build()
   engine.warm_up()
   engine.set_params(jax.device_put(PARAMS, jax.devices()[0]), 1)
   compiled = []
@@ -297,7 +301,7 @@ def test_a_request_that_cannot_be_served_is_refused_with_the_remedy(
 
 def test_an_engine_that_cannot_work_is_refused_with_the_remedy():
   with pytest.raises(ValueError, match="raise num_pages to 13"):
-    build(0, num_pages=12)
+    build(num_pages=12)
 
 
 def test_experts_that_the_caller_has_are_not_returned_again(engine):
@@ -323,7 +327,7 @@ def one_token(params, cache, token, length):
   return transformer.logits(params, output.hidden[0, 0], CFG), cache
 
 
-@pytest.mark.parametrize("drafts", [0, 2], ids=["plain", "drafts"])
+@pytest.mark.parametrize("drafts", [{}, DRAFTING], ids=["plain", "drafts"])
 def test_new_weights_reach_running_sequences_and_each_logprob_is_of_its_version(drafts):
   engine = build(drafts, decode_steps=2)
   weights = {engine.version: PARAMS}

@@ -14,7 +14,7 @@ def ids(*values):
 
 def share_all(pool, tokens, pages, shared=0):
   """Shares every full page of a held sequence; returns its pages."""
-  for place in range(shared, (len(tokens) - pool.lookahead_tokens) // pool.page_tokens):
+  for place in range(shared, len(tokens) // pool.page_tokens):
     before = pages[place - 1] if place else SCRATCH_PAGE
     pages[place] = pool.share(before, tokens, place * pool.page_tokens, pages[place])
   return pages
@@ -36,14 +36,6 @@ def test_equal_pages_after_different_prefixes_are_not_confused():
   two = share_all(pool, ids(2, 2, 7, 7, 0), pool.allocate(3))
   assert pool.match(ids(2, 2, 7, 7, 5)) == two[:2]
   assert pool.match(ids(1, 1, 7, 7, 5)) == one[:2]
-
-
-def test_with_lookahead_a_page_matches_only_if_the_token_after_it_does():
-  pool = PagePool(8, 2, lookahead_tokens=1)
-  pages = share_all(pool, ids(1, 2, 3, 4, 5), pool.allocate(3))
-  assert pool.match(ids(1, 2, 3, 9, 9)) == pages[:1]
-  assert pool.match(ids(1, 2, 9, 9, 9)) == []
-  assert pool.match(ids(1, 2, 3, 4, 5, 6)) == pages[:2]
 
 
 def test_the_second_holder_of_a_prefix_moves_to_the_first_one_s_page():
@@ -97,7 +89,7 @@ class Model:
   def __init__(self, pool):
     self.pool = pool
     self.held = {}  # sequence -> (tokens, pages)
-    self.content = {}  # page -> (version, tokens up to the end of the page and its lookahead)
+    self.content = {}  # page -> (version, tokens up to the end of the page)
 
   def check(self):
     pool = self.pool
@@ -113,10 +105,9 @@ class Model:
     assert free | held | cached | {SCRATCH_PAGE} == set(range(pool.num_pages)), "a page leaked"
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
-def test_random_use_never_confuses_leaks_or_miscounts_pages(lookahead):
-  rng = random.Random(lookahead)
-  pool = PagePool(24, 3, lookahead_tokens=lookahead)
+def test_random_use_never_confuses_leaks_or_miscounts_pages():
+  rng = random.Random(0)
+  pool = PagePool(24, 3)
   model = Model(pool)
   hits = refusals = 0
   for step in range(6_000):
@@ -127,8 +118,7 @@ def test_random_use_never_confuses_leaks_or_miscounts_pages(lookahead):
       hits += len(found)
       assert len(found) * 3 < len(tokens)
       for place, page in enumerate(found):
-        end = (place + 1) * 3 + lookahead
-        assert model.content[page] == (pool.version, tokens[:end].tobytes())
+        assert model.content[page] == (pool.version, tokens[: (place + 1) * 3].tobytes())
       fresh = pool.allocate(-(-len(tokens) // 3) - len(found))
       if fresh is None:
         refusals += 1
@@ -136,10 +126,10 @@ def test_random_use_never_confuses_leaks_or_miscounts_pages(lookahead):
         model.check()
         continue
       pages = found + fresh
-      for place in range(len(found), (len(tokens) - lookahead) // 3):
+      for place in range(len(found), len(tokens) // 3):
         before = pages[place - 1] if place else SCRATCH_PAGE
         page = pool.share(before, tokens, place * 3, pages[place])
-        prefix = (pool.version, tokens[: (place + 1) * 3 + lookahead].tobytes())
+        prefix = (pool.version, tokens[: (place + 1) * 3].tobytes())
         if page == pages[place]:
           model.content[page] = prefix
         assert model.content[page] == prefix

@@ -45,7 +45,7 @@ def compute(scheduler, work, rng):
     sequence = item.sequence if isinstance(item, Chunk) else item
     end = item.start + item.count if isinstance(item, Chunk) else sequence.num_cached + 1
     sampled = end == sequence.num_tokens
-    scheduler.advance(sequence, end, end)
+    scheduler.advance(sequence, end)
     if sampled:
       sequence.tokens[sequence.num_tokens] = rng.randrange(2)
       sequence.num_tokens += 1

@@ -110,7 +110,7 @@ def empty_slots(
 def of_slots(
   slots: SlotCache,
   cache: cache_lib.PagedCache,
-  starts: tuple[jax.Array, jax.Array],
+  starts: jax.Array,
   room: int,
   cfg: PolicyConfig,
 ) -> BufferedSlots:
@@ -119,20 +119,20 @@ def of_slots(
   Args:
     slots: of all sequences that decode.
     cache: whose entries `room` is made for.
-    starts: int32 [B], positions that are cached and stay as they are: of the trunk's layers, and of
-      the modules'.
+    starts: int32 [B], positions that are cached and stay as they are; of module k (from 0), k
+      fewer.
     room: N, the most positions from its start on that a row will need.
     cfg: sizes.
   """
 
   def first(blocks: tuple[Chunks, ...]) -> tuple[Chunks, ...]:
-    return tuple(block for block, rows in _with_rows(blocks) if rows.stop <= len(starts[0]))
+    return tuple(block for block, rows in _with_rows(blocks) if rows.stop <= len(starts))
 
-  new = jnp.zeros((len(starts[0]), room, *cache.pages.shape[3:]), cache.pages.dtype)
+  new = jnp.zeros((len(starts), room, *cache.pages.shape[3:]), cache.pages.dtype)
+  start = lambda layer: jnp.maximum(starts - max(layer - cfg.num_layers, 0), 0)
   return BufferedSlots(
     tuple(
-      BufferedLayer(first(blocks), new, starts[layer >= cfg.num_layers])
-      for layer, blocks in enumerate(slots.layers)
+      BufferedLayer(first(blocks), new, start(layer)) for layer, blocks in enumerate(slots.layers)
     )
   )
 

@@ -42,7 +42,7 @@ def test_programs_over_slots_equal_steps_over_the_pages(cfg, monkeypatch):
   table, lengths = TABLE[row_of], lengths[row_of]
   decode = jax.jit(transformer.decode, static_argnums=2)
   for _ in range(2):
-    held = slot_cache.of_slots(slots, pages, (lengths, lengths), 5, cfg)
+    held = slot_cache.of_slots(slots, pages, lengths, 5, cfg)
     for _ in range(2):
       num_new = jnp.asarray(rng.integers(0, 3, 3), jnp.int32)
       new = jnp.asarray(rng.integers(0, cfg.vocab_size, (3, 2)), jnp.int32)
