@@ -4,10 +4,10 @@
     python scripts/bench_all.py --json=speed.json --picture=speed.svg \\
       --peers=FOLDER_OF_VENVS --peer_scripts=FOLDER_OF_SCRIPTS
 
-Runs bench_learner.py and bench_rollout.py one after another, which measure this machine's limits
-and, with --peers, `transformers` and Tunix on the same work (their heads say what it is). The table
-has tokens per second, their share of the machine's limit, and how many times as fast as each peer
-ours is; the picture has these ratios.
+Runs bench_learner.py, bench_rollout.py and bench_step.py one after another, which measure this
+machine's limits and, with --peers, `transformers`, Tunix and TRL on the same work (their heads say
+what it is). The table has tokens per second (of a whole step, sampled ones), their share of the
+machine's limit, and how many times as fast as each peer ours is; the picture has these ratios.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PEER_SCRIPTS = flags.DEFINE_string("peer_scripts", "", "Folder of the peers' sc
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each figure.", lower_bound=1)
 _TIMEOUT_S = flags.DEFINE_float("timeout_s", 3_600.0, "Limit of each script.", lower_bound=1.0)
 
-PEERS = "transformers", "tunix"
-LEARNER, SAMPLER = "update", "generation"
+PEER_COLORS = {"transformers": "#4477aa", "tunix": "#cc7733", "trl": "#228833"}
+LEARNER, SAMPLER, STEP = "update", "generation", "whole step"
 
 
 def lines_of(script: str, *options: str) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def learner_rows(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
       "share_of_limit": line.get("share_of_limit"),
       "times": {
         peer: line[f"faster_than_{peer}_times"]
-        for peer in PEERS
+        for peer in PEER_COLORS
         if f"faster_than_{peer}_times" in line
       },
     }
@@ -74,16 +74,31 @@ def sampler_rows(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
       "work": f"{SAMPLER}, {line['batch']} sequences",
       "tokens_per_s": line["tokens_per_s"],
       "share_of_limit": line["share_of_limit"],
-      "times": {peer: line[f"times_{peer}"] for peer in PEERS if f"times_{peer}" in line},
+      "times": times_of(line),
     }
     for line in lines
     if "batch" in line
   ]
 
 
+def step_row(lines: list[dict[str, Any]]) -> dict[str, Any]:
+  """Row of the table from the last line of bench_step.py."""
+  return {
+    "work": STEP,
+    "tokens_per_s": lines[-1]["sampled_tokens_per_s"],
+    "share_of_limit": None,
+    "times": times_of(lines[-1]),
+  }
+
+
+def times_of(line: dict[str, Any]) -> dict[str, float]:
+  """How many times as fast as each peer ours is, by the peer's name."""
+  return {peer: line[f"times_{peer}"] for peer in PEER_COLORS if f"times_{peer}" in line}
+
+
 def table(rows: list[dict[str, Any]]) -> str:
   """The rows in Markdown."""
-  peers = [peer for peer in PEERS if any(peer in row["times"] for row in rows)]
+  peers = [peer for peer in PEER_COLORS if any(peer in row["times"] for row in rows)]
   head = ["work", "tokens/s", "share of the machine's limit", *(f"times {peer}" for peer in peers)]
   lines = [head, ["---"] * len(head)]
   for row in rows:
@@ -102,11 +117,12 @@ def picture(rows: list[dict[str, Any]]) -> str:
   parts = []
   for i, (work, peer, times) in enumerate(bars):
     top = 30 + i * height
-    color = "#4477aa" if peer == PEERS[0] else "#cc7733"
     label = html.escape(f"{work} / {peer}")
     parts.append(f'<text x="{left - 8}" y="{top + 12}" text-anchor="end">{label}</text>')
     width = times * scale
-    parts.append(f'<rect x="{left}" y="{top}" width="{width:.1f}" height="15" fill="{color}"/>')
+    parts.append(
+      f'<rect x="{left}" y="{top}" width="{width:.1f}" height="15" fill="{PEER_COLORS[peer]}"/>'
+    )
     parts.append(f'<text x="{left + width + 5:.1f}" y="{top + 12}">{times:.2f}</text>')
   bottom = 30 + len(bars) * height
   one = left + scale
@@ -128,11 +144,12 @@ def main(argv: list[str]) -> None:
   if _PICTURE.value and not _PEERS.value:
     raise app.UsageError("--picture shows ratios to peers: give --peers and --peer_scripts, too")
   learner, sampler = lines_of("bench_learner.py"), lines_of("bench_rollout.py")
-  rows = learner_rows(learner) + sampler_rows(sampler)
+  step = lines_of("bench_step.py")
+  rows = [*learner_rows(learner), *sampler_rows(sampler), step_row(step)]
   found = {
     "machine": {"cores": os.cpu_count(), **next(line for line in sampler if "gflops" in line)},
     "rows": rows,
-    "lines": {"bench_learner": learner, "bench_rollout": sampler},
+    "lines": {"bench_learner": learner, "bench_rollout": sampler, "bench_step": step},
   }
   pathlib.Path(_JSON.value).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
   if _PICTURE.value:
