@@ -214,8 +214,9 @@ class LearnerConfig:
     single_epoch: no task is trained twice, across restarts (Composer 2).
     row_tokens, rows_per_microbatch: shape of a microbatch, for the warm-up too.
     rollout_row_tokens: lengths of the rows that rollouts are packed into, instead of `row_tokens`:
-      a microbatch has the shortest that holds its fullest row. A program is compiled for each when
-      it is first used. Empty for `row_tokens` alone.
+      a microbatch has the shortest that holds its fullest row. Memory is that of the longest. A
+      program is compiled for each when it is first used, a second or two where it is cached. Empty
+      for `row_tokens` alone.
     share_prefixes: whether what sequences of a step begin with in common is computed once (see
       learner.prefix_trees). Losses of whole rollouts (gspo) cannot be used then.
     split_cores: whether rows of a microbatch are split over this machine's cores, each a device of
