@@ -49,7 +49,8 @@ def get_config() -> config.RunConfig:
       group_size=8,
       substeps=4,
       lr=1e-4,
-      row_tokens=2_048,  # rollouts of a group share tokens within a row
+      row_tokens=2_048,
+      rollout_row_tokens=(2_048, 5_120),  # a substep fits one microbatch of the longer rows
       rows_per_microbatch=2,
       share_prefixes=True,
       split_cores=True,

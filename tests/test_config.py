@@ -54,6 +54,17 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("sampler_mesh.expert=2", "has no effect with sampler.slices=0"),
     ("mesh.expert=3", "learner.rows_per_microbatch=2 does not split"),
     ("mesh.context=3", "learner.row_tokens=2048 does not split"),
+    ("learner.rollout_row_tokens=256,512", "raise learner.rollout_row_tokens"),
+    (
+      "learner.rollout_row_tokens=2048",
+      "read as tuple; write for example .*rollout_row_tokens=8,16",
+    ),
+    ("learner.rollout_row_tokens=1024,2048.5", "read as tuple; write for example"),
+    ("learner.rollout_row_tokens=0,2048", "must be at least 1"),
+    (
+      "mesh.context=2 learner.rollout_row_tokens=1025,2048",
+      "rollout_row_tokens=1025 does not split",
+    ),
     ("mesh.fsdp=0", "mesh.fsdp=0 must be at least 1"),
     ("agent=swam", r"did you mean 'swarm'\?"),
     ("agent=nowhere.agent:AGENT", "No module named 'nowhere'; write package.module:name"),

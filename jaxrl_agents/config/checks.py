@@ -77,11 +77,12 @@ def _check_ranges(config: RunConfig) -> None:
 def _check_contexts(config: RunConfig) -> None:
   learner, sampler = config.learner, config.sampler
   section, budget = import_path.agent(config.agent).name, config.agent_config.token_budget
-  if learner.row_tokens < budget:
-    raise ValueError(
-      f"learner.row_tokens={learner.row_tokens} cannot hold a context of {section}.token_budget="
-      f"{budget}; raise learner.row_tokens or lower {section}.token_budget"
-    )
+  for option, tokens in _row_options(learner):
+    if max(tokens, default=budget) < budget:
+      raise ValueError(
+        f"learner.{option}={max(tokens)} cannot hold a context of {section}.token_budget="
+        f"{budget}; raise learner.{option} or lower {section}.token_budget"
+      )
   if sampler.num_pages * sampler.page_tokens < 2 * budget:
     raise ValueError(
       f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
@@ -130,11 +131,21 @@ def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
       f"learner.rows_per_microbatch={learner.rows_per_microbatch} does not split over mesh.data x "
       f"fsdp x expert = {rows} devices; make it a multiple"
     )
-  if learner.row_tokens % mesh.context:
-    raise ValueError(
-      f"learner.row_tokens={learner.row_tokens} does not split over mesh.context={mesh.context} "
-      "devices; make it a multiple"
-    )
+  for option, lengths in _row_options(learner):
+    for tokens in lengths:
+      if tokens % mesh.context:
+        raise ValueError(
+          f"learner.{option}={tokens} does not split over mesh.context={mesh.context} "
+          "devices; make it a multiple"
+        )
+
+
+def _row_options(learner: LearnerConfig) -> list[tuple[str, tuple[int, ...]]]:
+  """The options that say how long rows are, with the lengths that each names."""
+  return [
+    ("row_tokens", (learner.row_tokens,)),
+    ("rollout_row_tokens", learner.rollout_row_tokens),
+  ]
 
 
 def _check_fleet(config: RunConfig) -> None:

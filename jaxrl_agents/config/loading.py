@@ -142,6 +142,7 @@ _EXAMPLES: dict[Any, str] = {
   float: "0.5",
   (str, ...): "\"('a', 'b')\"",
   (float, ...): "0.5,0.25",
+  (int, ...): "8,16",
 }
 """How an option of each type is written on a command line."""
 
@@ -215,7 +216,8 @@ def _value(hint: Any, text: str, full: str) -> Any:
         raise TypeError(f"{listed!r} is one value")
       if len(listed) > _MOST_VALUES:
         raise _TooLargeError(f"{full} is given {len(listed)} values; give at most {_MOST_VALUES}")
-      return tuple(typing.get_args(hint)[0](v) for v in listed)
+      of_value = typing.get_args(hint)[0]
+      return tuple(_whole(str(v), full) if of_value is int else of_value(v) for v in listed)
     if hint is int:
       return _whole(text, full)
     if hint in (float, str):

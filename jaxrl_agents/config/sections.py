@@ -216,6 +216,10 @@ class LearnerConfig:
       probability under the learner is below `replay_threshold` (see policy.experts.moe).
     single_epoch: no task is trained twice, across restarts (Composer 2).
     row_tokens, rows_per_microbatch: shape of a microbatch, for the warm-up too.
+    rollout_row_tokens: lengths of the rows that rollouts are packed into, instead of `row_tokens`:
+      a microbatch has the shortest that holds its fullest row. Memory is that of the longest. A
+      program is compiled for each when it is first used, a second or two where it is cached. Empty
+      for `row_tokens` alone.
     share_prefixes: whether what sequences of a step begin with in common is computed once (see
       learner.prefix_trees). Losses of whole rollouts (gspo) cannot be used then.
     split_cores: whether rows of a microbatch are split over this machine's cores, each a device of
@@ -246,6 +250,7 @@ class LearnerConfig:
   advantage_std: bool = False
   row_tokens: Count = 1_024
   rows_per_microbatch: Count = 8
+  rollout_row_tokens: tuple[Count, ...] = ()
   share_prefixes: bool = False
   split_cores: bool = False
   remat: Literal["none", "layer", "attention", "projections"] = "none"
@@ -261,6 +266,11 @@ class LearnerConfig:
   single_epoch: bool = False
   save_every: Count = 1
   keep_checkpoints: Count = 2
+
+  @property
+  def row_lengths(self) -> tuple[int, ...]:
+    """Tokens of the rows that rollouts are packed into, the longest last."""
+    return tuple(sorted(self.rollout_row_tokens)) or (self.row_tokens,)
 
 
 @dataclasses.dataclass(frozen=True)

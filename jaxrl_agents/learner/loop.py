@@ -153,10 +153,12 @@ def learn(
   rollouts, metrics = score(groups, normalise_std=learner.advantage_std)
   normaliser = objective.loss.normaliser
   constant = normaliser == "constant"
+  *shorter, longest = learner.row_lengths
   pack = lambda part: packing.pack(
     part if learner.router_replay else without_routing(part),
-    row_tokens=learner.row_tokens,
+    row_tokens=longest,
     rows_per_microbatch=learner.rows_per_microbatch,
+    shorter_row_tokens=shorter,
     normaliser=normaliser,
     constant_tokens=(learner.constant_tokens or learner.row_tokens) if constant else 0,
     constant_rollouts=learner.groups_per_step * learner.group_size / learner.substeps,

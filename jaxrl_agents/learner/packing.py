@@ -1,7 +1,8 @@
-"""Packs the rollouts of one optimizer step into rows of fixed length. numpy only: no jax.
+"""Packs the rollouts of one optimizer step into rows of a few fixed lengths. numpy only: no jax.
 
-Shapes never change: every microbatch is [rows_per_microbatch, row_tokens], filled up with empty
-rows, so that one compiled step serves the whole run. The normaliser of the loss is applied here
+Shapes are few: every microbatch is [rows_per_microbatch, row_tokens], or has the shortest of some
+shorter rows that holds its fullest row, and is filled up with empty rows. A run compiles one step
+for each length that it meets. The normaliser of the loss is applied here
 only: each token gets its weight from the token counts of *all* rollouts of the step, before rows
 and microbatches exist. The loss of the step is the plain sum of `weights * loss`, which no packing
 or sharding can change.
@@ -119,18 +120,21 @@ def pack(
   *,
   row_tokens: int,
   rows_per_microbatch: int,
+  shorter_row_tokens: Sequence[int] = (),
   normaliser: Normaliser = "token_mean",
   constant_tokens: int = 0,
   constant_rollouts: float = 0.0,
   keep_rollouts_together: bool = False,
   share_prefixes: bool = False,
 ) -> list[Batch]:
-  """All rollouts of one optimizer step as microbatches of equal shape.
+  """All rollouts of one optimizer step as microbatches of equally many rows.
 
   Args:
     rollouts: every rollout of the step: the normaliser counts their tokens.
-    row_tokens: T.
+    row_tokens: T of the longest rows.
     rows_per_microbatch: B.
+    shorter_row_tokens: further T, each at most `row_tokens`; without them all microbatches have one
+      shape.
     normaliser: see `token_weights`.
     constant_tokens, constant_rollouts: see `token_weights`.
     keep_rollouts_together: all segments of a rollout in one microbatch.
@@ -153,16 +157,20 @@ def pack(
     rollouts,
     row_tokens=row_tokens,
     rows_per_microbatch=rows_per_microbatch,
+    shorter_row_tokens=shorter_row_tokens,
     keep_rollouts_together=keep_rollouts_together,
     share_prefixes=share_prefixes,
   )
   segments = [branch.segment for p in placements for branch in p.tree.branches]
   routed = [segment.routing for segment in segments if segment.routing is not None]
-  shape = (rows_per_microbatch, row_tokens)
   routing_shape = routed[0].shape[1:] if routed else None
-  count = 1 + max((p.microbatch for p in placements), default=-1)
-  batches = [_empty(shape, routing_shape, share_prefixes) for _ in range(count)]
-  local_ids: list[dict[int, int]] = [{} for _ in range(count)]
+  fullest = [0] * (1 + max((p.microbatch for p in placements), default=-1))
+  for p in placements:
+    fullest[p.microbatch] = max(fullest[p.microbatch], p.start + p.tree.size)
+  lengths = (*shorter_row_tokens, row_tokens)
+  shapes = [(rows_per_microbatch, placement.row_length(load, lengths)) for load in fullest]
+  batches = [_empty(shape, routing_shape, share_prefixes) for shape in shapes]
+  local_ids: list[dict[int, int]] = [{} for _ in batches]
   advantages = np.asarray([r.advantage for r in rollouts], np.float32)
   for p in placements:
     _write(batches[p.microbatch], p, local_ids[p.microbatch], advantages, weights)

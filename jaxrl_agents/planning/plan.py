@@ -76,11 +76,11 @@ def learner(
   expected = learner_loops(cfg, section, place)
   built = [compile_one(p, place, mesh, expected) for p in parts.programs]
   runs = {"gradients": parts.microbatches, "add": parts.microbatches - 1, "apply": 1}
-  tokens = parts.microbatches * section.rows_per_microbatch * section.row_tokens
+  tokens = parts.microbatches * section.rows_per_microbatch * section.row_lengths[-1]
   drafting = objective.mtp_weight > 0
-  per_token = flops.train_flops_per_token(cfg, section.row_tokens, drafting=drafting)
+  per_token = flops.train_flops_per_token(cfg, section.row_lengths[-1], drafting=drafting)
   computed = flops.train_flops_per_token(
-    cfg, section.row_tokens, drafting=drafting, remat=objective.remat != "none"
+    cfg, section.row_lengths[-1], drafting=drafting, remat=objective.remat != "none"
   )
   chips = place.topology.num_chips
   times = [
@@ -189,7 +189,7 @@ def learner_loops(cfg: PolicyConfig, section: LearnerConfig, place: Slice) -> co
 
   Rows are full of loss tokens, and routing is even; each expert's last block is half full.
   """
-  rows, row_tokens = section.rows_per_microbatch, section.row_tokens
+  rows, row_tokens = section.rows_per_microbatch, section.row_lengths[-1]
   tokens = (
     rows * row_tokens // sharding.ways("batch", place.mesh) // sharding.ways("time", place.mesh)
   )

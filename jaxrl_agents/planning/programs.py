@@ -133,7 +133,7 @@ def learner(
 
 def abstract_batch(cfg: PolicyConfig, section: LearnerConfig, mesh: Mesh) -> packing.Batch:
   """One microbatch as `packing.pack` makes it and `train_step.place_batch` places it."""
-  shape = (section.rows_per_microbatch, section.row_tokens)
+  shape = (section.rows_per_microbatch, section.row_lengths[-1])
   for size, axis, option in zip(
     shape, ("batch", "time"), ("rows_per_microbatch", "row_tokens"), strict=True
   ):

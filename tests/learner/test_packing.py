@@ -153,6 +153,14 @@ def test_evening_out_takes_no_more_microbatches_than_full_rows():
   assert {p.microbatch for p in placements} == {0, 1}
 
 
+def test_what_fits_one_row_is_split_over_the_rows_of_a_microbatch():
+  rollouts = make_rollouts(0, [[3]] * 4)
+  placements = placement.place(rollouts, row_tokens=48, rows_per_microbatch=2)
+  assert sorted((p.microbatch, p.row, p.start) for p in placements) == [
+    (0, 0, 0), (0, 0, 3), (0, 1, 0), (0, 1, 3),
+  ]  # fmt: skip
+
+
 def test_packing_is_deterministic():
   lengths = [[5, 9], [9], [3, 3, 3], [9]]
   first = packing.pack(make_rollouts(1, lengths), row_tokens=12, rows_per_microbatch=2)
