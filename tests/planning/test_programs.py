@@ -1,6 +1,10 @@
 """What a plan takes the learner to hold, counted by hand for each optimizer and for adapters."""
 
+import importlib.util
+import os
+
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxrl_agents import config as config_lib
@@ -64,3 +68,24 @@ def test_adapters_alone_have_gradients_and_moments():
   assert params == pytest.approx(4 * (whole + trained), abs=COUNTERS)
   assert optimizer == pytest.approx(8 * trained, abs=COUNTERS)
   assert grads == 4 * trained
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra libtpu")
+def test_a_program_that_drafts_holds_one_cache_on_a_tpu():
+  os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3"}
+  from jax.experimental import topologies
+
+  devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+  mesh = sharding.make_mesh(devices=devices[:1])
+  drafting = "sampler.draft_tokens=1", "sampler.lookup_tokens=3", "policy.model.mtp_depth=1"
+  config = config_lib.load(
+    "configs/search_cpu.py", (*SMALL, *NARROW, *drafting, "sampler.num_pages=8192")
+  )
+  parts = programs.sampler(
+    config.policy.model, config.sampler, mesh, context_tokens=1_024, dtype=jnp.bfloat16
+  )
+  with jax.set_mesh(mesh):
+    compiled = parts.program.function.lower(*parts.program.arguments).compile()
+  cache, memory = programs.bytes_per_device(parts.state), compiled.memory_analysis()
+  assert memory.alias_size_in_bytes > 0.99 * cache
+  assert memory.temp_size_in_bytes < 0.2 * cache
