@@ -75,7 +75,8 @@ class Engine:
     draft_tokens: ids that the prediction modules draft in a decode step; 0 for none.
     lookup_tokens: ids that prompt lookup drafts in a decode step; 0 for none.
     draft_cost: time of a decode step that verifies drafts over that of one without; None:
-      `warm_up` measures it. Which steps draft does not change the replies but for float noise.
+      `warm_up` measures it. Below 0 every step drafts. Which steps draft does not change the
+      replies but for float noise.
     prefill_rows: sequences that one prefill step serves; rounded likewise. On a CPU, more where
       their chunks are short.
     decode_steps: steps of a decode program at most.
@@ -172,7 +173,9 @@ class Engine:
     self._rows = program_state.empty_rows(parts * slots, 1, max_pages)
     self._piece_columns = self._piece_tokens + max(used.mtp_depth, 1)
     self._context_columns = max_tokens if lookup_tokens else 0
-    self._draft_costs = dict.fromkeys(self._decode_counts, draft_cost or 1.0)
+    self._draft_costs = dict.fromkeys(
+      self._decode_counts, 1.0 if draft_cost is None else draft_cost
+    )
     self._measures_drafts = draft_cost is None and self._drafters.most > 0
     self._next_id = 0
     self._move_program = jax.jit(self._moving, donate_argnums=0)
