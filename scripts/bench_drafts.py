@@ -5,7 +5,8 @@
 
 The work: prompts that a run's evaluation recorded, from which its policy samples replies as the
 recipe does, --batches at once in an engine of so many slots. All drafters answer the same requests,
-in turns in one process; the median of --repeats counts. Passes are those of the decode steps.
+in turns in one process; the median of --repeats counts. A call before them fills the cache of
+prefixes, so nearly all of the time is decoding. Passes are those of the decode steps.
 Replies are the same ids whoever drafts, but for rounding: their share is printed. With --always
 every step drafts that can; without, those where the engine expects it to be faster.
 """
@@ -121,14 +122,14 @@ def measure(config: RunConfig, params, prompts, batch: int, stop_tokens: tuple[i
           "drafters": name,
           "tokens": stats["tokens"],
           "median_s": round(statistics.median(row["seconds"]), 3),
-          "forwards": stats["forwards"],
+          "passes": stats["decode_steps"],
           "tokens_per_row_and_step": round(1 + stats["accepted"] / stats["decoded_rows"], 3),
           "acceptance": round(stats["accepted"] / max(stats["drafted"], 1), 3),
           "drafted": stats["drafted"],
           "times_faster": round(
             statistics.median(plain["seconds"]) / statistics.median(row["seconds"]), 3
           ),
-          "times_fewer_passes": round(plain["stats"]["forwards"] / stats["forwards"], 3),
+          "times_fewer_passes": round(plain["stats"]["decode_steps"] / stats["decode_steps"], 3),
           "same_replies": sum(same) / len(same),
           "warm_up_s": round(row["warm_up_s"], 1),
           "load1": round(os.getloadavg()[0], 2),

@@ -97,7 +97,8 @@ class SamplerConfig:
       devices of their own (section `sampler_mesh`), that join at workers.listen before a run begins
       (scripts/sampler.py).
     draft_tokens, lookup_tokens: tokens that the prediction modules and that prompt lookup draft in
-      the steps where that is measured to be faster; 0 for none. Replies do not depend on it.
+      the steps where that is measured to be faster; 0 for none. Replies do not depend on it, but
+      for rounding.
   """
 
   slices: Whole = 0

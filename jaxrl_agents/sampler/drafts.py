@@ -2,9 +2,10 @@
 
 A drafted token stands if it is the token that is sampled at its place anyway. That draw depends on
 the request's seed and the position alone, so drafts change how many passes a reply takes, and
-nothing else: not its tokens, whatever was drafted and by whom (drafter-invariant speculative
-decoding, https://arxiv.org/abs/2408.07978). The modules sample their drafts at the same uniforms as
-the policy samples its tokens, so that alike distributions give the same token.
+nothing else: not its tokens (but for the rounding of a wider pass), whatever was drafted and by
+whom (drafter-invariant speculative decoding, https://arxiv.org/abs/2408.07978). The modules sample
+their drafts at the same uniforms as the policy samples its tokens, so that alike distributions give
+the same token.
 
 Prompt lookup drafts what followed the newest ids where they last stood in the same context:
 agents quote what they have read, and repeat the form of their calls

@@ -201,24 +201,24 @@ class Engine:
     for count in self._decode_counts:
       self._try_decoding(count, steps=0, draft=False)
       if self._measures_drafts:
-        plain, drafted = (self._seconds_of_steps(count, draft) for draft in (False, True))
-        self._draft_costs[count] = drafted / plain
+        plain, drafted = (self._seconds_of_a_step(count, draft) for draft in (False, True))
+        self._draft_costs[count] = min(max(drafted / plain, 1.0), 1.0 + self._drafters.most)
     self.stats.forwards = 0
 
-  def _seconds_of_steps(self, count: int, draft: bool) -> float:
-    """Of _MEASURED_STEPS decode steps of `count` rows in each part, without what a program takes
-    besides: the least of three."""
+  def _seconds_of_a_step(self, count: int, draft: bool) -> float:
+    """Of a decode step of `count` rows in each part, without what a program takes besides: from the
+    shortest of three programs of one step and of several."""
 
-    def seconds(steps: int) -> float:
+    def measured(steps: int) -> tuple[float, int]:
       start = time.perf_counter()
-      self._try_decoding(count, steps=steps, draft=draft)
-      return time.perf_counter() - start
+      made = self._try_decoding(count, steps=steps, draft=draft)
+      return time.perf_counter() - start, made
 
-    with_one, with_more = (min(seconds(n) for _ in range(3)) for n in (1, 1 + _MEASURED_STEPS))
-    return max(with_more - with_one, 1e-9)
+    one, several = (min(measured(n) for _ in range(3)) for n in (1, 1 + _MEASURED_STEPS))
+    return max(several[0] - one[0], 1e-9) / max(several[1] - one[1], 1)
 
-  def _try_decoding(self, count: int, *, steps: int, draft: bool) -> None:
-    """Runs a decode program on rows whose tokens nobody reads."""
+  def _try_decoding(self, count: int, *, steps: int, draft: bool) -> int:
+    """Runs a decode program on rows whose tokens nobody reads; returns the steps that it made."""
     rows = self._empty_rows(self._parts * count, 1, self._context_columns)
     rows.active[:] = min(steps, 1)
     rows.lengths[:] = self.max_context_tokens // 2
@@ -226,7 +226,8 @@ class Engine:
     slots = np.full(len(rows.active), len(self._rows.active), np.int32)
     cost = -1.0 if draft else np.inf
     worth = Worth(np.zeros(drafts_lib.KINDS, np.float32), np.float32(cost))
-    self._run(self._decode_program, rows, slots, np.int32(steps), np.int32(1), worth)
+    sampled = self._run(self._decode_program, rows, slots, np.int32(steps), np.int32(1), worth)
+    return int(sampled.steps)
 
   def _empty_rows(self, num_rows: int, num_tokens: int, context: int = 0) -> Rows:
     max_pages = self._rows.page_table.shape[1]
@@ -426,6 +427,7 @@ class Engine:
       if self._append(sequence, sampled.tokens[row], sampled.logprobs[row], new):
         finished.append(sequence)
       self._scheduler.advance(sequence, start + new)
+    self.stats.decode_steps += int(sampled.steps)
     self.stats.decoded_rows += int(sampled.row_steps)
     self.stats.drafted += int(sampled.drafted_rows @ self._drafts_of_kind)
     self.stats.accepted += int(sampled.accepted.sum())

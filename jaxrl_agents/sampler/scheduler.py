@@ -193,7 +193,7 @@ class Scheduler:
     Each goes where most of its prefix is cached, of such parts to the one with most free slots.
     """
     for sequence in list(self.waiting):
-      tokens = sequence.known_tokens
+      tokens = _matched(sequence)
       found = {
         part: len(self.pools[part].prefix(tokens))
         for part, free in enumerate(self._free_slots)
@@ -213,9 +213,9 @@ class Scheduler:
     One page for each running sequence is left over, so that what is admitted is not at once
     preempted.
     """
-    pool, tokens = self.pools[part], sequence.known_tokens
-    pages = pool.match(tokens)
-    needed = self._pages_for(len(tokens)) - len(pages)
+    pool = self.pools[part]
+    pages = pool.match(_matched(sequence))
+    needed = self._pages_for(sequence.num_tokens) - len(pages)
     running = sum(self.part_of(other) == part for other in self.running.values())
     fits = needed + running <= pool.num_available
     new_pages = pool.allocate(needed) if fits else None
@@ -309,3 +309,9 @@ class Scheduler:
 
   def _pages_for(self, num_positions: int) -> int:
     return -(-num_positions // self.pools[0].page_tokens)
+
+
+def _matched(sequence: Sequence) -> np.ndarray:
+  """The ids that a prefix may be found of: something is left to prefill, also of a sequence that
+  goes on after preemption, whose newest id is not part of that."""
+  return sequence.tokens[: sequence.prefill_end]

@@ -12,6 +12,7 @@ class Stats:
 
   Attributes:
     forwards: passes of the main model (prefill and decode steps).
+    decode_steps: those of them that decode.
     decoded_rows: sequences summed over decode steps; (tokens sampled there) / decoded_rows is the
       accepted length.
     tokens: sampled ids that were kept.
@@ -25,6 +26,7 @@ class Stats:
   """
 
   forwards: int = 0
+  decode_steps: int = 0
   decoded_rows: int = 0
   tokens: int = 0
   drafted: int = 0

@@ -6,7 +6,7 @@ scratch page and is not read.
 A decode program makes up to `num_steps` steps, and ends earlier once as few rows go on as the host
 allows: then it pays to hand out what ended and to take in what waits. A step verifies drafts where
 that is expected to give more tokens in the time. Draws depend on seeds and positions alone, so
-neither drafts nor where programs begin and end change a token.
+neither drafts nor where programs begin and end change a token, but for rounding.
 
 Alphabet: B rows, Q new tokens, d drafts of a step at most, D width, L mixture layers, K experts per
 token, M modules that draft, V vocab, T tokens that a program can sample in a row.
@@ -307,6 +307,9 @@ def _step(
   stops = (tokens[:, :, None] == rows.stops[:, None, :]).any(axis=-1) & is_new
   budget = rows.budget - new
   ended = stops.any(axis=-1) | (budget <= 0)
+  # Of the drafts that stand, those that the reply has room for and that no stop token precedes.
+  unstopped = jnp.sum(jnp.cumsum(stops, axis=1) - stops == 0, axis=1)
+  kept = jnp.minimum(accepted, jnp.minimum(unstopped, rows.budget))
   newest = _at(tokens, jnp.maximum(new - 1, 0))[:, None]
   rows = dataclasses.replace(
     rows,
@@ -325,7 +328,7 @@ def _step(
     row_steps=before.row_steps + jnp.sum(works),
     steps=before.steps + 1,
     drafted_rows=before.drafted_rows + jnp.sum(of_kind, axis=0),
-    accepted=before.accepted + jnp.sum(of_kind * accepted[:, None], axis=0),
+    accepted=before.accepted + jnp.sum(of_kind * kept[:, None], axis=0),
   )
   return _Progress(rows, cache, hidden, sampled, _found(rows, drafters))
 

@@ -173,13 +173,24 @@ def test_steps_draft_only_where_that_is_expected_to_be_faster():
 
 
 @pytest.mark.slow
-def test_warming_up_measures_what_drafts_cost():
-  playing = engine(0, 3, None)
+def test_warming_up_measures_what_drafts_cost_within_what_can_be(monkeypatch):
+  playing, seconds = engine(0, 3, None), {False: 2.0, True: 3.0}
+  measure, measured = playing._seconds_of_a_step, []
+
+  def with_known_times(count, draft):
+    measured.append(measure(count, draft))
+    return seconds[draft]
+
+  monkeypatch.setattr(playing, "_seconds_of_a_step", with_known_times)
   playing.warm_up()
-  assert all(0.1 < cost < 100 and cost != 1 for cost in playing._draft_costs.values())
+  assert playing._draft_costs == {1: 1.5, 3: 1.5} and min(measured) > 0
   compiles = playing.stats.compiles
   replies(playing, list(requests(3)))
   assert playing.stats.compiles == compiles
+  for found, expected in ((1.0, 1.0), (100.0, 4.0)):  # of a token, and of all four places
+    seconds[True] = found
+    playing.warm_up()
+    assert set(playing._draft_costs.values()) == {expected}
 
 
 def test_gains_begin_at_half_of_the_drafts_and_follow_what_is_seen():

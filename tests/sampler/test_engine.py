@@ -375,3 +375,20 @@ def test_prefixes_of_older_weights_are_not_reused_and_versions_never_go_back(eng
   wider = params_lib.init(dataclasses.replace(CFG, vocab_size=41), jax.random.key(0))
   with pytest.raises(ValueError, match="make a new Engine"):
     engine.set_params(wider, engine.version + 1)
+
+
+def test_a_reply_goes_on_after_preemption_at_the_end_of_a_page_that_is_still_cached():
+  engine = build(slots=2, num_pages=8, max_context_tokens=24, decode_steps=1)
+  first, second = prompts(2, seed=13, longest=2)
+  requests = [
+    (np.concatenate([prompt, np.arange(2, 12)])[:5].astype(np.int32), limits(i, **changes))
+    for i, (prompt, changes) in enumerate(
+      (prompt, {"stop_tokens": (), "max_new_tokens": count})
+      for prompt, count in ((first, 9), (second, 19))
+    )
+  ]
+  replies = play(engine, requests)
+  assert engine.stats.preempted
+  for request, reply in zip(requests, replies, strict=True):
+    (alone,) = play(engine, [request])
+    assert np.array_equal(alone.tokens, reply.tokens)
