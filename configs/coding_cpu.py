@@ -58,7 +58,6 @@ def get_config() -> config.RunConfig:
       single_epoch=True,
       lr=1e-4,
       row_tokens=1_024,
-      rollout_row_tokens=(1_024, 2_048),
       rows_per_microbatch=2,
       share_prefixes=True,
       split_cores=True,

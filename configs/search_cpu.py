@@ -50,7 +50,7 @@ def get_config() -> config.RunConfig:
       substeps=4,
       lr=1e-4,
       row_tokens=2_048,
-      rollout_row_tokens=(2_048, 5_120),  # a substep fits one microbatch of the longer rows
+      rollout_row_tokens=(5_120,),  # a substep fits one microbatch
       rows_per_microbatch=2,
       share_prefixes=True,
       split_cores=True,

@@ -23,20 +23,29 @@ figure. Their segments have all of their sampled tokens at the end.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import pathlib
 import resource
 import statistics
-import subprocess
-import sys
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from bench import reference_work
+from bench.reference_work import (
+  CFG,
+  GROUPS,
+  PEERS,
+  PROMPT_TOKENS,
+  ROWS,
+  SAMPLED_TOKENS,
+  check_arguments,
+  matmul_flops,
+  peer_lines,
+  report,
+  restart_with,
+)
 
 from jaxrl_agents.config import MeshConfig, PolicySection, RunConfig
 from jaxrl_agents.learner import packing, state, train_step
@@ -46,17 +55,12 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import setup
 from jaxrl_agents.types import Segment
 
-ROWS, PROMPT_TOKENS, SAMPLED_TOKENS = 32, 128, 128
-GROUPS = 4
-
 REQUEST_TOKENS, CALL_TOKENS, RESULT_TOKENS, ANSWER_TOKENS = 320, 24, 88, 48
 EPISODE_GROUPS, EPISODES, PRUNED = 2, 8, 5
 """Groups of an update, rollouts of a group, and how many of them have a second segment."""
+flags.adopt_module_key_flags(reference_work)
 ROUNDS = flags.DEFINE_integer("rounds", 1, "Times that each party is measured.", lower_bound=1)
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed steps a round.", lower_bound=1)
-HUGE_PAGES = flags.DEFINE_bool(
-  "huge_pages", True, "Let malloc use huge pages, for everyone (XLA frees its buffers every step)."
-)
 DEVICES = flags.DEFINE_integer(
   "devices",
   math.gcd(ROWS, os.cpu_count() or 1),
@@ -64,11 +68,7 @@ DEVICES = flags.DEFINE_integer(
   "(mesh.fsdp): within one, XLA leaves cores idle.",
   lower_bound=1,
 )
-PEERS = flags.DEFINE_string("peers", "", "Folder of the peers' virtual environments.")
 PEER_NAMES = flags.DEFINE_list("peer_names", ["transformers", "tunix"], "Which of them to run.")
-PEER_SCRIPTS = flags.DEFINE_string("peer_scripts", "", "Folder of the peers' scripts.")
-
-TUNABLE = "glibc.malloc.hugetlb=1"
 PEER_COMMANDS = {
   "transformers": ("torch", ["hf_train.py", "--experts", "grouped_mm"]),
   "tunix": ("tunix", ["tunix_train.py"]),
@@ -78,19 +78,6 @@ PEER_SHAPES = {
   "episodes": (EPISODE_GROUPS, EPISODES + PRUNED, 604, 100),
 }
 """Groups, sequences of a group, and the tokens of each that are given and sampled."""
-CFG = PolicyConfig(
-  vocab_size=4096,
-  embed_dim=256,
-  num_layers=4,
-  num_heads=8,
-  num_kv_heads=4,
-  head_dim=32,
-  rope_theta=1e6,
-  num_experts=8,
-  experts_per_token=2,
-  expert_ffw_dim=256,
-  router="softmax",
-)
 
 
 def step_flops(cfg: PolicyConfig) -> float:
@@ -102,19 +89,6 @@ def step_flops(cfg: PolicyConfig) -> float:
   scores = 2 * cfg.num_heads * cfg.head_dim * (length + 1) / 2
   layers = ROWS * length * cfg.num_layers * (attention + experts + router + scores)
   return 3 * 2 * (layers + ROWS * SAMPLED_TOKENS * cfg.embed_dim * cfg.vocab_size)
-
-
-def matmul_flops() -> float:
-  """FLOP/s of a 2048^3 float32 matrix product on each device: the best of 20, measured now."""
-  a = jnp.ones((2048, 2048))
-  product = jax.jit(lambda x: x @ x)
-  product(a).block_until_ready()
-  seconds = []
-  for _ in range(20):
-    start = time.perf_counter()
-    product(a).block_until_ready()
-    seconds.append(time.perf_counter() - start)
-  return jax.device_count() * 2 * 2048**3 / min(seconds)
 
 
 def replies(*, is_grouped: bool) -> list[Rollout]:
@@ -214,42 +188,15 @@ def measure_peer(name: str, case: str) -> dict[str, float]:
   """The row that a peer's script prints: "median_s", "first_call_s", "peak_rss_mib" and more."""
   folder, command = PEER_COMMANDS[name]
   options = zip(("groups", "group-size", "prompt", "completion"), PEER_SHAPES[case], strict=True)
-  command = [*command, *(f"--{option}={value}" for option, value in options)]
-  python = pathlib.Path(PEERS.value) / folder / "bin" / "python"
-  done = subprocess.run(
-    [str(python.absolute()), *command, "--repeats", str(REPEATS.value)],
-    cwd=PEER_SCRIPTS.value,
-    capture_output=True,
-    text=True,
-    timeout=1800,
-  )
-  if done.returncode:
-    raise RuntimeError(f"{name}: {command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-  return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")][-1]
-
-
-def report(name: str, **figures: float) -> None:
-  """Prints a JSON line."""
-  rounded = {key: round(value, 3) for key, value in figures.items()}
-  print(json.dumps({"name": name, **rounded, "load1": round(os.getloadavg()[0], 2)}), flush=True)
+  return peer_lines(name, folder, command, {**dict(options), "repeats": REPEATS.value})[-1]
 
 
 def main(argv: list[str]) -> None:
   """Prints a JSON line for each party and round, then one for each party."""
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}")
-  if bool(PEERS.value) != bool(PEER_SCRIPTS.value):
-    raise app.UsageError("--peers and --peer_scripts go together")
+  check_arguments(argv)
   if ROWS % DEVICES.value:
     raise app.UsageError(f"--devices={DEVICES.value} does not divide the {ROWS} rows")
-  wanted = [("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES.value}", " ")]
-  if HUGE_PAGES.value:
-    wanted.append(("GLIBC_TUNABLES", TUNABLE, ":"))
-  missing = [one for one in wanted if one[1] not in os.environ.get(one[0], "").split(one[2])]
-  if missing:
-    for name, value, between in missing:
-      os.environ[name] = between.join(filter(None, [os.environ.get(name), value]))
-    os.execv(sys.executable, [sys.executable, *sys.argv])  # both are read as a process starts
+  restart_with(XLA_FLAGS=f"--xla_force_host_platform_device_count={DEVICES.value}")
   config = RunConfig(
     name="bench", policy=PolicySection(model=CFG), mesh=MeshConfig(fsdp=DEVICES.value)
   )
@@ -270,15 +217,15 @@ def measure(ours: dict[str, Ours]) -> None:
   """Times ours and the peers in turn, and prints what came out."""
   names = PEER_NAMES.value if PEERS.value else []
   peers: dict[tuple[str, str], list[dict[str, float]]] = {}
-  limit = matmul_flops()
+  limit = jax.device_count() * matmul_flops()
   for number in range(ROUNDS.value):
     for case, one in ours.items():
-      report(f"jaxrl_agents, {case}", round=number, median_s=one.measure())
+      report(name=f"jaxrl_agents, {case}", round=number, median_s=one.measure())
     for name in names:
       for case in PEER_SHAPES:
         peers.setdefault((name, case), []).append(measure_peer(name, case))
-        report(f"{name}, {case}", round=number, median_s=peers[name, case][-1]["median_s"])
-    limit = max(limit, matmul_flops())
+        report(name=f"{name}, {case}", round=number, median_s=peers[name, case][-1]["median_s"])
+    limit = max(limit, jax.device_count() * matmul_flops())
   for case, one in ours.items():
     median, apart = statistics.median(one.times), ours[CASES[case]]
     trained = apart.unique_tokens
@@ -298,10 +245,10 @@ def measure(ours: dict[str, Ours]) -> None:
       figures["peak_rss_mib"] = one.peak_rss_mib
     for name in names:
       figures[f"faster_than_{name}_times"] = _median(peers[name, CASES[case]], "median_s") / median
-    report(f"jaxrl_agents, {case}", **figures)
+    report(name=f"jaxrl_agents, {case}", **figures)
   for (name, case), rows in peers.items():
     columns = ("median_s", "min_s", "cpu_s", "first_call_s", "peak_rss_mib")
-    report(f"{name}, {case}", **{column: _median(rows, column) for column in columns})
+    report(name=f"{name}, {case}", **{column: _median(rows, column) for column in columns})
 
 
 def _median(rows: list[dict[str, float]], column: str) -> float:

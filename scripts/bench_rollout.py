@@ -13,75 +13,47 @@ figure.
 
 from __future__ import annotations
 
-import json
 import os
-import pathlib
 import statistics
-import subprocess
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from bench import reference_work
+from bench.reference_work import (
+  CFG,
+  PEERS,
+  PROMPT_TOKENS,
+  SAMPLED_TOKENS,
+  best_seconds,
+  check_arguments,
+  matmul_flops,
+  peer_lines,
+  report,
+  restart_with,
+)
 
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import SamplingLimits
 
+flags.adopt_module_key_flags(reference_work)
 BATCHES = flags.DEFINE_list("batches", ["8", "32"], "Sequences at once.")
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls; the median counts.", lower_bound=1)
-DRAFTS = flags.DEFINE_integer(
-  "draft_tokens", 0, "Drafted per step by an MTP module (random weights)."
-)
-PEERS = flags.DEFINE_string("peers", "", "Folder of the peers' virtual environments.")
-PEER_SCRIPTS = flags.DEFINE_string("peer_scripts", "", "Folder of the peers' scripts.")
-
-PROMPT_TOKENS = SAMPLED_TOKENS = 128
 PEER_COMMANDS = {
   "transformers": ("torch", ["hf_generate.py", "--experts", "grouped_mm", "--modes", "sample"]),
   "tunix": ("tunix", ["tunix_sampler.py", "--modes", "sample"]),
 }
 
 
-def reference_config(mtp_depth: int) -> PolicyConfig:
-  """The model of the comparison."""
-  return PolicyConfig(
-    vocab_size=4096,
-    embed_dim=256,
-    num_layers=4,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=32,
-    rope_theta=1e6,
-    num_experts=8,
-    experts_per_token=2,
-    expert_ffw_dim=256,
-    router="softmax",
-    mtp_depth=mtp_depth,
-  )
-
-
-def best_seconds(call, repeats: int = 20) -> float:
-  """The shortest of `repeats` calls after one that is not timed."""
-  call()
-  times = []
-  for _ in range(repeats):
-    start = time.perf_counter()
-    call()
-    times.append(time.perf_counter() - start)
-  return min(times)
-
-
 def machine_limits() -> tuple[float, float]:
   """(FLOP/s of a float32 matrix product, bytes/s of reading memory), measured now."""
-  a = jnp.ones((2048, 2048))
-  product = jax.jit(lambda x: x @ x)
-  flops = 2 * 2048**3 / best_seconds(lambda: product(a).block_until_ready())
   big = jnp.ones(32 * 2**20)
   total = jax.jit(jnp.sum)
-  return flops, big.nbytes / best_seconds(lambda: total(big).block_until_ready())
+  return matmul_flops(), big.nbytes / best_seconds(lambda: total(big).block_until_ready())
 
 
 def step_seconds_at_limit(cfg: PolicyConfig, batch: int, flops: float, bandwidth: float) -> float:
@@ -109,19 +81,17 @@ def generate(engine: Engine, batch: int, seed: int) -> None:
 
 def measure_ours(batch: int) -> dict[str, float]:
   """Tokens per second of the engine with `batch` slots."""
-  cfg = reference_config(1 if DRAFTS.value else 0)
   context = PROMPT_TOKENS + SAMPLED_TOKENS
   engine = Engine(
-    cfg,
-    params_lib.init(cfg, jax.random.key(0)),
+    CFG,
+    params_lib.init(CFG, jax.random.key(0)),
     version=0,
     slots=batch,
     page_tokens=16,
-    num_pages=2 + batch * ((context + DRAFTS.value) // 16 + 1),
+    num_pages=2 + batch * (context // 16 + 1),
     max_context_tokens=context,
     prefill_tokens=PROMPT_TOKENS,
     prefill_rows=min(8, batch),
-    draft_tokens=DRAFTS.value,
   )
   start = time.perf_counter()
   engine.warm_up()
@@ -147,18 +117,8 @@ def measure_ours(batch: int) -> dict[str, float]:
 def measure_peer(name: str) -> dict[int, float]:
   """Tokens per second of a peer for each batch, from its script's JSON lines."""
   folder, command = PEER_COMMANDS[name]
-  python = pathlib.Path(PEERS.value) / folder / "bin" / "python"
-  options = ["--batches", ",".join(BATCHES.value), "--repeats", str(REPEATS.value)]
-  done = subprocess.run(
-    [str(python.absolute()), *command, *options],
-    cwd=PEER_SCRIPTS.value,
-    capture_output=True,
-    text=True,
-    timeout=1800,
-  )
-  if done.returncode:
-    raise RuntimeError(f"{name}: {command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-  rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+  options = {"batches": ",".join(BATCHES.value), "repeats": REPEATS.value}
+  rows = peer_lines(name, folder, command, options)
   return {
     batch: row["tokens_per_s"]
     for batch in map(int, BATCHES.value)
@@ -169,24 +129,19 @@ def measure_peer(name: str) -> dict[int, float]:
 
 def main(argv: list[str]) -> None:
   """Prints one JSON line per batch, and the ratio to each peer."""
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}")
-  if bool(PEERS.value) != bool(PEER_SCRIPTS.value):
-    raise app.UsageError("--peers and --peer_scripts go together")
+  check_arguments(argv)
+  restart_with()
   flops, bandwidth = machine_limits()
-  print(json.dumps({"gflops": round(flops / 1e9), "read_gb_per_s": round(bandwidth / 1e9, 1)}))
+  report(gflops=flops / 1e9, read_gb_per_s=bandwidth / 1e9)
   peers = {name: measure_peer(name) for name in PEER_COMMANDS} if PEERS.value else {}
   for batch in map(int, BATCHES.value):
     row = measure_ours(batch)
-    limit = batch / step_seconds_at_limit(reference_config(0), batch, flops, bandwidth)
+    limit = batch / step_seconds_at_limit(CFG, batch, flops, bandwidth)
     row["share_of_limit"] = row["tokens_per_s"] / limit
     for name, figures in peers.items():
       row[f"{name}_tokens_per_s"] = figures[batch]
       row[f"times_{name}"] = row["tokens_per_s"] / figures[batch]
-    figures = {key: round(value, 3) for key, value in row.items()}
-    print(
-      json.dumps({"batch": batch, **figures, "load1": round(os.getloadavg()[0], 2)}), flush=True
-    )
+    report(batch=batch, **row)
 
 
 if __name__ == "__main__":

@@ -33,68 +33,57 @@ both hand over weights within their process.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import pathlib
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from bench import reference_work
+from bench.reference_work import (
+  CFG,
+  GROUPS,
+  PEERS,
+  PROMPT_TOKENS,
+  ROWS,
+  SAMPLED_TOKENS,
+  check_arguments,
+  matmul_flops,
+  peer_lines,
+  report,
+  restart_with,
+)
 
 from jaxrl_agents.config import LearnerConfig, PolicySection, RunConfig, SamplerConfig
 from jaxrl_agents.harness.segments import Turn, to_segments
 from jaxrl_agents.learner import advantage, loop, packing
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import rl, setup
 from jaxrl_agents.runs.rollout_workers import PUBLISHED_KEPT, fetched
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Generation, Group, SamplingLimits, Task, Trajectory
 from jaxrl_agents.weights import store
 
-GROUPS, GROUP_SIZE = 4, 8
-PROMPT_TOKENS = SAMPLED_TOKENS = 128
+GROUP_SIZE = ROWS // GROUPS
 CONTEXT_TOKENS = PROMPT_TOKENS + SAMPLED_TOKENS
 PAGE_TOKENS = 16
 
+flags.adopt_module_key_flags(reference_work)
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed steps, of each half of ours.", lower_bound=1)
-HUGE_PAGES = flags.DEFINE_bool(
-  "huge_pages", True, "Let malloc use huge pages, for everyone (XLA frees its buffers every step)."
-)
-PEERS = flags.DEFINE_string("peers", "", "Folder of the peers' virtual environments.")
-PEER_SCRIPTS = flags.DEFINE_string("peer_scripts", "", "Folder of the peers' scripts.")
-
-TUNABLE = "glibc.malloc.hugetlb=1"
 PEER_COMMANDS = {
   "trl": ("torch", ["hf_train.py", "--trl", "--loss", "cispo", "--experts", "grouped_mm"], 1),
   "tunix": ("tunix", ["tunix_train.py", "--end-to-end"], 2),
 }
 """Virtual environment, command, and how many of its steps the script leaves out of its median."""
 
-CFG = PolicyConfig(
-  vocab_size=4096,
-  embed_dim=256,
-  num_layers=4,
-  num_heads=8,
-  num_kv_heads=4,
-  head_dim=32,
-  rope_theta=1e6,
-  num_experts=8,
-  experts_per_token=2,
-  expert_ffw_dim=256,
-  router="softmax",
-)
 CONFIG = RunConfig(
   name="bench",
   policy=PolicySection(model=CFG),
-  sampler=SamplerConfig(slots=GROUPS * GROUP_SIZE, page_tokens=PAGE_TOKENS, draft_tokens=0),
+  sampler=SamplerConfig(slots=ROWS, page_tokens=PAGE_TOKENS),
   learner=LearnerConfig(
     loss="cispo",
     groups_per_step=GROUPS,
@@ -132,13 +121,12 @@ class Run:
       CFG,
       setup.for_sampler(self._state.policy.params),
       version=0,
-      slots=GROUPS * GROUP_SIZE,
+      slots=ROWS,
       page_tokens=PAGE_TOKENS,
-      num_pages=2 + GROUPS * GROUP_SIZE * (CONTEXT_TOKENS // PAGE_TOKENS + 1),
+      num_pages=2 + ROWS * (CONTEXT_TOKENS // PAGE_TOKENS + 1),
       max_context_tokens=CONTEXT_TOKENS,
       prefill_tokens=PROMPT_TOKENS,
       prefill_rows=GROUP_SIZE,
-      draft_tokens=0,
     )
     self._engine.warm_up()
     self._compiles = self._engine.stats.compiles
@@ -168,7 +156,7 @@ class Run:
         tx=self._tx,
         objective=self._objective,
       )
-    trained = GROUPS * GROUP_SIZE * CONTEXT_TOKENS
+    trained = ROWS * CONTEXT_TOKENS
     assert metrics["applied"] == 1 and metrics["trained_tokens"] == trained, metrics
 
   def _hand_over(self) -> dict[str, float]:
@@ -191,7 +179,7 @@ def generate(engine: Engine, rng: np.random.Generator) -> tuple[list[Group], dic
   """Groups of replies to fresh prompts, and the seconds of both kinds of programs."""
   prompts = rng.integers(3, CFG.vocab_size, (GROUPS, PROMPT_TOKENS)).astype(np.int32)
   group_of = {}
-  for number in range(GROUPS * GROUP_SIZE):
+  for number in range(ROWS):
     limits = SamplingLimits(SAMPLED_TOKENS, (), seed=int(rng.integers(2**32)))
     group = number // GROUP_SIZE
     group_of[engine.submit(prompts[group], limits)] = group
@@ -240,7 +228,6 @@ def host_seconds(groups: Sequence[Group]) -> dict[str, float]:
 def measure_peer(name: str) -> dict[str, float]:
   """The row that a peer's script prints: "median_s", "first_step_s", "peak_rss_mib" and more."""
   folder, command, untimed = PEER_COMMANDS[name]
-  python = pathlib.Path(PEERS.value) / folder / "bin" / "python"
   shape = {
     "groups": GROUPS,
     "group-size": GROUP_SIZE,
@@ -248,36 +235,7 @@ def measure_peer(name: str) -> dict[str, float]:
     "completion": SAMPLED_TOKENS,
     "steps": REPEATS.value + untimed,
   }
-  done = subprocess.run(
-    [str(python.absolute()), *command, *(f"--{option}={value}" for option, value in shape.items())],
-    cwd=PEER_SCRIPTS.value,
-    capture_output=True,
-    text=True,
-    timeout=1800,
-  )
-  if done.returncode:
-    raise RuntimeError(f"{name}: {command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-  # TRL prints its metrics in braces too, but not as JSON.
-  return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')][-1]
-
-
-def matmul_flops() -> float:
-  """FLOP/s of a 2048^3 float32 matrix product on one device: the best of 20, measured now."""
-  a = jnp.ones((2048, 2048))
-  product = jax.jit(lambda x: x @ x)
-  product(a).block_until_ready()
-  seconds = []
-  for _ in range(20):
-    start = time.perf_counter()
-    product(a).block_until_ready()
-    seconds.append(time.perf_counter() - start)
-  return 2 * 2048**3 / min(seconds)
-
-
-def report(name: str, **figures: float) -> None:
-  """Prints a JSON line."""
-  rounded = {key: round(value, 4) for key, value in figures.items()}
-  print(json.dumps({"name": name, **rounded, "load1": round(os.getloadavg()[0], 2)}), flush=True)
+  return peer_lines(name, folder, command, shape)[-1]
 
 
 def measure(run: Run) -> None:
@@ -294,11 +252,11 @@ def measure(run: Run) -> None:
       end = os.times()
       cpu_s.append(end.user + end.system - begin.user - begin.system)
     median_s = statistics.median(step["step_s"] for step in steps[-REPEATS.value :])
-    report("jaxrl_agents", half=half, median_s=median_s)
+    report(name="jaxrl_agents", half=half, median_s=median_s)
     for name in PEER_COMMANDS if PEERS.value and not half else ():
       peers[name] = measure_peer(name)
       columns = ("median_s", "first_step_s", "peak_rss_mib")
-      report(name, **{column: peers[name][column] for column in columns})
+      report(name=name, **{column: peers[name][column] for column in columns})
   medians = {part: statistics.median(step[part] for step in steps) for part in steps[0]}
   median_s = medians.pop("step_s")
   figures = {
@@ -306,25 +264,19 @@ def measure(run: Run) -> None:
     "min_s": min(step["step_s"] for step in steps),
     "cpu_s": statistics.median(cpu_s),
     "first_step_s": first_step_s,
-    "sampled_tokens_per_s": GROUPS * GROUP_SIZE * SAMPLED_TOKENS / median_s,
+    "sampled_tokens_per_s": ROWS * SAMPLED_TOKENS / median_s,
     **medians,
     **host_seconds(run.groups),
     "matmul_gflops": matmul_flops() / 1e9,
   }
   figures |= {f"times_{name}": row["median_s"] / median_s for name, row in peers.items()}
-  report("jaxrl_agents", **figures)
+  report(name="jaxrl_agents", **figures)
 
 
 def main(argv: list[str]) -> None:
   """Prints a JSON line for each half of our steps and each peer, then one with all of ours."""
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}")
-  if bool(PEERS.value) != bool(PEER_SCRIPTS.value):
-    raise app.UsageError("--peers and --peer_scripts go together")
-  tunables = os.environ.get("GLIBC_TUNABLES", "")
-  if HUGE_PAGES.value and TUNABLE not in tunables.split(":"):
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, TUNABLE]))
-    os.execv(sys.executable, [sys.executable, *sys.argv])  # it is read as a process starts
+  check_arguments(argv)
+  restart_with()
   setup.cores_as_devices(CONFIG)
   with tempfile.TemporaryDirectory() as folder:
     measure(Run(pathlib.Path(folder)))

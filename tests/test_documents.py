@@ -57,8 +57,9 @@ def flags_of(script):
     return set(re.findall(r"--(\w+)(?:=\*|\))", script.read_text("utf-8")))
   names = defined_flags(script)
   for node in ast.walk(ast.parse(script.read_text("utf-8"))):
-    if isinstance(node, ast.ImportFrom) and node.module.startswith("jaxrl_agents"):
-      folder = ROOT / node.module.replace(".", "/")
+    if isinstance(node, ast.ImportFrom) and node.module.startswith(("jaxrl_agents", "bench.")):
+      root = script.parent if node.module.startswith("bench.") else ROOT
+      folder = root / node.module.replace(".", "/")
       for path in [folder.with_suffix(".py"), *(folder / f"{a.name}.py" for a in node.names)]:
         if path.is_file():
           names |= defined_flags(path)

@@ -25,6 +25,7 @@ def uniforms(seeds: jax.Array, positions: jax.Array) -> jax.Array:
   """
 
   def one(seed, position):
+    # The 0 keeps the draws of earlier versions.
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), 0)
     return jax.random.uniform(key, dtype=jnp.float32)
 

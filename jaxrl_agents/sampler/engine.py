@@ -153,6 +153,7 @@ class Engine:
       prefill_rows=prefill_rows,
       draft_tokens=self._drafters.most,
       decode_steps=decode_steps,
+      decode_tokens=steps.most_tokens(self._drafters, decode_steps),
     )
     self._prefill_counts = sorted({-(-prefill_rows // _FEWER_ROWS), prefill_rows})  # of each part
     self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})

@@ -44,7 +44,8 @@ class Scheduler:
     piece_tokens: positions of a row of a prefill program.
     prefill_rows: rows of a part in a prefill program.
     draft_tokens: positions beyond the newest id that a decode step also writes.
-    decode_steps: most decode steps of a program.
+    decode_steps: most decode steps of a program, and
+    decode_tokens: most tokens of a sequence in one.
 
   Attributes:
     page_table: int32 [slots of all parts, max_pages], the pages of each running sequence; 0 beyond
@@ -64,6 +65,7 @@ class Scheduler:
     prefill_rows: int,
     draft_tokens: int,
     decode_steps: int,
+    decode_tokens: int,
   ):
     self.pools = pools
     self.waiting: list[Sequence] = []
@@ -77,7 +79,7 @@ class Scheduler:
     self._piece_tokens = piece_tokens
     self._prefill_rows = prefill_rows
     self._draft_tokens = draft_tokens
-    self._decode_steps = decode_steps
+    self._decode_steps, self._decode_tokens = decode_steps, decode_tokens
     self._prefills_in_a_row = 0
 
   def add(self, sequence: Sequence) -> None:
@@ -280,7 +282,8 @@ class Scheduler:
 
   def _pages_to_decode(self, sequence: Sequence, steps: int) -> int:
     """Pages that a sequence lacks for so many steps, in each of which all drafts may stand."""
-    positions = sequence.num_tokens - 1 + steps * (self._draft_tokens + 1)
+    new = min(steps * (self._draft_tokens + 1), self._decode_tokens)
+    positions = sequence.num_tokens - 1 + new
     most = sequence.max_tokens + self._draft_tokens
     return max(0, self._pages_for(min(positions, most)) - len(sequence.pages))
 

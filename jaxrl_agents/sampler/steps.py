@@ -213,11 +213,11 @@ def decode(
   if places == 1:
     end = jax.lax.while_loop(goes_on, plain, begin)
   else:
+    drafted = functools.partial(step, by=drafters)
 
     def alternate(at: _Progress) -> _Progress:
       # Loops in place of a conditional, which might copy the cache.
       at = jax.lax.while_loop(lambda at: goes_on(at) & ~pays(at), plain, at)
-      drafted = functools.partial(step, by=drafters)
       return jax.lax.while_loop(lambda at: goes_on(at) & pays(at), drafted, at)
 
     end = jax.lax.while_loop(goes_on, alternate, begin)

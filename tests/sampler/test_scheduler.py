@@ -25,6 +25,7 @@ def scheduler(parts, *, pages=8, slots=2):
     prefill_rows=1,
     draft_tokens=0,
     decode_steps=1,
+    decode_tokens=1,
   )
 
 
