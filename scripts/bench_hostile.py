@@ -28,7 +28,7 @@ import psutil
 from absl import flags
 
 from jaxrl_agents.agents import agent as agent_lib
-from jaxrl_agents.agents.agent import EXPERT, Tasks
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Tasks
 from jaxrl_agents.agents.hostile_player import HOSTILE
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job
@@ -157,7 +157,9 @@ def main() -> None:
   """Plays and prints."""
   config = _config()
   tasks = setup.open_tasks(config)
-  honest, other, hostile = (Lane(config, tasks, name) for name in (EXPERT, EXPERT, HOSTILE))
+  honest, other, hostile = (
+    Lane(config, tasks, name) for name in (DEMONSTRATOR, DEMONSTRATOR, HOSTILE)
+  )
   try:
     together((other, honest), until=_HONEST.value)
     alone = honest.played

@@ -1,6 +1,10 @@
-"""Plays held-out tasks with the weights of a run or of a folder, and prints the scores.
+"""Plays held-out tasks with weights, or with a scripted player, and prints the scores.
 
 python scripts/evaluate.py --config=configs/search_cpu.py --checkpoint=W --split=test --json=FILE
+python scripts/evaluate.py --config=configs/search_cpu.py --player=heuristic
+
+A checkpoint is evaluated with all of the agent's baselines. All play the same tasks in the same
+environment.
 """
 
 import json
@@ -15,6 +19,9 @@ _config = config_flags.define()
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "base", "a workdir, a folder of exported weights, or 'base'"
 )
+_PLAYER = flags.DEFINE_string(
+  "player", None, "a scripted player of the agent, which plays in the place of a checkpoint"
+)
 _SPLIT = flags.DEFINE_enum("split", "test", ["train", "dev", "test"], "which tasks")
 _JSON = flags.DEFINE_string("json", None, "also write the scores to this file")
 
@@ -24,7 +31,11 @@ def main() -> None:
   config = config_lib.with_overrides(_config(), [f"eval.split={_SPLIT.value}"])
   setup.compilation_cache(config)
   with setup.devices(config):
-    found = evaluation.evaluate(config, setup.open_tasks(config), _CHECKPOINT.value)
+    tasks = setup.open_tasks(config)
+    if _PLAYER.value:
+      found = evaluation.evaluate_player(config, tasks, _PLAYER.value)
+    else:
+      found = evaluation.evaluate(config, tasks, _CHECKPOINT.value)
   text = json.dumps(found, indent=2)
   print(text)
   if _JSON.value:

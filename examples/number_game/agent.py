@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 from examples.number_game.env import NumberGame
-from jaxrl_agents.agents.agent import EXPERT, Agent, Tasks
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task
 
@@ -76,7 +76,7 @@ class NumberAgent(Agent):
     return NumberGame(task, services)
 
   def player(self, name, task, services, seed, chat):
-    """One game of a player who guesses at random (the expert, too), or who halves."""
+    """One game of a player who guesses at random (the demonstrator, too), or who halves."""
     draw = random.Random(f"{seed} {task.id}")
 
     def play(context: Context) -> Message:
@@ -88,7 +88,7 @@ class NumberAgent(Agent):
         return Message("assistant", str((low + high) // 2))
       return Message("assistant", str(draw.randint(low, high)))
 
-    if name not in (EXPERT, *self.baselines):
+    if name not in (DEMONSTRATOR, *self.baselines):
       return super().player(name, task, services, seed, chat)
     return Scripted(NumberGame(task, services), chat, play)
 

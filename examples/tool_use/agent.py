@@ -9,7 +9,7 @@ from typing import Any
 
 from examples.tool_use import shops
 from examples.tool_use.env import Services, ShopEnv
-from jaxrl_agents.agents.agent import EXPERT, Agent, Tasks
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
 from jaxrl_agents.agents.story import Section, Story
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task, ToolCall
@@ -24,7 +24,7 @@ class ToolUseConfig:
 
   Attributes:
     call_cost: what each call takes from the reward.
-    guessing: the share of the expert's episodes in which it asks once and then guesses.
+    guessing: the share of the demonstrator's episodes in which it asks once and then guesses.
     max_turns: turns after which an episode ends without an answer.
     token_budget: of a context.
     max_new_tokens: of a reply.
@@ -110,12 +110,12 @@ class ToolUseAgent(Agent):
     return parts["right"] - options.call_cost * parts["calls"]
 
   def player(self, name, task, services, seed, chat):
-    """One question to a scripted player; the expert of the warm-up mostly guesses too early."""
-    if name not in (EXPERT, *self.baselines):
+    """One question to a scripted player; the demonstrator of the warm-up mostly guesses too early."""
+    if name not in (DEMONSTRATOR, *self.baselines):
       return super().player(name, task, services, seed, chat)
     draw, shelves = random.Random(f"{seed} {task.id}"), list(task.facts["shelves"])
     draw.shuffle(shelves)
-    guesses_early = name == EXPERT and draw.random() < services.options.guessing
+    guesses_early = name == DEMONSTRATOR and draw.random() < services.options.guessing
     if name == "guess":
       asked_at_most = 0
     elif name == "ask_all":

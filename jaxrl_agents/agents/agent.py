@@ -26,7 +26,7 @@ from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.worker_process import Services, WorkerSpec
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task, Trajectory
 
-EXPERT = "expert"
+DEMONSTRATOR = "demonstrator"
 """The scripted player whose episodes the warm-up imitates."""
 
 
@@ -147,7 +147,7 @@ class Agent(abc.ABC):
     return stall_s
 
   def player(self, name: str, task: Task, services: Any, seed: int, chat: Chat) -> Scripted:
-    """An episode of a scripted player: `EXPERT`, or a baseline.
+    """An episode of a scripted player: `DEMONSTRATOR`, or a baseline.
 
     Raises:
       ValueError: the agent has no such player.
@@ -169,7 +169,7 @@ class Agent(abc.ABC):
   def imitated(
     self, setting: Setting, groups: Sequence[Group]
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:
-    """The segments of the expert's episodes that the warm-up imitates, and counts of episodes."""
+    """The segments of the demonstrator's episodes that the warm-up imitates, and counts of episodes."""
     rollouts = [t for group in groups for t in group.trajectories]
     finished = [t for t in rollouts if not t.error]
     counts = {"played": len(rollouts), "failed": len(rollouts) - len(finished)}
@@ -232,8 +232,8 @@ class Agent(abc.ABC):
     Args:
       setting: of the run.
       tasks: of the run.
-      evaluations: "warm_start", "trained", those of `variants` and of `baselines`, on the same
-        tasks.
+      evaluations: "warm_start", "trained", "base" if the warm start is not `policy.init`, those of
+        `variants` and of `baselines`, on the same tasks.
 
     Returns:
       {"eval": {name: scores}, "paired_bootstrap": gains with bounds}, and further entries.
@@ -245,6 +245,7 @@ class Agent(abc.ABC):
       resamples=setting.resamples,
       seed=setting.seed,
     )
+    gains |= scores_lib.minus_each(evaluations, resamples=setting.resamples, seed=setting.seed)
     found = {name: self.entry(setting, groups) for name, groups in evaluations.items()}
     return {"eval": found, "paired_bootstrap": gains}
 

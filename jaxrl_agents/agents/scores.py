@@ -160,3 +160,29 @@ def gains(
     found[f"{metric}_gain_lower95"] = gain.lower95
     found[f"{metric}_gain_upper95"] = gain.upper95
   return found
+
+
+def minus_each(
+  evaluations: Mapping[str, Sequence[Group]],
+  *,
+  cluster: Callable[[Task], str] | None = None,
+  resamples: int = 10_000,
+  seed: int = 0,
+) -> dict[str, float]:
+  """The paired gain in reward of "trained" over every other evaluation, as
+  {"trained_minus_NAME", "trained_minus_NAME_lower95", "trained_minus_NAME_upper95"}.
+
+  Evaluations without a finished rollout on the tasks of "trained" are left out.
+  """
+  rewards = {name: scores(groups).get("reward", {}) for name, groups in evaluations.items()}
+  trained = rewards.pop("trained")
+  tasks = [group.task for group in evaluations["trained"]]
+  clusters = {task.id: cluster(task) for task in tasks} if cluster else None
+  found: dict[str, float] = {}
+  for name, other in rewards.items():
+    if set(trained) & set(other):
+      gain = paired_bootstrap(trained, other, clusters=clusters, resamples=resamples, seed=seed)
+      found[f"trained_minus_{name}"] = gain.mean
+      found[f"trained_minus_{name}_lower95"] = gain.lower95
+      found[f"trained_minus_{name}_upper95"] = gain.upper95
+  return found

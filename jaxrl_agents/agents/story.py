@@ -43,14 +43,14 @@ class Comparison:
   Attributes:
     evaluations: rows of the table, "trained" among them; the panels compare with the last.
     columns: of the table: names in an entry of an evaluation, with dots between levels.
-    gains: names of "paired_bootstrap".
+    gains: names of "paired_bootstrap" whose lower bounds are there, too.
     held_out: columns that have a panel of their own.
     curves: (scalar of a step, title) of each further panel.
   """
 
   evaluations: tuple[str, ...] = ("warm_start", "trained")
   columns: tuple[str, ...] = ("reward",)
-  gains: tuple[str, ...] = ("reward",)
+  gains: tuple[str, ...] = ("reward_gain",)
   held_out: tuple[str, ...] = ("reward",)
   curves: tuple[tuple[str, str], ...] = (("reward", "reward"),)
 

@@ -150,7 +150,7 @@ SFT_SOURCES = ("demonstrations", "practice", "copies", "drills")
 
 @dataclasses.dataclass(frozen=True)
 class SftConfig:
-  """Warm-up on demonstrations of the scripted expert, read through a seqio mixture of four sources.
+  """Warm-up on demonstrations of a scripted player, read through a seqio mixture of four sources.
 
   A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
   small network learns to quote from them first); they end after `copy_phase` of the steps. `drills`

@@ -1,6 +1,6 @@
 """The sources of the warm-up's mixture: made once, then found by all that decides them.
 
-tasks -> the expert's episodes (workers) -> filter -> segments in the cache -> the run's folder
+tasks -> the demonstrator's episodes (workers) -> filter -> segments in the cache -> the run's folder
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
 from jaxrl_agents import full_disk
-from jaxrl_agents.agents.agent import EXPERT, Tasks
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Tasks
 from jaxrl_agents.chat import document_numbers as numbers_lib
 from jaxrl_agents.chat.document_numbers import DocumentNumbers
 from jaxrl_agents.config import SFT_SOURCES, RunConfig
@@ -176,16 +176,19 @@ def _made(
 def play(
   config: RunConfig, corpus: Tasks, tasks: list[Task], rollouts: int, *, label: str
 ) -> list[Group]:
-  """The scripted expert's episodes of `tasks`, played by workers, in the order of tasks.
+  """The demonstrator's episodes of `tasks`, played by workers, in the order of tasks.
 
   Meanwhile this process, which only waits, imports what it will read them with. (Not beside what it
   does itself: in CPython 3.11 `ast.parse` is not safe in two threads,
   https://github.com/python/cpython/issues/106905.)
   """
   agent = setup.agent(config)
-  agent.check_player(EXPERT, config.agent_config)
+  agent.check_player(DEMONSTRATOR, config.agent_config)
   importing = threading.Thread(target=seqio_tasks, daemon=True)
-  spec, sampling = setup.worker_spec(config, corpus, EXPERT), setup.sampling(config, config.seed)
+  spec, sampling = (
+    setup.worker_spec(config, corpus, DEMONSTRATOR),
+    setup.sampling(config, config.seed),
+  )
   groups: dict[str, Group] = {}
   scored, total = 0, 0.0
   with Progress(label, len(tasks)) as progress:

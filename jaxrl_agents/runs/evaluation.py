@@ -90,6 +90,18 @@ def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any
   }
 
 
+def evaluate_player(config: RunConfig, corpus: Tasks, name: str) -> dict[str, Any]:
+  """The scores of one scripted player of the agent on the tasks of `config.eval`.
+
+  Raises:
+    ValueError: the agent has no such player.
+  """
+  agent, setting = setup.agent(config), setup.setting(config)
+  tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
+  groups = play_baseline(config, corpus, tasks, name)
+  return {"player": name, "split": config.eval.split, **agent.scores(setting, corpus, groups)}
+
+
 def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[FrozenWeights, ...]]:
   """{policy: its weights} of the policies that are sampled but not trained, such as sub-agents.
 

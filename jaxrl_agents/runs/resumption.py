@@ -71,7 +71,7 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
 
 def forget_results(workdir: Workdir, baselines: Sequence[str]) -> None:
   """Removes the evaluations of a policy that is about to be trained further."""
-  kept = {f"eval_{name}" for name in ("warm_start", *baselines)}
+  kept = {f"eval_{name}" for name in ("base", "warm_start", *baselines)}
   for file in workdir.trajectories.glob("eval_*.npz"):
     if file.stem not in kept:
       file.unlink()

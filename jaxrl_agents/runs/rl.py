@@ -70,11 +70,11 @@ def _train(
     workdir.drop_metrics_from("rl", first)
     weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
 
-  def players_of(config: RunConfig) -> RolloutWorkers:
+  def players_of(config: RunConfig, params: dict[str, Any] | None = None) -> RolloutWorkers:
     return RolloutWorkers(
       config,
       setup.worker_spec(config, corpus),
-      setup.for_sampler(lora.merged(current.policy.params)),
+      setup.for_sampler(lora.merged(params or current.policy.params)),
       int(current.policy.version),
       weights=workdir.weights,
       channel=channel,
@@ -124,6 +124,7 @@ def _train(
       "trained": evaluated(config, corpus, workdir, players, "trained"),
     }
     recompiles = players.stats.compiles - compiles
+  evaluations |= _of_base(config, corpus, workdir, players_of)
   evaluations |= _of_variants(config, corpus, workdir, players_of)
   if channel.is_first:
     evaluations |= _of_baselines(config, corpus, workdir)
@@ -146,6 +147,19 @@ def _train(
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
+
+
+def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> dict[str, Any]:
+  """The evaluation of `policy.init`, if the warm start is another policy. Sampler processes hold
+  published weights only, so a run that samples in them has none.
+  """
+  if not workdir.warm_start.exists() or config.sampler.slices:
+    return {}
+  with setup.learner_devices(config):
+    params = setup.initial_params(config)
+  with players_of(config, params) as players:
+    players.warm_up()
+    return {"base": evaluated(config, corpus, workdir, players, "base")}
 
 
 def _of_variants(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> dict[str, Any]:

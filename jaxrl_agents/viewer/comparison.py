@@ -31,7 +31,7 @@ def table(runs: Sequence[Run]) -> str:
   """
   view = _view(runs)
   names = [_words(column) for column in view.columns]
-  gains = [f"gain in {_words(name)} (from)" for name in view.gains]
+  gains = [f"{_words(name)} (95 % from)" for name in view.gains]
   lines = [
     f"| run | weights | {' | '.join([*names, *gains])} |",
     "|---" * (len(names) + len(gains) + 2) + "|",
@@ -41,8 +41,8 @@ def table(runs: Sequence[Run]) -> str:
     if not _has(summary, "eval", "trained"):
       damage = "; ".join(each for each in run.problems if "summary.json" in each)
       raise ValueError(f"{run.name} has no evaluation yet; let the run finish. {damage}".strip())
-    for weights in view.evaluations:
-      entry = summary["eval"].get(weights)
+    for weights in (name for name in view.evaluations if name in summary["eval"]):
+      entry = summary["eval"][weights]
       cells = [_cell(_value(entry, column)) for column in view.columns]
       gain_cells = [""] * len(gains)
       if weights == "trained":
@@ -168,5 +168,5 @@ def _cell(value: Any) -> str:
 
 
 def _gain(bootstrap: Any, name: str) -> str:
-  gain, lower = (_value(bootstrap, f"{name}_gain{end}") for end in ("", "_lower95"))
+  gain, lower = (_value(bootstrap, f"{name}{end}") for end in ("", "_lower95"))
   return f"{gain:+.3f} ({lower:+.3f})" if _finite(gain) and _finite(lower) else _NOT_NUMBER

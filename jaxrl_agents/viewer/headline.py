@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.formats import duration, mapping, number, signed
-from jaxrl_agents.agents.story import Story
+from jaxrl_agents.agents.story import Section, Story
 from jaxrl_agents.viewer import stories
 from jaxrl_agents.viewer.inputs import Run
 
+_BOUNDS = ("", "_lower95", "_upper95")
 _NOT_A_SCORE = ("tasks", "failed", "trajectories", "failed_trajectories")
 
 
@@ -163,6 +164,32 @@ def _rows(
 def _value(story: Story, column: Mapping[str, Any], key: str) -> float | None:
   without = key in story.of_sub_agents and column.get("width") == 0
   return None if without else number(column.get(key))
+
+
+def beside(run: Run) -> list[Section]:
+  """A section that compares the trained policy with every other evaluation by the reward; none
+  without evaluations.
+  """
+  evaluation = mapping(run.summary.get("eval"))
+  bootstrap = mapping(run.summary.get("paired_bootstrap"))
+  rewards = {name: number(mapping(entry).get("reward")) for name, entry in evaluation.items()}
+  rows = []
+  for name, reward in sorted(rewards.items(), key=lambda pair: pair[1] or 0.0):
+    if reward is None:
+      continue
+    found = [number(bootstrap.get(f"trained_minus_{name}{end}")) for end in _BOUNDS]
+    gain, lower, upper = found
+    told = "" if gain is None else signed(gain)
+    bounds = "" if lower is None or upper is None else f"{signed(lower)} to {signed(upper)}"
+    rows.append((name.replace("_", " "), f"{reward:.3f}", told, bounds))
+  if len(rows) < 2:
+    return []
+  text = (
+    "Every player had the same tasks in the same environment. Bounds are of the difference on the "
+    "same tasks, from a paired bootstrap."
+  )
+  header = ("Player", "Reward", "Trained minus it", "95\u00a0% bounds")
+  return [Section("Beside the baselines", text, header, tuple(rows))]
 
 
 def counts(run: Run) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from jaxrl_agents import file_digests
 from jaxrl_agents.types import Group, Trajectory
 
-_ORDER = ("warm", "trained", "one_shot")
+_ORDER = ("base", "warm", "trained")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,9 @@
 """Scores are averaged within tasks first, failures are counted apart, gains are paired."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from jaxrl_agents.agents import scores
-from jaxrl_agents.agents.search import one_shot_search
-from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.types import Group, Task, Trajectory
 
 
@@ -114,43 +110,20 @@ def test_gains_are_named_by_metric_and_count_only_tasks_of_both_sides():
     scores.gains(new, old, metrics=("recall",))
 
 
-@dataclasses.dataclass(frozen=True)
-class Hit:
-  chunk: Chunk
-  score: float
+def test_the_trained_policy_is_compared_with_each_other_evaluation_on_common_tasks():
+  def played(a, b):
+    each = {"a": a, "b": b}
+    return [Group(task(name), (rollout(name, metrics={"reward": r}),)) for name, r in each.items()]
 
-
-class Shelf:
-  """An index of five chunks that finds them in their order."""
-
-  chunks = tuple(Chunk(f"{i}_0", str(i), "", f"text of {i}", 0) for i in range(5))
-
-  def search(self, query, exclude=frozenset(), limit=10, *, settings=None):
-    assert query == "question of a"
-    return [Hit(chunk, 1.0) for chunk in self.chunks if chunk.id not in exclude][:limit]
-
-
-def test_one_shot_search_answers_with_as_many_chunks_as_the_policy_did():
-  one = task("a", gold=("1_0", "4_0"))
-  policy = Group(one, (rollout("a", num_output=2.0), rollout("a", num_output=3.0)))  # mean 2.5: 3
-  [baseline] = one_shot_search.one_shot_hybrid(
-    [policy], Shelf(), count_tokens=len, max_documents=30
-  )
-  [played] = baseline.trajectories
-  assert played.log[-1].content.splitlines() == [f"<Document id={i}_0>" for i in range(3)]
-  # 1_0 of the gold pair is among the first three: recall 1/2, precision 1/3, F1 2/5.
-  assert played.rewards["output_recall"] == 0.5
-  assert played.rewards["precision"] == pytest.approx(1 / 3)
-  assert played.rewards["f1"] == pytest.approx(0.4)
-  assert played.rewards["trajectory_recall"] == 0.5
-  assert played.rewards["answer_found"] == 1.0
-
-
-def test_one_shot_search_answers_at_least_once_and_skips_tasks_that_only_failed():
-  empty = Group(task("a"), (rollout("a", num_output=0.0),))
-  failed = Group(task("b"), (rollout("b", error="EpisodeError: late"),))
-  [baseline] = one_shot_search.one_shot_hybrid(
-    [empty, failed], Shelf(), count_tokens=len, max_documents=30
-  )
-  assert baseline.task.id == "a"
-  assert baseline.trajectories[0].rewards["num_output"] == 1
+  evaluations = {
+    "warm_start": played(0.0, 0.5),
+    "trained": played(1.0, 1.0),
+    "failed": [Group(task("a"), (rollout("a", error="late"),))],
+  }
+  found = scores.minus_each(evaluations, resamples=500)
+  assert found["trained_minus_warm_start"] == 0.75
+  assert found["trained_minus_warm_start_lower95"] == 0.5
+  assert found["trained_minus_warm_start_upper95"] == 1.0
+  assert len(found) == 3
+  one = scores.minus_each(evaluations, cluster=lambda each: "same", resamples=500)
+  assert one["trained_minus_warm_start_lower95"] == 0.75

@@ -20,16 +20,16 @@ def run(name, rewards, finished=True):
   rows = [{"phase": "rl", "step": i, "reward": r} for i, r in enumerate(rewards)]
   rows.append({"phase": "sft", "step": 99, "loss": 1.0})
   entry = {"reward": 0.5, "output_recall": 0.25, "turns": 3}
-  evals = {"warm_start": entry, "trained": entry | {"reward": 0.75}, "one_shot_hybrid": entry}
+  evals = {"warm_start": entry, "trained": entry | {"reward": 0.75}, "heuristic": entry}
   summary = {"eval": evals, "paired_bootstrap": BOOTSTRAP} if finished else {}
   return Run(name, tuple(rows), summary, ())
 
 
 def test_the_table_has_a_row_for_each_evaluation_and_gains_behind_the_trained():
   lines = comparison.table([run("a", [0, 1])]).splitlines()
-  assert lines[2] == "| a | warm start | 0.500 | 0.250 | – | – | – | 3.000 |  |  |"
-  assert lines[3].endswith("| 3.000 | +0.250 (+0.125) | -0.500 (-0.750) |")
-  assert lines[4].startswith("| a | one shot hybrid | 0.500 |")
+  assert lines[2] == "| a | warm start | 0.500 | 0.250 | – | – | – | 3.000 |  |  |  |"
+  assert lines[3].endswith("| 3.000 | +0.250 (+0.125) | -0.500 (-0.750) | – |")
+  assert lines[4].startswith("| a | heuristic | 0.500 |")
   assert len({line.count("|") for line in lines}) == 1
 
 

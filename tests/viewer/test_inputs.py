@@ -105,8 +105,8 @@ def test_the_sentence_claims_no_more_than_the_bound_allows():
     "Reinforcement learning raised the reward from 0.50 to 0.80 on 40 held-out tasks "
     "(+0.30, at least +0.20 with 95 % confidence)."
   )
-  assert "still below one-shot hybrid search at 0.90" in summary(
-    0.3, 0.2, one_shot_hybrid={"reward": 0.9}
+  assert "still below the best script without gold at 0.90" in summary(
+    0.3, 0.2, heuristic={"reward": 0.9}
   )
   assert "no improvement is shown" in summary(0.3, -0.01)
   assert "lowered the reward from 0.50 to 0.40" in summary(-0.1, -0.2)
@@ -114,6 +114,21 @@ def test_the_sentence_claims_no_more_than_the_bound_allows():
   assert summary(-0.1, -0.2, 0.05).endswith(
     "the upper 95 % bound of the gain is +0.05: no change is shown."
   )
+
+
+def test_a_section_sets_the_trained_policy_beside_every_other_player():
+  rewards = {"trained": 0.75, "one_search": 0.25, "expert": 1.0}
+  evaluation = {name: {"reward": reward} for name, reward in rewards.items()}
+  bounds = {"": 0.5, "_lower95": 0.25, "_upper95": 0.625}
+  bootstrap = {f"trained_minus_one_search{end}": value for end, value in bounds.items()}
+  run = inputs.Run("w", (), {"eval": evaluation, "paired_bootstrap": bootstrap}, ())
+  [section] = headline.beside(run)
+  assert section.rows == (
+    ("one search", "0.250", "+0.50", "+0.25 to +0.62"),
+    ("trained", "0.750", "", ""),
+    ("expert", "1.000", "", ""),
+  )
+  assert headline.beside(inputs.Run("w", (), {}, ())) == []
 
 
 def test_a_run_without_an_evaluation_reports_its_progress():
@@ -133,8 +148,8 @@ def test_the_table_places_shares_on_an_axis_to_one_and_rewards_on_one_to_two():
   }
   run = inputs.Run("w", (), {"eval": evaluation, "paired_bootstrap": {"f1_gain_lower95": 0.1}}, ())
   rows = {r.title: r for r in headline.table(run)}
-  assert rows["Reward"].positions == (25.0, 75.0, None)
-  assert rows["F1 of the output"].positions == (25.0, 75.0, None)
+  assert rows["Reward"].positions == (25.0, 75.0, None, None)
+  assert rows["F1 of the output"].positions == (25.0, 75.0, None, None)
   assert (rows["F1 of the output"].gain, rows["F1 of the output"].lower95) == (0.5, 0.1)
   assert headline.counts(run)[1] == (
     "Trained: 4 tasks, 2 failed rollouts (counted apart, not scored 0)."

@@ -37,6 +37,7 @@ EVAL = {
   "trained": entry(0.75, 4.5, 40.0, failed=1.0) | by_kind(0.8, 0.6),
   "single_agent": entry(0.5, 5.0, 40.0, 0.0) | by_kind(0.5, 0.5, 0.0),
   "single_agent_unhurried": entry(0.7, 12.0, 40.0, 0.0) | by_kind(0.7, 0.7, 0.0),
+  "expert": entry(1.0, 3.0, 40.0) | by_kind(1.0, 1.0),
 }
 BOOTSTRAP = {
   "reward_gain": 0.5,
@@ -93,8 +94,8 @@ def test_the_table_has_a_section_for_all_tasks_and_one_for_each_kind():
     "Deep · 10",
   ]
   found = {(r.section.partition(" ·")[0], r.title): r for r in rows}
-  assert found["All tasks", "Performance"].values == (0.25, 0.75, 0.5, 0.7)
-  assert found["Deep", "Performance"].values == (0.25, 0.6, 0.5, 0.7)
+  assert found["All tasks", "Performance"].values == (0.25, 0.75, 0.5, 0.7, 1.0)
+  assert found["Deep", "Performance"].values == (0.25, 0.6, 0.5, 0.7, 1.0)
   assert found["Deep", "Performance"].gain == pytest.approx(0.35)
   assert found["Wide", "Critical steps"].values == (4.0, 4.0, 4.0, 4.0)
   assert not any(r.title in ("Reward", "reward") for r in rows)
@@ -110,18 +111,18 @@ def test_a_policy_that_learnt_to_call_for_none_is_serial():
   alone = {
     name: each | {"by_kind": {"narrow": entry(0.5, 3.0, 9.0, width, serial_rate=rate)}}
     for (name, each), width, rate in zip(
-      EVAL.items(), (1.5, 0.0, 0.0, 0.0), (0.5, 1.0, 1.0, 1.0), strict=True
+      EVAL.items(), (1.5, 0.0, 0.0, 0.0, 2.0), (0.5, 1.0, 1.0, 1.0, 0.0), strict=True
     )
   }
   rows = {r.title: r for r in headline.table(run(eval=alone)) if r.section.startswith("Narrow")}
-  assert rows["Serial rate"].values == (0.5, 1.0, 1.0, 1.0)
-  assert rows["Finish rate"].values == (0.5, None, None, None)
+  assert rows["Serial rate"].values == (0.5, 1.0, 1.0, 1.0, 0.0)
+  assert rows["Finish rate"].values == (0.5, None, None, None, 0.5)
 
 
 def test_no_sub_agents_have_no_rate_of_finishing():
   rows = {r.title: r for r in headline.table(run(**SUMMARY)) if r.section.startswith("All")}
-  assert rows["Finish rate"].values == (0.5, 0.5, None, None)
-  assert rows["Sub-agents at once"].values == (2.0, 2.0, 0.0, 0.0)
+  assert rows["Finish rate"].values == (0.5, 0.5, None, None, 0.5)
+  assert rows["Sub-agents at once"].values == (2.0, 2.0, 0.0, 0.0, 2.0)
 
 
 def test_the_weights_of_parl_follow_from_the_config_and_the_step():
@@ -144,7 +145,7 @@ def test_the_page_of_a_folder_keeps_the_stages_of_its_episodes(tmp_path):
   (tmp_path / "summary.json").write_text(json.dumps({"config": CONFIG, **SUMMARY}))
   text = report_page.write(tmp_path).read_text("utf-8")
   assert "is left out" not in text
-  assert 'colspan="7">Wide · 30</th>' in text and "≤ −0.25" in text
+  assert 'colspan="8">Wide · 30</th>' in text and "≤ −0.25" in text
   told = json.loads(Elements(text).blocks["episodes-json"])["snapshots"][0]["groups"][0]
   assert told["rollouts"][0]["reward"] == 0.5
   assert [lane["start"] for lane in told["rollouts"][0]["swarm"]["lanes"]] == [1, 1, 7, 7]

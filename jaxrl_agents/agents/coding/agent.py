@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting, Tasks
-from jaxrl_agents.agents.coding import config, env, expert, scripted_edits
+from jaxrl_agents.agents.coding import baselines, config, env, expert, scripted_edits
 from jaxrl_agents.agents.coding import drills as coding_drills
 from jaxrl_agents.agents.coding import reward as reward_lib
 from jaxrl_agents.agents.coding import services as services_lib
@@ -129,13 +129,20 @@ class CodingAgent(Agent):
   def player(
     self, name: str, task: Task, services: CodingServices, seed: int, chat: Chat
   ) -> Scripted:
-    """An episode played by the expert, which is hasty with probability `coding.hasty`."""
-    if name != agent_lib.EXPERT:
-      return super().player(name, task, services, seed, chat)
-    noise = expert.ExpertNoise(hasty=services.limits.hasty)
-    return scripted_edits.make_player(
-      task, services, expert.CodingExpert(task, services, noise, seed)
-    )
+    """An episode of the demonstrator, which is hasty with probability `coding.hasty`, or of one of
+    `coding.baselines`.
+    """
+    if name == agent_lib.DEMONSTRATOR:
+      noise = expert.ExpertNoise(hasty=services.limits.hasty)
+      played = expert.CodingExpert(task, services, noise, seed)
+      return scripted_edits.make_player(task, services, played)
+    found = baselines.player(name, task, services, seed)
+    return found or super().player(name, task, services, seed, chat)
+
+  @property
+  def baselines(self) -> Sequence[str]:
+    """The expert without mistakes, blind enumeration, and a player that does nothing."""
+    return baselines.BASELINES
 
   def reward(
     self, options: CodingConfig, parts: Mapping[str, float], progress: float | None = None
@@ -164,7 +171,7 @@ class CodingAgent(Agent):
       ValueError: the options do not offer a tool that the drills use.
     """
     options = setting.options
-    self.check_player(agent_lib.EXPERT, options)
+    self.check_player(agent_lib.DEMONSTRATOR, options)
     held = (task for split in ("dev", "test") for task in tasks.coding_set.tasks[split])
     held_back = [tasks.coding_set.repos[repo] for repo in {task.facts["repo"] for task in held}]
     damaged = damaged_functions.damaged(
@@ -204,22 +211,30 @@ class CodingAgent(Agent):
   def compare(
     self, setting: Setting, tasks: CodingTasks, evaluations: Mapping[str, Sequence[Group]]
   ) -> dict[str, Any]:
-    """Gains over the warm start, and over the same policy without summaries.
+    """Gains over the warm start, over the same policy without summaries, and in reward over each
+    other evaluation. "enumeration" has as many edits as the policy makes on average, rounded up.
 
     Tasks of one repository damage the same few functions, so the bootstrap resamples whole
     repositories; "repositories" is their number.
     """
-    gains = functools.partial(
-      scores_lib.gains,
-      evaluations["trained"],
-      metrics=("reward", "solved"),
-      cluster=lambda task: task.facts["repo"],
-      resamples=setting.resamples,
-      seed=setting.seed,
-    )
+    cut = baselines.at_equal_edits(evaluations[baselines.UNLIMITED], evaluations["trained"])
+    enumeration = agent_lib.rewarded(self, setting.options, cut)
+    evaluations = {**evaluations, "enumeration": enumeration}
+    settings: dict[str, Any] = {
+      "cluster": lambda task: task.facts["repo"],
+      "resamples": setting.resamples,
+      "seed": setting.seed,
+    }
+
+    def gains(over: Sequence[Group]) -> dict[str, float]:
+      trained = evaluations["trained"]
+      return scores_lib.gains(trained, over, metrics=("reward", "solved"), **settings)
+
     bootstrap = gains(evaluations["warm_start"])
     for name in self.variants(setting.options):
       bootstrap |= {f"{name}_{key}": value for key, value in gains(evaluations[name]).items()}
+    bootstrap |= {f"enumeration_{key}": value for key, value in gains(enumeration).items()}
+    bootstrap |= scores_lib.minus_each(evaluations, **settings)
     return {
       "eval": {name: self.entry(setting, groups) for name, groups in evaluations.items()},
       "paired_bootstrap": bootstrap,

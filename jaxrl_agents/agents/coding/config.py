@@ -82,7 +82,7 @@ class CodingConfig:
     pages: file of JSON lines {"url", "title", "text"} that fetch_page reads; none if empty.
     backend: backend of the sandboxes.
     system_prompt: first message; none if empty.
-    hasty: probability that the scripted expert ends an episode without testing its last edit.
+    hasty: probability that the scripted demonstrator ends an episode without testing its last edit.
     reward: weights of the reward.
   """
 

@@ -36,7 +36,8 @@ from jaxrl_agents.agents.coding.services import CodingServices
 from jaxrl_agents.agents.random_draws import Draws
 from jaxrl_agents.types import Context, Message, Task
 
-_PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
+PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
+"""What the output of passing tests shows."""
 _ALL_PASS = "All tests pass."
 _NOTHING = "Nothing was tried."
 _SOMETHING = "Something was tried."
@@ -114,7 +115,7 @@ class CodingExpert:
       return _ALL_PASS in last.content
     calls = [m.tool_calls for m in context.messages if m.role == "assistant"]
     ran = calls and calls[-1] and calls[-1][-1].name == "shell"
-    return bool(ran and _PASSED.search(last.content))
+    return bool(ran and PASSED.search(last.content))
 
   def _summary(self, context: Context) -> Message:
     """Lists the latest attempts that fit the reply; the next turn reads the file again."""

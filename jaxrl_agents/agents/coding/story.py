@@ -21,8 +21,14 @@ STORY = Story(
   noun="solve rate",
   score="solve_rate",
   gain="solved",
-  baseline=("no_summary", "the same policy without summaries"),
-  columns=(("warm_start", "Warm start"), ("trained", "Trained"), ("no_summary", "No summaries")),
+  baseline=("enumeration", "blind enumeration with as many edits"),
+  columns=(
+    ("warm_start", "Warm start"),
+    ("trained", "Trained"),
+    ("no_summary", "No summaries"),
+    ("enumeration", "Blind enumeration"),
+    ("expert", "Script with the damage"),
+  ),
   titles={
     "solve_rate": "Solved",
     "reward": "Reward",
@@ -46,13 +52,23 @@ STORY = Story(
     "A task is solved when, in a fresh sandbox, every test that failed passes, the hidden ones "
     "among them, and none that passed fails. Gain is trained minus warm start on the same tasks; "
     "its lower bound is from a paired bootstrap over repositories. Without summaries an episode "
-    "ends where its context is full."
+    "ends where its context is full. Blind enumeration makes random edits of the kind that did the "
+    "damage until the visible tests pass, with as many edits as the policy makes on average."
   ),
   panels=PANELS,
   compared=Comparison(
-    evaluations=("warm_start", "trained", "no_summary"),
+    evaluations=(
+      "base",
+      "warm_start",
+      "trained",
+      "no_summary",
+      "do_nothing",
+      "enumeration_unlimited",
+      "expert",
+      "enumeration",
+    ),
     columns=("reward", "solve_rate", "summaries", "invalid_tool_calls", "edits", "turns"),
-    gains=("reward", "solved", "no_summary_solved"),
+    gains=("reward_gain", "solved_gain", "no_summary_solved_gain", "enumeration_solved_gain"),
     held_out=("reward", "solve_rate", "turns"),
     curves=(
       ("reward", "reward"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from jaxrl_agents import stopwatch
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting
-from jaxrl_agents.agents.search import config, env, expert, imitation_filter, one_shot_search, tools
+from jaxrl_agents.agents.search import baselines, config, env, expert, imitation_filter, tools
 from jaxrl_agents.agents.search import drills as search_drills
 from jaxrl_agents.agents.search import reward as reward_lib
 from jaxrl_agents.agents.search.config import SearchConfig
@@ -28,9 +27,6 @@ from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
 DRILL_HITS = 4
 """Hits of the searches that drills take wrong chunks from."""
-
-ONE_SHOT = "one_shot_hybrid"
-"""The baseline of a single search in summaries."""
 
 
 class SearchAgent(Agent):
@@ -87,11 +83,17 @@ class SearchAgent(Agent):
   def player(
     self, name: str, task: Task, services: SearchServices, seed: int, chat: Chat
   ) -> Scripted:
-    """An episode of the expert."""
-    if name != agent_lib.EXPERT:
-      return super().player(name, task, services, seed, chat)
-    noise = expert.ExpertNoise(hasty=services.limits.hasty)
-    return expert.make_player(task, services, noise, seed)
+    """An episode of the demonstrator, or of one of `search.baselines`."""
+    if name == agent_lib.DEMONSTRATOR:
+      noise = expert.ExpertNoise(hasty=services.limits.hasty)
+      return expert.make_player(task, services, noise, seed)
+    played = baselines.player(name, task, services, seed)
+    return played or super().player(name, task, services, seed, chat)
+
+  @property
+  def baselines(self) -> Sequence[str]:
+    """The expert without mistakes, and players that do not know the gold."""
+    return baselines.BASELINES
 
   def reward(
     self, options: SearchConfig, parts: Mapping[str, float], progress: float | None = None
@@ -139,42 +141,31 @@ class SearchAgent(Agent):
   def scores(
     self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """The policy's scores, overall and by level, beside one hybrid search."""
-    levels = sorted({group.task.facts["level"] for group in groups})
-    at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]
-    return {
-      "policy": self.entry(setting, groups),
-      ONE_SHOT: self.entry(setting, self._one_shot(setting, tasks, groups)),
-      "by_level": {str(level): self.entry(setting, at_level(level)) for level in levels},
-    }
+    """The policy's scores, overall and by level."""
+    return {"policy": self.entry(setting, groups), "by_level": self._by_level(setting, groups)}
 
   def compare(
     self, setting: Setting, tasks: CorpusTasks, evaluations: Mapping[str, Sequence[Group]]
   ) -> dict[str, Any]:
-    """Gains over the warm start, and in output recall over one hybrid search."""
-    after = evaluations["trained"]
-    baseline = self._one_shot(setting, tasks, after)
-    gains = functools.partial(
-      scores_lib.gains, after, resamples=setting.resamples, seed=setting.seed
-    )
-    over_baseline = gains(baseline, metrics=("output_recall",))
-    by_name = {**evaluations, ONE_SHOT: baseline}
-    return {
-      "eval": {name: self.entry(setting, groups) for name, groups in by_name.items()},
-      "paired_bootstrap": gains(evaluations["warm_start"], metrics=("reward", "output_recall"))
-      | {f"one_shot_{name}": value for name, value in over_baseline.items()},
+    """Gains over the warm start, and in reward over each other evaluation."""
+    settings: dict[str, Any] = {"resamples": setting.resamples, "seed": setting.seed}
+    found = {
+      name: self.entry(setting, groups) | {"by_level": self._by_level(setting, groups)}
+      for name, groups in evaluations.items()
     }
-
-  def _one_shot(self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]) -> list[Group]:
-    """What one hybrid search with the whole question finds, at the same number of chunks."""
-    baseline = one_shot_search.one_shot_hybrid(
-      groups,
-      tasks.index,
-      count_tokens=setting.chat.count,
-      max_documents=setting.options.max_documents,
-      settings=tools.fusion_of(setting.options),
+    gains = scores_lib.gains(
+      evaluations["trained"],
+      evaluations["warm_start"],
+      metrics=("reward", "output_recall"),
+      **settings,
     )
-    return agent_lib.rewarded(self, setting.options, baseline)
+    gains |= scores_lib.minus_each(evaluations, **settings)
+    return {"eval": found, "paired_bootstrap": gains}
+
+  def _by_level(self, setting: Setting, groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    levels = sorted({group.task.facts["level"] for group in groups})
+    at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]
+    return {str(level): self.entry(setting, at_level(level)) for level in levels}
 
 
 AGENT = SearchAgent()

@@ -17,6 +17,7 @@ from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import make
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tools import SearchServices
+from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task, ToolCall
 
@@ -90,21 +91,21 @@ class SearchExpert:
     visible = [self._ids.chunk_id(name) for name in dict.fromkeys(names)]
     self._note_best_hits(context)
     self._turn += 1
-    usage = self._usage(context)
+    used = usage(context, self._services.chat)
     open_clues = self._open_clues(visible)
     done = not open_clues or self._turn >= self._limits.max_turns
     hasty = self._hasty or self._draws.errs(self._noise.early_answer)
     if done or (self._turn > 1 and hasty):
       return self._answer(visible)
     calls: list[tuple[str, dict[str, Any]]] = []
-    if usage > self._limits.threshold_tokens and not self._draws.errs(self._noise.skip_prune):
+    if used > self._limits.threshold_tokens and not self._draws.errs(self._noise.skip_prune):
       unneeded = self._unneeded(visible) if self._limits.can_prune else []
       unneeded = unneeded[: context.max_new_tokens // 8]  # an id is about 7 tokens of the reply
       if not unneeded:
         return self._answer(visible)
       calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in unneeded]}))
-      usage -= sum(self._services.chat.count(self._index.chunk(i).text) + 10 for i in unneeded)
-    wanted = open_clues[: self._width(usage)]
+      used -= sum(self._services.chat.count(self._index.chunk(i).text) + 10 for i in unneeded)
+    wanted = open_clues[: self._width(used)]
     self._asked = [*(None for _ in calls), *wanted]
     calls += [self._attempt(i, visible) for i in wanted]
     if visible and self._draws.happens(self._noise.read):
@@ -137,18 +138,11 @@ class SearchExpert:
       if clue is not None and hits:
         self._best.setdefault(clue, self._ids.chunk_id(hits[0]))
 
-  def _usage(self, context: Context) -> int:
-    """Tokens of the context by the last usage line; before the first one, of its messages."""
-    shown = [used for m in context.messages for used in _USAGE.findall(m.content)]
-    if shown:
-      return int(shown[-1].replace(",", ""))
-    return sum(self._services.chat.count(m.content) for m in context.messages)
-
-  def _width(self, usage: int) -> int:
+  def _width(self, used: int) -> int:
     """The number of searches in this turn: as many as fill the budget with their results."""
     if self._one_by_one:
       return 1
-    return max(1, (self._limits.token_budget - usage) // self._limits.tool_output_tokens)
+    return max(1, (self._limits.token_budget - used) // self._limits.tool_output_tokens)
 
   def _unneeded(self, visible: Sequence[str]) -> list[str]:
     """What to prune: all that is neither gold nor a guess, and by mistake some of the others."""
@@ -180,17 +174,17 @@ class SearchExpert:
     self._tries[i] += 1
     if self._tries[i] == 1:
       if self._draws.errs(self._noise.whole_question):
-        return _search(self._task.prompt[:400])
+        return search(self._task.prompt[:400])
       words = text.split()
       half = happens(self._noise.cut_query) and len(words) > 8
-      return _search(" ".join(words[: len(words) // 2 + 2]) if half else text)
+      return search(" ".join(words[: len(words) // 2 + 2]) if half else text)
     words = [w for w in _WORD.findall(text) if w.lower() not in _FILLERS] or text.split()
     name = self._seen_name(i, visible)
     if name and happens(self._noise.grep):
       return "grep_corpus", {"pattern": name}
     if name and happens(self._noise.named):
-      return _search(" ".join([name, *words]))
-    return _search(text if happens(self._noise.same_query) else " ".join(words))
+      return search(" ".join([name, *words]))
+    return search(text if happens(self._noise.same_query) else " ".join(words))
 
   def _seen_name(self, i: int, visible: Sequence[str]) -> str:
     """A name in sight that a gold chunk of clue i also has; "" if there is none.
@@ -227,7 +221,15 @@ class SearchExpert:
     return reward.answer(self._ids.name(i) for i in visible if i in listed)
 
 
-def _search(query: str) -> tuple[str, dict[str, Any]]:
+def usage(context: Context, chat: Chat) -> int:
+  """Tokens of a context by its last usage line; before the first one, of its messages."""
+  shown = [used for m in context.messages for used in _USAGE.findall(m.content)]
+  if shown:
+    return int(shown[-1].replace(",", ""))
+  return sum(chat.count(m.content) for m in context.messages)
+
+
+def search(query: str) -> tuple[str, dict[str, Any]]:
   """A search call. The query begins with a space, because a word and the space before it are one
   token: the policy can copy the first word from the question.
   """

@@ -107,16 +107,25 @@ class SwarmAgent(Agent):
   def player(
     self, name: str, task: Task, services: SwarmServices, seed: int, chat: Chat
   ) -> Scripted:
-    """An episode of the scripted orchestrator with scripted sub-agents. With probability
-    `swarm.single` it is an episode of a single agent with all the steps and context it needs.
+    """An episode of the scripted orchestrator with scripted sub-agents.
+
+    The demonstrator is, with probability `swarm.single`, a single agent with all the steps and
+    context it needs. The expert makes no mistakes and always assigns all rows at once.
     """
-    if name != agent_lib.EXPERT:
+    if name == "expert":
+      return expert.make_player(task, services, expert.FAULTLESS, seed)
+    if name != agent_lib.DEMONSTRATOR:
       return super().player(name, task, services, seed, chat)
     options = services.limits
     unhurried = _unhurried(options)
     roomy = SwarmServices(dataclasses.replace(services.search, limits=unhurried.search), unhurried)
     noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
     return expert.make_player(task, services, noise, seed, roomy)
+
+  @property
+  def baselines(self) -> Sequence[str]:
+    """The expert without mistakes."""
+    return ("expert",)
 
   def reward(
     self, options: SwarmConfig, parts: Mapping[str, float], progress: float | None = None
@@ -211,6 +220,7 @@ class SwarmAgent(Agent):
           over |= {f"wide_{key}": value for key, value in wide.items()}
         bootstrap |= {f"{name}_{key}": value for key, value in over.items()}
       found |= _ratios(after, evaluations["single_agent_unhurried"])
+    bootstrap |= scores_lib.minus_each(evaluations, resamples=setting.resamples, seed=setting.seed)
     return found | {"paired_bootstrap": bootstrap}
 
   def _by_kind(self, setting: Setting, groups: Sequence[Group]) -> dict[str, dict[str, float]]:

@@ -101,6 +101,7 @@ STORY = Story(
     ("trained", "Trained swarm"),
     ("single_agent", "Single agent"),
     ("single_agent_unhurried", "Single, unhurried"),
+    ("expert", "Script with gold"),
   ),
   titles={
     "performance": "Performance",
@@ -147,7 +148,14 @@ STORY = Story(
   limits=lambda options: search_story.limits(options, "swarm.search"),
   panels=PANELS,
   compared=Comparison(
-    evaluations=("warm_start", "trained", "single_agent_unhurried", "single_agent"),
+    evaluations=(
+      "base",
+      "warm_start",
+      "trained",
+      "expert",
+      "single_agent_unhurried",
+      "single_agent",
+    ),
     columns=(
       "reward",
       "by_kind.wide.item_f1",
@@ -158,7 +166,7 @@ STORY = Story(
       "parallelism",
       "finish_rate",
     ),
-    gains=("reward", "single_agent_performance"),
+    gains=("reward_gain", "single_agent_performance_gain"),
     held_out=("reward", "by_kind.wide.item_f1", "by_kind.narrow.serial_rate"),
     curves=(
       ("reward", "reward"),

@@ -1,0 +1,155 @@
+"""Scripted players that a search policy is compared with, in the same environment and limits.
+
+The expert knows the gold and makes no mistakes: what it earns is the most that the clues and the
+search tool allow. The others see what a policy sees. They keep every id that a tool ever showed
+them, so a full context costs them nothing: they prune all of it and go on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+from jaxrl_agents.agents.search import reward
+from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.agents.search.env import make
+from jaxrl_agents.agents.search.expert import ExpertNoise, make_player, search, usage
+from jaxrl_agents.agents.search.tools import SearchServices
+from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.types import Context, Message, Task, ToolCall
+
+BASELINES = ("expert", "heuristic", "one_search", "guesser")
+"""Names of the players, of which the first is the ceiling."""
+
+HEURISTIC = (3, 2)
+"""Searches for each clue, and hits of each search in the answer: the best on the dev tasks of
+configs/search_cpu.py (scripts/evaluate.py --split=dev --player=heuristic_2x1, and so on).
+"""
+
+ONE_SEARCH = 6
+"""Searches with the whole question: the best on the same tasks (--player=one_search_2, ...)."""
+
+FAULTLESS = ExpertNoise(
+  scales=(0.0,),
+  whole_question=0.0,
+  cut_query=0.0,
+  guess=0.0,
+  named=1.0,
+  read=0.0,
+  one_by_one=0.0,
+  hasty=0.0,
+  generous=0.0,
+  max_tries=6,
+)
+"""The expert makes no mistakes and tries longer than the demonstrator, also with names in sight."""
+
+_CLUE = re.compile(
+  r"(?:^|(?<=\. ))\d+\. ([^:]*?)(?:: (.*?))?\.(?= \d+\. | Question: |$)", re.DOTALL
+)
+_NAME = re.compile(r"(heuristic)_(\d+)x(\d+)|(one_search)_(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What a player without gold does: it searches for the queries, and lists the first `listed` new
+  hits of each search.
+  """
+
+  queries: tuple[str, ...]
+  listed: int
+
+
+def clues(prompt: str) -> list[str]:
+  """The descriptions in a question, without the clues that only refer to others: "2. Class holding
+  1: <description>." has one, "3. Module holding 2." has none.
+  """
+  return [description for _, description in _CLUE.findall(prompt) if description]
+
+
+def player(name: str, task: Task, services: SearchServices, seed: int) -> Scripted | None:
+  """An episode of a baseline; None if there is no player of this name.
+
+  Names are those of `BASELINES`, "heuristic_SxH" (S searches for each clue, H hits of each in the
+  answer) and "one_search_S" (S searches with the whole question).
+  """
+  if name == "expert":
+    return make_player(task, services, FAULTLESS, seed)
+  limits = services.limits
+  if name == "guesser":
+    ids = map(str, range(limits.max_documents))
+    return Scripted(make(task, services), services.chat, lambda context: reward.answer(ids))
+  plan = _plan(name, task, limits)
+  if plan is None:
+    return None
+  return Scripted(make(task, services), services.chat, Searcher(plan, services))
+
+
+def _plan(name: str, task: Task, limits: SearchConfig) -> Plan | None:
+  found = _NAME.fullmatch(name)
+  if name == "heuristic" or (found and found[1]):
+    searches, listed = (int(found[2]), int(found[3])) if found else HEURISTIC
+    return Plan(tuple(clues(task.prompt)) * searches, listed)
+  if name == "one_search" or found:
+    return Plan((task.prompt,) * (int(found[5]) if found else ONE_SEARCH), limits.max_shown)
+  return None
+
+
+class Searcher:
+  """Carries a plan out, as many searches a turn as the context has room for."""
+
+  def __init__(self, plan: Plan, services: SearchServices):
+    self._plan, self._services = plan, services
+    self._queries = list(plan.queries)
+    self._listed: list[str] = []
+    self._turns = 0
+
+  def __call__(self, context: Context) -> Message:
+    """The next turn: searches, with a prune of all in sight where they need the room."""
+    limits = self._services.limits
+    results = list(_last_results(context.messages))
+    for result in results:
+      ids = reward.hit_ids(result.content)
+      fresh = [i for i in ids if i not in self._listed]
+      self._listed += fresh[: self._plan.listed]
+    self._turns += 1
+    if not self._queries or self._turns >= limits.max_turns:
+      return self._answer(context)
+    calls: list[ToolCall] = []
+    used = usage(context, self._services.chat)
+    room = (limits.threshold_tokens - used) // limits.tool_output_tokens
+    if room < 1 and limits.can_prune:
+      shown = dict.fromkeys(
+        i for m in context.messages if m.role == "tool" for i in reward.hit_ids(m.content)
+      )
+      if shown:
+        calls.append(ToolCall("", "prune_chunks", {"chunk_ids": list(shown)}))
+    elif room < 1 and used >= limits.threshold_tokens:
+      return self._answer(context)
+    wanted = max(1, min(room, limits.max_calls - len(calls)))
+    calls += [ToolCall("", *search(query)) for query in self._queries[:wanted]]
+    while calls:
+      reply = Message("assistant", "", tuple(calls))
+      tokens = self._services.chat.encode_reply(reply, context.messages)
+      if len(tokens) <= context.max_new_tokens:
+        del self._queries[: sum(call.name == "search_corpus" for call in calls)]
+        return reply
+      calls.pop()
+    return self._answer(context)
+
+  def _answer(self, context: Context) -> Message:
+    """Lists as many of the ids as fit the reply."""
+    ids = self._listed[: self._services.limits.max_documents]
+    while ids:
+      reply = reward.answer(ids)
+      tokens = self._services.chat.encode_reply(reply, context.messages)
+      if len(tokens) <= context.max_new_tokens:
+        return reply
+      ids.pop()
+    return Message("assistant", "No documents found")
+
+
+def _last_results(messages: Sequence[Message]) -> Iterator[Message]:
+  """The tool results after the last turn of the player."""
+  last = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=len(messages))
+  return (message for message in messages[last:] if message.role == "tool")

@@ -1,0 +1,80 @@
+"""Scripted players to compare with: an expert, blind enumeration, one that does nothing."""
+
+import dataclasses
+
+import pytest
+
+from jaxrl_agents.agents.coding import baselines, reward
+from jaxrl_agents.agents.coding.agent import AGENT
+from jaxrl_agents.harness.rollout import Sampling, run_episode
+from jaxrl_agents.types import Group, Task, Trajectory
+from tests.agents.coding.bench import CALL_TASK, LIMITS, run, services
+
+TEXT = '''\
+def clamp(value, low, high):
+    """Compares twice."""
+    if value > low and value < high:
+        return True
+    return low
+'''
+
+
+def play(name, seed=0, **changes):
+  async def body(workshop):
+    shared = services(workshop, damage="token", **changes)
+    player = AGENT.player(name, CALL_TASK, shared, seed, shared.chat)
+    sampling = Sampling(max_new_tokens=shared.limits.max_new_tokens)
+    return await run_episode(player, shared.chat, player, task=CALL_TASK, sampling=sampling)
+
+  return run(body)
+
+
+def test_the_possible_edits_replace_each_token_that_has_a_counterpart():
+  made = list(baselines.possible_edits("m.py", TEXT, dataclasses.replace(LIMITS, damage="flip")))
+  changed = sorted(TEXT.replace(edit.old, edit.new).splitlines()[2:4] for edit in made)
+  first, second = TEXT.splitlines()[2:4]
+  assert changed == sorted(
+    [
+      [first.replace(">", ">="), second],
+      [first.replace("<", "<="), second],
+      [first.replace("and", "or"), second],
+      [first, second.replace("True", "False")],
+    ]
+  )
+  more = list(baselines.possible_edits("m.py", TEXT, dataclasses.replace(LIMITS, damage="token")))
+  assert len(more) > len(made)
+
+
+def test_enumeration_solves_without_knowing_the_damage_and_ends_when_the_tests_pass():
+  found = [play("enumeration_unlimited", seed) for seed in range(2)]
+  for trajectory in found:
+    assert trajectory.rewards["solved"] == 1.0
+    edits = [c for c in reward.calls(trajectory.log) if c.name == "edit_file"]
+    assert len(edits) == trajectory.rewards["edits"] == trajectory.rewards["turns"] - 1
+
+
+def test_limited_enumeration_makes_as_many_edits_as_it_may():
+  assert play("enumeration_0").rewards["edits"] == 0.0
+  assert play("enumeration_1").rewards["edits"] == 1.0
+
+
+def test_the_expert_solves_with_one_edit_and_doing_nothing_solves_nothing():
+  expert, idle = play("expert"), play("do_nothing")
+  assert (expert.rewards["solved"], expert.rewards["edits"]) == (1.0, 1.0)
+  assert (idle.rewards["solved"], idle.rewards["turns"]) == (0.0, 1.0)
+  with pytest.raises(ValueError, match="no scripted player 'enumeration'"):
+    play("enumeration")
+
+
+def rollout(edits, solved, error=""):
+  parts = {"edits": edits, "solved": solved, "mended": solved, "mended_hidden": solved}
+  return Trajectory("t", (), (), parts, "answer", {}, (), error)
+
+
+def test_enumeration_at_equal_edits_is_cut_at_the_policys_mean_rounded_up():
+  task = Task("t", "coding", "", {})
+  policy = [Group(task, (rollout(1.0, 1.0), rollout(2.0, 0.0), rollout(9.0, 1.0, error="late")))]
+  played = [Group(task, (rollout(2.0, 1.0), rollout(3.0, 1.0)))]  # the mean is 1.5: 2 edits
+  [cut] = baselines.at_equal_edits(played, policy)
+  assert [t.rewards["solved"] for t in cut.trajectories] == [1.0, 0.0]
+  assert [t.rewards["edits"] for t in cut.trajectories] == [2.0, 2.0]
