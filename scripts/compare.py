@@ -1,6 +1,6 @@
-"""Several runs side by side: a table of their evaluations, and their curves as an SVG.
+"""Several runs side by side: a table of their evaluations, their curves, bars of all players.
 
-    python scripts/compare.py --workdir=runs/seed0 --workdir=runs/seed1 --svg=curves.svg
+    python scripts/compare.py --workdir=runs/0 --workdir=runs/1 --svg=curves.svg --bars=bars.svg
 
 Prints the table in Markdown. A run is named after its folder.
 """
@@ -15,13 +15,17 @@ from jaxrl_agents.viewer import comparison, inputs
 _WORKDIRS = flags.DEFINE_multi_string("workdir", None, "folder of a run; once a run", required=True)
 _SVG = flags.DEFINE_string("svg", "", "file for the curves; none are drawn if not given")
 
+_BARS = flags.DEFINE_string("bars", "", "SVG file for a bar of each evaluation; none if not given")
+
 
 def main() -> None:
-  """Prints the table, writes the curves."""
+  """Prints the table, writes the drawings."""
   runs = [inputs.read_run(workdir) for workdir in _WORKDIRS.value]
   print(comparison.table(runs))
   if _SVG.value:
     comparison.save_svg(runs, pathlib.Path(_SVG.value))
+  if _BARS.value:
+    comparison.save_svg(runs, pathlib.Path(_BARS.value), comparison.bars)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class ToolUseAgent(Agent):
     return parts["right"] - options.call_cost * parts["calls"]
 
   def player(self, name, task, services, seed, chat):
-    """One question to a scripted player; the demonstrator of the warm-up mostly guesses too early."""
+    """One question to a scripted player; the demonstrator mostly guesses too early."""
     if name not in (DEMONSTRATOR, *self.baselines):
       return super().player(name, task, services, seed, chat)
     draw, shelves = random.Random(f"{seed} {task.id}"), list(task.facts["shelves"])

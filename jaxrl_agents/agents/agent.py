@@ -169,7 +169,7 @@ class Agent(abc.ABC):
   def imitated(
     self, setting: Setting, groups: Sequence[Group]
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:
-    """The segments of the demonstrator's episodes that the warm-up imitates, and counts of episodes."""
+    """The segments of the demonstrator's episodes that the warm-up imitates, and their counts."""
     rollouts = [t for group in groups for t in group.trajectories]
     finished = [t for t in rollouts if not t.error]
     counts = {"played": len(rollouts), "failed": len(rollouts) - len(finished)}

@@ -1,6 +1,6 @@
 """The sources of the warm-up's mixture: made once, then found by all that decides them.
 
-tasks -> the demonstrator's episodes (workers) -> filter -> segments in the cache -> the run's folder
+tasks -> the demonstrator's episodes -> filter -> segments in the cache -> the run's folder
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -83,10 +83,58 @@ def figure(runs: Sequence[Run]) -> Figure:
   return drawing
 
 
-def save_svg(runs: Sequence[Run], file: pathlib.Path) -> None:
-  """Writes `figure(runs)`, with text as text; the same runs give the same bytes."""
+def bars(runs: Sequence[Run]) -> Figure:
+  """One group of bars for each evaluation, one bar for each run: the mean reward on the same tasks.
+
+  Groups are sorted by their mean; the trained policy stands out. A whisker spans the 95 % bounds of
+  the difference to the trained policy of the same run, drawn at the other player: where it reaches
+  the dotted line of the trained policy, no difference is shown.
+
+  Raises:
+    ValueError: a run has no evaluation yet, or the runs are of several agents.
+  """
+  _view(runs)
+  missing = [run.name for run in runs if not _has(run.summary, "eval", "trained", "reward")]
+  if missing or not runs:
+    raise ValueError(f"{', '.join(missing) or 'no run'} has no evaluation yet; let the run finish")
+  rewards: dict[str, list[tuple[int, float]]] = {}
+  for i, run in enumerate(runs):
+    for name, entry in run.summary["eval"].items():
+      if _finite(_value(entry, "reward")):
+        rewards.setdefault(name, []).append((i, entry["reward"]))
+  mean = lambda name: sum(value for _, value in rewards[name]) / len(rewards[name])
+  names = sorted(rewards, key=mean)
+  drawing = Figure(figsize=(6.6, 0.42 * len(names) + 0.7), layout="constrained")
+  chart = drawing.subplots()
+  height = 0.8 / len(runs)
+  for row, name in enumerate(names):
+    for i, value in rewards[name]:
+      place = row - 0.4 + (i + 0.5) * height
+      colour = "#1f77b4" if name == "trained" else "#bbbbbb"
+      chart.barh(place, value, 0.9 * height, color=colour)
+      bounds = [
+        _value(runs[i].summary.get("paired_bootstrap"), f"trained_minus_{name}_{side}95")
+        for side in ("upper", "lower")
+      ]
+      if all(map(_finite, bounds)):
+        trained = runs[i].summary["eval"]["trained"]["reward"]
+        chart.plot([trained - bound for bound in bounds], [place, place], color="#444444", lw=1)
+  chart.axvline(mean("trained"), color="#1f77b4", lw=0.8, ls=":")
+  chart.set_yticks(range(len(names)), [_words(name) for name in names])
+  chart.set_title("mean reward on held-out tasks", fontweight="bold", loc="left")
+  for side in ("top", "right"):
+    chart.spines[side].set_visible(False)
+  return drawing
+
+
+def save_svg(
+  runs: Sequence[Run],
+  file: pathlib.Path,
+  draw: Callable[[Sequence[Run]], Figure] = figure,
+) -> None:
+  """Writes `draw(runs)`, with text as text; the same runs give the same bytes."""
   with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "runs", "font.size": 8}):
-    figure(runs).savefig(file, format="svg", metadata={"Date": None})
+    draw(runs).savefig(file, format="svg", metadata={"Date": None})
 
 
 def _view(runs: Sequence[Run]) -> Comparison:

@@ -38,11 +38,16 @@ def test_a_swarm_is_warmed_up_trained_and_compared_with_a_single_agent(library, 
     "sft.reading_drills=8",
     "swarm.budget_share=0.4",
   )
-  assert {"warm_start", "trained", "swarm", "single_agent", "single_agent_unhurried"} <= set(
-    summary["eval"]
-  )
+  assert {
+    "base",
+    "warm_start",
+    "trained",
+    "single_agent",
+    "single_agent_unhurried",
+    "expert",
+  } <= set(summary["eval"])
   for name in ("item_f1", "row_f1", "success", "critical_steps", "total_steps", "serial_rate"):
-    assert math.isfinite(summary["eval"]["swarm"][name])
+    assert math.isfinite(summary["eval"]["trained"][name])
   assert summary["eval"]["single_agent"]["width"] == 0.0
   assert "critical_steps_ratio_by_kind" in summary and "ungated" in rows["rl"]
   assert "reward_gain_lower95" in summary["paired_bootstrap"]
@@ -63,7 +68,10 @@ def test_a_coding_agent_is_warmed_up_trained_and_compared_with_one_without_summa
     "sft.rates=(1,0,0,1)",
     "sft.reading_drills=8",
   )
-  assert {"warm_start", "trained", "no_summary"} <= set(summary["eval"])
+  assert {"warm_start", "trained", "no_summary", "enumeration", "do_nothing"} <= set(
+    summary["eval"]
+  )
+  assert "trained_minus_enumeration_lower95" in summary["paired_bootstrap"]
   for name in ("solve_rate", "summaries", "invalid_tool_calls", "turns"):
     assert math.isfinite(summary["eval"]["trained"][name])
   assert "ungated" in rows["rl"] and rows["rl"]["solved"] <= 1.0

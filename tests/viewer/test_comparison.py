@@ -1,5 +1,6 @@
 """Runs side by side: the table by hand, the charts with the lines of each run."""
 
+import dataclasses
 import math
 import xml.etree.ElementTree as ET
 
@@ -61,6 +62,21 @@ def test_held_out_means_go_from_a_hollow_to_a_full_dot_and_unfinished_runs_have_
   assert list(line.get_xdata()) == [0.5, 0.75] and list(rival.get_xdata()) == [0.5]
   assert hollow.get_markerfacecolor() == "white" != full.get_markerfacecolor()
   assert not chart(drawing, "held out: trajectory recall").lines  # not in these summaries
+
+
+def test_bars_are_sorted_and_whiskers_span_the_bounds_of_the_difference_to_the_trained_policy():
+  one = run("a", [0])
+  one.summary["eval"]["expert"] = {"reward": 1.5}
+  gains = {"trained_minus_expert_lower95": -1.0, "trained_minus_expert_upper95": -0.5}
+  summary = one.summary | {"paired_bootstrap": BOOTSTRAP | gains}
+  [axes] = comparison.bars([dataclasses.replace(one, summary=summary)]).axes
+  labels = [text.get_text() for text in axes.get_yticklabels()]
+  assert labels[-2:] == ["trained", "expert"]
+  assert [bar.get_width() for bar in axes.patches] == [0.5, 0.5, 0.75, 1.5]
+  whisker = axes.lines[0]
+  assert sorted(whisker.get_xdata()) == [1.25, 1.75]  # 0.75 + 0.5 and 0.75 + 1.0
+  with pytest.raises(ValueError, match="b has no evaluation yet"):
+    comparison.bars([one, run("b", [0], finished=False)])
 
 
 def test_the_same_runs_give_the_same_svg_with_names_as_text(tmp_path):

@@ -48,7 +48,7 @@ class SearchConfig:
     tool_deadline_s: of one call.
     tool_latency_s: median of a delay before each call, as of a service on a network.
     system_prompt: first message; none where empty.
-    hasty: probability that the scripted demonstrator searches for one clue in an episode and answers.
+    hasty: share of the demonstrator's episodes in which it searches for one clue and answers.
     reward: weights of the reward.
   """
 

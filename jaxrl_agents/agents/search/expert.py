@@ -105,9 +105,10 @@ class SearchExpert:
         return self._answer(visible)
       calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in unneeded]}))
       used -= sum(self._services.chat.count(self._index.chunk(i).text) + 10 for i in unneeded)
-    wanted = open_clues[: self._width(used)]
-    self._asked = [*(None for _ in calls), *wanted]
-    calls += [self._attempt(i, visible) for i in wanted]
+    attempts = {i: self._attempt(i, visible) for i in open_clues[: self._width(used)]}
+    made = {i: call for i, call in attempts.items() if call is not None}
+    self._asked = [*(None for _ in calls), *made]
+    calls += made.values()
     if visible and self._draws.happens(self._noise.read):
       name = self._ids.name(self._draws.random.choice(visible))
       calls.append(("read_document", {"doc_id": reward.document_of(name)}))
@@ -168,10 +169,16 @@ class SearchExpert:
         self._given_up.add(i)
     return [i for i in missing if i not in self._given_up]
 
-  def _attempt(self, i: int, visible: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The next call for clue i: its words first, then fewer of them, or a name seen elsewhere."""
+  def _attempt(self, i: int, visible: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+    """The next call for clue i: its words first, then fewer of them, or a name seen elsewhere.
+
+    A clue without a description can only be looked up by a name in sight: None if there is none.
+    """
     text, happens = self._clues[i]["text"], self._draws.happens
     self._tries[i] += 1
+    if not text:
+      name = self._seen_name(i, visible)
+      return search(name) if name else None
     if self._tries[i] == 1:
       if self._draws.errs(self._noise.whole_question):
         return search(self._task.prompt[:400])
@@ -189,15 +196,19 @@ class SearchExpert:
   def _seen_name(self, i: int, visible: Sequence[str]) -> str:
     """A name in sight that a gold chunk of clue i also has; "" if there is none.
 
-    Names of other clues' entities come first, then longer names before shorter ones.
+    A clue without a description is looked up by its own name, where it is in sight. Else names of
+    other clues' entities come first, then longer names before shorter ones.
     """
     clue = self._clues[i]
     wanted = [self._index.chunk(chunk_id).text for chunk_id in clue["chunk_ids"]]
-    names = {name for text in wanted for name in _IDENTIFIER.findall(text)} - {clue.get("name")}
+    names = {name for text in wanted for name in _IDENTIFIER.findall(text)}
+    if clue["text"]:
+      names -= {clue.get("name")}
     seen = [self._index.chunk(chunk_id).text for chunk_id in visible if chunk_id in self._gold]
     shared = {name for text in seen for name in _IDENTIFIER.findall(text) if name in names}
     titles = {clue.get("name") for clue in self._clues}
-    best = sorted(shared, key=lambda name: (name not in titles, -len(name), name))
+    own = clue.get("name")
+    best = sorted(shared, key=lambda name: (name != own, name not in titles, -len(name), name))
     untried = [name for name in best if (i, name) not in self._named]
     self._named.update((i, name) for name in untried[:1])
     return untried[0] if untried else ""

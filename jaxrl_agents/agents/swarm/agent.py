@@ -208,7 +208,7 @@ class SwarmAgent(Agent):
     found: dict[str, Any] = {
       "eval": {
         name: self.entry(setting, groups) | {"by_kind": self._by_kind(setting, groups)}
-        for name, groups in {**evaluations, "swarm": after}.items()
+        for name, groups in evaluations.items()
       },
     }
     if "single_agent" in evaluations:
