@@ -97,7 +97,7 @@ def test_the_table_has_a_section_for_all_tasks_and_one_for_each_kind():
   assert found["All tasks", "Performance"].values == (0.25, 0.75, 0.5, 0.7, 1.0)
   assert found["Deep", "Performance"].values == (0.25, 0.6, 0.5, 0.7, 1.0)
   assert found["Deep", "Performance"].gain == pytest.approx(0.35)
-  assert found["Wide", "Critical steps"].values == (4.0, 4.0, 4.0, 4.0)
+  assert found["Wide", "Critical steps"].values == (4.0, 4.0, 4.0, 4.0, 4.0)
   assert not any(r.title in ("Reward", "reward") for r in rows)
 
 
