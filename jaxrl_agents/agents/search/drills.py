@@ -1,7 +1,8 @@
-"""Short exercises in reading results: which of the hits belong to the question, quoted by id.
+"""Short exercises in quoting: which hits of a result belong to the question, and clues as queries.
 
-Only few of an episode's trained tokens quote an id. The prompt of a drill already has the results,
-with hits cut to a few words, so that the reply trains the quoting only.
+Only few of an episode's trained tokens quote an id. The prompt of such a drill already has the
+results, with hits cut to a few words, so that the reply trains the quoting only. The other drills
+have a question alone, and the reply searches for each of its clues, word for word.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from jaxrl_agents.agents.search import reward, view
+from jaxrl_agents.agents.search import expert, reward, view
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
@@ -25,8 +26,16 @@ MAX_CLUES = 5
 PIECE_WORDS = (8, 12, 20, 40)
 """A drill shows one of these numbers of words of each hit."""
 
+QUERIES = 0.5
+"""Share of drills whose reply searches for the clues."""
+
+STRANGE = 0.5
+"""Share of the words of their clues that are replaced by words of other clues, so that no language
+model helps to copy them; 0 in half of these drills.
+"""
+
 LISTING = 0.25
-"""Share of drills without a question, whose reply lists the first hit of every result."""
+"""Share of the other drills without a question, whose reply lists the first hit of every result."""
 
 GENEROUS = 0.25
 """Share of the drills with a question whose reply lists all hits."""
@@ -65,8 +74,14 @@ def reading_drills(
     seed: of all that is random.
   """
   hits_of = functools.cache(search)
+  words = sorted(
+    {w for task in tasks for clue in task.facts["clues"] for w in clue["text"].split()}
+  )
   for task in tasks:
     draw = random.Random(f"{seed}/{task.id}")
+    if draw.random() < QUERIES:
+      yield _queries(task, words, chat, draw)
+      continue
     ids, length = ShortIds(task), draw.choice(PIECE_WORDS)
     right: list[str] = []
     wrong: list[str] = []
@@ -100,6 +115,25 @@ def reading_drills(
     else:
       reply = reward.answer(right)
     yield chat.render([Message("user", task.prompt), *results]), chat.encode_reply(reply)
+
+
+def _queries(
+  task: Task, words: Sequence[str], chat: Chat, draw: random.Random
+) -> tuple[np.ndarray, np.ndarray]:
+  """A question, and the searches for its clues; some of their words may be drawn from `words`."""
+  strange = draw.choice((0.0, STRANGE))
+  prompt, rest = "", task.prompt
+  clues: list[str] = []
+  for clue in task.facts["clues"]:
+    text = " ".join(
+      draw.choice(words) if draw.random() < strange else word for word in clue["text"].split()
+    )
+    before, _, rest = rest.partition(clue["text"])
+    prompt += before + text
+    clues.append(text)
+  calls = tuple(ToolCall("", *expert.search(text)) for text in clues)
+  reply = Message("assistant", "", calls)
+  return chat.render([Message("user", prompt + rest)]), chat.encode_reply(reply)
 
 
 def _best_piece(text: str, clue: str, length: int) -> str:

@@ -1,4 +1,4 @@
-"""Reading drills: what is quoted stands in the hits, and only the right hits are."""
+"""Drills: what is quoted stands in the hits or in the question, and only the right hits are."""
 
 import re
 
@@ -22,6 +22,9 @@ CLUES = (
 )
 
 
+PROMPT = "1. Lamp: gives light to the street. 2. Bird: sings. Question: which bird is 2?"
+
+
 def search(query):
   """Wrong chunks, others for each clue, around the right one."""
   right = "7_3" if query == CLUES[0]["text"] else "8_1"
@@ -30,14 +33,14 @@ def search(query):
 
 
 def task(i, clues=CLUES):
-  return Task(f"t{i}", "search", "1. Thing: x.", {"clues": clues}, "train", i)
+  return Task(f"t{i}", "search", PROMPT, {"clues": clues}, "train", i)
 
 
 @pytest.fixture(scope="module")
 def drills():
   talk = chat_lib.load("base")
   pairs = search_drills.reading_drills(
-    [task(i) for i in range(300)], TEXTS.__getitem__, search, talk, seed=3
+    [task(i) for i in range(600)], TEXTS.__getitem__, search, talk, seed=3
   )
   return [(talk.decode(p), talk.decode(r)) for p, r in pairs]
 
@@ -50,7 +53,7 @@ def test_with_a_question_the_right_hits_or_all_are_listed_or_all_the_wrong_ones_
   """Of a result without the right hit, the first stands in for it."""
   listed = generous = pruned = missed = 0
   for prompt, reply in drills:
-    if "<|user|>" not in prompt:
+    if "<|user|>" not in prompt or "<|tool|>" not in prompt:
       continue
     ids = [name for name, _ in shown(prompt)]
     by_result = [[name for name, _ in shown(text)] for text in prompt.split("<|tool|>")[1:]]
@@ -76,6 +79,18 @@ def test_without_a_question_the_first_hit_of_every_result_is_listed(drills):
     assert re.findall(r"<Document id=([^>]+)>", reply) == firsts
 
 
+def test_queries_are_the_clues_of_the_question_word_for_word_even_of_strange_words(drills):
+  asked = [(p, r) for p, r in drills if "<|tool|>" not in p]
+  assert 250 < len(asked) < 350
+  strange = 0
+  for prompt, reply in asked:
+    queries = re.findall(r'{"query": " ([^"]+)"}', reply)
+    [(first, second)] = re.findall(r"1. Lamp: (.+). 2. Bird: (.+). Question: which", prompt)
+    assert queries == [first, second]
+    strange += queries != [clue["text"] for clue in CLUES]
+  assert 100 < strange < 180
+
+
 def test_a_hit_is_cut_to_the_words_that_the_clue_shares(drills):
   texts = {text for prompt, _ in drills for name, text in shown(prompt) if name == "7_3"}
   pieces = {text.split("<|")[0] for text in texts}
@@ -86,7 +101,7 @@ def test_a_hit_is_cut_to_the_words_that_the_clue_shares(drills):
   }
 
 
-def test_drills_depend_on_task_and_seed_alone():
+def test_a_drill_does_not_depend_on_how_many_there_are():
   talk = chat_lib.load("base")
   make = lambda tasks: [
     np.concatenate(pair)
