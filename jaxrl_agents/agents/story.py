@@ -6,6 +6,26 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.formats import flatten, mapping
+
+
+def told_haste(section: str) -> Callable[[Mapping[str, Any]], str]:
+  """A function from the summary to a sentence on a warm start that was made worse on purpose, by
+  the option `hasty` of the section; "" if it was not.
+  """
+
+  def told(summary: Mapping[str, Any]) -> str:
+    text = dict(flatten(mapping(summary.get("config")))).get(f"{section}.hasty", "0")
+    share = float(text)
+    if not share:
+      return ""
+    return (
+      f"The warm start imitates a player that was made hasty in {100 * share:.0f}\u00a0% of its "
+      f"episodes ({section}.hasty), so at least a part of the gain undoes that."
+    )
+
+  return told
+
 
 @dataclasses.dataclass(frozen=True)
 class Section:

@@ -116,6 +116,19 @@ def test_the_sentence_claims_no_more_than_the_bound_allows():
   )
 
 
+def test_a_start_that_was_made_worse_on_purpose_is_told_with_the_gain():
+  evaluation = {"warm_start": {"reward": 0.25}, "trained": {"reward": 0.5}}
+  told = []
+  for hasty in (0.0, 0.8):
+    config = {"agent": "search", "search": {"hasty": hasty}}
+    run = inputs.Run("w", (), {"eval": evaluation, "config": config}, ())
+    told.append(headline.sentence(run).replace("\u00a0", " "))
+  assert told[1].removeprefix(told[0]) == (
+    " The warm start imitates a player that was made hasty in 80 % of its episodes (search.hasty), "
+    "so at least a part of the gain undoes that."
+  )
+
+
 def test_a_section_sets_the_trained_policy_beside_every_other_player():
   rewards = {"trained": 0.75, "one_search": 0.25, "expert": 1.0}
   evaluation = {name: {"reward": reward} for name, reward in rewards.items()}

@@ -48,6 +48,7 @@ class SearchAgent(Agent):
     "num_output",
     "tool_calls",
     "prune_accuracy",
+    "verbatim_queries",
     "completed",
     "failed",
   )

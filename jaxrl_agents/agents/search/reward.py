@@ -20,7 +20,7 @@ from jaxrl_agents.types import Message, ToolCall
 HIT_PATTERN = re.compile(r"^# DOCUMENT ID: (\S+) \(\d+ tokens\)", re.MULTILINE)
 ANSWER_PATTERN = re.compile(r"<Document\s+id\s*=\s*[\"']?([^\s\"'<>]+)[\"']?\s*/?>", re.IGNORECASE)
 SHOWING_TOOLS = ("search_corpus", "grep_corpus")
-PRUNE_TOOL = "prune_chunks"
+SEARCH_TOOL, PRUNE_TOOL = "search_corpus", "prune_chunks"
 EPSILON = 0.001
 """The least that an answered episode earns (ours)."""
 
@@ -153,6 +153,14 @@ def prune_accuracy(pruned: Sequence[str], facts: Mapping[str, Any]) -> float | N
   return 1 - sum(i in gold or document_of(i) in gold for i in pruned) / len(pruned)
 
 
+def verbatim_queries(log: Sequence[Message]) -> float | None:
+  """The share of the queries that stand in the question word for word; None without a search."""
+  queries = [call.arguments.get("query") for call in calls(log) if call.name == SEARCH_TOOL]
+  question = "".join(message.content for message in log if message.role == "user")
+  quoted = [isinstance(query, str) and query.strip() in question for query in queries]
+  return sum(quoted) / len(quoted) if quoted else None
+
+
 def search_parts(
   log: Sequence[Message],
   stop: str,
@@ -176,7 +184,8 @@ def search_parts(
 
   Returns:
     precision, output_recall, f1, answer_found of the output set; trajectory_recall; the penalties;
-    counts; "prune_accuracy" only if something was pruned. completed is 0 for an episode that ended
+    counts; "prune_accuracy" only if something was pruned, "verbatim_queries" only if something was
+    searched for. completed is 0 for an episode that ended
     without an answer (context overflow, turn limit, malformed).
   """
   named = ids or {}
@@ -207,6 +216,9 @@ def search_parts(
     "num_output": float(len(counted)),
     "unseen_output": float(unseen),
   }
+  verbatim = verbatim_queries(log)
+  if verbatim is not None:
+    parts["verbatim_queries"] = verbatim
   accuracy = prune_accuracy(pruned, facts)
   return parts if accuracy is None else parts | {"prune_accuracy": accuracy}
 

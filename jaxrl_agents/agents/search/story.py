@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_agents.agents.story import Comparison, Panel, Story
+from jaxrl_agents.agents.story import Comparison, Panel, Story, told_haste
 
 
 def limits(options: Mapping[str, Any], section: str = "search") -> dict[str, int]:
@@ -56,6 +56,7 @@ STORY = Story(
     "precision": "Precision of the output",
     "num_output": "Chunks listed",
     "tool_calls": "Tool calls",
+    "verbatim_queries": "Queries that quote the question",
     "completed": "Episodes that answered",
   },
   fine=(
@@ -65,6 +66,7 @@ STORY = Story(
     "shown them."
   ),
   limits=limits,
+  addition=told_haste("search"),
   panels=PANELS,
   compared=Comparison(
     evaluations=(

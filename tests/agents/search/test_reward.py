@@ -189,3 +189,14 @@ def test_prune_calls_of_any_shape_are_read_without_failing():
   odd = [{"chunk_ids": "7_0"}, {"chunk_ids": [1, None, "7_0"]}, {}, {"chunk_ids": {"a": 1}}]
   ids = [reward.prune_call_ids(ToolCall("a", "prune_chunks", arguments)) for arguments in odd]
   assert ids == [[], ["7_0"], [], []]
+
+
+def test_queries_that_stand_in_the_question_are_counted():
+  def asked(*queries):
+    turn = Message(
+      "assistant", "", tuple(ToolCall("", "search_corpus", {"query": q}) for q in queries)
+    )
+    return reward.verbatim_queries((Message("user", "1. Method: prints a tree."), turn))
+
+  assert asked(" prints a tree", "prints the tree", "Method", "trees") == 0.5
+  assert asked() is None
