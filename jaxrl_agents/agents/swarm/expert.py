@@ -50,7 +50,7 @@ class SwarmNoise:
 
 
 FAULTLESS = SwarmNoise(serial=0.0, lonely=0.0, crowded=0.0, scales=(0.0,))
-"""No mistakes, and all rows at once."""
+"""The orchestrator makes no mistakes and assigns all rows at once."""
 
 
 class Lookups:

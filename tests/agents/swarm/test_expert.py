@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from jaxrl_agents.agents.swarm.agent import AGENT
 from jaxrl_agents.agents.swarm.expert import SwarmNoise, make_player
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.types import Task
@@ -127,3 +128,15 @@ def test_a_sub_agent_that_errs_shows_in_what_it_returns(played):
   assert silent.rewards["finish_rate"] == 1.0 and silent.rewards["performance"] == 0.0
   empty = played(dataclasses.replace(sure, drop=1.0))
   assert empty.log[-1].content == HEADER
+
+
+def test_the_expert_of_comparisons_works_alone_on_short_tables_only(services):
+  arena, found = swarm_services(services), {}
+  for kind in ("wide table", "narrow table"):
+    task = swarm_task()
+    task = dataclasses.replace(task, facts={**task.facts, "kind": kind})
+    player = AGENT.player("expert", task, arena, 0, arena.search.chat)
+    sampling = Sampling(max_new_tokens=400)
+    episode = run_episode(player, arena.search.chat, player, task=task, sampling=sampling)
+    found[kind] = tools_of(asyncio.run(episode))[0][0]
+  assert found == {"wide table": "create_subagent", "narrow table": "search_corpus"}
