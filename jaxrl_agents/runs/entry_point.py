@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import sys
 import time
@@ -23,6 +25,21 @@ PREEMPTED = 143
 """Exit status after SIGTERM, likewise."""
 
 
+MALLOC_ARENAS = 2
+_M_ARENA_MAX = -8  # of malloc.h
+
+
+def limit_malloc_arenas() -> None:
+  """Lets the threads of this process share `MALLOC_ARENAS` heaps, where the C library is glibc.
+
+  By default glibc opens up to eight heaps a core, and memory that XLA's threads free in one of them
+  is of no use to the others: in search_cpu the process was 100 MiB larger at the first step, and
+  grew 8 times as fast.
+  """
+  with contextlib.suppress(OSError, AttributeError):
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, MALLOC_ARENAS)
+
+
 def run(main: Callable[[], None], leave: Callable[[int], NoReturn] = sys.exit) -> None:
   """Parses flags and calls `main`. Bad input is reported in one line; Ctrl-C leaves a resumable
   run.
@@ -31,6 +48,7 @@ def run(main: Callable[[], None], leave: Callable[[int], NoReturn] = sys.exit) -
   def call(argv: list[str]) -> None:
     if len(argv) > 1:
       raise app.UsageError(f"unexpected {argv[1]!r}; every argument is a --flag=value")
+    limit_malloc_arenas()
     stopwatch.add("imports", time.time() - psutil.Process().create_time())
     logging.set_verbosity(logging.WARNING)  # orbax tells of every save otherwise
     try:
