@@ -114,7 +114,7 @@ class SwarmAgent(Agent):
     rows of all other tasks at once.
     """
     if name == "expert":
-      alone = task.facts["kind"].startswith("narrow")
+      alone = services.limits.alone or task.facts["kind"].startswith("narrow")
       noise = dataclasses.replace(expert.FAULTLESS, serial=float(alone))
       return expert.make_player(task, services, noise, seed)
     if name != agent_lib.DEMONSTRATOR:
