@@ -58,8 +58,8 @@ class Tasks(abc.ABC):
     if not tasks:
       others = ", ".join(name for name, each in self.tasks.items() if each) or "none"
       raise ValueError(
-        f"the corpus has no {split} tasks (splits with tasks: {others}); use a larger one, or a task "
-        "set with this split"
+        f"the corpus has no {split} tasks (splits with tasks: {others}); use a larger one, or a "
+        "task set with this split"
       )
     return random.Random(f"{seed} {split}").sample(tasks, min(count, len(tasks)))
 
