@@ -30,8 +30,8 @@ MAX_PLACES = 1_000
 
 _SYSTEM = """\
 You work on a repository in a sandbox, in the folder /work, and do what the user asks. Your \
-changes are judged by tests: those that the request names, and others that you cannot see. Mend the \
-source; changed tests count for nothing, and so does source that is made to know that it is tested.
+changes are judged by tests: those that the request names, and others that you cannot see. Mend \
+the source; changed tests count for nothing, and so does source that notices that it is tested.
 
 Tools:
 {tools}

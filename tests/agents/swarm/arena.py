@@ -3,8 +3,8 @@
 import asyncio
 import dataclasses
 
-from jaxrl_agents.agents.swarm import env as swarm
 from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.agents.swarm import env as swarm
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.subagents import Crew
