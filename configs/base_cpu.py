@@ -49,7 +49,10 @@ CODING = (
 
 
 def get_config() -> config.RunConfig:
-  """Copying drills at first; scripted episodes and drills of all three agents."""
+  """Copying drills at first; scripted episodes and drills of all three agents.
+
+  No agent has a system prompt: the three recipes set system_prompt="".
+  """
   here = pathlib.Path(__file__).parent
   recipe = config.load(str(here / "search_cpu.py"))
   return dataclasses.replace(

@@ -32,6 +32,7 @@ def get_config() -> config.RunConfig:
       grade_s=60.0,
       snapshot_turns=0,
       hasty=0.6,
+      system_prompt="",  # the base was trained without one
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
     sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=1.0),

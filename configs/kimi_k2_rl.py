@@ -5,8 +5,8 @@ python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x8x8 \
   --sampler_topology=v5p:4x4x8 --sampler_mesh=expert=128
 
 In bfloat16 with moments in 8 bits the learner takes 90 of 95 GiB of each of 256 chips of v5p, and
-104 to 156 s for a step of 16.8 million tokens; a sampler takes 75 GiB of each of 128, and decodes
-19,500 to 21,300 tokens/s in 2,048 contexts, half full (planned, not run).
+104 to 156 s for 16.8 million tokens (learner.group_size=16); a sampler takes 75 GiB of each of 128,
+and decodes 19,500 to 21,300 tokens/s in 2,048 contexts, half full (planned, not run).
 
 Sizes are those of https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/config.json.
 """
@@ -20,7 +20,15 @@ YARN_GAIN = 0.1 * math.log(32.0) + 1.0
 
 
 def get_config() -> config.RunConfig:
-  """The published budgets of the search agent (SearchConfig's defaults), one context a row."""
+  """Context-1's recipe and budgets (SearchConfig's defaults), one context a row.
+
+  What differs from the recipe besides what configs/gpt_oss_20b_rl.py names:
+
+  - all parameters are trained, to plan for a whole trillion of them, by AdamW with moments in 8
+    bits, without which they would not fit;
+  - the learning rate is 1e-6: 1e-5 is for adapters, which need about ten times that of all
+    parameters.
+  """
   return config.RunConfig(
     name="kimi_k2_rl",
     policy=config.PolicySection(
@@ -54,16 +62,19 @@ def get_config() -> config.RunConfig:
         score_gain=YARN_GAIN**2,
       ),
     ),
+    corpus=config.CorpusConfig(chunk_tokens=512),
     sampler=config.SamplerConfig(
       slots=2_048, page_tokens=64, num_pages=1_048_576, prefill_tokens=2_048
     ),
     mesh=config.MeshConfig(fsdp=2, expert=16, context=8),
     workers=config.WorkersConfig(processes=64, episodes=2_048, stall_s=900.0),
     learner=config.LearnerConfig(
-      steps=500,
+      steps=300,
       groups_per_step=128,
-      group_size=16,
+      group_size=8,
       substeps=4,
+      loss="cispo",
+      loss_options={"low": 0.0, "high": 5.0},
       lr=1e-6,
       optimizer="adamw8bit",
       row_tokens=32_768,
@@ -73,4 +84,5 @@ def get_config() -> config.RunConfig:
       mtp_weight=0.0,
       save_every=10,
     ),
+    eval=config.EvalConfig(temperature=1.0, top_p=0.9),
   )

@@ -31,6 +31,7 @@ def get_config() -> config.RunConfig:
       max_documents=12,
       short_ids=True,
       hasty=0.8,
+      system_prompt="",  # the base was trained without one
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
     sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=0.5),

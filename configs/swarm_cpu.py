@@ -28,6 +28,7 @@ def get_config() -> config.RunConfig:
         max_new_tokens=448,
         short_ids=True,
         can_prune=False,
+        system_prompt="",  # the base was trained without one
       ),
       budget_share=0.25,
       sub_token_budget=640,

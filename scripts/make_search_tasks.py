@@ -1,8 +1,12 @@
-"""Makes a frozen set of multi-hop search tasks from a corpus, without network or model.
+"""Makes a frozen set of search tasks, of a corpus or of a published question set.
 
     python scripts/make_search_tasks.py --corpus=python --out=tasks        # Python's library, 30 s
     python scripts/make_search_tasks.py --corpus=FOLDER --out=tasks        # .txt .md .html .jsonl
     python scripts/make_search_tasks.py --corpus=chroma:FOLDER --out=tasks # Context-1's task files
+    python scripts/make_search_tasks.py --corpus=hotpotqa:FILE --out=tasks # and other forms:
+
+beir, hotpotqa, 2wiki, musique, frames and browsecomp_plus (see search.tasks.published_sets). A run
+takes the set with --set corpus.source=tasks. Needs no network and no model.
 
 Prints the yield by split and level and three of the tasks. --format=chroma writes a JSON file per
 seed, as Context-1's generator does, in the place of tasks.jsonl and its corpus.
@@ -10,17 +14,40 @@ seed, as Context-1's generator does, in the place of tasks.jsonl and its corpus.
 
 from __future__ import annotations
 
+import pathlib
 import random
 import time
+from collections.abc import Callable
 
 from absl import flags
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.agents.search.tasks import chroma_files, difficulty, make_tasks
+from jaxrl_agents.agents.search.tasks import (
+  chroma_files,
+  difficulty,
+  document_tasks,
+  make_tasks,
+  published_sets,
+)
+from jaxrl_agents.agents.search.tasks.chains import Chain
 from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.runs import entry_point
 
-CORPUS = flags.DEFINE_string("corpus", "python", '"python", a folder, or "chroma:FOLDER".')
+CORPUS = flags.DEFINE_string(
+  "corpus",
+  "python",
+  f'"python", "package:NAME", a folder, "chroma:FOLDER", or "FORM:PATH" with a form of '
+  f"{', '.join(published_sets.FORMS)}.",
+)
+DOCUMENTS = flags.DEFINE_string(
+  "documents", "", f"For {', '.join(published_sets.WITH_DOCUMENTS)}: the folder of their pages."
+)
+SPLITS = flags.DEFINE_enum(
+  "splits", "own", ["own", "hash"], "For FORM:PATH: the set's own splits where it has any, or ours."
+)
+MAX_QUESTIONS = flags.DEFINE_integer(
+  "max_questions", 0, "For FORM:PATH: the first rows of each file; 0 for all.", lower_bound=0
+)
 OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 SEED = flags.DEFINE_integer("seed", 0, "Of document numbers and of every draw.")
 CHUNK_TOKENS = flags.DEFINE_integer("chunk_tokens", 64, "Most tokens of a chunk.", lower_bound=1)
@@ -36,6 +63,8 @@ _STARTED = time.monotonic()
 def main() -> None:
   """Makes, writes and shows a task set."""
   count_tokens = chat_lib.load(TOKENIZER.value).count
+  form, _, path = CORPUS.value.partition(":")
+  chains: dict[str, tuple[Chain, ...]] = {}
   if CORPUS.value.startswith("chroma:"):
     read = chroma_files.read_folder(CORPUS.value.removeprefix("chroma:"))
     task_set = make_tasks.from_chains(
@@ -45,7 +74,9 @@ def main() -> None:
       gold=GOLD.value,
       seed=SEED.value,
     )
-    chains = {"all": read}
+    chains = {"all": tuple(read)}
+  elif path and form != "package" and not pathlib.Path(CORPUS.value).exists():
+    task_set = published(form, path, count_tokens)
   else:
     task_set, chains = make_tasks.make(
       CORPUS.value,
@@ -57,6 +88,8 @@ def main() -> None:
     )
   if FORMAT.value == "native":
     make_tasks.save(task_set, OUT.value)
+  elif not chains:
+    raise ValueError("--format=chroma writes chains of clues, and a question set has none")
   else:
     for chain in (chain for each in chains.values() for chain in each):
       chroma_files.write(chain, OUT.value)
@@ -64,6 +97,26 @@ def main() -> None:
   show(task_set)
   if INDEX.value:
     show_difficulty(task_set)
+
+
+def published(form: str, path: str, count_tokens: Callable[[str], int]) -> make_tasks.TaskSet:
+  """The task set of a question set in its published form."""
+  collection = published_sets.read(
+    form,
+    path,
+    documents=DOCUMENTS.value,
+    max_questions=MAX_QUESTIONS.value,
+    seed=SEED.value,
+  )
+  report(f"{len(collection.documents)} documents, {len(collection.questions)} questions")
+  return document_tasks.make(
+    collection,
+    source=CORPUS.value,
+    count_tokens=count_tokens,
+    chunk_tokens=CHUNK_TOKENS.value,
+    own_splits=SPLITS.value == "own",
+    seed=SEED.value,
+  )
 
 
 def report(line: str) -> None:
@@ -82,6 +135,10 @@ def show(task_set: make_tasks.TaskSet) -> None:
     print(row + "".join(f"{each['level'].get(level, 0):9}" for level in levels))
   for reason, count in task_set.manifest.get("refused", {}).items():
     print(f"{count:7} tries refused: {reason}")
+  for reason, count in task_set.manifest.get("left_out", {}).items():
+    print(f"{count:7} questions left out: {reason}")
+  if task_set.manifest.get("shared_gold_documents"):
+    print(f"{task_set.manifest['shared_gold_documents']:7} documents are gold in several splits")
   everything = [task for tasks in task_set.tasks.values() for task in tasks]
   for task in random.Random(SEED.value).sample(everything, min(3, len(everything))):
     print(f"\n{task.id} ({task.facts['kind']})\n{task.prompt}\n  -> {task.facts['truth']}")
@@ -89,8 +146,8 @@ def show(task_set: make_tasks.TaskSet) -> None:
 
 def show_difficulty(task_set: make_tasks.TaskSet) -> None:
   """Prints what BM25 finds of the test tasks' facts (the dev or train tasks' if there are none)."""
-  if GOLD.value == "document":
-    raise ValueError("--index measures facts; use it with --gold=fact")
+  if task_set.manifest.get("gold") == "document":
+    raise ValueError("--index measures facts, and the gold of these tasks are documents")
   index = index_lib.build(task_set.chunks, INDEX.value)
   tasks = next(task_set.tasks[s] for s in ("test", "dev", "train") if task_set.tasks[s])
   found = difficulty.measure(index, tasks)

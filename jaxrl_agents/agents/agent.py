@@ -56,7 +56,11 @@ class Tasks(abc.ABC):
     """
     tasks = sorted(self.tasks[split], key=lambda task: task.id)
     if not tasks:
-      raise ValueError(f"the corpus has no {split} tasks; use a larger one")
+      others = ", ".join(name for name, each in self.tasks.items() if each) or "none"
+      raise ValueError(
+        f"the corpus has no {split} tasks (splits with tasks: {others}); use a larger one, or a "
+        "task set with this split"
+      )
     return random.Random(f"{seed} {split}").sample(tasks, min(count, len(tasks)))
 
 

@@ -16,16 +16,32 @@ from jaxrl_agents.corpus import readers
 
 def load_queries(folder: str | os.PathLike[str]) -> dict[str, str]:
   """Returns query id -> text from queries.jsonl (or with .gz); ValueError if there is none."""
+  path = _queries_file(folder)
+  return {
+    readers.string_field(path, number, record, "_id", "id"): readers.string_field(
+      path, number, record, "text"
+    )
+    for number, record in readers.read_jsonl(path)
+  }
+
+
+def load_answers(folder: str | os.PathLike[str]) -> dict[str, str]:
+  """Returns query id -> answer of the queries whose metadata has an "answer" that is a text."""
+  path = _queries_file(folder)
+  found = {}
+  for number, record in readers.read_jsonl(path):
+    metadata = record.get("metadata")
+    answer = metadata.get("answer") if isinstance(metadata, dict) else None
+    if isinstance(answer, str):
+      found[readers.string_field(path, number, record, "_id", "id")] = answer
+  return found
+
+
+def _queries_file(folder: str | os.PathLike[str]) -> pathlib.Path:
   root = pathlib.Path(folder)
   for name in ("queries.jsonl", "queries.jsonl.gz"):
-    path = root / name
-    if path.is_file():
-      return {
-        readers.string_field(path, number, record, "_id", "id"): readers.string_field(
-          path, number, record, "text"
-        )
-        for number, record in readers.read_jsonl(path)
-      }
+    if (root / name).is_file():
+      return root / name
   raise ValueError(f"{root}: no queries.jsonl or queries.jsonl.gz; name a BEIR collection")
 
 

@@ -75,7 +75,7 @@ def load(source: str | os.PathLike[str], *, seed: int = 0) -> list[Document]:
     unnumbered = _package(str(source).removeprefix(PACKAGE))
   else:
     unnumbered = _folder(pathlib.Path(source))
-  return _numbered([document for document in unnumbered if document.text.strip()], source, seed)
+  return numbered([document for document in unnumbered if document.text.strip()], source, seed)
 
 
 def version(source: str | os.PathLike[str]) -> str:
@@ -98,8 +98,12 @@ def content_hash(documents: Iterable[Document]) -> str:
   return digest.hexdigest()
 
 
-def _numbered(documents: Sequence[Document], source: Any, seed: int) -> list[Document]:
-  """Gives each document a number of at least three digits; all numbers have equally many."""
+def numbered(documents: Sequence[Document], source: Any, seed: int) -> list[Document]:
+  """Gives each document a number of at least three digits; all numbers have equally many.
+
+  Raises:
+    ValueError: there are no documents, or two have one name in metadata["source"].
+  """
   if not documents:
     raise ValueError(f"{source}: no document holds any text; name a folder that has some")
   seen: set[str] = set()
@@ -241,6 +245,6 @@ def _json_lines(path: pathlib.Path, root: pathlib.Path) -> Iterator[Document]:
     metadata = record.get("metadata") or {}
     if not isinstance(metadata, dict):
       raise ValueError(f"{path}, line {number}: field 'metadata' is not an object; make it one")
-    own_id = readers.string_field(path, number, record, "_id", "id", "url")
+    own_id = readers.string_field(path, number, record, "_id", "id", "docid", "url")
     source = own_id or f"{path.relative_to(root).as_posix()}:{number}"
     yield Document("", title, text or title, {**metadata, "source": source, "kind": "jsonl"})

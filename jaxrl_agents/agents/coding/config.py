@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jaxrl_agents.agents.system_prompt import ENVIRONMENT
 from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share, Whole
 
 TOOLS = (
@@ -81,7 +82,8 @@ class CodingConfig:
     snapshot_turns: turns between snapshots from which a lost sandbox is restored; 0 for none.
     pages: file of JSON lines {"url", "title", "text"} that fetch_page reads; none if empty.
     backend: backend of the sandboxes.
-    system_prompt: first message; none if empty.
+    system_prompt: first message: "environment" for `view.system_prompt`, which explains tools,
+      limits and how an episode ends; "" for none, as the shipped base was trained; else the text.
     hasty: probability that the scripted demonstrator ends an episode without testing its last edit.
     reward: weights of the reward.
   """
@@ -111,7 +113,7 @@ class CodingConfig:
   snapshot_turns: Whole = 1
   pages: str = ""
   backend: str = "namespaces"
-  system_prompt: str = ""
+  system_prompt: str = ENVIRONMENT
   hasty: Share = 0.3
   reward: CodingReward = CodingReward()
 

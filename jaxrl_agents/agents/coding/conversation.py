@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.config import CodingConfig
+from jaxrl_agents.agents.system_prompt import messages
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.types import Message, ToolSpec
 
@@ -29,8 +30,8 @@ class Conversation:
 
   def __init__(self, prompt: str, limits: CodingConfig, chat: Chat, tools: Sequence[ToolSpec]):
     self._limits, self._chat, self._tools = limits, chat, tools
-    system = [Message("system", limits.system_prompt)] if limits.system_prompt else []
-    self._head = (*system, Message("user", prompt))
+    own = view.system_prompt(limits, tools)
+    self._head = (*messages(limits.system_prompt, own), Message("user", prompt))
     self.messages: list[Message] = list(self._head)
     self.summaries = 0
     self.summarizing = False

@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.coding.config import CodingConfig
+from jaxrl_agents.agents.system_prompt import tool_lines
 from jaxrl_agents.types import Message, ToolSpec
 
 CUT_OFF = "Your reply was cut off. Call a tool, or say in short that you are done."
@@ -24,6 +26,57 @@ MAX_COMPARED = 5_000_000
 """Pairs of characters compared in search of a similar line, which takes about 0.3 s."""
 MAX_PLACES = 1_000
 """Most occurrences of the text to replace among which one is chosen."""
+
+
+_SYSTEM = """\
+You work on a repository in a sandbox, in the folder /work, and do what the user asks. Your \
+changes are judged by tests: those that the request names, and others that you cannot see. Mend \
+the source; changed tests count for nothing, and so does source that notices that it is tested.
+
+Tools:
+{tools}
+
+You may make several calls in one turn, at most {max_calls}. Read before you edit. Test your \
+changes before you end. Keep the change as small as the request allows.{todo}
+
+Limits: the context holds {token_budget} tokens and you have at most {max_turns} turns; a tool \
+result is cut to {tool_output_tokens} tokens.{command} {context}
+
+To end, reply without calling a tool, and say in a sentence or two what you changed."""
+
+_CONTEXT = {
+  "summarize": (
+    "When the context fills up, you are asked for a summary of up to {summary_tokens} tokens. You "
+    "go on with the request and that summary alone, so write down what you know, what you have "
+    "changed and what is left to do."
+  ),
+  "discard_all": "When the context fills up, you begin again with the request alone.",
+  "hide_results": (
+    "When the context fills up, all tool results but the last {keep_results} are hidden."
+  ),
+  "none": "When the context is full, you are stopped.",
+}
+"""What a policy is told about `CodingConfig.context`."""
+
+
+def system_prompt(limits: CodingConfig, specs: Sequence[ToolSpec]) -> str:
+  """What a policy that does not know the environment reads first; `specs` are its tools."""
+  names = {spec.name for spec in specs}
+  todo = " A to-do list is optional; close what you open." if "todo" in names else ""
+  command = f" A shell command is stopped after {limits.command_s:g} s." if "shell" in names else ""
+  context = _CONTEXT[limits.context].format(
+    summary_tokens=limits.summary_tokens, keep_results=limits.keep_results
+  )
+  return _SYSTEM.format(
+    tools=tool_lines(specs),
+    todo=todo,
+    command=command,
+    context=context,
+    max_calls=limits.max_calls,
+    token_budget=limits.token_budget,
+    max_turns=limits.max_turns,
+    tool_output_tokens=limits.tool_output_tokens,
+  )
 
 
 def asks_for_summary(message: Message) -> bool:

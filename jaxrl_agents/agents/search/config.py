@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxrl_agents.agents.system_prompt import ENVIRONMENT
 from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share
 
 
@@ -47,7 +48,8 @@ class SearchConfig:
     show_hint: the policy reads the hint above the threshold (in training tasks only).
     tool_deadline_s: of one call.
     tool_latency_s: median of a delay before each call, as of a service on a network.
-    system_prompt: first message; none where empty.
+    system_prompt: first message: "environment" for `view.system_prompt`, which explains tools,
+      limits and the form of an answer; "" for none, as the shipped base was trained; else the text.
     hasty: share of the demonstrator's episodes in which it searches for one clue and answers.
     reward: weights of the reward.
   """
@@ -69,7 +71,7 @@ class SearchConfig:
   show_hint: bool = True
   tool_deadline_s: Positive = 10.0
   tool_latency_s: NotNegative = 0.0
-  system_prompt: str = ""
+  system_prompt: str = ENVIRONMENT
   hasty: Share = 0.3
   reward: SearchReward = SearchReward()
 

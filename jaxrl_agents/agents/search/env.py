@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from jaxrl_agents.agents import system_prompt
 from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.agents.search import reward, view
 from jaxrl_agents.agents.search.tools import SearchServices, SearchTools
@@ -24,11 +25,11 @@ class SearchEnv:
   """One episode. Invariant: `_messages` only grows; what the policy sees is `_view()`.
 
   All texts call chunks by the names of `ids`; the code calls them by their own ids. An episode ends
-  with an `episode.Stop` other than STEP_LIMIT.
+  with an `episode.Stop` other than STEP_LIMIT. `first` are the messages before the question.
   """
 
-  def __init__(self, task: Task, services: SearchServices):
-    self._task, self._corpus = task, SearchTools(task, services)
+  def __init__(self, task: Task, services: SearchServices, first: Sequence[Message]):
+    self._task, self._corpus, self._first = task, SearchTools(task, services), first
     self.ids = self._corpus.ids
     self._chat, self._limits = services.chat, services.limits
     self._messages: list[Message] = []
@@ -46,10 +47,8 @@ class SearchEnv:
     self._tools = {tool.spec.name: tool for tool in tools}
 
   async def start(self) -> Context:
-    """The question, after the system prompt if there is one."""
-    if self._limits.system_prompt:
-      self._messages.append(Message("system", self._limits.system_prompt))
-    self._messages.append(Message("user", self._task.prompt))
+    """The question, after the first messages."""
+    self._messages += [*self._first, Message("user", self._task.prompt)]
     return self._next()
 
   async def step(self, reply: Message) -> Context:
@@ -172,4 +171,6 @@ def make(task: Task, services: SearchServices) -> SearchEnv:
       f"task {task.id!r} has neither facts['facts'] nor facts['document_ids'], by which the reward "
       "judges an answer; make tasks with scripts/make_search_tasks.py"
     )
-  return SearchEnv(task, services)
+  limits = services.limits
+  first = system_prompt.messages(limits.system_prompt, view.system_prompt(limits))
+  return SearchEnv(task, services, first)

@@ -74,7 +74,8 @@ class SearchExpert:
     self._task, self._services, self._noise, self._ids = task, services, noise, ids
     self._index, self._limits = services.index, services.limits
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
-    self._gold = reward.gold_ids(task.facts)
+    of_clues = {i for clue in self._clues for i in clue["chunk_ids"]}
+    self._gold = reward.gold_ids(task.facts) if "facts" in task.facts else of_clues
     self._hasty = draws.happens(noise.hasty)
     self._generous = draws.happens(noise.generous)
     self._one_by_one = self._hasty or draws.happens(noise.one_by_one)

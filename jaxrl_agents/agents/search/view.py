@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.agents.system_prompt import tool_lines
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.types import ToolSpec
 
@@ -55,6 +57,59 @@ PRUNE = tool(
   "Removes chunks that no longer help from the conversation.",
   chunk_ids={"type": "array", "items": string(500, 0), "minItems": 1, "maxItems": 300},
 )
+
+
+_SYSTEM = """\
+You search a corpus for somebody else, who will answer a question from the documents that you \
+find. Do not answer the question. Find the documents that support its answer, and list them.
+
+Tools:
+{tools}
+
+A search shows at most {max_shown} chunks, and never one that an earlier search has shown; a grep \
+shows at most {grep_limit}. Each chunk comes after a line "# DOCUMENT ID: ID (N tokens)". \
+{read}
+
+How to work: work out what the question asks for, part by part. Search for each part with words of \
+its own, and for what you have just learned; you may make several calls in one turn. After each \
+turn, think about what is known and what is missing. Stop when everything has a document, or when \
+further searches bring nothing new.
+
+Limits: the context holds {token_budget} tokens and you have at most {max_turns} turns. The line \
+"[Token usage: USED/{threshold_tokens}]" says how many tokens are used. {budget}
+
+To end, reply without calling a tool. List at most {max_documents} documents, the most relevant \
+first, each in this form:
+<Document id=ID>
+ID is what stands after "# DOCUMENT ID:". You may write after a mark, in a sentence, why the \
+document belongs there. List only what a tool has shown you: all else counts against you."""
+
+
+def system_prompt(limits: SearchConfig) -> str:
+  """What a policy that does not know the environment reads first."""
+  pruning = [PRUNE] if limits.can_prune else []
+  cutoff = rejection_budget(limits.token_budget, limits.threshold_tokens, limits.spillage_fraction)
+  if limits.can_prune:
+    budget = (
+      f"Above {limits.threshold_tokens}, remove with {PRUNE.name} the chunks that do not help; "
+      f"above {cutoff}, every other tool refuses. A chunk that you removed can still be listed."
+    )
+  else:
+    budget = f"Above {cutoff}, every tool refuses, and you can only end."
+  read = f"{READ.name} takes the id of a document (ID up to its last _) or of one of its chunks."
+  if limits.short_ids:
+    read = f"{READ.name} takes the id of a chunk and shows its document."
+  return _SYSTEM.format(
+    tools=tool_lines((SEARCH, GREP, READ, *pruning)),
+    read=read,
+    budget=budget,
+    max_shown=limits.max_shown,
+    grep_limit=limits.grep_limit,
+    token_budget=limits.token_budget,
+    threshold_tokens=limits.threshold_tokens,
+    max_turns=limits.max_turns,
+    max_documents=limits.max_documents,
+  )
 
 
 def hit(chunk_id: str, text: str, tokens: int) -> str:

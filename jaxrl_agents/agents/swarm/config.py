@@ -35,7 +35,8 @@ class SwarmConfig:
   """Limits of the agent swarm.
 
   Attributes:
-    search: tools that search the corpus, and the orchestrator's context; without pruning.
+    search: tools that search the corpus, and the orchestrator's context; without pruning. With
+      search.system_prompt="environment", orchestrator and sub-agents read the texts of swarm.view.
     parl: weights of the auxiliary rewards.
     sub_policy: name of the frozen policy that plays the sub-agents; if empty, the policy in
       training plays them.

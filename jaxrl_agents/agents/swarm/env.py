@@ -17,6 +17,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from jaxrl_agents.agents import system_prompt
 from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search import view as search_view
@@ -78,8 +79,8 @@ class SwarmEnv:
 
   async def start(self) -> Context:
     """The question, after the system prompt if there is one."""
-    if self._context.system_prompt:
-      self._messages.append(Message("system", self._context.system_prompt))
+    own = view.system_prompt(self._limits, self._specs)
+    self._messages += system_prompt.messages(self._context.system_prompt, own)
     line = view.steps_line(self._left)
     self._messages.append(Message("user", self._task.prompt + line))
     return self._next()

@@ -15,8 +15,9 @@ from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.agents.swarm import view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.parl import FINISHED, Assigned
+from jaxrl_agents.agents.system_prompt import ENVIRONMENT
 from jaxrl_agents.harness.rollout import Record, SamplerRefused, Sampling, failed, run_episode
-from jaxrl_agents.types import Env, Sampler, Task, Trajectory
+from jaxrl_agents.types import Env, Message, Sampler, Task, Trajectory
 
 STATUS_OF_STOP = {
   "turn_limit": "step_limit",
@@ -83,7 +84,7 @@ async def play(
   own = Task(assignment.id, "search", assignment.prompt, {"facts": [], **gold}, task.split)
   record = Record()
   try:
-    env = SearchEnv(own, _bounded(services, limits, assignment))
+    env = SearchEnv(own, _bounded(services, limits, assignment), _first(limits, assignment))
     made, player = crew.player(env, assignment, seed)
     trajectory = await run_episode(
       made,
@@ -112,7 +113,6 @@ def _bounded(
   """The services with the limits of one sub-agent."""
   own = dataclasses.replace(
     services.limits,
-    system_prompt=assignment.system_prompt,
     max_turns=assignment.max_turns,
     max_new_tokens=limits.sub_max_new_tokens,
     token_budget=limits.sub_token_budget,
@@ -121,6 +121,14 @@ def _bounded(
     show_hint=False,
   )
   return dataclasses.replace(services, limits=own)
+
+
+def _first(limits: SwarmConfig, assignment: Assignment) -> list[Message]:
+  """What the orchestrator wrote for the sub-agent, then what its environment says."""
+  text = assignment.system_prompt
+  if limits.search.system_prompt == ENVIRONMENT:
+    text = f"{text}\n\n{view.sub_agent_prompt(limits, assignment.max_turns)}".strip()
+  return [Message("system", text)] if text else []
 
 
 def _outcome(trajectory: Trajectory, assignment: Assignment) -> Outcome:

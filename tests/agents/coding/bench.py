@@ -21,6 +21,7 @@ LIMITS = CodingConfig(
   max_turns=30,
   command_s=5.0,
   chunk_tokens=40,
+  system_prompt="",
 )
 DONE = Message("assistant", "Done.")
 MEND = ("edit_file", {"path": "main.py", "old": "if value > low", "new": "if value < low"})

@@ -31,7 +31,7 @@ BROKEN = ("+", "a", "a = b", "a\nb", " ")
 
 SMALL = CodingConfig(
   token_budget=1_024, tool_output_tokens=400, max_new_tokens=200, max_turns=12, summary_tokens=128,
-  context="none",
+  context="none", system_prompt="",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ LIMITS = SearchConfig(
   grep_limit=3,
   max_turns=8,
   max_new_tokens=200,
+  system_prompt="",
 )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.swarm import env as swarm
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
@@ -15,6 +16,7 @@ from tests.agents.search.arena import LIMITS, WORDS
 COLUMNS = ["name", "near", "source"]
 HEADER = "| name | near | source |"
 SWARM = SwarmConfig(
+  search=SearchConfig(can_prune=False, system_prompt=""),
   sub_max_turns=6,
   sub_token_budget=512,
   sub_max_new_tokens=64,

@@ -26,7 +26,7 @@ from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.judge.verdict import Judge
 from jaxrl_agents.agents.coding.tasks import call_repos, functions, make_tasks, suite_repos
 from jaxrl_agents.agents.coding.tasks.functions import Cut
-from jaxrl_agents.corpus import documents, frozen_sets
+from jaxrl_agents.corpus import documents, frozen_sets, rows
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.splits import SPLITS
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
@@ -79,6 +79,8 @@ async def make(
   Raises:
     ValueError: a source cannot be read, or no task could be made.
   """
+  for source in sources:
+    _refuse_rows(source)
   judge, tally = Judge(boxes), make_tasks.Yield()
   plans = [plan for plan in CALLS_PLANS if f"{plan} ".startswith(DAMAGE[damage])]
   jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
@@ -145,6 +147,14 @@ def cuts_by_module(sources: Sequence[str]) -> list[list[list[Cut]]]:
         groups.append(cuts)
     found.append(groups)
   return found
+
+
+def _refuse_rows(source: str) -> None:
+  """Raises ValueError if a source is a file of rows, such as those of SWE-bench, and no code."""
+  path = pathlib.Path(source)
+  if path.is_file() and rows.suffix(path) in rows.SUFFIXES:
+    next(rows.read(path), None)  # says why a row about a repository cannot be used
+    raise ValueError(f"{source}: rows, and no source code; name a folder or an sdist of a package")
 
 
 def _cuts(document: Document) -> list[Cut]:

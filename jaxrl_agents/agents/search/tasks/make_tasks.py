@@ -24,6 +24,7 @@ from jaxrl_agents.agents.search.tasks import (
 )
 from jaxrl_agents.agents.search.tasks import chains as chains_lib
 from jaxrl_agents.agents.search.tasks import clue_wording as clues_lib
+from jaxrl_agents.agents.search.tasks import task_set as task_set_lib
 from jaxrl_agents.agents.search.tasks.practice import Clue
 from jaxrl_agents.agents.search.tasks.task_set import TaskSet, load, save
 from jaxrl_agents.corpus import chunks as chunks_lib
@@ -211,7 +212,12 @@ def prepared(
   seed: int = 0,
   report: Callable[[str], None] = lambda line: None,
 ) -> TaskSet:
-  """The task set of a corpus: made once, then loaded from a folder named by all that decides it."""
+  """The task set of a corpus: made once, then loaded from a folder named by all that decides it.
+
+  A `source` that is the folder of a frozen task set is loaded as it is.
+  """
+  if task_set_lib.is_there(source):
+    return task_set_lib.opened(source, env="search", chunk_tokens=chunk_tokens, seed=seed)
   documents = documents_lib.load(source, seed=seed)
   digest = hashlib.sha256(documents_lib.content_hash(documents).encode())
   probes = [document.text[:2000] for document in documents[:100]]

@@ -60,6 +60,37 @@ def save(task_set: TaskSet, folder: str | os.PathLike[str]) -> None:
   frozen_sets.write(folder, dict(contents), task_set.manifest)
 
 
+def is_there(folder: str | os.PathLike[str]) -> bool:
+  """Whether a folder holds a task set."""
+  place = pathlib.Path(folder).expanduser()
+  return all((place / name).is_file() for name in (frozen_sets.MANIFEST, "tasks.jsonl"))
+
+
+def opened(folder: str | os.PathLike[str], *, env: str, chunk_tokens: int, seed: int) -> TaskSet:
+  """Reads the task set that a config names as its corpus.
+
+  Raises:
+    ValueError: as `load`; or its tasks are of another environment than `env`, or it was cut or
+      numbered otherwise than `chunk_tokens` and `seed` say.
+  """
+  place = pathlib.Path(folder).expanduser()
+  task_set = load(place)
+  others = {task.env for tasks in task_set.tasks.values() for task in tasks} - {env}
+  if others:
+    raise ValueError(
+      f"corpus.source={folder} holds tasks of the agent {min(others)!r}, not of {env!r}; name a "
+      f"set of that agent, or a folder of documents, of which {env!r} makes its tasks"
+    )
+  for option, value in (("chunk_tokens", chunk_tokens), ("seed", seed)):
+    frozen = task_set.manifest.get(option, value)
+    if frozen != value:
+      raise ValueError(
+        f"corpus.{option}={value} has no effect on the frozen task set corpus.source={folder}, "
+        f"which was made with {frozen}; set corpus.{option}={frozen}"
+      )
+  return task_set
+
+
 def load(folder: str | os.PathLike[str]) -> TaskSet:
   """Reads a task set.
 
@@ -84,7 +115,7 @@ def load(folder: str | os.PathLike[str]) -> TaskSet:
   for record in clues:
     split = record.pop("split")
     pool[split].append(Clue(**{**record, "chunk_ids": tuple(record["chunk_ids"])}))
-  known = {chunk.id for chunk in chunks}
+  known = {chunk.id for chunk in chunks} | {chunk.doc_id for chunk in chunks}
   for task in (task for each in by_split.values() for task in each):
     require_gold(task, known, folder / "tasks.jsonl")
   return TaskSet(
@@ -96,11 +127,20 @@ def load(folder: str | os.PathLike[str]) -> TaskSet:
   )
 
 
-def require_gold(task: Task, chunk_ids: set[str], place: Any) -> None:
-  """Raises ValueError, naming the task, if one of its gold chunks is not in the corpus."""
+def require_gold(task: Task, known: set[str], place: Any) -> None:
+  """Raises ValueError, naming the task, if a gold chunk or document of it is not in the corpus.
+
+  `known` are the ids of all chunks and documents.
+  """
+  for document_id in task.facts.get("document_ids", ()):
+    if document_id not in known:
+      raise ValueError(
+        f"{place}: task {task.id}: gold document {document_id!r} is not in the corpus; make corpus "
+        "and tasks together"
+      )
   for clue in task.facts["clues"]:
     for chunk_id in clue["chunk_ids"]:
-      if chunk_id not in chunk_ids:
+      if chunk_id not in known:
         raise ValueError(
           f"{place}: task {task.id}: gold chunk {chunk_id!r} of the clue {clue['text'][:60]!r} is "
           "not in the corpus; make corpus and tasks together"

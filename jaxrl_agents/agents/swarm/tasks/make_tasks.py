@@ -154,6 +154,11 @@ def prepared(
   """The task set of a corpus and its index. They are made once, then loaded from a folder whose
   name is a hash of everything that determines them.
   """
+  if frozen.is_there(source):
+    raise ValueError(
+      f"corpus.source={source} is a frozen task set of the search agent; a swarm makes tables of "
+      "its own: name a corpus of Python source"
+    )
   documents = documents_lib.load(source, seed=seed)
   digest = hashlib.sha256(documents_lib.content_hash(documents).encode())
   settings = [seed, chunk_tokens, dense, dataclasses.asdict(budgets), dict(kinds), dict(limits)]

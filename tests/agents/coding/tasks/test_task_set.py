@@ -1,5 +1,6 @@
 """Sets of coding tasks: made in sandboxes from a folder, frozen, refused when changed."""
 
+import asyncio
 import dataclasses
 import io
 import json
@@ -63,6 +64,16 @@ def made(tmp_path_factory):
     for name in ("MAX_SUITE_S", "MAX_DAMAGED_S"):  # on a loaded machine, too
       patch.setattr(make_tasks, name, 60.0)
     return with_sandboxes(body)
+
+
+def test_rows_about_repositories_are_refused_as_a_source_with_the_reason(tmp_path):
+  row = {"instance_id": "a__b-1", "repo": "a/b", "base_commit": "c0ffee", "patch": "diff"}
+  (tmp_path / "swe.jsonl").write_text(json.dumps(row) + "\n")
+  with pytest.raises(ValueError, match="'a__b-1'.*'a/b'.*The row holds no image"):
+    asyncio.run(task_set.make(None, [str(tmp_path / "swe.jsonl")]))
+  (tmp_path / "rows.json").write_text("[]")
+  with pytest.raises(ValueError, match="rows, and no source code"):
+    asyncio.run(task_set.make(None, [str(tmp_path / "rows.json")]))
 
 
 def every(coding_set):
