@@ -9,7 +9,7 @@ The shipped weights were trained in eleven parts on two cores, five hours and a 
 each part with policy.init=(the part before)/warm_start and the code of its day;
 jaxrl_agents/assets/base/curve.csv has the losses. The first six, 110 minutes, knew the search agent
 alone (sft.beside=() sft.beside_rates=() sft.optimizer=adamw learner.row_tokens=1024
-learner.rows_per_microbatch=4), while short ids, drills and the scripted expert took shape:
+learner.rows_per_microbatch=4), while short ids, drills and the scripted player took shape:
 
 1. sft.steps=3000 sft.rows_per_step=4, with search.max_shown=3, contexts of 1,280 tokens, ids below
    1,000, drills of at most three clues and twelve words a hit;

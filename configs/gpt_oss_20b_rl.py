@@ -20,7 +20,8 @@ def get_config() -> config.RunConfig:
   """The published recipe and budgets (SearchConfig's defaults), one context a row.
 
   Context-1's report leaves out the rank, the learning rate and CISPO's bound; they are those of
-  https://github.com/pat-jj/harness-1, a relative of its code. It differs from them in:
+  https://github.com/pat-jj/harness-1, a relative of its code. The adapters' alpha and the matrices
+  that they adapt are ours. It differs from the recipe in:
 
   - tasks: the published ones are not available. `corpus.source` is the standard library; name a
     task set of your own (docs/own-corpus.md).

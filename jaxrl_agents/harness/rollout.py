@@ -1,6 +1,6 @@
 """Plays one episode: render, generate, parse, step, until the environment is done.
 
-The same loop serves a policy and a scripted expert (`harness.scripted_player`). Token ids are the
+The same loop serves a policy and a scripted player (`harness.scripted_player`). Token ids are the
 truth: what was sampled is kept as it is and never re-tokenised.
 """
 

@@ -1,4 +1,4 @@
-"""Supervised warm-up: what the scripted expert did in its good episodes is imitated.
+"""Supervised warm-up: what the demonstrator did in its good episodes is imitated.
 
 sources on disk -> seqio mixture -> rows -> updates -> the draft module from the policy's own head
 """

@@ -1,4 +1,4 @@
-"""A scripted expert for small coding tasks, whose episodes the warm-up imitates.
+"""A scripted player for small coding tasks, whose episodes the warm-up imitates.
 
 The expert runs the tests, reads the file, edits it and runs the tests again. It knows the damage
 and makes mistakes on purpose: it often tries another plausible edit first, and in some episodes it

@@ -1,4 +1,4 @@
-"""A scripted expert for the search environment, whose episodes the warm-up imitates.
+"""A scripted player for the search environment, whose episodes the warm-up imitates.
 
 The expert knows which chunks support which clue, searches as a policy would, and answers only from
 what it can see. It makes mistakes on purpose, and in some episodes it is hasty, so that
