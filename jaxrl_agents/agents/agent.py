@@ -156,10 +156,13 @@ class Agent(abc.ABC):
     Raises:
       ValueError: the agent has no such player.
     """
-    raise ValueError(
-      f"agent {self.name} has no scripted player {name!r}, which the sources demonstrations and "
-      "practice of the warm-up need; set their rates in sft.rates to 0, or start from weights"
-    )
+    missing = f"agent {self.name} has no scripted player {name!r}"
+    if name == DEMONSTRATOR:
+      raise ValueError(
+        f"{missing}, which the sources demonstrations and practice of the warm-up need; set their "
+        "rates in sft.rates to 0, or start from weights"
+      )
+    raise ValueError(f"{missing}; it has {', '.join(self.baselines) or 'none'}")
 
   def check_player(self, name: str, options: Any) -> None:
     """Raises ValueError where the options make it impossible for the scripted player to play."""

@@ -16,7 +16,10 @@ def told_haste(section: str) -> Callable[[Mapping[str, Any]], str]:
 
   def told(summary: Mapping[str, Any]) -> str:
     text = dict(flatten(mapping(summary.get("config")))).get(f"{section}.hasty", "0")
-    share = float(text)
+    try:
+      share = float(text)
+    except ValueError:  # a damaged summary
+      return ""
     if not share:
       return ""
     return (

@@ -185,10 +185,8 @@ def play(
   agent = setup.agent(config)
   agent.check_player(DEMONSTRATOR, config.agent_config)
   importing = threading.Thread(target=seqio_tasks, daemon=True)
-  spec, sampling = (
-    setup.worker_spec(config, corpus, DEMONSTRATOR),
-    setup.sampling(config, config.seed),
-  )
+  spec = setup.worker_spec(config, corpus, DEMONSTRATOR)
+  sampling = setup.sampling(config, config.seed)
   groups: dict[str, Group] = {}
   scored, total = 0, 0.0
   with Progress(label, len(tasks)) as progress:

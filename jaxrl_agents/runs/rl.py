@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores, toggle
@@ -19,6 +21,7 @@ from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
+from jaxrl_agents.learner.state import PolicyState
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import evaluation, processes, resumption, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
@@ -70,12 +73,12 @@ def _train(
     workdir.drop_metrics_from("rl", first)
     weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
 
-  def players_of(config: RunConfig, params: dict[str, Any] | None = None) -> RolloutWorkers:
+  def players_of(config: RunConfig, policy: PolicyState | None = None) -> RolloutWorkers:
     return RolloutWorkers(
       config,
       setup.worker_spec(config, corpus),
-      setup.for_sampler(lora.merged(params or current.policy.params)),
-      int(current.policy.version),
+      setup.for_sampler(lora.merged((policy or current.policy).params)),
+      int((policy or current.policy).version),
       weights=workdir.weights,
       channel=channel,
       notice=notice,
@@ -124,13 +127,14 @@ def _train(
       "trained": evaluated(config, corpus, workdir, players, "trained"),
     }
     recompiles = players.stats.compiles - compiles
+  manager.close()
+  merged = lora.merged(current.policy.params)
+  weight_files.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
+  compared = time.monotonic()
   evaluations |= _of_base(config, corpus, workdir, players_of)
   evaluations |= _of_variants(config, corpus, workdir, players_of)
   if channel.is_first:
     evaluations |= _of_baselines(config, corpus, workdir)
-  manager.close()
-  merged = lora.merged(current.policy.params)
-  weight_files.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
   if not channel.is_first:
     return {}
   rows = [row for row in workdir.lines() if row["phase"] == "rl"]
@@ -139,7 +143,8 @@ def _train(
     "compile_sampler": ready - opened,
     "evaluate_warm_start": measured - ready,
     "learn": trained - measured,
-    "evaluate_trained": time.monotonic() - trained,
+    "evaluate_trained": compared - trained,
+    "evaluate_others": time.monotonic() - compared,
   }
   workdir.keep_seconds()
   return workdir.merge_summary(
@@ -156,8 +161,8 @@ def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> 
   if not workdir.warm_start.exists() or config.sampler.slices:
     return {}
   with setup.learner_devices(config):
-    params = setup.initial_params(config)
-  with players_of(config, params) as players:
+    policy = PolicyState(setup.initial_params(config), version=jnp.int32(0))
+  with players_of(config, policy) as players:
     players.warm_up()
     return {"base": evaluated(config, corpus, workdir, players, "base")}
 

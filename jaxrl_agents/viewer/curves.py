@@ -25,6 +25,7 @@ _PART_TITLES = {
   "learn": "Reinforcement learning",
   "evaluate_warm_start": "Evaluation, warm start",
   "evaluate_trained": "Evaluation, trained",
+  "evaluate_others": "Evaluation, others",
 }
 
 _NOT_DRAWN = ("phase", "step", "wall_s", "time")

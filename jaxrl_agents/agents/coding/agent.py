@@ -212,12 +212,13 @@ class CodingAgent(Agent):
     self, setting: Setting, tasks: CodingTasks, evaluations: Mapping[str, Sequence[Group]]
   ) -> dict[str, Any]:
     """Gains over the warm start, over the same policy without summaries, and in reward over each
-    other evaluation. "enumeration" has as many edits as the policy makes on average, rounded up.
+    other evaluation. "enumeration" is cut at the number of edits that the policy makes on average,
+    rounded up.
 
     Tasks of one repository damage the same few functions, so the bootstrap resamples whole
     repositories; "repositories" is their number.
     """
-    cut = baselines.at_equal_edits(evaluations[baselines.UNLIMITED], evaluations["trained"])
+    cut = baselines.at_equal_edits(evaluations[baselines.ENUMERATION], evaluations["trained"])
     enumeration = agent_lib.rewarded(self, setting.options, cut)
     evaluations = {**evaluations, "enumeration": enumeration}
     settings: dict[str, Any] = {

@@ -1,13 +1,16 @@
 """Scripted players that a coding policy is compared with, in the same environment and limits.
 
 The expert knows the damage. Blind enumeration does not: it tries the edits of the kind that damaged
-the code one after another, in a random order, until the visible tests pass.
+the code, anywhere in the sources, one after another and in a random order, until the visible tests
+pass.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.agents.coding import view
-from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.expert import PASSED, CodingExpert, ExpertNoise
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.scripted_edits import (
@@ -31,16 +33,17 @@ from jaxrl_agents.agents.random_draws import seeded
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Group, Message, Task
 
-UNLIMITED = "enumeration_unlimited"
-"""Blind enumeration until the episode's own limits end it."""
+ENUMERATION = "enumeration_16"
+"""Blind enumeration of at most 16 edits: that bounds its time where an episode has many turns."""
 
-BASELINES = ("expert", UNLIMITED, "do_nothing")
+BASELINES = ("expert", ENUMERATION, "do_nothing")
 
 FAULTLESS = ExpertNoise(scales=(0.0,), unchecked=0.0, hasty=0.0)
 """The expert makes no mistakes."""
 
-_ENUMERATION = re.compile(r"enumeration_(\d+|unlimited)")
+_ENUMERATION = re.compile(r"enumeration_(\d+)")
 _TRIED = "Some edits were tried."
+_UNREPAIRED = {"solved": 0.0, "mended": 0.0, "mended_hidden": 0.0}
 
 
 def player(name: str, task: Task, services: CodingServices, seed: int) -> Scripted | None:
@@ -55,8 +58,7 @@ def player(name: str, task: Task, services: CodingServices, seed: int) -> Script
   found = _ENUMERATION.fullmatch(name)
   if found is None:
     return None
-  most = None if name == UNLIMITED else int(found[1])
-  return make_player(task, services, Enumerator(task, services, most, seed))
+  return make_player(task, services, Enumerator(task, services, int(found[1]), seed))
 
 
 class Enumerator:
@@ -65,15 +67,13 @@ class Enumerator:
   It needs no context: it remembers what it tried, whatever was summarised.
   """
 
-  def __init__(self, task: Task, services: CodingServices, most: int | None, seed: int):
+  def __init__(self, task: Task, services: CodingServices, most: int, seed: int):
     repo = services.repos[task.facts["repo"]]
-    path = task.facts["edits"][0]["path"]
-    text = repo_lib.broken(repo, task.facts["edits"])[path]
-    edits = list(possible_edits(path, text, services.limits))
-    seeded(seed, f"enumeration {task.id}").shuffle(edits)
-    self._edits = edits[:most]
+    texts = {**repo.files, **repo_lib.broken(repo, task.facts["edits"])}
+    sources = {path: texts[path] for path in repo.sources}
+    draw = seeded(seed, f"enumeration {task.id}")
+    self._edits = itertools.islice(possible_edits(sources, services.limits.damage, draw), most)
     self._check = ("shell", {"command": f"{repo.check_command} 2>&1 | tail -n 1"})
-    self._services = services
     self._undo: tuple[str, Mapping[str, Any]] | None = None
 
   def __call__(self, context: Context) -> Message:
@@ -82,9 +82,9 @@ class Enumerator:
     if view.asks_for_summary(last):
       return Message("assistant", _TRIED)
     passed = last.role == "tool" and PASSED.search(last.content)
-    if passed or not self._edits:
+    edit = None if passed else next(self._edits, None)
+    if edit is None:
       return Message("assistant", DONE)
-    edit = self._edits.pop(0)
     calls = [edit.call, self._check]
     if self._undo is not None:
       calls.insert(0, self._undo)
@@ -92,39 +92,45 @@ class Enumerator:
     return turn(*calls)
 
 
-def possible_edits(path: str, text: str, limits: CodingConfig) -> Iterator[Replacement]:
-  """Every edit of the family `limits.damage` in the functions of a file: the replacement of one
-  token by its counterpart ("flip"), of one token by any other that a mutation makes ("token"), or
-  every mutation ("any").
+def possible_edits(
+  sources: Mapping[str, str], damage: str, draw: random.Random
+) -> Iterator[Replacement]:
+  """Yields the edits of a family in the functions of {path: text}, each once, in a random order.
+
+  The family is that of `CodingConfig.damage`: "flip" replaces one token by its counterpart, "token"
+  one token by another, and "any" is every mutation of `agents.coding.tasks.mutations`.
   """
-  source = suite_repos.parsed(path, text)
-  if source is None:
-    return
-  seen = {text}
-  for _, function in mutations.functions(source):
-    changes = mutations.changing(source, function)
-    for mutation in mutations.candidates(source, function):
-      if limits.damage != "any" and mutation.kind not in mutations.ONE_TOKEN:
-        continue
-      if limits.damage == "flip" and not mutations.is_flip(source, mutation):
-        continue
-      if not changes(mutation):
-        continue
-      made, changed = replacement(path, text, mutation.start, mutation.end, mutation.new)
-      if changed not in seen:
-        seen.add(changed)
-        yield made
+  found = []
+  for path, text in sources.items():
+    source = suite_repos.parsed(path, text)
+    if source is None:
+      continue
+    for _, function in mutations.functions(source):
+      found += [(path, source, function, each) for each in mutations.candidates(source, function)]
+  draw.shuffle(found)
+  seen = set(sources.items())
+  for path, source, function, mutation in found:
+    if damage != "any" and mutation.kind not in mutations.ONE_TOKEN:
+      continue
+    if damage == "flip" and not mutations.is_flip(source, mutation):
+      continue
+    if not mutations.changing(source, function)(mutation):
+      continue
+    made, changed = replacement(path, source.text, mutation.start, mutation.end, mutation.new)
+    if (path, changed) not in seen:
+      seen.add((path, changed))
+      yield made
 
 
-def at_equal_edits(unlimited: Sequence[Group], policy: Sequence[Group]) -> list[Group]:
-  """What enumeration reaches with at most as many edits as the policy makes on average, rounded up.
+def at_equal_edits(enumeration: Sequence[Group], policy: Sequence[Group]) -> list[Group]:
+  """What an enumeration reaches with as many edits as the policy makes on average, rounded up.
 
   An episode that needed more edits counts as one that ended without a repair.
   """
   made = [t.rewards["edits"] for group in policy for t in group.trajectories if not t.error]
   most = math.ceil(float(np.mean(made))) if made else 0
   cut = []
-  for group in unlimited:
+  for group in enumeration:
     rollouts = [
       t
       if t.error or t.rewards["edits"] <= most
@@ -133,6 +139,3 @@ def at_equal_edits(unlimited: Sequence[Group], policy: Sequence[Group]) -> list[
     ]
     cut.append(dataclasses.replace(group, trajectories=tuple(rollouts)))
   return cut
-
-
-_UNREPAIRED = {"solved": 0.0, "mended": 0.0, "mended_hidden": 0.0}

@@ -64,7 +64,7 @@ STORY = Story(
       "trained",
       "no_summary",
       "do_nothing",
-      "enumeration_unlimited",
+      "enumeration_16",
       "expert",
       "enumeration",
     ),

@@ -47,7 +47,7 @@ FAULTLESS = ExpertNoise(
 _CLUE = re.compile(
   r"(?:^|(?<=\. ))\d+\. ([^:]*?)(?:: (.*?))?\.(?= \d+\. | Question: |$)", re.DOTALL
 )
-_NAME = re.compile(r"(heuristic)_(\d+)x(\d+)|(one_search)_(\d+)")
+_HEURISTIC, _ONE_SEARCH = re.compile(r"heuristic_(\d+)x(\d+)"), re.compile(r"one_search_(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,27 +71,31 @@ def player(name: str, task: Task, services: SearchServices, seed: int) -> Script
   """An episode of a baseline; None if there is no player of this name.
 
   Names are those of `BASELINES`, "heuristic_SxH" (S searches for each clue, H hits of each in the
-  answer) and "one_search_S" (S searches with the whole question).
+  answer) and "one_search_S" (S searches with the whole question). A question without numbered clues
+  is one clue.
   """
   if name == "expert":
     return make_player(task, services, FAULTLESS, seed)
   limits = services.limits
   if name == "guesser":
-    ids = map(str, range(limits.max_documents))
-    return Scripted(make(task, services), services.chat, lambda context: reward.answer(ids))
-  plan = _plan(name, task, limits)
+    guess = reward.answer(map(str, range(limits.max_documents)))
+    return Scripted(make(task, services), services.chat, lambda context: guess)
+  plan = _plan(name, task.prompt, limits)
   if plan is None:
     return None
   return Scripted(make(task, services), services.chat, Searcher(plan, services))
 
 
-def _plan(name: str, task: Task, limits: SearchConfig) -> Plan | None:
-  found = _NAME.fullmatch(name)
-  if name == "heuristic" or (found and found[1]):
-    searches, listed = (int(found[2]), int(found[3])) if found else HEURISTIC
-    return Plan(tuple(clues(task.prompt)) * searches, listed)
-  if name == "one_search" or found:
-    return Plan((task.prompt,) * (int(found[5]) if found else ONE_SEARCH), limits.max_shown)
+def _plan(name: str, prompt: str, limits: SearchConfig) -> Plan | None:
+  if name == "heuristic":
+    name = "heuristic_{}x{}".format(*HEURISTIC)
+  if name == "one_search":
+    name = f"one_search_{ONE_SEARCH}"
+  if found := _HEURISTIC.fullmatch(name):
+    searches, listed = map(int, found.groups())
+    return Plan(tuple(clues(prompt) or [prompt]) * searches, listed)
+  if found := _ONE_SEARCH.fullmatch(name):
+    return Plan((prompt,) * int(found[1]), limits.max_shown)
   return None
 
 

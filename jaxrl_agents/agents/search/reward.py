@@ -157,7 +157,7 @@ def verbatim_queries(log: Sequence[Message]) -> float | None:
   """The share of the queries that stand in the question word for word; None without a search."""
   queries = [call.arguments.get("query") for call in calls(log) if call.name == SEARCH_TOOL]
   question = "".join(message.content for message in log if message.role == "user")
-  quoted = [isinstance(query, str) and query.strip() in question for query in queries]
+  quoted = [isinstance(q, str) and q.strip() != "" and q.strip() in question for q in queries]
   return sum(quoted) / len(quoted) if quoted else None
 
 

@@ -1,6 +1,6 @@
 """Scripted players to compare with: an expert, blind enumeration, one that does nothing."""
 
-import dataclasses
+import random
 
 import pytest
 
@@ -8,7 +8,7 @@ from jaxrl_agents.agents.coding import baselines, reward
 from jaxrl_agents.agents.coding.agent import AGENT
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.types import Group, Task, Trajectory
-from tests.agents.coding.bench import CALL_TASK, LIMITS, run, services
+from tests.agents.coding.bench import CALL_TASK, run, services
 
 TEXT = '''\
 def clamp(value, low, high):
@@ -30,7 +30,8 @@ def play(name, seed=0, **changes):
 
 
 def test_the_possible_edits_replace_each_token_that_has_a_counterpart():
-  made = list(baselines.possible_edits("m.py", TEXT, dataclasses.replace(LIMITS, damage="flip")))
+  draw = random.Random(0)
+  made = list(baselines.possible_edits({"m.py": TEXT}, "flip", draw))
   changed = sorted(TEXT.replace(edit.old, edit.new).splitlines()[2:4] for edit in made)
   first, second = TEXT.splitlines()[2:4]
   assert changed == sorted(
@@ -41,12 +42,13 @@ def test_the_possible_edits_replace_each_token_that_has_a_counterpart():
       [first, second.replace("True", "False")],
     ]
   )
-  more = list(baselines.possible_edits("m.py", TEXT, dataclasses.replace(LIMITS, damage="token")))
-  assert len(more) > len(made)
+  assert len(list(baselines.possible_edits({"m.py": TEXT}, "token", draw))) > len(made)
+  both = list(baselines.possible_edits({"m.py": TEXT, "n.py": TEXT}, "flip", draw))
+  assert [edit.path for edit in both].count("n.py") == len(made) == len(both) / 2
 
 
 def test_enumeration_solves_without_knowing_the_damage_and_ends_when_the_tests_pass():
-  found = [play("enumeration_unlimited", seed) for seed in range(2)]
+  found = [play("enumeration_16", seed) for seed in range(2)]
   for trajectory in found:
     assert trajectory.rewards["solved"] == 1.0
     edits = [c for c in reward.calls(trajectory.log) if c.name == "edit_file"]

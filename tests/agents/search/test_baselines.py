@@ -61,6 +61,12 @@ def test_a_full_context_costs_the_heuristic_no_id(limited):
   assert set(answered(trajectory)) & set(reward.pruned_ids(trajectory.log))
 
 
+def test_a_question_without_numbered_clues_is_one_clue(services):
+  question = "Which stone does the river stand near?"
+  trajectory = play("heuristic_2x1", services, make_task(question, GOLD))
+  assert queries(trajectory) == [question] * 2
+
+
 def test_one_search_asks_the_whole_question(services):
   trajectory = play("one_search_2", services, make_task(QUESTION, GOLD))
   assert queries(trajectory) == [QUESTION] * 2
