@@ -27,7 +27,8 @@ def get_config() -> config.RunConfig:
     task set of your own (docs/own-corpus.md).
   - top-p: rollouts are published at top-p 0.9. Here they are drawn from the whole distribution,
     whose log-probabilities the learner computes; evaluation uses 0.9.
-  - search: vectors are of LSA or MiniLM, and no reranker orders the fused hits.
+  - search: vectors are of LSA or MiniLM, their scores are fused (search.fusion="ranks" fuses ranks,
+    as published), and no reranker orders the fused hits.
   - warm-up: imitates a scripted demonstrator, since the traces of the larger model are not
     available. It can be left out: the system prompt explains the environment.
   - distillation to MXFP4 after training is left out: weights stay in bfloat16.

@@ -21,7 +21,7 @@ def get_config() -> config.RunConfig:
         tool_output_tokens=136,
         reply_reserve_tokens=32,
         max_shown=2,
-        dense_weight=0.1,
+        dense_weight=0.3,
         grep_limit=1,
         max_turns=8,
         max_calls=1,

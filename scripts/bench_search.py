@@ -1,8 +1,11 @@
 """Measures search on BEIR collections: nDCG@10, recall@10 and recall@100 of each ranking.
 
   python scripts/bench_search.py --beir=FOLDER [--beir=FOLDER ...] --dense=minilm --json=search.json
+  python scripts/bench_search.py --beir=FOLDER [--beir=FOLDER ...] --fused=scores:0.5,scores:1
 
 A document is one chunk, searched to depth 1000; questions without a relevant document are left out.
+The second command chooses a weight of the dense ranking: its last lines are the mean nDCG@10 of
+each ranking over the collections, and the most that it is below the better of the two in one.
 With --peers=FOLDER_OF_VENVS and --peer_scripts=FOLDER_OF_SCRIPTS, the interpreter in
 FOLDER_OF_VENVS/search runs search_bm25s.py and search_minilm.py (onnxruntime; with --dense=minilm)
 on a JSON file of texts and queries. Each prints seconds under the names of `speed`.
@@ -30,10 +33,12 @@ _BEIR = flags.DEFINE_multi_string(
 )
 _SPLIT = flags.DEFINE_string("split", "test", "Which qrels/SPLIT.tsv.")
 _DENSE = flags.DEFINE_enum("dense", "lsa", ["lsa", "minilm"], "The dense ranking.")
-_RANK = flags.DEFINE_integer("rank", 256, "Rank of latent semantic analysis.", lower_bound=1)
+_RANK = flags.DEFINE_integer("rank", 128, "Rank of latent semantic analysis.", lower_bound=1)
 _K1 = flags.DEFINE_float("k1", 0.9, "Of BM25.", lower_bound=0.0)
 _B = flags.DEFINE_float("b", 0.4, "Of BM25.", lower_bound=0.0, upper_bound=1.0)
-_DENSE_WEIGHT = flags.DEFINE_float("dense_weight", 1.0, "Of the dense ranking in the fusion.")
+_FUSED = flags.DEFINE_list(
+  "fused", ["scores:1"], "Fusions: scores or ranks, a colon, the weight of the dense ranking."
+)
 _CACHE = flags.DEFINE_string("cache", "", "Folder that keeps indexes and vectors for later runs.")
 _PEERS = flags.DEFINE_string("peers", "", "Folder of the peers' virtual environments.")
 _PEER_SCRIPTS = flags.DEFINE_string("peer_scripts", "", "Folder of the peers' scripts.")
@@ -70,27 +75,55 @@ def measure(folder: str, cache_dir: str) -> dict:
   constants = {"k1": _K1.value, "b": _B.value}
   searcher = hybrid.build(chunks, cache_dir, dense_leg=_DENSE.value, rank=_RANK.value, **constants)
   result = {"documents": len(chunks), "questions": len(asked), "dense": _DENSE.value}
-  result |= constants | {"dense_weight": _DENSE_WEIGHT.value}
+  result |= constants
   result["build_s"] = round(time.monotonic() - start, 1)
-  settings = hybrid.Fusion(fan_out=_DEPTH, fused=_DEPTH, dense_weight=_DENSE_WEIGHT.value)
-  for mode in ("bm25", "dense", "hybrid"):
+  for name in _rankings():
+    mode, settings = _ranking(name)
     start = time.monotonic()
     rankings = {
-      name: [
+      query_id: [
         hit.chunk.id
-        for hit in searcher.search(queries[name], limit=_DEPTH, mode=mode, settings=settings)
+        for hit in searcher.search(queries[query_id], limit=_DEPTH, mode=mode, settings=settings)
       ]
-      for name in asked
+      for query_id in asked
     }
     spent_ms = 1e3 * (time.monotonic() - start) / len(asked)
-    result[mode] = {
-      measure_name: round(float(np.mean([f(rankings[name], judgments[name]) for name in asked])), 4)
+    result[name] = {
+      measure_name: round(float(np.mean([f(rankings[i], judgments[i]) for i in asked])), 4)
       for measure_name, f in _MEASURES.items()
     } | {"ms_per_query": round(spent_ms, 2)}
   if _PEERS.value:
     texts = [f"{chunk.title}\n{chunk.text}".strip() for chunk in chunks]
     result["speed"] = beside_peers(texts, [queries[name] for name in asked])
   return result
+
+
+def _rankings() -> list[str]:
+  return ["bm25", "dense", *_FUSED.value]
+
+
+def _ranking(name: str) -> tuple[hybrid.Mode, hybrid.Fusion]:
+  """The search that a name of `_rankings` stands for."""
+  if name in ("bm25", "dense"):
+    return name, hybrid.Fusion()
+  by, _, weight = name.partition(":")
+  if by not in ("scores", "ranks") or not weight:
+    raise app.UsageError(f"--fused has {name!r}; write scores:WEIGHT or ranks:WEIGHT")
+  fusion = hybrid.Fusion(by=by, dense_weight=float(weight), fan_out=_DEPTH, fused=_DEPTH)
+  return "hybrid", fusion
+
+
+def show_means(results: dict[str, dict]) -> None:
+  """Prints the mean nDCG@10 of each ranking, and the most that it loses to the better leg."""
+  gain = lambda name, each: each[name]["ndcg@10"]
+  for name in _rankings():
+    mean = np.mean([gain(name, each) for each in results.values()])
+    losses = {
+      collection: gain(name, each) - max(gain("bm25", each), gain("dense", each))
+      for collection, each in results.items()
+    }
+    worst = min(losses, key=losses.__getitem__)
+    print(f"{'mean':20s} {name:10s} ndcg@10 {mean:.4f}  worst {losses[worst]:+.4f} in {worst}")
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -156,12 +189,13 @@ def main() -> None:
     for folder in _BEIR.value:
       name = pathlib.Path(folder).resolve().name
       results[name] = measure(folder, _CACHE.value or temporary)
-      for mode in ("bm25", "dense", "hybrid"):
-        figures = "  ".join(f"{key} {value:.4f}" for key, value in results[name][mode].items())
-        print(f"{name:20s} {mode:8s} {figures}", flush=True)
+      for ranking in _rankings():
+        figures = "  ".join(f"{key} {value:.4f}" for key, value in results[name][ranking].items())
+        print(f"{name:20s} {ranking:10s} {figures}", flush=True)
       for figure, each in results[name].get("speed", {}).items():
         text = "  ".join(f"{key} {value:.4g}" for key, value in each.items())
         print(f"{name:20s} {figure:16s} {text}", flush=True)
+  show_means(results)
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(results, indent=2) + "\n")
 

@@ -55,7 +55,8 @@ FORMAT = flags.DEFINE_enum("format", "native", ["native", "chroma"], "What to wr
 TOKENIZER = flags.DEFINE_string("tokenizer", "base", "What counts tokens: as chat.load takes it.")
 PER_TRUTH = flags.DEFINE_integer("per_truth", make_tasks.PER_TRUTH, "Most chains from one truth.")
 GOLD = flags.DEFINE_enum("gold", "fact", ["fact", "document"], "For chroma:FOLDER: what is gold.")
-INDEX = flags.DEFINE_string("index", "", "Folder for an index: also prints what BM25 alone finds.")
+INDEX = flags.DEFINE_string("index", "", "Folder for an index: also prints what one finds.")
+DENSE_WEIGHT = flags.DEFINE_float("dense_weight", 1.0, "Of the dense ranking, with --index.")
 
 _STARTED = time.monotonic()
 
@@ -145,17 +146,19 @@ def show(task_set: make_tasks.TaskSet) -> None:
 
 
 def show_difficulty(task_set: make_tasks.TaskSet) -> None:
-  """Prints what BM25 finds of the test tasks' facts (the dev or train tasks' if there are none)."""
+  """Prints what searches find of the test tasks' facts (of dev's or train's if there are none)."""
   if task_set.manifest.get("gold") == "document":
     raise ValueError("--index measures facts, and the gold of these tasks are documents")
   index = index_lib.build(task_set.chunks, INDEX.value)
   tasks = next(task_set.tasks[s] for s in ("test", "dev", "train") if task_set.tasks[s])
-  found = difficulty.measure(index, tasks)
-  print(
-    f"\nBM25 over {len(index)} chunks, top 10, {len(tasks)} tasks with {found.facts} facts: the "
-    f"whole question finds {found.whole:.0%} of the facts ({found.answer:.0%} of the answers), one "
-    f"query per clue {found.by_clue:.0%}"
-  )
+  settings = index_lib.Fusion(dense_weight=DENSE_WEIGHT.value)
+  print(f"\n{len(index)} chunks, {len(tasks)} tasks; shares found by the whole question (facts, of")
+  print("them answers) and by one query per clue (facts)")
+  for mode in ("bm25", "hybrid"):
+    for limit in (2, 4, 10):
+      found = difficulty.measure(index, tasks, limit=limit, mode=mode, settings=settings)
+      shares = f"{found.whole:6.1%} {found.answer:6.1%} {found.by_clue:6.1%}"
+      print(f"{mode:6}  {limit:2} hits  {shares}  of {found.facts} facts")
 
 
 if __name__ == "__main__":

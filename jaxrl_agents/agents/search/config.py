@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from jaxrl_agents.agents.system_prompt import ENVIRONMENT
 from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share
@@ -38,7 +39,8 @@ class SearchConfig:
     reply_reserve_tokens: the least that a tool result gets where the context is nearly full.
     max_shown: hits that one search shows.
     grep_limit: hits that one grep shows.
-    dense_weight: of the dense ranking in rank fusion; BM25 has weight 1.
+    fusion: of BM25 and the dense ranking: by scores, or by ranks as in Context-1.
+    dense_weight: of the dense ranking; BM25 has weight 1 (corpus.index.hybrid.Fusion).
     max_turns: of the policy in an episode.
     max_calls: calls of one turn that run; further ones are refused.
     max_new_tokens: of one reply.
@@ -61,6 +63,7 @@ class SearchConfig:
   reply_reserve_tokens: Count = 512
   max_shown: Count = 10
   grep_limit: Count = 5
+  fusion: Literal["scores", "ranks"] = "scores"
   dense_weight: NotNegative = 1.0
   max_turns: Count = 128
   max_calls: Count = 64

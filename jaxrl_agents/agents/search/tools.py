@@ -139,8 +139,8 @@ class SearchTools:
 
 
 def fusion_of(limits: SearchConfig) -> Fusion:
-  """How search_corpus ranks: Context-1's numbers but for the weight of the dense ranking."""
-  return Fusion(dense_weight=limits.dense_weight)
+  """How search_corpus ranks."""
+  return Fusion(by=limits.fusion, dense_weight=limits.dense_weight)
 
 
 def ranked_by(query: str, chunks: Sequence[Chunk]) -> list[Chunk]:

@@ -89,7 +89,7 @@ class SwarmAgent(Agent):
         token_budget=search.token_budget,
         lookup_tokens=search.tool_output_tokens,
         max_shown=search.max_shown,
-        dense_weight=search.dense_weight,
+        fusion=tools.fusion_of(search),
       ),
       dense=corpus.dense,
       seed=corpus.seed,

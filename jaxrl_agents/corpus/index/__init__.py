@@ -1,1 +1,1 @@
-"""Search over chunks: BM25 and dense vectors, fused by rank, stored in one folder."""
+"""Search over chunks: BM25 and dense vectors, fused, stored in one folder."""

@@ -43,20 +43,27 @@ def fit(
   k1: float = 0.9,
   b: float = 0.4,
 ) -> Bm25:
-  """Returns the weights idf(t) tf / (tf + k1 (1 - b + b length / mean length)), with
-  idf(t) = ln(1 + (N - df + 1/2) / (df + 1/2)); counts is [N, V].
+  """Returns the weights idf(t) tf / (tf + k1 (1 - b + b length / mean length)).
+
+  Counts are [N, V].
   """
   num_rows, num_terms = counts.shape
   lengths = np.asarray(counts.sum(axis=1), np.float64).ravel()
   mean_length = max(lengths.mean(), 1e-9) if num_rows else 1.0
-  document_counts = np.bincount(counts.indices, minlength=num_terms)
-  idf = np.log1p((num_rows - document_counts + 0.5) / (document_counts + 0.5))
+  idf = inverse_document_frequencies(counts)
   by_term = counts.tocsc()
   saturation = k1 * (1 - b + b * lengths / mean_length)
   term_of_pair = np.repeat(np.arange(num_terms), np.diff(by_term.indptr))
   weights = idf[term_of_pair] * by_term.data / (by_term.data + saturation[by_term.indices])
   rows, ends = by_term.indices.astype(np.int32), by_term.indptr.astype(np.int64)
   return Bm25(vocabulary, weights.astype(np.float32), rows, ends, num_rows)
+
+
+def inverse_document_frequencies(counts: scipy.sparse.csr_array) -> np.ndarray:
+  """Returns ln(1 + (N - df + 1/2) / (df + 1/2)) of every term, above 0; float64 [V]."""
+  num_rows, num_terms = counts.shape
+  document_counts = np.bincount(counts.indices, minlength=num_terms)
+  return np.log1p((num_rows - document_counts + 0.5) / (document_counts + 0.5))
 
 
 def scores(bm25: Bm25, query: str) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Latent semantic analysis: a dense leg that needs no model file.
 
-Rows of log tf x idf, scaled to length 1, are projected on their first right singular vectors
+Rows of (1 + ln tf) idf, scaled to length 1, are projected on their first right singular vectors
 (Deerwester et al. 1990, https://doi.org/10.1002/(SICI)1097-4571(199009)41:6<391::AID-ASI1>3.0.CO;2-9).
+A query weighs its words by idf squared: in a few words, common ones would count for too much.
 Alphabet: N texts, V terms, R rank.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 
-from jaxrl_agents.corpus.index import words
+from jaxrl_agents.corpus.index import bm25, words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Lsa:
 
   Attributes:
     vocabulary: stem -> row of basis.
-    basis: idf times the right singular vectors, float32 [V, R].
+    basis: idf squared times the right singular vectors, float32 [V, R].
   """
 
   vocabulary: Mapping[str, int]
@@ -38,16 +39,14 @@ def fit(
   The same counts give the same vectors: fixed start vector, fixed signs (the largest entry of a
   singular vector is positive). A row without a word has the zero vector.
   """
-  num_rows, num_terms = counts.shape
-  document_counts = np.bincount(counts.indices, minlength=num_terms)
-  idf = np.log((num_rows + 1) / (document_counts + 1)) + 1
+  idf = bm25.inverse_document_frequencies(counts)
   weights = counts.copy()
   weights.data = (1 + np.log(counts.data)) * idf[counts.indices]
   lengths = scipy.sparse.linalg.norm(weights, axis=1)
   weights.data /= np.repeat(np.maximum(lengths, 1e-9), np.diff(weights.indptr))
   right = _right_singular_vectors(weights.astype(np.float32), rank)
   vectors = _unit(weights.astype(np.float32) @ right)
-  return Lsa(vocabulary, (idf[:, None] * right).astype(np.float32)), vectors
+  return Lsa(vocabulary, (idf[:, None] ** 2 * right).astype(np.float32)), vectors
 
 
 def query_vector(lsa: Lsa, query: str) -> np.ndarray:

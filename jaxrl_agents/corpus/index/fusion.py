@@ -1,4 +1,4 @@
-"""Reciprocal rank fusion, and the choice of the best rows of a score vector."""
+"""Fusion of rankings by score and by rank, and the choice of the best rows of a score vector."""
 
 from __future__ import annotations
 
@@ -8,31 +8,49 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 
+def weighted_sum(scores: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+  """Returns the sum of weight * score / standard deviation over the rankings, float32 [N].
+
+  The standard deviation is that of a ranking's scores over all N rows. Standard scores: Montague
+  and Aslam 2001, https://doi.org/10.1145/502585.502657; without their means, which move every row
+  alike. Why sums of scores and not of ranks: Bruch et al. 2022, https://arxiv.org/abs/2210.11934.
+
+  Args:
+    scores: of each ranking, float32 [N]; one that scores all rows alike adds nothing.
+    weights: of the rankings.
+  """
+  total = np.zeros_like(scores[0])
+  for each, weight in zip(scores, weights, strict=True):
+    spread = float(each.std())
+    if spread > 0:
+      total += np.float32(weight / spread) * each
+  return total
+
+
 def reciprocal_rank(
   rankings: Sequence[Iterable[str]],
   *,
   weights: Sequence[float] = (),
   k: float = 60.0,
-  missing_rank: float = math.inf,
 ) -> list[tuple[str, float]]:
   """Returns (id, score) of every id ranked anywhere, best first, ties by id.
 
-  score(d) = sum over rankings of weight / (k + rank of d), ranks from 1 (Cormack et al. 2009,
-  https://doi.org/10.1145/1571941.1572114).
+  score(d) = sum over the rankings that hold d of weight / (k + rank of d), ranks from 1 (Cormack et
+  al. 2009, https://doi.org/10.1145/1571941.1572114).
 
   Args:
     rankings: ids, best first; an id at most once in each.
     weights: of the rankings; all 1 if none are given.
     k: how little the first ranks stand out.
-    missing_rank: the rank of an id in a ranking that lacks it; with infinity it adds nothing.
   """
   places = [{name: rank for rank, name in enumerate(ranking, 1)} for ranking in rankings]
   names = {name for ranks in places for name in ranks}
   scale = weights or [1.0] * len(places)
   points = {
     name: sum(
-      weight / (k + ranks.get(name, missing_rank))
+      weight / (k + ranks[name])
       for weight, ranks in zip(scale, places, strict=True)
+      if name in ranks
     )
     for name in names
   }

@@ -21,8 +21,12 @@ from jaxrl_agents.corpus.index.store import Store, open_store, write_store
 
 Mode = Literal["hybrid", "bm25", "dense"]
 Dense = Literal["lsa", "minilm"]
+By = Literal["scores", "ranks"]
 Rerank = Callable[[str, Sequence[str]], Sequence[float]]
 """(query, texts) -> one score a text, greater is better."""
+
+_LEG_WEIGHTS = {"lsa": 1.0, "minilm": 2.0}
+"""Weights of the dense rankings in a sum of scores; docs/own-corpus.md says how they were found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,22 +39,20 @@ class Hit:
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-  """How the two rankings are combined; the defaults are Context-1's.
+  """How the two rankings are combined.
 
   Attributes:
-    fan_out: number of chunks that each ranking returns.
+    by: "scores" adds the scores of every chunk over their standard deviations; "ranks" is
+      reciprocal rank fusion with k 60, as Context-1 publishes it.
+    dense_weight: weight of the dense ranking; that of BM25 is 1. By scores, MiniLM counts double.
+    fan_out: number of chunks that each ranking returns; only for "ranks".
     fused: number of fused chunks that are kept, and reranked if there is a reranker.
-    dense_weight: weight of the dense ranking; that of BM25 is 1. On short chunks of code latent
-      semantic analysis lowers the quality: search there with mode "bm25".
-    k: constant of reciprocal rank fusion.
-    missing_rank: rank of a chunk in a ranking that lacks it; infinity adds nothing to its score.
   """
 
+  by: By = "scores"
+  dense_weight: float = 1.0
   fan_out: int = 25
   fused: int = 50
-  dense_weight: float = 1.0
-  k: float = 60.0
-  missing_rank: float = math.inf
 
 
 def build(
@@ -115,13 +117,13 @@ class Index:
       rerank: reorders the candidates (the fused ones, or the `limit` of a single ranking).
     """
     excluded = self._store.rows_of(exclude)
-    if mode == "hybrid":
+    if mode == "hybrid" and settings.by == "ranks":
       ranked = fusion.reciprocal_rank(
         [self._leg(leg, query, excluded, settings.fan_out) for leg in ("bm25", "dense")],
         weights=(1.0, settings.dense_weight),
-        k=settings.k,
-        missing_rank=settings.missing_rank,
       )[: settings.fused]
+    elif mode == "hybrid":
+      ranked = list(self._summed(query, excluded, settings).items())
     else:
       ranked = list(self._leg(mode, query, excluded, limit).items())
     if rerank is None:
@@ -148,15 +150,31 @@ class Index:
 
   def _leg(self, leg: str, query: str, excluded: np.ndarray, limit: int) -> dict[str, float]:
     """One ranking: chunk id -> score, best first."""
+    return self._best(*self._scores(leg, query), excluded, limit)
+
+  def _summed(self, query: str, excluded: np.ndarray, settings: Fusion) -> dict[str, float]:
+    """Both rankings by the sum of their scores: chunk id -> score, best first.
+
+    What is excluded counts for the standard deviations, so that all others keep their order.
+    """
+    legs = [self._scores(leg, query) for leg in ("bm25", "dense")]
+    weights = (1.0, settings.dense_weight * _LEG_WEIGHTS[self._store.dense_leg])
+    scores = fusion.weighted_sum([scores for scores, _ in legs], weights)
+    return self._best(scores, min(above for _, above in legs), excluded, settings.fused)
+
+  def _scores(self, leg: str, query: str) -> tuple[np.ndarray, float]:
+    """The score of every row, float32 [N], and the bound above which a row is found."""
     if leg == "bm25":
-      scores, above = bm25.scores(self._store.bm25, query), 0.0
-    elif leg == "dense":
+      return bm25.scores(self._store.bm25, query), 0.0
+    if leg == "dense":
       vector = self._query_vector(query)
-      if not vector.any():
-        return {}
-      scores, above = self._store.vectors @ vector, -math.inf
-    else:
-      raise ValueError(f"search mode {leg!r} is unknown; use hybrid, bm25 or dense")
+      return self._store.vectors @ vector, -math.inf if vector.any() else 0.0
+    raise ValueError(f"search mode {leg!r} is unknown; use hybrid, bm25 or dense")
+
+  def _best(
+    self, scores: np.ndarray, above: float, excluded: np.ndarray, limit: int
+  ) -> dict[str, float]:
+    """Chunk id -> score of the best rows, best first; writes over the scores of excluded rows."""
     scores[excluded] = -math.inf
     rows = fusion.best_rows(scores, limit, above=above)
     return {self._store.ids[row]: float(scores[row]) for row in rows}

@@ -25,7 +25,7 @@ from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.index import bm25 as lexical
 from jaxrl_agents.corpus.index import dense, words
 
-_FORMAT = 2
+_FORMAT = 3
 _ARRAYS = ("text_ends", "starts", "bm25_weights", "bm25_rows", "bm25_ends", "vectors", "lsa_basis")
 
 

@@ -20,15 +20,26 @@ def test_equal_scores_are_ordered_by_id():
   ]  # fmt: skip
 
 
-def test_a_missing_rank_counts_as_given_and_as_nothing_by_default():
-  rankings = [["a", "b"], ["b"]]
-  assert dict(fusion.reciprocal_rank(rankings, k=60))["a"] == 1 / 61
-  assert dict(fusion.reciprocal_rank(rankings, k=60, missing_rank=20))["a"] == 1 / 61 + 1 / 80
+def test_a_ranking_that_lacks_an_id_adds_nothing():
+  assert dict(fusion.reciprocal_rank([["a", "b"], ["b"]]))["a"] == 1 / 61
 
 
 def test_weights_scale_a_ranking():
   fused = fusion.reciprocal_rank([["a"], ["b"]], weights=(1.0, 3.0))
   assert fused == [("b", 3 / 61), ("a", 1 / 61)]
+
+
+def test_scores_are_divided_by_their_standard_deviation_weighted_and_added():
+  lexical = np.array([0.0, 0.0, 6.0, 6.0], np.float32)  # standard deviation 3
+  cosines = np.array([0.5, 0.1, 0.1, 0.5], np.float32)  # standard deviation 0.2
+  fused = fusion.weighted_sum([lexical, cosines], (1.0, 0.5))
+  np.testing.assert_allclose(fused, [1.25, 0.25, 2.25, 3.25], rtol=1e-6)
+
+
+def test_a_ranking_that_scores_all_rows_alike_adds_nothing():
+  scores = np.array([0.0, 4.0], np.float32)  # standard deviation 2
+  fused = fusion.weighted_sum([scores, np.full(2, 0.5, np.float32)], (1.0, 9.0))
+  np.testing.assert_allclose(fused, [0.0, 2.0])
 
 
 def test_the_best_rows_are_those_of_a_full_stable_sort():

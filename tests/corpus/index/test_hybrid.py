@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import statistics
 import subprocess
 import sys
 
@@ -75,19 +76,33 @@ def test_excluded_chunks_take_no_place_in_a_ranking(built, asked, rows, limit, m
   st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4),
   st.sets(st.integers(0, 89), max_size=60),
 )
-def test_a_hybrid_search_finds_what_is_not_excluded_whatever_its_fan_out(built, asked, rows):
+def test_a_hybrid_search_finds_what_is_not_excluded(built, asked, rows):
   names = [chunk.id for chunk in random_chunks()]
   exclude = {names[row] for row in rows}
-  wide = Fusion(fan_out=1000, fused=1000)
-  everything = ids(built.search(" ".join(asked), limit=1000, settings=wide))
-  kept = ids(built.search(" ".join(asked), exclude, limit=1000, settings=wide))
-  assert set(kept) == set(everything) - exclude
-  narrow = ids(built.search(" ".join(asked), exclude, limit=1000, settings=Fusion(fan_out=5)))
-  assert len(narrow) >= min(5, len(kept))
-  assert not exclude & set(narrow)
+  by_scores = Fusion(fused=1000)
+  everything = ids(built.search(" ".join(asked), limit=1000, settings=by_scores))
+  kept = ids(built.search(" ".join(asked), exclude, limit=1000, settings=by_scores))
+  assert kept == [name for name in everything if name not in exclude]
+  by_ranks = ids(built.search(" ".join(asked), exclude, 1000, settings=Fusion("ranks", fan_out=5)))
+  assert len(by_ranks) >= min(5, len(kept))
+  assert not exclude & set(by_ranks)
 
 
-def test_hybrid_is_the_fusion_of_the_two_rankings(built):
+def test_a_hybrid_search_adds_scores_over_their_standard_deviations(built):
+  query, names = "river stone music", [chunk.id for chunk in random_chunks()]
+  total = dict.fromkeys(names, 0.0)
+  for mode, weight in (("bm25", 1.0), ("dense", 0.5)):
+    scores = {hit.chunk.id: hit.score for hit in built.search(query, limit=1000, mode=mode)}
+    spread = statistics.pstdev(scores.get(name, 0.0) for name in names)
+    for name, score in scores.items():
+      total[name] += weight * score / spread
+  best = sorted(total.values(), reverse=True)[:5]
+  hits = built.search(query, limit=50, settings=Fusion(fused=5, dense_weight=0.5))
+  assert [hit.score for hit in hits] == pytest.approx(best, rel=1e-5)
+  assert [total[hit.chunk.id] for hit in hits] == pytest.approx(best, rel=1e-5)
+
+
+def test_fusion_by_ranks_is_that_of_the_two_rankings(built):
   query = "river stone music"
   bm25 = ids(built.search(query, limit=4, mode="bm25"))
   dense = ids(built.search(query, limit=4, mode="dense"))
@@ -96,7 +111,7 @@ def test_hybrid_is_the_fusion_of_the_two_rankings(built):
     for place, name in enumerate(ranking):
       points[name] = points.get(name, 0) + weight / (60 + 1 + place)
   expected = sorted(points, key=lambda name: (-points[name], name))[:5]
-  chosen = Fusion(fan_out=4, fused=5, dense_weight=0.5)
+  chosen = Fusion("ranks", dense_weight=0.5, fan_out=4, fused=5)
   assert ids(built.search(query, limit=50, settings=chosen)) == expected
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
-from jaxrl_agents.corpus.index.hybrid import Index, Mode
+from jaxrl_agents.corpus.index.hybrid import Fusion, Index, Mode
 from jaxrl_agents.types import Task
 
 
@@ -28,18 +29,26 @@ class Difficulty:
 
 
 def measure(
-  index: Index, tasks: Sequence[Task], *, limit: int = 10, mode: Mode = "bm25"
+  index: Index,
+  tasks: Sequence[Task],
+  *,
+  limit: int = 10,
+  mode: Mode = "bm25",
+  settings: Fusion = Fusion(),
 ) -> Difficulty:
   """Searches for the facts of fact-level tasks; `limit` hits count of each search.
+
+  `mode` and `settings` are those of `Index.search`.
 
   Raises:
     ValueError: there are no tasks.
   """
   if not tasks:
     raise ValueError("no tasks to measure; name a split that has some")
+  search = functools.partial(index.search, limit=limit, mode=mode, settings=settings)
   whole = by_clue = answers = answered = total = 0
   for task in tasks:
-    shown = {hit.chunk.id for hit in index.search(task.prompt, limit=limit, mode=mode)}
+    shown = {hit.chunk.id for hit in search(task.prompt)}
     for fact, clue in zip(task.facts["facts"], task.facts["clues"], strict=True):
       gold = set(fact["chunk_ids"])
       total += 1
@@ -48,6 +57,5 @@ def measure(
       if fact["is_final_answer"]:
         answered += bool(shown.intersection(fact["answer_chunk_ids"]))
       if clue["text"]:
-        hits = index.search(clue["text"], limit=limit, mode=mode)
-        by_clue += bool(gold & {hit.chunk.id for hit in hits})
+        by_clue += bool(gold & {hit.chunk.id for hit in search(clue["text"])})
   return Difficulty(whole / total, by_clue / total, answered / max(1, answers), total)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from jaxrl_agents.corpus.index.hybrid import Fusion
+
 SINGLE_AGENT_SHARE = 0.5
 """Largest share of the rows that a single agent may find within the budget of a wide or deep task.
 """
@@ -22,7 +24,7 @@ class Budgets:
     token_budget: tokens of a single agent's context.
     lookup_tokens: tokens that one look-up adds to it.
     max_shown: chunks that a search shows.
-    dense_weight: see corpus.index.hybrid.Fusion.
+    fusion: how a search ranks.
     name_tokens: most tokens of a name or a value that must be copied.
   """
 
@@ -33,7 +35,7 @@ class Budgets:
   token_budget: int = 1_024
   lookup_tokens: int = 120
   max_shown: int = 2
-  dense_weight: float = 0.1
+  fusion: Fusion = Fusion(dense_weight=0.3)
   name_tokens: int = 8
 
 

@@ -39,8 +39,10 @@ from jaxrl_agents.corpus import documents as documents_lib
 from jaxrl_agents.corpus import entities, python_source, splits
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.documents import Document
+from jaxrl_agents.corpus.index import dense as lsa
+from jaxrl_agents.corpus.index import fusion, store
 from jaxrl_agents.corpus.index import hybrid as index_lib
-from jaxrl_agents.corpus.index.hybrid import Fusion, Index
+from jaxrl_agents.corpus.index.hybrid import Index
 from jaxrl_agents.corpus.splits import SPLITS
 from jaxrl_agents.types import Split, Task
 
@@ -164,7 +166,8 @@ def prepared(
   settings = [seed, chunk_tokens, dense, dataclasses.asdict(budgets), dict(kinds), dict(limits)]
   probes = [count_tokens(document.text[:2000]) for document in documents[:100]]
   digest.update(json.dumps([*settings, *probes]).encode())
-  for module in (chunks_lib, entity_graph, python_source, swarm_facts, swarm_steps):
+  ranking = (lsa, fusion, index_lib, store)
+  for module in (chunks_lib, entity_graph, python_source, swarm_facts, swarm_steps, *ranking):
     digest.update(pathlib.Path(str(module.__file__)).read_bytes())
   digest.update(pathlib.Path(__file__).read_bytes())
   folder = pathlib.Path(cache_dir) / f"swarm_{digest.hexdigest()[:16]}"
@@ -196,14 +199,13 @@ def read_rows(
 ) -> dict[str, list[Row]]:
   """The rows that can be made, by the keys of COLUMNS: short, and found by a search."""
   chunk_map = entities.ChunkMap(documents, chunks)
-  fusion = Fusion(dense_weight=budgets.dense_weight)
 
   def shown_in(fact: Fact, query: str) -> str:
     """The chunk that a search shows and that states the fact; "" if there is none."""
     chunk = chunk_map.find(fact.line)
     if chunk is None or max(map(count_tokens, (fact.name, fact.value))) > budgets.name_tokens:
       return ""
-    hits = index.search(query, limit=budgets.max_shown, settings=fusion)
+    hits = index.search(query, limit=budgets.max_shown, settings=budgets.fusion)
     return chunk.id if chunk.id in {hit.chunk.id for hit in hits} else ""
 
   rows: dict[str, list[Row]] = {key: [] for key in COLUMNS}

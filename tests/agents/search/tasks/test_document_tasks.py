@@ -150,7 +150,6 @@ def test_a_swarm_refuses_a_search_task_set(tmp_path):
         token_budget=1_000,
         lookup_tokens=100,
         max_shown=2,
-        dense_weight=1.0,
       ),
       **WORDS,
     )

@@ -131,7 +131,7 @@ def test_every_cell_stands_in_a_chunk_that_a_search_for_its_row_shows(corpus, ma
   _, _, index = corpus
   for task in made.tasks["train"]:
     for row in task.facts["rows"]:
-      hits = index.search(row["lookups"][0], limit=3, settings=Fusion(dense_weight=0.1))
+      hits = index.search(row["lookups"][0], limit=3, settings=Fusion(dense_weight=0.3))
       assert row["source"] in {hit.chunk.id for hit in hits}
       name, value = list(row["cells"].values())
       text = index.chunk(row["source"]).text
