@@ -36,7 +36,11 @@ def play_baseline(
 
 
 def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str) -> list[Group]:
-  """Collects `count` groups with their rewards, sorted by task id, behind a progress bar."""
+  """Collects `count` groups with their rewards, sorted by task id, behind a progress bar.
+
+  Raises:
+    ValueError: every episode failed.
+  """
   agent = setup.agent(config)
   rewarded: list[Group] = []
   scored, sum_of_means = 0, 0.0
@@ -46,6 +50,9 @@ def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str
       for mean in scores.scores(rewarded[-1:]).get(agent.headline, {}).values():
         scored, sum_of_means = scored + 1, sum_of_means + mean
       progress.advance(**{agent.headline: sum_of_means / max(scored, 1)})
+  errors = [trajectory.error for group in rewarded for trajectory in group.trajectories]
+  if errors and all(errors):
+    raise ValueError(f"all {len(errors)} episodes ({label}) failed, the first one by {errors[0]}")
   return sorted(rewarded, key=lambda group: group.task.id)
 
 

@@ -47,7 +47,8 @@ FAULTLESS = ExpertNoise(
 _CLUE = re.compile(
   r"(?:^|(?<=\. ))\d+\. ([^:]*?)(?:: (.*?))?\.(?= \d+\. | Question: |$)", re.DOTALL
 )
-_HEURISTIC, _ONE_SEARCH = re.compile(r"heuristic_(\d+)x(\d+)"), re.compile(r"one_search_(\d+)")
+_N = r"([1-9]\d*)"
+_HEURISTIC, _ONE_SEARCH = re.compile(rf"heuristic_{_N}x{_N}"), re.compile(rf"one_search_{_N}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,5 +93,6 @@ def test_every_baseline_of_the_agent_has_a_player_and_other_names_are_refused(se
   task = make_task(corpus()[0].text, GOLD)
   for name in (*AGENT.baselines, agent_lib.DEMONSTRATOR):
     assert play(name, services, task).stop == "answer"
-  with pytest.raises(ValueError, match="no scripted player 'nobody'"):
-    AGENT.player("nobody", task, services, 0, services.chat)
+  for name in ("nobody", "heuristic_0x2", "one_search_"):
+    with pytest.raises(ValueError, match=f"no scripted player '{name}'; it has expert, "):
+      AGENT.player(name, task, services, 0, services.chat)
