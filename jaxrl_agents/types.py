@@ -138,6 +138,8 @@ class Generation:
       last one) or was not recorded. None for dense models.
     stop: "stop" (a stop token), "length" (max_new_tokens).
     trained: whether the tokens are; not the mistakes that a scripted player makes on purpose.
+    began: weight version that computed the first positions of the cache which the first token was
+      sampled from, and all others unless `versions` says more; -1 if the sampler has no weights.
   """
 
   tokens: np.ndarray
@@ -146,6 +148,7 @@ class Generation:
   routing: np.ndarray | None
   stop: str
   trained: bool = True
+  began: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +161,8 @@ class Segment:
     logprobs: behaviour log-probabilities, float32 [T], 0 where loss_mask is False.
     versions: int32 [T], -1 where loss_mask is False.
     routing: uint16 [T, L, K] or None.
+    began: `Generation.began` of the first call: a token of this version was sampled from keys and
+      values of the same version alone. Others may have seen those of several.
   """
 
   tokens: np.ndarray
@@ -165,6 +170,7 @@ class Segment:
   logprobs: np.ndarray
   versions: np.ndarray
   routing: np.ndarray | None = None
+  began: int = -1
 
 
 @dataclasses.dataclass(frozen=True)

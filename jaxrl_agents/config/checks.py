@@ -150,6 +150,21 @@ def _row_options(learner: LearnerConfig) -> list[tuple[str, tuple[int, ...]]]:
 
 def _check_fleet(config: RunConfig) -> None:
   workers, slices = config.workers, config.sampler.slices
+  if config.fleet.depth and slices:
+    raise ValueError(
+      f"fleet.depth={config.fleet.depth} needs the engine in the learner's process; set "
+      f"sampler.slices=0 (it is {slices}), or fleet.depth=0"
+    )
+  if config.fleet.depth and workers.deterministic:
+    raise ValueError(
+      f"fleet.depth={config.fleet.depth} does not go with workers.deterministic=True: when weights "
+      "change depends on the clock; set fleet.depth=0 for a repeatable run"
+    )
+  if config.fleet.max_age <= config.fleet.depth:
+    raise ValueError(
+      f"fleet.max_age={config.fleet.max_age} must be more than fleet.depth={config.fleet.depth}: "
+      "groups that are played as far ahead as they may be would count as too old"
+    )
   host, _, port = workers.listen.rpartition(":")
   number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else -1
   if workers.listen and not (host and 0 <= number < 65536):

@@ -129,6 +129,25 @@ class WorkersConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class FleetConfig:
+  """How far playing runs ahead of learning.
+
+  Attributes:
+    depth: batches that are played while the learner has one: a group begins if fewer than (depth +
+      1) x learner.groups_per_step are in play, wait for the learner or are being learnt from. 0:
+      playing and learning take turns, and all rollouts are of the newest weights.
+    max_age: most publications of weights between the sampling of a token and the step that trains
+      it.
+    too_old: what becomes of older tokens: "mask", they have no loss, and their rollouts still count
+      in the baseline of the group; or "drop", their group is not trained, and another is played.
+  """
+
+  depth: Whole = 0
+  max_age: Count = 4
+  too_old: Literal["mask", "drop"] = "mask"
+
+
+@dataclasses.dataclass(frozen=True)
 class ToggleConfig:
   """Phases in which solved tasks must be solved within a length (agents.toggle).
 
@@ -326,6 +345,7 @@ class RunConfig:
   corpus: CorpusConfig = CorpusConfig()
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
+  fleet: FleetConfig = FleetConfig()
   toggle: ToggleConfig = ToggleConfig()
   lora: LoraConfig = LoraConfig()
   sft: SftConfig = SftConfig()

@@ -21,9 +21,9 @@ import numpy as np
 from jaxrl_agents import full_disk
 from jaxrl_agents.types import Group, Message, Segment, Task, ToolCall, Trajectory
 
-FORMAT = 2
+FORMAT = 3
 
-STORED = tuple(field.name for field in dataclasses.fields(Segment) if field.name != "routing")
+STORED = ("tokens", "loss_mask", "logprobs", "versions")
 """The arrays of a segment that a file holds."""
 
 
@@ -122,7 +122,7 @@ def _trajectory_record(trajectory: Trajectory, arrays: _Arrays) -> dict[str, Any
   return {
     "task_id": trajectory.task_id,
     "segments": [
-      {name: arrays.add(getattr(segment, name)) for name in STORED}
+      {name: arrays.add(getattr(segment, name)) for name in STORED} | {"began": segment.began}
       for segment in trajectory.segments
     ],
     "log": [_message_record(message, arrays) for message in trajectory.log],
@@ -160,7 +160,10 @@ def _group(record: Mapping[str, Any], flat: Mapping[str, np.ndarray]) -> Group:
 
 
 def _trajectory(record: Mapping[str, Any], flat: Mapping[str, np.ndarray]) -> Trajectory:
-  segments = ({k: _array(v, flat) for k, v in s.items()} for s in record["segments"])
+  segments = (
+    {name: _array(s[name], flat) for name in STORED} | {"began": s["began"]}
+    for s in record["segments"]
+  )
   return Trajectory(
     **dict(record)
     | {

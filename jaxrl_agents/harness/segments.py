@@ -80,4 +80,4 @@ def _segment(run: Sequence[tuple[Turn, bool]]) -> Segment:
     if routing is None:
       routing = np.full((length, *rows.shape[1:]), NOT_ROUTED, np.uint16)
     routing[span.stop - len(rows) : span.stop] = rows
-  return Segment(tokens, loss_mask, logprobs, versions, routing)
+  return Segment(tokens, loss_mask, logprobs, versions, routing, run[0][0].generation.began)

@@ -1,7 +1,6 @@
-"""The synchronous loop of reinforcement learning: tasks, rollouts, substeps, new weights, repeat.
+"""The loop of reinforcement learning: rollouts, substeps, new weights, repeat.
 
-    tasks    = stream.next()                       curriculum
-    groups   = collect(tasks)                      the sampler plays them with the last weights
+    groups   = collect(step)                       played now, or meanwhile (fleet.ahead)
     rollouts = score(groups)                       advantages; failed and constant ones drop out
     for part in split_substeps(rollouts): update   optimizer steps on disjoint groups
       canary, before the first                     the learner reproduces the sampler's logprobs
@@ -27,10 +26,9 @@ import optax
 from jaxrl_agents.config import LearnerConfig
 from jaxrl_agents.learner import packing, train_step
 from jaxrl_agents.learner.advantage import Rollout, score, split_substeps
-from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.types import Group, Task
+from jaxrl_agents.types import Group
 
 OUTLIER = 10
 """A single token may differ by this many times the canary's bound."""
@@ -45,28 +43,30 @@ class Plan:
   """The functions that the loop calls.
 
   Attributes:
-    collect: (tasks, step) -> complete groups with rewards, played with the weights published last.
+    collect: (step) -> complete groups with rewards.
     publish: (params, version) -> None: makes them the sampler's weights.
     save: (next step, state, ledger) -> None: one atomic checkpoint.
     report: (step, metrics, groups) -> None: called once a step, after saving.
-    kept: () -> further entries of a checkpoint's ledger: state of `collect`, JSON by name.
+    kept: () -> the entries of a checkpoint's ledger: state of `collect`, JSON by name.
+    published: (version) -> its parameters, adapters merged, or None if they are kept no more. If
+      set, rollouts may be of several versions, and the canary scores some under their own.
     held: context manager around learning and saving, which must not be interrupted
       (preemption.Notice.held).
     devices: context manager around learning, which makes the learner's mesh ambient.
   """
 
-  collect: Callable[[Sequence[Task], int], list[Group]]
+  collect: Callable[[int], list[Group]]
   publish: Callable[[Any, int], None]
   save: Callable[[int, TrainState, dict[str, Any]], None]
   report: Callable[[int, dict[str, float], list[Group]], None]
   kept: Callable[[], dict[str, Any]] = dict
+  published: Callable[[int], Any] | None = None
   held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
   devices: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 def train(
   state: TrainState,
-  stream: TaskStream,
   plan: Plan,
   *,
   cfg: PolicyConfig,
@@ -89,8 +89,7 @@ def train(
   try:
     for step in range(first_step, learner.steps):
       began = time.monotonic()
-      tasks = stream.next(learner.groups_per_step, step, level_weights(learner, step))
-      groups = plan.collect(tasks, step)
+      groups = plan.collect(step)
       collected = time.monotonic()
       with plan.held():
         unsaved = None  # the state to save is about to be donated
@@ -103,11 +102,12 @@ def train(
             tx=tx,
             objective=objective,
             reference=reference,
+            published=plan.published,
           )
         learnt = time.monotonic()
         if metrics["optimizer_steps"]:
           plan.publish(state.policy.params, int(state.policy.version))
-        ledger = plan.kept() | {"stream": stream.state(), "tasks": [task.id for task in tasks]}
+        ledger = plan.kept() | {"tasks": [group.task.id for group in groups]}
         if (step + 1) % learner.save_every == 0 or step + 1 == learner.steps:
           plan.save(step + 1, state, ledger)
         else:
@@ -142,10 +142,12 @@ def learn(
   tx: optax.GradientTransformation,
   objective: train_step.Objective,
   reference: dict[str, Any] | None = None,
+  published: Callable[[int], Any] | None = None,
 ) -> tuple[TrainState, dict[str, float], list[Group]]:
   """All substeps on one batch of groups. `state` is donated.
 
   `reference` holds the parameters of pi_0, for `kl` and the losses that read its log-probabilities.
+  `published` is that of `Plan`.
 
   Returns:
     (state, metrics, the groups with the "advantage" of each finished trajectory in its metrics).
@@ -166,17 +168,29 @@ def learn(
     share_prefixes=learner.share_prefixes,
   )
   parts = [pack(part) for part in split_substeps(rollouts, learner.substeps)] if rollouts else []
+  scored = lambda params, batch: np.asarray(
+    train_step.recompute_logprobs(params, train_step.placed(batch), cfg, objective)
+  )
+  if published is not None and parts:
+    metrics |= canary_of_versions(parts[0], published, scored, bound=learner.canary_bound)
   if reference is not None:
-    parts = [[_with_reference(b, reference, cfg, objective) for b in part] for part in parts]
+    with_reference = lambda b: b._replace(reference_logprobs=scored(reference, b))
+    parts = [[with_reference(batch) for batch in part] for part in parts]
+  if objective.loss.proximal:
+    params = state.policy.params
+    with_proximal = lambda b: b._replace(proximal_logprobs=scored(params, b))
+    parts = [[with_proximal(batch) for batch in part] for part in parts]
   substeps: list[dict[str, float]] = []
   fresh = functools.partial(canary, bound=learner.canary_bound, version=int(state.policy.version))
   for batches in parts:
-    check = None if substeps else fresh  # later substeps have other weights than the sampler had
+    # Later substeps have other weights than the sampler had, and so have rollouts played ahead.
+    check = None if substeps or published is not None else fresh
     state, found = train_step.update(state, batches, cfg, objective, tx, check=check)
     substeps.append(found)
   first = substeps[0] if substeps else {"gap_max": 0.0, "gap_mean": 0.0}
-  metrics["canary_max_abs_logprob_difference"] = first["gap_max"]
-  metrics["canary_mean_abs_logprob_difference"] = first["gap_mean"]
+  if published is None:
+    metrics["canary_max_abs_logprob_difference"] = first["gap_max"]
+    metrics["canary_mean_abs_logprob_difference"] = first["gap_mean"]
   metrics |= _over_substeps(substeps)
   metrics["optimizer_steps"] = float(len(parts))
   microbatches = [batch for part in parts for batch in part]
@@ -188,11 +202,49 @@ def learn(
   return state, metrics, annotated(groups, rollouts)
 
 
-def _with_reference(
-  batch: packing.Batch, reference: Any, cfg: PolicyConfig, objective: train_step.Objective
-) -> packing.Batch:
-  found = train_step.recompute_logprobs(reference, train_step.placed(batch), cfg, objective)
-  return batch._replace(reference_logprobs=np.asarray(found))
+def canary_of_versions(
+  batches: Sequence[packing.Batch],
+  published: Callable[[int], Any],
+  scored: Callable[[Any, packing.Batch], np.ndarray],
+  *,
+  bound: float,
+) -> dict[str, float]:
+  """Scores one microbatch under the weights that sampled most of its tokens.
+
+  Compared are tokens that were sampled from keys and values of their own version alone
+  (Batch.versions). The version is read back from where it was published, so that wrong weights in
+  the sampler or in the store, and keys of other weights in its cache, are found alike.
+
+  Args:
+    batches: of the first substep.
+    published: see `Plan`.
+    scored: (parameters, microbatch) -> log-probabilities of its targets, float32 [B, T].
+    bound: see `canary`.
+
+  Returns:
+    Metrics: "canary_tokens" that were compared, the version's, and the differences; no differences
+    if there were no tokens whose weights are kept.
+
+  Raises:
+    CanaryError: see `canary`.
+  """
+  candidates = [
+    (int(version), batch._replace(loss_mask=batch.loss_mask & (batch.versions == version)))
+    for batch in batches
+    for version in np.unique(np.asarray(batch.versions)).tolist()
+    if version >= 0
+  ]
+  for version, batch in sorted(candidates, key=lambda each: -each[1].loss_mask.sum()):
+    if (params := published(version)) is None:
+      continue
+    found = train_step.logprob_gap([scored(params, batch)], [batch])
+    canary(found, bound=bound, version=version)
+    return {
+      "canary_tokens": float(batch.loss_mask.sum()),
+      "canary_max_abs_logprob_difference": found["gap_max"],
+      "canary_mean_abs_logprob_difference": found["gap_mean"],
+    }
+  return {"canary_tokens": 0.0}
 
 
 def canary(found: Mapping[str, float], *, bound: float, version: int) -> None:

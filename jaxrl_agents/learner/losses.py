@@ -147,6 +147,51 @@ def k25(
   return jnp.where(batch.loss_mask, tau * jnp.square(distance) - gain, 0.0)
 
 
+def decoupled_ppo(
+  logprobs: jax.Array,
+  batch: Batch,
+  *,
+  epsilon_low: float = 0.2,
+  epsilon_high: float = 0.2,
+  cap: float = 2.0,
+) -> jax.Array:
+  """Decoupled PPO for stale rollouts: `-sg(min(w, cap)) min(rA, clip(r) A)`, float32 [B, T].
+
+  The clip bounds one step's drift, r = pi / pi_old; w = pi_old / mu corrects for what the weights
+  moved between sampling and the step, truncated from above (truncated importance sampling).
+  pi_old: the weights at the start of the step (`batch.proximal_logprobs`).
+  Sources: AReaL, https://arxiv.org/abs/2505.24298 (decoupled objective); the truncation and its 2:
+  verl, docs on rollout correction.
+
+  Raises:
+    ValueError: the batch carries no `proximal_logprobs`.
+  """
+  weight, ratio = _decoupled(logprobs, batch)
+  loss = _pessimistic(ratio, batch.advantages, epsilon_low, epsilon_high)
+  return jnp.minimum(weight, cap) * loss
+
+
+def icepop(
+  logprobs: jax.Array,
+  batch: Batch,
+  *,
+  epsilon_low: float = 0.2,
+  epsilon_high: float = 0.2,
+  low: float = 0.5,
+  high: float = 2.0,
+) -> jax.Array:
+  """IcePop: as `decoupled_ppo`, but tokens with w outside [low, high] have no loss, and the others
+  keep their w. float32 [B, T]. Source: verl, docs on rollout correction ("masked importance
+  sampling", bounds 0.5 and 2).
+
+  Raises:
+    ValueError: the batch carries no `proximal_logprobs`.
+  """
+  weight, ratio = _decoupled(logprobs, batch)
+  loss = _pessimistic(ratio, batch.advantages, epsilon_low, epsilon_high)
+  return jnp.where((weight >= low) & (weight <= high), weight * loss, 0.0)
+
+
 def around_one(options: Mapping[str, Any]) -> tuple[float, float]:
   """The bounds [1 - epsilon_low, 1 + epsilon_high] of a ratio; `epsilon` stands for both."""
   epsilon = options.get("epsilon", 0.0)
@@ -164,6 +209,7 @@ class PolicyLoss:
       whole rollouts.
     bounds: options -> (low, high) of the ratio; tokens outside count as clipped in the metrics.
       None for a loss without such bounds.
+    proximal: whether the loss reads `batch.proximal_logprobs`.
     reference: name of the option that makes the loss read `batch.reference_logprobs` if it is not
       0; "" if there is none.
     options: values that differ from the defaults of the signature, as sorted pairs.
@@ -174,6 +220,7 @@ class PolicyLoss:
   whole_rollouts: bool = False
   bounds: Callable[[Mapping[str, Any]], tuple[float, float]] | None = around_one
   reference: str = ""
+  proximal: bool = False
   options: tuple[tuple[str, Any], ...] = ()
 
   def __call__(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
@@ -215,6 +262,8 @@ class PolicyLoss:
     if self.bounds is None:
       return jnp.zeros_like(batch.loss_mask)
     low, high = self.bounds(self.all_options)
+    if self.proximal:
+      batch = batch._replace(behaviour_logprobs=batch.proximal_logprobs)
     log_r = (rollout_log_ratio if self.whole_rollouts else log_ratio)(logprobs, batch)
     ratio = jnp.exp(log_r)
     return batch.loss_mask & ((ratio < low) | (ratio > high))
@@ -227,6 +276,8 @@ LOSSES: dict[str, PolicyLoss] = {
   "dr_grpo": PolicyLoss(dr_grpo, normaliser="constant"),
   "dapo": PolicyLoss(dapo),
   "gspo": PolicyLoss(gspo, normaliser="rollout_mean", whole_rollouts=True),
+  "decoupled_ppo": PolicyLoss(decoupled_ppo, proximal=True),
+  "icepop": PolicyLoss(icepop, proximal=True),
   "k25": PolicyLoss(k25, bounds=lambda options: (options["alpha"], options["beta"])),
 }
 
@@ -287,6 +338,15 @@ def k3(log_r: jax.Array) -> jax.Array:
   p.
   """
   return jnp.expm1(log_r) - log_r
+
+
+def _decoupled(logprobs, batch):
+  """(pi_old / mu, without a gradient; pi / pi_old) of each loss token, float32 [B, T]."""
+  if batch.proximal_logprobs is None:
+    raise ValueError("this loss needs batch.proximal_logprobs, those at the start of the step")
+  old = batch._replace(behaviour_logprobs=batch.proximal_logprobs)
+  weight = jnp.exp(log_ratio(batch.proximal_logprobs, batch))
+  return jax.lax.stop_gradient(weight), jnp.exp(log_ratio(logprobs, old))
 
 
 def _pessimistic(ratio, advantages, epsilon_low, epsilon_high):

@@ -50,6 +50,10 @@ class Batch(NamedTuple):
     rollout_ids: which rollout of this microbatch, int32 [B, T], in [0, B * T).
     routing: experts of `tokens`, uint16 [B, T, L, K], NOT_ROUTED where unknown; None if dense.
     reference_logprobs: log-probability of the target under a fixed policy, float32 [B, T] or None.
+    proximal_logprobs: its log-probability under the weights at the start of the step, float32
+      [B, T] or None.
+    versions: the weights that sampled the target, if all that it was sampled from was computed by
+      them too, int32 [B, T]; -1 elsewhere. None if nothing was sampled.
     sources: the place that makes the prediction, int32 [B, T], 0 where there is none; None without
       trees.
   """
@@ -65,6 +69,8 @@ class Batch(NamedTuple):
   rollout_ids: Array
   routing: Array | None = None
   reference_logprobs: Array | None = None
+  proximal_logprobs: Array | None = None
+  versions: Array | None = None
   sources: Array | None = None
 
 
@@ -192,6 +198,7 @@ def _empty(shape, routing_shape, share_prefixes):
     weights=floats[2],
     rollout_ids=ints[4],
     routing=routing,
+    versions=np.full(shape, -1, np.int32),
     sources=np.zeros(shape, np.int32) if share_prefixes else None,
   )
 
@@ -217,5 +224,6 @@ def _write(batch, p, ids, advantages, weights):
     batch.rollout_ids[predictions] = [ids.setdefault(r, len(ids)) for r in rollouts.tolist()]
   batch.loss_mask[predictions] = True
   batch.behaviour_logprobs[predictions] = written["logprobs"]
+  batch.versions[predictions] = written["versions"]
   batch.advantages[predictions] = advantages[rollouts]
   batch.weights[predictions] = weights[rollouts]

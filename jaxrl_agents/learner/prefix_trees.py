@@ -116,14 +116,14 @@ def write(tree: Tree, start: int) -> dict[str, np.ndarray]:
   Returns:
     tokens, depths, ends int32 [N]; routing [N, L, K], if the sequences have it; and for each loss
     token, in the order of the branches: sources int32 [E], the place that predicts it, and targets,
-    logprobs, rollouts.
+    logprobs, rollouts, versions (those of Batch.versions).
   """
   tokens = np.empty(tree.tokens, np.int32)
   depths, ends = np.empty_like(tokens), np.empty_like(tokens)
   known = [b.segment.routing for b in tree.branches if b.segment.routing is not None]
   routing = np.full((len(tokens), *known[0].shape[1:]), NOT_ROUTED) if known else None
   path = np.empty(0, np.int64)  # the place of each token of the branch before
-  sources, targets, logprobs, rollouts = [], [], [], []
+  sources, targets, logprobs, rollouts, versions = [], [], [], [], []
   used = 0
   for branch in tree.branches:
     segment, n = branch.segment, len(branch.segment.tokens)
@@ -139,6 +139,8 @@ def write(tree: Tree, start: int) -> dict[str, np.ndarray]:
     targets.append(segment.tokens[at])
     logprobs.append(segment.logprobs[at])
     rollouts.append(np.full(len(at), branch.rollout))
+    alone = segment.versions[at] == segment.began
+    versions.append(np.where(alone, segment.versions[at], -1))
     used += len(new)
   ends[path] = used
   written = {
@@ -149,5 +151,6 @@ def write(tree: Tree, start: int) -> dict[str, np.ndarray]:
     "targets": np.concatenate(targets),
     "logprobs": np.concatenate(logprobs),
     "rollouts": np.concatenate(rollouts),
+    "versions": np.concatenate(versions),
   }
   return written if routing is None else written | {"routing": routing}

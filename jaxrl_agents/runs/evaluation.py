@@ -11,6 +11,7 @@ from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import MeshConfig, RunConfig
+from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.runs import processes, rollout_workers, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.rollout_workers import FrozenWeights, RolloutWorkers
@@ -21,8 +22,9 @@ def play(
   config: RunConfig, players: RolloutWorkers, tasks: Sequence[Task], *, label: str
 ) -> list[Group]:
   """Rollouts of held-out tasks by the weights that the engine holds, with their rewards."""
-  groups = players.play(tasks, config.eval.rollouts, setup.eval_sampling(config), label=label)
-  return collected(config, groups, len(tasks), label)
+  sampling = setup.eval_sampling(config)
+  jobs = [Job(f"{label} {i}", task, config.eval.rollouts, sampling) for i, task in enumerate(tasks)]
+  return collected(config, players.play(jobs), len(tasks), label)
 
 
 def play_baseline(

@@ -13,17 +13,17 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.agents import agent as agent_lib
-from jaxrl_agents.agents import scores, toggle
+from jaxrl_agents.agents import scores
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import checkpoint, loop, train_step
-from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.learner.state import PolicyState
 from jaxrl_agents.policy import lora
+from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs import evaluation, processes, resumption, setup, weight_files
+from jaxrl_agents.runs.batches import Batches
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
@@ -63,7 +63,6 @@ def _train(
     reference = setup.warm_params(config, workdir) if minimised.needs_reference else None
   resumption.check_start(workdir, ledger)
   start = weight_files.digest(workdir.warm_start)
-  budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
   version = int(current.policy.version)
   if channel.is_first:
     resumption.check_goes_on(config, workdir, first)
@@ -93,23 +92,33 @@ def _train(
     measured = time.monotonic()
     compiles = players.stats.compiles
     players.take_stats()  # the evaluation's tokens are not counted in the first step
-    with Progress("learning", config.learner.steps, first) as progress:
+    with (
+      Progress("learning", config.learner.steps, first) as progress,
+      batches_lib.opened(
+        config,
+        players,
+        corpus.tasks["train"],
+        ledger,
+        params=current.policy.params,
+        version=version,
+        first_step=first,
+      ) as batches,
+    ):
       current = loop.train(
         current,
-        TaskStream(
-          corpus.tasks["train"],
-          config.seed,
-          ledger.get("stream"),
-          single_epoch=config.learner.single_epoch,
-        ),
         loop.Plan(
-          collect=lambda tasks, step: collect(config, players, tasks, step, budgets),
-          publish=lambda params, number: players.publish(lora.merged(params), number),
+          collect=batches.collect,
+          publish=batches.publish,
           save=lambda step, saved, found: checkpoint.save(
             manager, step, saved, found, keep=config.learner.keep_checkpoints
           ),
-          report=Reporter(config, workdir, players, progress) if channel.is_first else _no_report,
-          kept=lambda: {"length_budgets": budgets.state(), "start": start},
+          report=(
+            Reporter(config, workdir, players, batches, progress)
+            if channel.is_first
+            else _no_report
+          ),
+          kept=lambda: batches.state() | {"start": start},
+          published=batches.published,
           held=notice.held,
           devices=lambda: setup.learner_devices(config),
         ),
@@ -208,38 +217,6 @@ def objective(config: RunConfig) -> train_step.Objective:
   )
 
 
-def collect(
-  config: RunConfig,
-  players: RolloutWorkers,
-  tasks: Sequence[Task],
-  step: int,
-  budgets: toggle.LengthBudgets,
-) -> list[Group]:
-  """The groups of one step in the order of their tasks, with rewards (gated by Toggle if set)."""
-  label = f"step {step}"
-  order = {f"{label} {i}": i for i in range(len(tasks))}
-
-  def played() -> list[Group]:
-    sampling = setup.sampling(config, config.seed + 1 + step)
-    groups = players.play(tasks, config.learner.group_size, sampling, label=label)
-    return sorted(groups, key=lambda group: order[group.id])
-
-  progress = step / max(config.learner.steps, 1)
-  players.turn_to(progress)
-  groups = players.shared(played)
-  agent = setup.agent(config)
-  if config.toggle.phase_steps:
-    groups = toggle.gated(
-      groups,
-      budgets,
-      part=agent.success,
-      limited=toggle.is_limited(step, config.toggle.phase_steps),
-      solved=config.toggle.solved,
-      percentile=config.toggle.percentile,
-    )
-  return agent_lib.rewarded(agent, config.agent_config, groups, progress)
-
-
 def evaluated(
   config: RunConfig, corpus: Tasks, workdir: Workdir, players: RolloutWorkers, name: str
 ) -> list[Group]:
@@ -282,13 +259,14 @@ class Reporter:
   config: RunConfig
   workdir: Workdir
   players: RolloutWorkers
+  batches: Batches
   progress: Progress
 
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     """Reports one step."""
     engine = self.players.take_stats()
     agent = setup.agent(self.config)
-    row = scores.summary(groups) | metrics
+    row = scores.summary(groups) | metrics | self.batches.metrics()
     if engine["drafted"]:
       row["draft_acceptance"] = engine["accepted"] / engine["drafted"]
     row |= {

@@ -6,20 +6,22 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.pacing import Draw, Pacing
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import processes, weight_files
+from jaxrl_agents.runs import processes, setup, weight_files
 from jaxrl_agents.sampler import lockstep
 from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.draft_worth import UNMEASURED_COST
@@ -37,6 +39,7 @@ from jaxrl_agents.wire.control_channel import ControlChannel
 from jaxrl_agents.wire.listener import Listener
 
 PUBLISHED_KEPT = 2
+"""Versions that are kept at least: a reader of the one before last may still be at it."""
 
 
 def make_engine(
@@ -175,11 +178,12 @@ class RolloutWorkers:
       for i, each in enumerate(weights)
     }
     self._seen = Stats()
+    self._ahead: Ahead | None = None
+    # Tokens of a batch may be that old, and the canary scores them under their own weights.
+    self._kept = PUBLISHED_KEPT + (config.fleet.max_age if config.fleet.depth else 0)
     self._stack = contextlib.ExitStack()
     if config.sampler.slices:
-      if channel.is_first:  # another run may have left other weights under this number
-        store.withdraw_after(version - 1, self._weights)
-      self._publish(params, version)
+      self.keep(params, version)
     else:
       self._engine = make_engine(config, params, version, self._clock)
     with self._stack:
@@ -211,21 +215,22 @@ class RolloutWorkers:
     if self._channel.is_first:
       self._pool.wait_until_ready()
 
-  def play(
-    self,
-    tasks: Sequence[Task],
-    rollouts: int,
-    sampling: Sampling,
-    *,
-    label: str,
-  ) -> Iterator[Group]:
-    """Yields the groups of `tasks` as they end; group ids are "label i".
+  def play(self, jobs: Iterable[Job]) -> Iterator[Group]:
+    """Yields the groups of the jobs as they end. Only the first process may call it."""
+    return self._server.collect(jobs)
 
-    Only the first process may call it.
+  @contextlib.contextmanager
+  def ahead(self, pacing: Pacing, job: Callable[[Draw], Job]) -> Iterator[Ahead]:
+    """Plays in a thread of its own, paced, while the context lasts; `publish` then lets the engine
+    swap the weights between two of its steps.
     """
-    return self._server.collect(
-      Job(f"{label} {i}", task, rollouts, sampling) for i, task in enumerate(tasks)
-    )
+    devices = lambda: setup.devices(self._config)
+    patience_s = 2 * self._config.workers.stall_s
+    with Ahead(self._server, pacing, job, devices=devices, patience_s=patience_s) as self._ahead:
+      try:
+        yield self._ahead
+      finally:
+        self._ahead = None
 
   def turn_to(self, share: float) -> None:
     """Chooses the weights of the frozen policies for this share of the steps, in [0, 1]."""
@@ -257,10 +262,33 @@ class RolloutWorkers:
       self._channel.broadcast(("load", version))
     else:
       self._follow("load")
-    if self._engine:
-      self._engine.set_params(fetched(self._config, self._weights, version), version)
+    if engine := self._engine:
+      fresh = fetched(self._config, self._weights, version)
+      swap = lambda: engine.set_params(fresh, version)
+      if self._ahead:
+        self._ahead.between_steps(swap)
+      else:
+        swap()
     if self._slices:
       self._slices.load(version)
+
+  def keep(self, params: dict[str, Any], version: int) -> None:
+    """Writes the weights that the samplers begin with, in the place of any that another run left
+    under this number or a later one."""
+    if self._channel.is_first:
+      store.withdraw_after(version - 1, self._weights)
+    self._publish(params, version)
+
+  def published(self, version: int) -> dict[str, Any] | None:
+    """The parameters of a published version, sharded over the ambient mesh for learning; None if it
+    is not kept any more.
+    """
+    mesh = jax.sharding.get_mesh()
+    places = None if mesh.empty else sharding.shardings(self._config.policy.model, mesh)
+    try:
+      return store.fetch(self._weights, version, places)
+    except FileNotFoundError:
+      return None
 
   def take_stats(self) -> dict[str, int]:
     """The counters since the last call."""
@@ -314,7 +342,7 @@ class RolloutWorkers:
     store.write_part(params, version, self._weights, part=jax.process_index())
     processes.wait_for_all("version written")
     if self._channel.is_first:
-      store.complete(version, self._weights, parts=jax.process_count(), keep=PUBLISHED_KEPT)
+      store.complete(version, self._weights, parts=jax.process_count(), keep=self._kept)
 
   def _follow(self, wanted: str) -> Any:
     """Repeats the calls of the first process's engine until a message of the kind `wanted`."""

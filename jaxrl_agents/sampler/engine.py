@@ -487,6 +487,7 @@ class Engine:
       versions=np.asarray(sequence.versions, np.int32),
       routing=routing,
       stop="stop" if int(tokens[-1]) in sequence.limits.stop_tokens else "length",
+      began=sequence.began,
     )
 
   def _run(self, program, rows: Rows, slots: np.ndarray, *more: Any) -> Sampled:

@@ -229,6 +229,8 @@ class Scheduler:
     sequence.num_cached = len(pages) * pool.page_tokens
     sequence.num_shared = len(pages)
     sequence.cache_version = pool.version
+    if sequence.num_tokens == sequence.num_prompt:
+      sequence.began = pool.version
     sequence.slot = heapq.heappop(self._free_slots[part])
     self.running[sequence.slot] = sequence
     self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages

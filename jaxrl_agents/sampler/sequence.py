@@ -41,6 +41,7 @@ class Sequence:
     slot: row of the decode batch; -1 while waiting.
     decoding: whether the prefill is complete.
     cache_version: weight version of all its pages, or -1 once weights changed under it.
+    began: weight version of its pages when it was last started with no id sampled.
     logprobs: of the sampled ids.
     versions: weight version of each sampled id.
     routing: experts of leading positions as they were when first computed, uint16 [n, L, K]; kept
@@ -60,6 +61,7 @@ class Sequence:
   slot: int = -1
   decoding: bool = False
   cache_version: int = -1
+  began: int = -1
   logprobs: list[float] = dataclasses.field(default_factory=list)
   versions: list[int] = dataclasses.field(default_factory=list)
   routing: np.ndarray | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
 from jaxrl_agents.types import Group, SamplingLimits
+
+_POLL_S = 0.1
+"""Longest wait for a message, after which jobs and weights that came meanwhile are looked for."""
 
 
 class RolloutError(RuntimeError):
@@ -100,18 +103,36 @@ class RolloutServer:
     jobs = iter(jobs)
     self._last_progress = time.monotonic()
     while True:
-      # A repeatable run takes new jobs at repeatable moments only.
-      if not self._deterministic or self._all_wait():
-        self._fill(jobs)
-      if not self._groups:
+      ended = self.round(lambda: next(jobs, None))
+      if not ended and not self._groups:
         return
-      yield from self._round()
+      yield from ended
 
-  def _fill(self, jobs: Iterator[Any]) -> None:
+  def round(self, next_job: Callable[[], Any]) -> list[Group]:
+    """One round of messages and at most one step of each engine; returns the groups that ended.
+
+    Between two rounds weights may be replaced. A round without any work returns at once.
+
+    Args:
+      next_job: the next job to play, or None if there is none now. It is called while there is room
+        for more rollouts.
+
+    Raises:
+      RolloutError: nothing happened for stall_s while groups were in play.
+      harness.worker_pool.WorkerPoolError: workers die without finishing any group.
+    """
+    if not self._groups:
+      self._last_progress = time.monotonic()
+    # A repeatable run takes new jobs at repeatable moments only.
+    if not self._deterministic or self._all_wait():
+      self._fill(next_job)
+    return self._round() if self._groups else []
+
+  def _fill(self, next_job: Callable[[], Any]) -> None:
     """Brings the rollouts in play up to max_rollouts."""
     while True:
       if not self._parts:
-        job = next(jobs, None)
+        job = next_job()
         if job is None:
           return
         parts = _single_rollouts(job) if self._deterministic else [job]
@@ -126,7 +147,7 @@ class RolloutServer:
 
   def _round(self) -> list[Group]:
     """Messages in; then finished groups out, or one engine step and its generations out."""
-    self._receive(0.0 if self._may_step() else min(1.0, self._stall_s / 4))
+    self._receive(0.0 if self._may_step() else min(_POLL_S, self._stall_s / 4))
     if self._deterministic and not self._all_wait():
       self._check_progress()
       return []

@@ -255,3 +255,49 @@ def test_options_change_the_loss_and_keep_those_that_were_set_before():
   loss = losses.named("cispo").set({"high": 2.0}).set({"low": 0.5})
   assert loss.all_options == {"low": 0.5, "high": 2.0, "unified_mask": False}
   assert float(loss(jnp.log(jnp.array([[3.0]])), batch)[0, 0]) == pytest.approx(-2 * np.log(3))
+
+
+def decoupled(loss, *, old, behaviour, advantage, logprob=math.log(0.3), **numbers):
+  """(loss, slope) of one token with these log-probabilities under pi_old and mu."""
+  batch = make_batch([[behaviour]], advantage)
+  batch = batch._replace(proximal_logprobs=np.float32([[old]]))
+  value = lambda lp: loss(lp, batch, **numbers).sum()
+  found, slope = jax.value_and_grad(value)(jnp.full((1, 1), logprob, jnp.float32))
+  return float(found), float(slope[0, 0])
+
+
+@pytest.mark.parametrize("loss", [losses.decoupled_ppo, losses.icepop])
+def test_the_weight_of_a_stale_token_is_old_over_behaviour_and_the_clip_is_against_old(loss):
+  # pi / pi_old = 1.1 inside the clip; pi_old / mu = 1.5: slope -1.5 * 1.1 * A.
+  at = math.log(0.3)
+  numbers = {"old": at - math.log(1.1), "behaviour": at - math.log(1.1) - math.log(1.5)}
+  value, slope = decoupled(loss, advantage=2.0, **numbers)
+  assert value == pytest.approx(-1.5 * 1.1 * 2, rel=1e-5)
+  assert slope == pytest.approx(-1.5 * 1.1 * 2, rel=1e-5)
+  # pi / pi_old = 1.3 is clipped, whatever mu is.
+  clipped = {"old": at - math.log(1.3), "behaviour": at - math.log(1.3)}
+  assert decoupled(loss, advantage=2.0, **clipped) == (pytest.approx(-2.4, rel=1e-5), 0.0)
+
+
+@pytest.mark.parametrize("shift", [0.2, -0.2, 0.5])
+def test_shifting_the_behaviour_scales_the_gradient_of_a_decoupled_loss(shift):
+  at = math.log(0.3)
+  slope = lambda behaviour: decoupled(
+    losses.decoupled_ppo, old=at, behaviour=behaviour, advantage=1.0
+  )[1]
+  assert slope(at - shift) == pytest.approx(math.exp(shift) * slope(at), rel=1e-5)
+
+
+def test_a_weight_above_its_bound_is_cut_by_one_loss_and_drops_the_token_in_the_other():
+  at = math.log(0.3)
+  far = {"old": at, "behaviour": at - math.log(7.0), "advantage": 1.0}
+  assert decoupled(losses.decoupled_ppo, **far)[1] == pytest.approx(-2.0, rel=1e-5)
+  assert decoupled(losses.icepop, **far) == (0.0, 0.0)
+  near = {"old": at, "behaviour": at + math.log(4.0), "advantage": 1.0}
+  assert decoupled(losses.decoupled_ppo, **near)[1] == pytest.approx(-0.25, rel=1e-5)
+  assert decoupled(losses.icepop, **near) == (0.0, 0.0)
+
+
+def test_a_decoupled_loss_without_the_weights_of_the_step_is_an_error():
+  with pytest.raises(ValueError, match="needs batch.proximal_logprobs"):
+    losses.decoupled_ppo(jnp.zeros((1, 1)), make_batch([[0.0]], 1.0))

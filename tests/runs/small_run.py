@@ -4,6 +4,7 @@ OPTIONS are in JSON: {"learner": {"steps": 2}, "mesh": {"expert": 2}}, sections 
 {"processes": ["127.0.0.1:7000", 2, 0]} for one of several processes.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -15,7 +16,6 @@ import jax
 import numpy as np
 
 from jaxrl_agents import chat
-from jaxrl_agents.agents.toggle import LengthBudgets
 from jaxrl_agents.config import (
   LearnerConfig,
   PolicySection,
@@ -25,11 +25,11 @@ from jaxrl_agents.config import (
 )
 from jaxrl_agents.harness.worker_process import WorkerSpec
 from jaxrl_agents.learner import checkpoint, loop, state, train_step
-from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import entry_point, rl, setup, weight_files
+from jaxrl_agents.runs import batches as batches_lib
+from jaxrl_agents.runs import entry_point, setup, weight_files
 from jaxrl_agents.runs import processes as processes_lib
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.types import Task
@@ -96,18 +96,34 @@ def trained(
   version = int(current.policy.version)
   if channel.is_first:
     store.withdraw_after(version, folder / "weights")
-  with RolloutWorkers(
-    config,
-    WorkerSpec("tests.sampler.counting:build"),
-    setup.for_sampler(current.policy.params),
-    version,
-    weights=folder / "weights",
-    channel=channel,
-    notice=notice,
-  ) as players:
+  with (
+    RolloutWorkers(
+      config,
+      WorkerSpec("tests.sampler.counting:build"),
+      setup.for_sampler(current.policy.params),
+      version,
+      weights=folder / "weights",
+      channel=channel,
+      notice=notice,
+    ) as players,
+    contextlib.ExitStack() as stack,
+  ):
+    batches = stack.enter_context(
+      batches_lib.opened(
+        config,
+        players,
+        TASKS,
+        ledger,
+        params=current.policy.params,
+        version=version,
+        first_step=first,
+      )
+    )
     plan = loop.Plan(
-      collect=lambda tasks, step: rl.collect(config, players, tasks, step, LengthBudgets()),
-      publish=players.publish,
+      collect=batches.collect,
+      publish=batches.publish,
+      kept=batches.state,
+      published=batches.published,
       save=lambda step, saved, found: checkpoint.save(manager, step, saved, found, keep=2),
       report=lambda step, metrics, groups: print(f"step {step}", flush=True),
       held=notice.held,
@@ -115,7 +131,6 @@ def trained(
     )
     current = loop.train(
       current,
-      TaskStream(TASKS, 0, ledger.get("stream")),
       plan,
       cfg=CFG,
       learner=config.learner,

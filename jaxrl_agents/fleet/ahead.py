@@ -1,0 +1,155 @@
+"""Plays rollouts in a thread of its own while the learner learns.
+
+    learner's thread                          sampler's thread
+    take() -> groups of a batch      <-       rounds of the rollout server, paced by `Pacing`
+    between_steps(swap the weights)  ->       called between two programs of the engine
+
+The two never wait for one another but for a batch that is not complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from jaxrl_agents.fleet.pacing import Draw, Pacing
+from jaxrl_agents.types import Group
+
+_IDLE_S = 0.05
+
+
+class Server(Protocol):
+  """What plays jobs: sampler.server.RolloutServer."""
+
+  def round(self, next_job: Callable[[], Any]) -> list[Group]: ...
+
+
+class Ahead:
+  """Rollouts that are played ahead of the learner. Use as a context manager.
+
+  Invariant: `Pacing` is used by one thread at a time; the server and its engines are used by the
+  sampler's thread alone.
+
+  Args:
+    server: plays the jobs.
+    pacing: says which.
+    job: (draw) -> what the server plays.
+    devices: context manager of the sampler's thread, which makes the mesh of its engines ambient.
+    patience_s: longest time that `take` and `between_steps` wait without a sign of the thread.
+  """
+
+  def __init__(
+    self,
+    server: Server,
+    pacing: Pacing,
+    job: Callable[[Draw], Any],
+    *,
+    devices: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    patience_s: float = 300.0,
+  ):
+    self._server, self._pacing, self._job, self._devices = server, pacing, job, devices
+    self._patience_s = patience_s
+    self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    self._changed = threading.Condition()
+    self._closed = False
+    self._error: BaseException | None = None
+    self._last_sign = time.monotonic()
+    self._idle_s = 0.0
+    self._thread = threading.Thread(target=self._play, name="sampler", daemon=True)
+
+  def __enter__(self) -> Ahead:
+    self._thread.start()
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._closed = True
+    with self._changed:
+      self._changed.notify_all()
+    self._thread.join(self._patience_s)
+
+  def take(self) -> list[Group]:
+    """The groups of the next batch; waits until they are complete.
+
+    Raises:
+      RuntimeError: the sampler's thread has ended, from its error, or gave no sign for patience_s.
+    """
+    with self._changed:
+      self._pacing.learnt()
+      while True:
+        self._check()
+        if (groups := self._pacing.take()) is not None:
+          self._changed.notify_all()
+          return groups
+        self._changed.notify_all()
+        self._changed.wait(1.0)
+
+  def learnt(self) -> None:
+    """The learner is done with the batch that `take` returned last."""
+    with self._changed:
+      self._pacing.learnt()
+      self._changed.notify_all()
+
+  def replace(self, count: int) -> None:
+    """Plays `count` further groups in the place of groups that were not trained."""
+    with self._changed:
+      self._pacing.replace(count)
+      self._changed.notify_all()
+
+  def between_steps(self, call: Callable[[], None]) -> None:
+    """Has the sampler's thread call this between two steps, in order; does not wait for it."""
+    with self._changed:
+      self._check()
+      self._calls.put(call)
+      self._changed.notify_all()
+
+  def take_idle_s(self) -> float:
+    """Seconds since the last call in which the sampler's thread had nothing that it might play."""
+    with self._changed:
+      idle_s, self._idle_s = self._idle_s, 0.0
+      return idle_s
+
+  def state(self) -> dict[str, Any]:
+    """See Pacing.state."""
+    with self._changed:
+      return self._pacing.state()
+
+  def _check(self) -> None:
+    if self._error:
+      raise RuntimeError(f"the sampler's thread has ended: {self._error}") from self._error
+    silent_s = time.monotonic() - self._last_sign
+    if silent_s > self._patience_s:
+      raise RuntimeError(
+        f"the sampler's thread gave no sign for {silent_s:.0f} s; a program or a tool hangs"
+      )
+
+  def _play(self) -> None:
+    try:
+      with self._devices():
+        while not self._closed:
+          self._last_sign = time.monotonic()
+          while not self._calls.empty():
+            self._calls.get()()
+          ended = self._server.round(self._next_job)
+          with self._changed:
+            for group in ended:
+              self._pacing.finished(group)
+            if ended:
+              self._changed.notify_all()
+            elif not self._pacing.in_flight and self._calls.empty() and not self._closed:
+              began = time.monotonic()
+              self._changed.wait(_IDLE_S)
+              self._idle_s += time.monotonic() - began
+    except BaseException as error:
+      with self._changed:
+        self._error = error
+        self._changed.notify_all()
+
+  def _next_job(self) -> Any:
+    with self._changed:
+      draw = self._pacing.next()
+    return None if draw is None else self._job(draw)

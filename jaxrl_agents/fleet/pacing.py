@@ -1,0 +1,153 @@
+"""Which groups are played when, and which the next batch holds. No jax.
+
+    dispatch a group  iff  in flight + ready + being learnt < (depth + 1) x batch
+    age of a group    =    publications of weights between its oldest token with loss and the step
+
+A bound on what is in flight bounds the age, so nothing has to be thrown away: every group that is
+dispatched is trained, however long it takes. A group that is too old all the same was played by
+much slower machines than the others; it is counted.
+
+Depth and age are separate because a bound on the age alone settles at the bound
+(tinker-cookbook, pull request 822).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.types import Group, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+  """A task on its way to a batch.
+
+  Attributes:
+    batch: that it was drawn for, which gives its seed. It may be trained with a later one.
+    place: its number in this batch.
+    task: what is played.
+  """
+
+  batch: int
+  place: int
+  task: Task
+
+  @property
+  def label(self) -> str:
+    """The id of its group."""
+    return f"step {self.batch} {self.place}"
+
+
+class Pacing:
+  """Tasks drawn, groups in flight and groups that are ready.
+
+  Invariant: a task that was drawn is in exactly one of `waiting`, `in_flight`, `ready`, or `take`
+  returned it. Tasks are dispatched in the order in which they were drawn.
+
+  Args:
+    draw: (batch) -> its tasks.
+    batch: groups that the learner takes at once.
+    depth: batches that are played while the learner has one.
+    batches: how many are taken in all.
+    state: of an earlier object, see `state`.
+    tasks: the tasks that `state` may name.
+  """
+
+  def __init__(
+    self,
+    draw: Callable[[int], Sequence[Task]],
+    *,
+    batch: int,
+    depth: int,
+    batches: int,
+    state: Mapping[str, Any] | None = None,
+    tasks: Sequence[Task] = (),
+  ):
+    self._draw, self._batch, self._depth = draw, batch, depth
+    self._left = batches * batch
+    self._drawn = self._learning = 0
+    self.waiting: collections.deque[Draw] = collections.deque()
+    self.in_flight: dict[str, Draw] = {}
+    self.ready: dict[str, tuple[Draw, Group]] = {}
+    if state:
+      known = {task.id: task for task in tasks}
+      self._left, self._drawn = state["left"], state["drawn"]
+      for number, place, task_id in state["unfinished"]:
+        if task_id not in known:
+          raise ValueError(
+            f"the checkpoint names task {task_id!r}, which the task set does not have; continue "
+            "with the tasks that the run began with"
+          )
+        self.waiting.append(Draw(number, place, known[task_id]))
+
+  def next(self) -> Draw | None:
+    """The next task to play, which is in flight from now on; None if no more may be played yet."""
+    ahead = len(self.in_flight) + len(self.ready)
+    if ahead + self._learning >= (self._depth + 1) * self._batch or ahead >= self._left:
+      return None
+    if not self.waiting:
+      tasks = self._draw(self._drawn)
+      self.waiting.extend(Draw(self._drawn, place, task) for place, task in enumerate(tasks))
+      self._drawn += 1
+    draw = self.waiting.popleft()
+    self.in_flight[draw.label] = draw
+    return draw
+
+  def finished(self, group: Group) -> None:
+    """A group in flight has ended."""
+    self.ready[group.id] = (self.in_flight.pop(group.id), group)
+
+  def take(self) -> list[Group] | None:
+    """The groups of the next batch, those that ended first, in the order in which they were drawn;
+    None if too few have ended.
+    """
+    if len(self.ready) < self._batch:
+      return None
+    first = list(self.ready)[: self._batch]
+    taken = sorted((self.ready.pop(name) for name in first), key=lambda x: (x[0].batch, x[0].place))
+    self._left -= len(taken)
+    self._learning = len(taken)
+    return [group for _, group in taken]
+
+  def learnt(self) -> None:
+    """The learner is done with the batch that `take` returned last."""
+    self._learning = 0
+
+  def replace(self, count: int) -> None:
+    """Lets `count` further groups be played, in the place of groups that were not trained."""
+    self._left += count
+
+  def state(self) -> dict[str, Any]:
+    """For JSON: what must be played again after a restart."""
+    draws = [draw for draw, _ in self.ready.values()] + [*self.in_flight.values(), *self.waiting]
+    draws.sort(key=lambda draw: (draw.batch, draw.place))
+    unfinished = [[draw.batch, draw.place, draw.task.id] for draw in draws]
+    return {"left": self._left, "drawn": self._drawn, "unfinished": unfinished}
+
+
+def oldest_version(group: Group) -> int | None:
+  """The smallest version of a token with loss in a group; None if it has no such token."""
+  versions = [
+    int(segment.versions[segment.loss_mask].min())
+    for trajectory in group.trajectories
+    if not trajectory.error
+    for segment in trajectory.segments
+    if np.any(segment.loss_mask)
+  ]
+  return min(versions, default=None)
+
+
+def age(group: Group, published: Sequence[int]) -> int:
+  """Publications since the oldest token with loss of a group was sampled.
+
+  Args:
+    group: complete.
+    published: the versions that were published, rising; the last is what the learner holds.
+  """
+  oldest = oldest_version(group)
+  return 0 if oldest is None else sum(version > oldest for version in published)

@@ -1,0 +1,244 @@
+"""The batches that the loop learns from: played in turns with learning, or ahead of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.agents import agent as agent_lib
+from jaxrl_agents.agents import toggle
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.fleet import pacing
+from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.pacing import Draw, Pacing
+from jaxrl_agents.harness.worker_process import Job
+from jaxrl_agents.learner import loop
+from jaxrl_agents.learner.curriculum import TaskStream
+from jaxrl_agents.policy import lora
+from jaxrl_agents.runs import setup
+from jaxrl_agents.runs.rollout_workers import RolloutWorkers
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
+
+
+class Batches:
+  """Batches of complete groups with rewards, and the publication of the weights that play them.
+
+  Playing and learning take turns: a batch is played when it is asked for, with the newest weights.
+
+  Args:
+    config: of the run.
+    players: play the episodes.
+    tasks: of the train split.
+    ledger: of the checkpoint that the run continues from; {} for a new run.
+  """
+
+  def __init__(
+    self,
+    config: RunConfig,
+    players: RolloutWorkers,
+    tasks: Sequence[Task],
+    ledger: Mapping[str, Any],
+  ):
+    self._config, self._players = config, players
+    self._stream = TaskStream(
+      tasks, config.seed, ledger.get("stream"), single_epoch=config.learner.single_epoch
+    )
+    self._budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
+
+  def collect(self, step: int) -> list[Group]:
+    """The groups of a step, in the order in which their tasks were drawn."""
+    draws = [Draw(step, place, task) for place, task in enumerate(self.drawn(step))]
+    order = {draw.label: place for place, draw in enumerate(draws)}
+
+    def played() -> list[Group]:
+      groups = self._players.play(self.job(draw) for draw in draws)
+      return sorted(groups, key=lambda group: order[group.id])
+
+    self._players.turn_to(self._progress(step))
+    return self._rewarded(self._players.shared(played), step)
+
+  def publish(self, params: dict[str, Any], version: int) -> None:
+    """Makes a version of the weights, with adapters, that of all samplers."""
+    self._players.publish(lora.merged(params), version)
+
+  @property
+  def published(self) -> Callable[[int], Any] | None:
+    """See loop.Plan; None where all rollouts are of the newest weights."""
+    return None
+
+  def metrics(self) -> dict[str, float]:
+    """Metrics of the last batch that was collected."""
+    return {}
+
+  def state(self) -> dict[str, Any]:
+    """For a checkpoint's ledger."""
+    return {"stream": self._stream.state(), "length_budgets": self._budgets.state()}
+
+  def drawn(self, batch: int) -> list[Task]:
+    """The tasks of a batch; each batch is drawn once, in order."""
+    learner = self._config.learner
+    return self._stream.next(learner.groups_per_step, batch, loop.level_weights(learner, batch))
+
+  def job(self, draw: Draw) -> Job:
+    """What the workers play for a task."""
+    config = self._config
+    sampling = setup.sampling(config, config.seed + 1 + draw.batch)
+    return Job(draw.label, draw.task, config.learner.group_size, sampling)
+
+  def _progress(self, step: int) -> float:
+    return step / max(self._config.learner.steps, 1)
+
+  def _rewarded(self, groups: list[Group], step: int) -> list[Group]:
+    """The groups with rewards, gated by Toggle if that is set."""
+    config = self._config
+    agent = setup.agent(config)
+    if config.toggle.phase_steps:
+      groups = toggle.gated(
+        groups,
+        self._budgets,
+        part=agent.success,
+        limited=toggle.is_limited(step, config.toggle.phase_steps),
+        solved=config.toggle.solved,
+        percentile=config.toggle.percentile,
+      )
+    return agent_lib.rewarded(agent, config.agent_config, groups, self._progress(step))
+
+
+class PlayedAhead(Batches):
+  """Batches that are played while the learner learns from earlier ones (`fleet.depth` > 0).
+
+  Invariant: every group that is handed out is at most `fleet.max_age` publications old, tokens
+  without loss aside.
+
+  Attributes:
+    ages: ages of the groups of the last batch, in publications.
+    too_old: groups of the last batch that were older than allowed.
+  """
+
+  def __init__(
+    self,
+    config: RunConfig,
+    players: RolloutWorkers,
+    tasks: Sequence[Task],
+    ledger: Mapping[str, Any],
+    *,
+    params: dict[str, Any],
+    version: int,
+    first_step: int,
+  ):
+    super().__init__(config, players, tasks, ledger)
+    learner = config.learner
+    self._published = [version]
+    players.keep(lora.merged(params), version)
+    self.ages: list[int] = []
+    self.too_old = 0
+    self._pacing = Pacing(
+      self.drawn,
+      batch=learner.groups_per_step,
+      depth=config.fleet.depth,
+      batches=learner.steps - first_step,
+      state=ledger.get("pacing"),
+      tasks=tasks,
+    )
+    self._ahead: Ahead | None = None
+
+  @contextlib.contextmanager
+  def playing(self) -> Iterator[None]:
+    """Plays in a thread of its own while the context lasts."""
+    with self._players.ahead(self._pacing, self.job) as self._ahead:
+      yield
+
+  def collect(self, step: int) -> list[Group]:
+    """The next complete groups, those that ended first; waits for them."""
+    assert self._ahead is not None
+    self._players.turn_to(self._progress(step))
+    groups: list[Group] = []
+    self.ages, self.too_old = [], 0
+    while not groups:  # all of a batch may be too old
+      groups = [group for group in map(self._of_age, self._ahead.take()) if group]
+    return self._rewarded(groups, step)
+
+  def publish(self, params: dict[str, Any], version: int) -> None:
+    """Writes a version; the samplers go on meanwhile and swap between two steps."""
+    super().publish(params, version)
+    self._published.append(version)
+    assert self._ahead is not None
+    self._ahead.learnt()
+
+  @property
+  def published(self) -> Callable[[int], Any]:
+    """The weights that were published and are still kept, by version."""
+    return self._players.published
+
+  def metrics(self) -> dict[str, float]:
+    """Ages of the groups in publications, how many were too old, and the sampler's idle seconds."""
+    assert self._ahead is not None
+    return {
+      "age_mean": float(np.mean(self.ages)),
+      "age_max": float(max(self.ages)),
+      "groups_too_old": float(self.too_old),
+      "sampler_idle_s": self._ahead.take_idle_s(),
+    }
+
+  def state(self) -> dict[str, Any]:
+    """For a checkpoint's ledger, with the tasks whose groups were not trained yet."""
+    assert self._ahead is not None
+    return super().state() | {"pacing": self._ahead.state()}
+
+  def _of_age(self, group: Group) -> Group | None:
+    """The group without the loss of tokens that are too old; None if it is dropped for them."""
+    assert self._ahead is not None
+    fleet = self._config.fleet
+    age = pacing.age(group, self._published)
+    self.ages.append(age)
+    if age <= fleet.max_age:
+      return group
+    self.too_old += 1
+    if fleet.too_old == "drop":
+      self._ahead.replace(1)
+      return None
+    return masked(group, self._published[-1 - fleet.max_age])
+
+
+def masked(group: Group, oldest: int) -> Group:
+  """The group without the loss of tokens of versions below `oldest`."""
+
+  def young(segment: Segment) -> Segment:
+    mask = segment.loss_mask & (segment.versions >= oldest)
+    return dataclasses.replace(
+      segment,
+      loss_mask=mask,
+      versions=np.where(mask, segment.versions, -1).astype(np.int32),
+      logprobs=np.where(mask, segment.logprobs, 0).astype(np.float32),
+    )
+
+  def of(trajectory: Trajectory) -> Trajectory:
+    return dataclasses.replace(trajectory, segments=tuple(map(young, trajectory.segments)))
+
+  return dataclasses.replace(group, trajectories=tuple(map(of, group.trajectories)))
+
+
+@contextlib.contextmanager
+def opened(
+  config: RunConfig,
+  players: RolloutWorkers,
+  tasks: Sequence[Task],
+  ledger: Mapping[str, Any],
+  *,
+  params: dict[str, Any],
+  version: int,
+  first_step: int,
+) -> Iterator[Batches]:
+  """The batches of a run from `first_step` on, where the learner holds `params` of `version`."""
+  if not config.fleet.depth:
+    yield Batches(config, players, tasks, ledger)
+    return
+  ahead = PlayedAhead(
+    config, players, tasks, ledger, params=params, version=version, first_step=first_step
+  )
+  with ahead.playing():
+    yield ahead

@@ -1,0 +1,166 @@
+"""Which groups are played when: by hand, and in simulations of slow and fast episodes."""
+
+import heapq
+import random
+
+import numpy as np
+import pytest
+
+from jaxrl_agents.fleet import pacing
+from jaxrl_agents.fleet.pacing import Pacing
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
+
+BATCH = 4
+
+
+def task(name):
+  return Task(name, "toy", name, {})
+
+
+def drawn(batch):
+  return [task(f"t{batch}.{place}") for place in range(BATCH)]
+
+
+def group(draw):
+  return Group(draw.task, (), draw.label)
+
+
+def made(depth, batches=3, **more):
+  return Pacing(drawn, batch=BATCH, depth=depth, batches=batches, **more)
+
+
+def all_of(paced):
+  found = []
+  while draw := paced.next():
+    found.append(draw)
+  return found
+
+
+@pytest.mark.parametrize(("depth", "played"), [(0, 4), (1, 8), (2, 12), (5, 12)])
+def test_so_many_groups_are_played_before_any_was_taken(depth, played):
+  """(depth + 1) batches, and never more than the run has."""
+  assert len(all_of(made(depth))) == played
+
+
+def test_a_batch_holds_the_groups_that_ended_first_in_the_order_in_which_they_were_drawn():
+  paced = made(1)
+  draws = all_of(paced)
+  for place in (6, 1, 3):
+    paced.finished(group(draws[place]))
+  assert paced.take() is None
+  paced.finished(group(draws[0]))
+  assert [g.task.id for g in paced.take()] == ["t0.0", "t0.1", "t0.3", "t1.2"]
+  assert paced.next() is None  # while the learner has them
+  paced.learnt()
+  assert [draw.task.id for draw in all_of(paced)] == ["t2.0", "t2.1", "t2.2", "t2.3"]
+
+
+def test_a_group_that_is_not_trained_makes_room_for_one_more():
+  paced = made(0, batches=1)
+  for draw in all_of(paced):
+    paced.finished(group(draw))
+  assert len(paced.take()) == BATCH
+  paced.learnt()
+  assert paced.next() is None
+  paced.replace(1)
+  assert paced.next().task.id == "t1.0"
+
+
+def test_what_was_not_taken_is_played_again_after_a_restart_and_nothing_else():
+  paced = made(1)
+  draws = all_of(paced)
+  for place in (5, 0, 2, 7, 3):
+    paced.finished(group(draws[place]))
+  taken = {g.task.id for g in paced.take()}
+  assert taken == {"t0.0", "t0.2", "t1.1", "t1.3"}
+  known = [t for batch in range(3) for t in drawn(batch)]
+  again = made(1, batches=99, state=paced.state(), tasks=known)
+  played = all_of(again)
+  assert [d.task.id for d in played[:4]] == ["t0.1", "t0.3", "t1.0", "t1.2"]
+  assert [d.label for d in played[:2]] == ["step 0 1", "step 0 3"]  # with their seeds
+  rest = set()
+  for _ in range(2):
+    for draw in played:
+      again.finished(group(draw))
+    rest |= {g.task.id for g in again.take()}
+    again.learnt()
+    played = all_of(again)
+  assert rest | taken == {t.id for t in known} and not rest & taken
+  assert again.next() is None
+  with pytest.raises(ValueError, match=r"names task 't0\.1', which the task set does not have"):
+    made(1, state=paced.state(), tasks=[])
+
+
+def simulated(depth, durations, *, batches, learn=10.0, slots=8):
+  """(durations of the trained groups, largest age, time) with these durations by task."""
+  now, waiting, running, published = 0.0, [], [], 0
+  began, trained, ages = {}, [], []
+  paced = Pacing(drawn, batch=BATCH, depth=depth, batches=batches)
+  free, learnt_at = slots, None
+  ready_batch = None
+  while len(trained) < BATCH * batches:
+    waiting += all_of(paced)
+    while waiting and free:
+      draw = waiting.pop(0)
+      free, began[draw.label] = free - 1, published
+      heapq.heappush(running, (now + durations[draw.task.id], draw.label, draw))
+    if ready_batch is None and (ready_batch := paced.take()) is not None:
+      ages += [published - began[g.id] for g in ready_batch]
+      learnt_at = now + learn
+      continue
+    next_end = running[0][0] if running else float("inf")
+    if ready_batch is not None and learnt_at <= next_end:
+      now, published = learnt_at, published + 1
+      paced.learnt()
+      trained += [durations[g.task.id] for g in ready_batch]
+      ready_batch = None
+      continue
+    now, _, draw = heapq.heappop(running)
+    free += 1
+    paced.finished(group(draw))
+  return trained, max(ages), now
+
+
+def test_every_dispatched_group_is_trained_however_slow_it_is():
+  """One group in ten takes a hundred times as long; the lengths that are trained are those that
+  were dispatched."""
+  rng = random.Random(0)
+  names = [t.id for batch in range(50) for t in drawn(batch)]
+  durations = {name: 100.0 if rng.random() < 0.1 else 1.0 for name in names}
+  trained, _, _ = simulated(1, durations, batches=50, slots=100)
+  assert sorted(trained) == sorted(durations.values())
+
+
+def test_playing_and_learning_overlap_to_nine_tenths_of_the_bound():
+  """Latencies are fixed: a batch takes 10 s to learn and 10 s to play."""
+  names = [t.id for batch in range(40) for t in drawn(batch)]
+  durations = dict.fromkeys(names, 10.0)
+  by_turns = simulated(0, durations, batches=40, slots=BATCH)[2]
+  ahead = simulated(1, durations, batches=40, slots=BATCH)[2]
+  bound = 40 * 10.0
+  assert by_turns == pytest.approx(2 * bound)
+  assert bound / ahead > 0.9
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_groups_of_equal_duration_are_at_most_as_old_as_the_depth(depth):
+  names = [t.id for batch in range(20) for t in drawn(batch)]
+  _, oldest, _ = simulated(depth, dict.fromkeys(names, 3.0), batches=20, slots=100)
+  assert oldest == depth
+
+
+def trajectory(*versions, error=""):
+  mask = np.asarray(versions) >= 0
+  n = len(versions)
+  zeros = np.zeros(n, np.float32)
+  segment = Segment(np.zeros(n, np.int32), mask, zeros, np.asarray(versions, np.int32))
+  return Trajectory("t", (segment,), (), {}, "end", error=error)
+
+
+def test_the_age_counts_publications_since_the_oldest_token_with_loss():
+  of = lambda *each: Group(task("t"), each, "g")
+  published = [0, 4, 8, 12]
+  assert pacing.age(of(trajectory(-1, 12, 12)), published) == 0
+  assert pacing.age(of(trajectory(-1, 12), trajectory(-1, 4, 8)), published) == 2
+  assert pacing.age(of(trajectory(12), trajectory(0, error="died")), published) == 0
+  assert pacing.age(of(trajectory(-1, -1)), published) == 0
