@@ -45,6 +45,7 @@ WALLS = {
   "learner.prefix_trees": (),
   "learner.curriculum": (),
   "learner.segment_files": (),
+  "fleet": (),
   "planning": ("policy", "sampler", "learner"),
   "viewer": ("agents",),
 }
@@ -71,6 +72,7 @@ WITHOUT_JAX = (
   "learner.curriculum",
   "learner.segment_files",
   "weights.manifest",
+  "fleet",
   "wire",
   "harness",
   "corpus",

@@ -267,13 +267,16 @@ class Reporter:
     engine = self.players.take_stats()
     agent = setup.agent(self.config)
     row = scores.summary(groups) | metrics | self.batches.metrics()
+    sampling_s = metrics["collect_s"]
+    if self.config.fleet.depth:  # it goes on while the learner learns
+      sampling_s += metrics["learn_s"] + metrics["save_s"]
     if engine["drafted"]:
       row["draft_acceptance"] = engine["accepted"] / engine["drafted"]
     row |= {
       "accepted_draft_tokens": engine["accepted"],
       "prefix_hit_share": engine["prefix_hit_tokens"] / max(engine["prompt_tokens"], 1),
       "sampled_tokens": engine["tokens"],
-      "sampler_tokens_per_s": engine["tokens"] / max(metrics["collect_s"], 1e-9),
+      "sampler_tokens_per_s": engine["tokens"] / max(sampling_s, 1e-9),
       "rss_mib": rss_mib(),
     }
     self.workdir.log("rl", step, row)

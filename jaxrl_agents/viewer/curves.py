@@ -51,6 +51,8 @@ PANELS = (
   Panel("Largest ratio", "policy over behaviour, per token", ("ratio_max",)),
   Panel("Throughput", "tokens per second", ("sampler_tokens_per_s", "learner_tokens_per_s"), 0.0),
   Panel("Seconds per step", "", ("collect_s", "learn_s", "save_s"), low=0.0),
+  Panel("Age of rollouts", "publications since the oldest token", ("age_mean", "age_max"), low=0.0),
+  Panel("Sampler idle", "seconds of a step", ("sampler_idle_s",), low=0.0),
   Panel("Memory", "resident, MiB", ("rss_mib",), low=0.0),
 )
 

@@ -123,3 +123,52 @@ def test_a_step_that_the_canary_stops_leaves_the_weights_as_they_were(fresh):
     loop.learn(begin, groups, cfg=CFG, learner=LEARNER, tx=tx, objective=RL)
   same = lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
   jax.tree.map(same, begin.policy.params, made.policy.params)
+
+
+def of_versions(batch, versions, began):
+  """The packed batch of one segment whose tokens carry `versions` (of the 200 loss tokens)."""
+  mask = np.arange(TOKENS) > 0
+  logprobs = np.concatenate([[0], batch.behaviour_logprobs[0, :-1]]).astype(np.float32)
+  versions = np.concatenate([[-1], versions]).astype(np.int32)
+  segment = Segment(batch.tokens[0], mask, logprobs, versions, began=began)
+  return packing.pack([Rollout((segment,), 1.0)], row_tokens=TOKENS, rows_per_microbatch=1)
+
+
+def checked_by_version(batches, weights):
+  """What the canary says, where `weights` are published by version, and the versions it read."""
+  read = []
+
+  def published(version):
+    read.append(version)
+    return weights.get(version)
+
+  scored = lambda params, b: np.asarray(train_step.recompute_logprobs(params, b, CFG, RL))
+  return loop.canary_of_versions(batches, published, scored, bound=BOUND), read
+
+
+def test_tokens_of_an_older_version_are_scored_under_its_weights(fresh):
+  made, batch = fresh
+  other = jax.tree.map(lambda x: x * 1.01, made.policy.params)
+  batches = of_versions(batch, [4] * 150 + [8] * 50, began=4)
+  found, read = checked_by_version(batches, {4: made.policy.params, 8: other})
+  assert found["canary_tokens"] == 150 and read == [4]
+  assert found["canary_max_abs_logprob_difference"] < BOUND
+  with pytest.raises(loop.CanaryError, match="disagree on fresh rollouts at version 4"):
+    checked_by_version(batches, {4: other})
+
+
+def test_tokens_that_saw_keys_of_other_weights_are_not_compared(fresh):
+  made, batch = fresh
+  batches = of_versions(batch, [4] * 20 + [8] * 180, began=4)
+  found, _ = checked_by_version(batches, {4: made.policy.params, 8: made.policy.params})
+  assert found["canary_tokens"] == 20
+  mixed = of_versions(batch, [8] * 200, began=4)  # sampled after a swap during the prompt
+  assert checked_by_version(mixed, {8: made.policy.params}) == ({"canary_tokens": 0.0}, [])
+
+
+def test_a_version_that_is_not_kept_any_more_is_passed_over(fresh):
+  made, batch = fresh
+  batches = of_versions(batch, [4] * 200, 4) + of_versions(batch, [8] * 200, 8)
+  found, read = checked_by_version(batches, {8: made.policy.params})
+  assert found["canary_tokens"] == 200 and read == [4, 8]
+  assert checked_by_version(batches[:1], {}) == ({"canary_tokens": 0.0}, [4])

@@ -350,7 +350,7 @@ def test_new_weights_reach_running_sequences_and_each_logprob_is_of_its_version(
   assert engine.stats.preempted == preempted
   assert {v for g in generations for v in g.versions.tolist()} == {first, first + 1, first + 2}
   for (prompt, _), generation in zip(requests, generations, strict=True):
-    assert (np.diff(generation.versions) >= 0).all()
+    assert (np.diff(generation.versions) >= 0).all() and generation.began == first
     # Position i is computed by the weights that sample the token after it.
     ids = np.concatenate([prompt, generation.tokens])
     used = [int(generation.versions[max(0, i + 1 - len(prompt))]) for i in range(len(ids) - 1)]
