@@ -3,9 +3,9 @@
     python scripts/bench_async.py --json=FILE
     python scripts/bench_async.py --config=configs/search_cpu.py --latency_s=1 --steps=6 --json=FILE
 
-First with simulated services of fixed latencies: learning sleeps `learn` seconds a step, and each of
-a batch's episodes sleeps; pacing, threads and swaps are those of a run. `share_of_bound` is the time
-of max(play, learn) over the time taken, for playing by turns and ahead.
+First with simulated services: learning sleeps for a fixed time, and so does each episode of a batch;
+pacing, threads and swaps are those of a run. `share_of_bound_depth_D` is max(play, learn) over the
+time taken, by turns (depth 0) and ahead.
 
 With --config then the run itself, by turns and ahead, from one warm start: its tools wait as those
 of a service on a network (median --latency_s, log-normal with a tail). `ratio` is that of the
