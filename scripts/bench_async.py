@@ -3,7 +3,7 @@
     python scripts/bench_async.py --json=FILE
     python scripts/bench_async.py --config=configs/search_cpu.py --latency_s=1 --steps=6 --json=FILE
 
-First with simulated services: learning sleeps for a fixed time, and so does each episode of a batch;
+First with simulated services: learning sleeps for a fixed time, and so does each episode;
 pacing, threads and swaps are those of a run. `share_of_bound_depth_D` is max(play, learn) over the
 time taken, by turns (depth 0) and ahead.
 
