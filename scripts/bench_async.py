@@ -69,7 +69,7 @@ def simulated(depth: int, durations: dict[str, float], slots: int) -> float:
   began = time.monotonic()
   with Ahead(Sleeping(durations, slots), pacing, lambda draw: draw) as ahead:
     for _ in range(STEPS):
-      ahead.take()
+      ahead.take(BATCH)
       time.sleep(LEARN_S)
       ahead.between_steps(lambda: None)
       ahead.learnt()

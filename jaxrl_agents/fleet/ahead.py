@@ -1,7 +1,7 @@
 """Plays rollouts in a thread of its own while the learner learns.
 
     learner's thread                          sampler's thread
-    take() -> groups of a batch      <-       rounds of the rollout server, paced by `Pacing`
+    take(count) -> complete groups   <-       rounds of the rollout server, paced by `Pacing`
     between_steps(swap the weights)  ->       called between two programs of the engine
 
 The two never wait for one another but for a batch that is not complete.
@@ -72,24 +72,21 @@ class Ahead:
       self._changed.notify_all()
     self._thread.join(self._patience_s)
 
-  def take(self) -> list[Group]:
-    """The groups of the next batch; waits until they are complete.
+  def take(self, count: int) -> list[Group]:
+    """The next `count` groups; waits until they are complete. See Pacing.take.
 
     Raises:
       RuntimeError: the sampler's thread has ended, from its error, or gave no sign for patience_s.
     """
     with self._changed:
-      self._pacing.learnt()
       while True:
         self._check()
-        if (groups := self._pacing.take()) is not None:
-          self._changed.notify_all()
+        if (groups := self._pacing.take(count)) is not None:
           return groups
-        self._changed.notify_all()
         self._changed.wait(1.0)
 
   def learnt(self) -> None:
-    """The learner is done with the batch that `take` returned last."""
+    """The learner is done with all groups that `take` returned."""
     with self._changed:
       self._pacing.learnt()
       self._changed.notify_all()
@@ -113,10 +110,10 @@ class Ahead:
       idle_s, self._idle_s = self._idle_s, 0.0
       return idle_s
 
-  def state(self) -> dict[str, Any]:
-    """See Pacing.state."""
+  def state(self) -> tuple[dict[str, Any], list[Group]]:
+    """See Pacing.state, and the groups that are ready."""
     with self._changed:
-      return self._pacing.state()
+      return self._pacing.state(), [group for _, group in self._pacing.ready.values()]
 
   def _check(self) -> None:
     if self._error:

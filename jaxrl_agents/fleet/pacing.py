@@ -53,9 +53,10 @@ class Pacing:
     draw: (batch) -> its tasks.
     batch: groups that the learner takes at once.
     depth: batches that are played while the learner has one.
-    batches: how many are taken in all.
+    batches: how many are still to be taken.
     state: of an earlier object, see `state`.
     tasks: the tasks that `state` may name.
+    groups: those that were ready then; without some of them, these are played again.
   """
 
   def __init__(
@@ -67,6 +68,7 @@ class Pacing:
     batches: int,
     state: Mapping[str, Any] | None = None,
     tasks: Sequence[Task] = (),
+    groups: Sequence[Group] = (),
   ):
     self._draw, self._batch, self._depth = draw, batch, depth
     self._left = batches * batch
@@ -76,14 +78,19 @@ class Pacing:
     self.ready: dict[str, tuple[Draw, Group]] = {}
     if state:
       known = {task.id: task for task in tasks}
-      self._left, self._drawn = state["left"], state["drawn"]
+      kept = {group.id: group for group in groups}
+      self._drawn = state["drawn"]
       for number, place, task_id in state["unfinished"]:
         if task_id not in known:
           raise ValueError(
             f"the checkpoint names task {task_id!r}, which the task set does not have; continue "
             "with the tasks that the run began with"
           )
-        self.waiting.append(Draw(number, place, known[task_id]))
+        unfinished = Draw(number, place, known[task_id])
+        if unfinished.label in kept:
+          self.ready[unfinished.label] = (unfinished, kept[unfinished.label])
+        else:
+          self.waiting.append(unfinished)
 
   def next(self) -> Draw | None:
     """The next task to play, which is in flight from now on; None if no more may be played yet."""
@@ -102,32 +109,33 @@ class Pacing:
     """A group in flight has ended."""
     self.ready[group.id] = (self.in_flight.pop(group.id), group)
 
-  def take(self) -> list[Group] | None:
-    """The groups of the next batch, those that ended first, in the order in which they were drawn;
-    None if too few have ended.
+  def take(self, count: int) -> list[Group] | None:
+    """`count` groups, those that ended first, in the order in which they were drawn; None if too
+    few have ended. The learner has them until `learnt`.
     """
-    if len(self.ready) < self._batch:
+    if len(self.ready) < count:
       return None
-    first = list(self.ready)[: self._batch]
+    first = list(self.ready)[:count]
     taken = sorted((self.ready.pop(name) for name in first), key=lambda x: (x[0].batch, x[0].place))
     self._left -= len(taken)
-    self._learning = len(taken)
+    self._learning += len(taken)
     return [group for _, group in taken]
 
   def learnt(self) -> None:
-    """The learner is done with the batch that `take` returned last."""
+    """The learner is done with all groups that `take` returned."""
     self._learning = 0
 
   def replace(self, count: int) -> None:
-    """Lets `count` further groups be played, in the place of groups that were not trained."""
+    """Lets `count` further groups be played, in the place of some that `take` returned."""
     self._left += count
+    self._learning -= count
 
   def state(self) -> dict[str, Any]:
-    """For JSON: what must be played again after a restart."""
+    """For JSON: what is to be trained after a restart."""
     draws = [draw for draw, _ in self.ready.values()] + [*self.in_flight.values(), *self.waiting]
     draws.sort(key=lambda draw: (draw.batch, draw.place))
     unfinished = [[draw.batch, draw.place, draw.task.id] for draw in draws]
-    return {"left": self._left, "drawn": self._drawn, "unfinished": unfinished}
+    return {"drawn": self._drawn, "unfinished": unfinished}
 
 
 def oldest_version(group: Group) -> int | None:

@@ -2,8 +2,8 @@
 
 A file holds one flat array per dtype and a JSON index that says where each array lies in it, so
 that a step of thousands of small arrays is a handful of zip members. Loading gives back equal
-records, but without the routing of segments, which only the learner reads and which weighs more
-than all the rest.
+records, without the routing of segments unless it was asked for: only the learner reads it, and it
+weighs more than all the rest.
 """
 
 from __future__ import annotations
@@ -24,18 +24,26 @@ from jaxrl_agents.types import Group, Message, Segment, Task, ToolCall, Trajecto
 FORMAT = 3
 
 STORED = ("tokens", "loss_mask", "logprobs", "versions")
-"""The arrays of a segment that a file holds."""
+"""The arrays of a segment that every file holds."""
 
 
-def save_groups(path: str | os.PathLike[str], groups: Sequence[Group]) -> None:
+def save_groups(
+  path: str | os.PathLike[str], groups: Sequence[Group], *, routing: bool = False
+) -> None:
   """Writes groups to one .npz, atomically: a reader sees the whole file or none.
+
+  Args:
+    path: of the file.
+    groups: complete groups.
+    routing: whether to write the routing of segments too, for groups that are yet to be trained.
 
   Raises:
     ValueError: a task's facts or a call's arguments are not plain JSON values.
   """
   target = pathlib.Path(path)
   arrays = _Arrays()
-  index = {"format": FORMAT, "groups": [_group_record(group, arrays) for group in groups]}
+  stored = (*STORED, "routing") if routing else STORED
+  index = {"format": FORMAT, "groups": [_group_record(g, arrays, stored) for g in groups]}
   try:
     text = json.dumps(index, ensure_ascii=False)
   except TypeError as error:
@@ -110,26 +118,28 @@ def _array(reference: Sequence[Any] | None, flat: Mapping[str, np.ndarray]) -> A
   return flat[name][offset : offset + int(np.prod(shape))].reshape(shape)
 
 
-def _group_record(group: Group, arrays: _Arrays) -> dict[str, Any]:
+def _group_record(group: Group, arrays: _Arrays, stored: Sequence[str]) -> dict[str, Any]:
   return {
     "id": group.id,
     "task": dataclasses.asdict(dataclasses.replace(group.task, facts=dict(group.task.facts))),
-    "trajectories": [_trajectory_record(t, arrays) for t in group.trajectories],
+    "trajectories": [_trajectory_record(t, arrays, stored) for t in group.trajectories],
   }
 
 
-def _trajectory_record(trajectory: Trajectory, arrays: _Arrays) -> dict[str, Any]:
+def _trajectory_record(
+  trajectory: Trajectory, arrays: _Arrays, stored: Sequence[str]
+) -> dict[str, Any]:
   return {
     "task_id": trajectory.task_id,
     "segments": [
-      {name: arrays.add(getattr(segment, name)) for name in STORED} | {"began": segment.began}
+      {name: arrays.add(getattr(segment, name)) for name in stored} | {"began": segment.began}
       for segment in trajectory.segments
     ],
     "log": [_message_record(message, arrays) for message in trajectory.log],
     "rewards": {name: float(value) for name, value in trajectory.rewards.items()},
     "stop": trajectory.stop,
     "metrics": {name: float(value) for name, value in trajectory.metrics.items()},
-    "children": [_trajectory_record(child, arrays) for child in trajectory.children],
+    "children": [_trajectory_record(child, arrays, stored) for child in trajectory.children],
     "error": trajectory.error,
   }
 
@@ -161,7 +171,7 @@ def _group(record: Mapping[str, Any], flat: Mapping[str, np.ndarray]) -> Group:
 
 def _trajectory(record: Mapping[str, Any], flat: Mapping[str, np.ndarray]) -> Trajectory:
   segments = (
-    {name: _array(s[name], flat) for name in STORED} | {"began": s["began"]}
+    {name: _array(s[name], flat) for name in s if name != "began"} | {"began": s["began"]}
     for s in record["segments"]
   )
   return Trajectory(

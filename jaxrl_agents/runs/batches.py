@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import pacing
 from jaxrl_agents.fleet.ahead import Ahead
 from jaxrl_agents.fleet.pacing import Draw, Pacing
+from jaxrl_agents.harness import group_files
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.learner import loop
 from jaxrl_agents.learner.curriculum import TaskStream
@@ -114,6 +117,11 @@ class PlayedAhead(Batches):
   Invariant: every group that is handed out is at most `fleet.max_age` publications old, tokens
   without loss aside.
 
+  Args:
+    params, version: the learner's weights and their version.
+    first_step: of the run.
+    folder: where groups that are ready are kept beside a checkpoint.
+
   Attributes:
     ages: ages of the groups of the last batch, in publications.
     too_old: groups of the last batch that were older than allowed.
@@ -129,10 +137,12 @@ class PlayedAhead(Batches):
     params: dict[str, Any],
     version: int,
     first_step: int,
+    folder: pathlib.Path,
   ):
     super().__init__(config, players, tasks, ledger)
-    learner = config.learner
-    self._published = [version]
+    learner, earlier = config.learner, ledger.get("ahead", {})
+    self._published = earlier.get("published", [version])
+    self._folder = folder
     players.keep(lora.merged(params), version)
     self.ages: list[int] = []
     self.too_old = 0
@@ -141,8 +151,9 @@ class PlayedAhead(Batches):
       batch=learner.groups_per_step,
       depth=config.fleet.depth,
       batches=learner.steps - first_step,
-      state=ledger.get("pacing"),
+      state=earlier.get("pacing"),
       tasks=tasks,
+      groups=self._ready(earlier.get("ready", "")),
     )
     self._ahead: Ahead | None = None
 
@@ -157,9 +168,11 @@ class PlayedAhead(Batches):
     assert self._ahead is not None
     self._players.turn_to(self._progress(step))
     groups: list[Group] = []
+    self._ahead.learnt()  # where no weights were published
     self.ages, self.too_old = [], 0
-    while not groups:  # all of a batch may be too old
-      groups = [group for group in map(self._of_age, self._ahead.take()) if group]
+    groups: list[Group] = []
+    while (lack := self._config.learner.groups_per_step - len(groups)) > 0:
+      groups += [group for group in map(self._of_age, self._ahead.take(lack)) if group]
     return self._rewarded(groups, step)
 
   def publish(self, params: dict[str, Any], version: int) -> None:
@@ -185,9 +198,31 @@ class PlayedAhead(Batches):
     }
 
   def state(self) -> dict[str, Any]:
-    """For a checkpoint's ledger, with the tasks whose groups were not trained yet."""
+    """For a checkpoint's ledger, with the tasks whose groups were not trained yet. Writes the
+    groups that are ready, of which the last files are kept.
+    """
     assert self._ahead is not None
-    return super().state() | {"pacing": self._ahead.state()}
+    pacing_state, groups = self._ahead.state()
+    name = ""
+    if groups:
+      name = f"ready_{self._published[-1]:010d}.npz"
+      group_files.save_groups(self._folder / name, groups, routing=True)
+    files = sorted(self._folder.glob("ready_*.npz"))
+    for old in files[: -1 - self._config.learner.keep_checkpoints]:
+      old.unlink()
+    keep = self._published[-1 - self._config.fleet.max_age :]
+    found = {"pacing": pacing_state, "published": keep, "ready": name}
+    return super().state() | {"ahead": found}
+
+  def _ready(self, name: str) -> list[Group]:
+    """The groups of a file that `state` wrote; none if it is lost or damaged, which it says."""
+    if not name:
+      return []
+    try:
+      return group_files.load_groups(self._folder / name)
+    except (FileNotFoundError, ValueError) as error:
+      print(f"groups that were ready are played again: {error}", file=sys.stderr, flush=True)
+      return []
 
   def _of_age(self, group: Group) -> Group | None:
     """The group without the loss of tokens that are too old; None if it is dropped for them."""
@@ -232,13 +267,21 @@ def opened(
   params: dict[str, Any],
   version: int,
   first_step: int,
+  folder: pathlib.Path,
 ) -> Iterator[Batches]:
-  """The batches of a run from `first_step` on, where the learner holds `params` of `version`."""
+  """The batches of a run from `first_step` on; arguments as of `PlayedAhead`."""
   if not config.fleet.depth:
     yield Batches(config, players, tasks, ledger)
     return
   ahead = PlayedAhead(
-    config, players, tasks, ledger, params=params, version=version, first_step=first_step
+    config,
+    players,
+    tasks,
+    ledger,
+    params=params,
+    version=version,
+    first_step=first_step,
+    folder=folder,
   )
   with ahead.playing():
     yield ahead

@@ -102,6 +102,7 @@ def _train(
         params=current.policy.params,
         version=version,
         first_step=first,
+        folder=workdir.path / "ready",
       ) as batches,
     ):
       current = loop.train(

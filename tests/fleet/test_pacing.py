@@ -47,9 +47,9 @@ def test_a_batch_holds_the_groups_that_ended_first_in_the_order_in_which_they_we
   draws = all_of(paced)
   for place in (6, 1, 3):
     paced.finished(group(draws[place]))
-  assert paced.take() is None
+  assert paced.take(BATCH) is None
   paced.finished(group(draws[0]))
-  assert [g.task.id for g in paced.take()] == ["t0.0", "t0.1", "t0.3", "t1.2"]
+  assert [g.task.id for g in paced.take(BATCH)] == ["t0.0", "t0.1", "t0.3", "t1.2"]
   assert paced.next() is None  # while the learner has them
   paced.learnt()
   assert [draw.task.id for draw in all_of(paced)] == ["t2.0", "t2.1", "t2.2", "t2.3"]
@@ -59,9 +59,7 @@ def test_a_group_that_is_not_trained_makes_room_for_one_more():
   paced = made(0, batches=1)
   for draw in all_of(paced):
     paced.finished(group(draw))
-  assert len(paced.take()) == BATCH
-  paced.learnt()
-  assert paced.next() is None
+  assert len(paced.take(BATCH)) == BATCH and paced.next() is None
   paced.replace(1)
   assert paced.next().task.id == "t1.0"
 
@@ -71,10 +69,10 @@ def test_what_was_not_taken_is_played_again_after_a_restart_and_nothing_else():
   draws = all_of(paced)
   for place in (5, 0, 2, 7, 3):
     paced.finished(group(draws[place]))
-  taken = {g.task.id for g in paced.take()}
+  taken = {g.task.id for g in paced.take(BATCH)}
   assert taken == {"t0.0", "t0.2", "t1.1", "t1.3"}
   known = [t for batch in range(3) for t in drawn(batch)]
-  again = made(1, batches=99, state=paced.state(), tasks=known)
+  again = made(1, batches=2, state=paced.state(), tasks=known)
   played = all_of(again)
   assert [d.task.id for d in played[:4]] == ["t0.1", "t0.3", "t1.0", "t1.2"]
   assert [d.label for d in played[:2]] == ["step 0 1", "step 0 3"]  # with their seeds
@@ -82,13 +80,25 @@ def test_what_was_not_taken_is_played_again_after_a_restart_and_nothing_else():
   for _ in range(2):
     for draw in played:
       again.finished(group(draw))
-    rest |= {g.task.id for g in again.take()}
+    rest |= {g.task.id for g in again.take(BATCH)}
     again.learnt()
     played = all_of(again)
   assert rest | taken == {t.id for t in known} and not rest & taken
   assert again.next() is None
   with pytest.raises(ValueError, match=r"names task 't0\.1', which the task set does not have"):
     made(1, state=paced.state(), tasks=[])
+
+
+def test_groups_that_were_ready_are_taken_after_a_restart_without_being_played_again():
+  paced = made(1)
+  draws = all_of(paced)
+  for place in (1, 2, 3):
+    paced.finished(group(draws[place]))
+  kept = [ready for _, ready in paced.ready.values()]
+  known = [t for batch in range(3) for t in drawn(batch)]
+  again = made(1, state=paced.state(), tasks=known, groups=kept[:2])
+  assert [draw.task.id for draw in all_of(again)][:2] == ["t0.0", "t0.3"]
+  assert sorted(again.ready) == ["step 0 1", "step 0 2"]
 
 
 def simulated(depth, durations, *, batches, learn=10.0, slots=8):
@@ -104,7 +114,7 @@ def simulated(depth, durations, *, batches, learn=10.0, slots=8):
       draw = waiting.pop(0)
       free, began[draw.label] = free - 1, published
       heapq.heappush(running, (now + durations[draw.task.id], draw.label, draw))
-    if ready_batch is None and (ready_batch := paced.take()) is not None:
+    if ready_batch is None and (ready_batch := paced.take(BATCH)) is not None:
       ages += [published - began[g.id] for g in ready_batch]
       learnt_at = now + learn
       continue

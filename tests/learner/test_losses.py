@@ -27,6 +27,7 @@ def make_batch(behaviour, advantages, mask=None, rollout_ids=None, reference=Non
     weights=np.where(mask, 1.0, 0.0).astype(np.float32),
     rollout_ids=zeros if rollout_ids is None else np.asarray(rollout_ids, np.int32),
     reference_logprobs=reference,
+    proximal_logprobs=np.where(mask, behaviour, 0).astype(np.float32),
   )
 
 
@@ -136,7 +137,7 @@ def test_gspo_ratio_is_the_geometric_mean_over_all_segments_of_a_rollout():
   assert slope[1, 1] == 0.0
 
 
-def reference_loss(name, pi, mu, a, mask, ids, n):
+def reference_loss(name, pi, mu, a, mask, ids, n, old):
   """Every loss as a plain loop in float64."""
   loss = np.zeros_like(pi)
   for b, t in np.argwhere(mask):
@@ -149,6 +150,14 @@ def reference_loss(name, pi, mu, a, mask, ids, n):
       value = -min(max(r, n["low"]), n["high"]) * adv * pi[b, t]
     elif name == "k25":
       value = -(r * adv - n["tau"] * log_r**2)
+    elif name in ("decoupled_ppo", "icepop"):
+      weight, drift = np.exp(old[b, t] - mu[b, t]), np.exp(pi[b, t] - old[b, t])
+      clipped = min(max(drift, 1 - n["epsilon_low"]), 1 + n["epsilon_high"])
+      value = -weight * min(drift * adv, clipped * adv)
+      if name == "decoupled_ppo":
+        value *= min(weight, n["cap"]) / weight
+      elif not n["low"] <= weight <= n["high"]:
+        value = 0.0
     else:
       low = 1 - n.get("epsilon_low", n.get("epsilon"))
       high = 1 + n.get("epsilon_high", n.get("epsilon"))
@@ -165,6 +174,8 @@ NUMBERS = {
   "dapo": {"epsilon_low": 0.2, "epsilon_high": 0.28},
   "gspo": {"epsilon_low": 0.05, "epsilon_high": 0.1},
   "k25": {"alpha": 0.5, "beta": 2.0, "tau": 0.02},
+  "decoupled_ppo": {"epsilon_low": 0.1, "epsilon_high": 0.3, "cap": 1.2},
+  "icepop": {"epsilon_low": 0.1, "epsilon_high": 0.3, "low": 0.7, "high": 1.3},
 }
 
 
@@ -176,10 +187,19 @@ def test_every_loss_equals_a_plain_loop_on_random_batches(name, seed):
   pi = (mu + rng.normal(0, 0.5, mu.shape)).astype(np.float32)
   mask = rng.random(mu.shape) < 0.6
   ids = rng.integers(0, 4, mu.shape)
+  old = (mu + rng.normal(0, 0.3, mu.shape)).astype(np.float32)
   batch = make_batch(mu, rng.normal(size=mu.shape), mask, ids)
+  batch = batch._replace(proximal_logprobs=old)
   loss = losses.named(name).set(NUMBERS[name])(jnp.asarray(pi), batch)
   expected = reference_loss(
-    name, pi.astype(np.float64), mu.astype(np.float64), batch.advantages, mask, ids, NUMBERS[name]
+    name,
+    pi.astype(np.float64),
+    mu.astype(np.float64),
+    batch.advantages,
+    mask,
+    ids,
+    NUMBERS[name],
+    old.astype(np.float64),
   )
   assert loss.dtype == jnp.float32
   np.testing.assert_allclose(loss, expected, atol=1e-6, rtol=1e-6)
@@ -300,4 +320,5 @@ def test_a_weight_above_its_bound_is_cut_by_one_loss_and_drops_the_token_in_the_
 
 def test_a_decoupled_loss_without_the_weights_of_the_step_is_an_error():
   with pytest.raises(ValueError, match="needs batch.proximal_logprobs"):
-    losses.decoupled_ppo(jnp.zeros((1, 1)), make_batch([[0.0]], 1.0))
+    batch = make_batch([[0.0]], 1.0)._replace(proximal_logprobs=None)
+    losses.decoupled_ppo(jnp.zeros((1, 1)), batch)

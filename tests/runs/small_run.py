@@ -32,7 +32,7 @@ from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs import entry_point, setup, weight_files
 from jaxrl_agents.runs import processes as processes_lib
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
-from jaxrl_agents.types import Task
+from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store
 from jaxrl_agents.wire.control_channel import ControlChannel
 
@@ -82,6 +82,13 @@ def run(folder: pathlib.Path, *, processes: Sequence[Any] = (), **sections: dict
     processes_lib.wait_for_all("trained")
 
 
+def reported(folder: pathlib.Path, step: int, groups: Sequence[Group]) -> None:
+  """Prints the step, and adds a line with the ids of its groups to trained.txt."""
+  with (folder / "trained.txt").open("a") as file:
+    file.write(json.dumps([step, [group.id for group in groups]]) + "\n")
+  print(f"step {step}", flush=True)
+
+
 def trained(
   config: RunConfig, folder: pathlib.Path, channel: ControlChannel, notice: Notice
 ) -> None:
@@ -117,6 +124,7 @@ def trained(
         params=current.policy.params,
         version=version,
         first_step=first,
+        folder=folder / "ready",
       )
     )
     plan = loop.Plan(
@@ -125,7 +133,7 @@ def trained(
       kept=batches.state,
       published=batches.published,
       save=lambda step, saved, found: checkpoint.save(manager, step, saved, found, keep=2),
-      report=lambda step, metrics, groups: print(f"step {step}", flush=True),
+      report=lambda step, metrics, groups: reported(folder, step, groups),
       held=notice.held,
       devices=lambda: setup.learner_devices(config),
     )

@@ -113,6 +113,28 @@ def test_a_machine_that_dies_without_a_warning_loses_save_every_steps_at_most(
   assert_same_parameters(whole, killed)
 
 
+def test_a_run_that_plays_ahead_trains_each_task_once_though_it_is_killed(cache, tmp_path):
+  """Six batches of two groups; what was ready is kept, the rest is played again."""
+  ahead = {
+    "fleet": {"depth": 2},
+    "workers": {"deterministic": False},
+    "learner": {"steps": 6},
+  }
+  killed = tmp_path / "killed"
+  for steps in (1, 3):
+    process = start(killed, cache, **ahead)
+    for _ in range(1 + steps):
+      process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+  finish(killed, cache, **ahead)
+  lines = map(json.loads, (killed / "trained.txt").read_text().splitlines())
+  by_step = dict(lines)  # a step that was not saved is trained again, which counts
+  assert sorted(by_step) == list(range(6))
+  groups = sorted(name for names in by_step.values() for name in names)
+  assert groups == sorted(f"step {batch} {place}" for batch in range(6) for place in range(2))
+
+
 def assert_same_parameters(whole, other):
   expected, found = (np.load(folder / "params.npz") for folder in (whole, other))
   assert found["version"] == expected["version"] > 0
