@@ -140,11 +140,14 @@ class FleetConfig:
       it.
     too_old: what becomes of older tokens: "mask", they have no loss, and their rollouts still count
       in the baseline of the group; or "drop", their group is not trained, and another is played.
+    cache: whether sequences that are running when weights change "keep" the keys and values that
+      older weights wrote, or "recompute" them.
   """
 
   depth: Whole = 0
   max_age: Count = 4
   too_old: Literal["mask", "drop"] = "mask"
+  cache: Literal["keep", "recompute"] = "keep"
 
 
 @dataclasses.dataclass(frozen=True)

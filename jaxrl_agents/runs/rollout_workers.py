@@ -264,7 +264,8 @@ class RolloutWorkers:
       self._follow("load")
     if engine := self._engine:
       fresh = fetched(self._config, self._weights, version)
-      swap = lambda: engine.set_params(fresh, version)
+      recompute = self._config.fleet.cache == "recompute"
+      swap = lambda: engine.set_params(fresh, version, recompute=recompute)
       if self._ahead:
         self._ahead.between_steps(swap)
       else:

@@ -289,11 +289,12 @@ class Engine:
         scheduler.remove(sequence)
         return
 
-  def set_params(self, params: dict[str, Any], version: int) -> None:
+  def set_params(self, params: dict[str, Any], version: int, *, recompute: bool = False) -> None:
     """Replaces the weights between two steps (in the manner of PipelineRL).
 
-    Running sequences go on with the keys and values that they have; what they sample from now on
-    carries the new version. New requests reuse no page that older weights wrote.
+    Running sequences go on with the keys and values that they have, or with `recompute` after these
+    were computed again by the new weights; what they sample from now on carries the new version.
+    New requests reuse no page that older weights wrote.
 
     Raises:
       ValueError: the version goes back, or the parameters have other shapes.
@@ -311,7 +312,7 @@ class Engine:
       )
     self._params = params
     self.version = version
-    self._scheduler.set_version(version)
+    self._scheduler.set_version(version, recompute=recompute)
 
   def describe(self) -> str:
     """One line on the state, for messages about a lack of progress."""

@@ -146,12 +146,16 @@ class Scheduler:
     else:
       self._vacate(sequence)
 
-  def set_version(self, version: int) -> None:
-    """New weights: running sequences keep their pages, which nobody else may use from now on."""
+  def set_version(self, version: int, *, recompute: bool = False) -> None:
+    """New weights: running sequences keep their pages, which nobody else may use from now on, or
+    give them up and are computed again (`recompute`).
+    """
     for pool in self.pools:
       pool.set_version(version)
-    for sequence in self.running.values():
+    for sequence in self._oldest_first():
       sequence.cache_version = -1
+      if recompute:
+        self._set_back(sequence)
 
   def move_below(self, slot: int, sequences: Seq[Sequence]) -> list[tuple[int, int]]:
     """Moves those of `sequences` that run from `slot` on to free slots below it, while there are
@@ -295,11 +299,15 @@ class Scheduler:
     self.page_table[sequence.slot, held : held + len(pages)] = pages
 
   def _preempt(self, sequence: Sequence) -> None:
+    self._set_back(sequence)
+    self.num_preempted += 1
+
+  def _set_back(self, sequence: Sequence) -> None:
+    """Puts a running sequence back among the waiting, without its pages."""
     routing = self.routing_of(sequence)
     if sequence.routing is None or len(routing) > len(sequence.routing):
       sequence.routing = routing
     self._vacate(sequence)
-    self.num_preempted += 1
     self.add(sequence)
 
   def _vacate(self, sequence: Sequence) -> None:

@@ -362,6 +362,32 @@ def test_new_weights_reach_running_sequences_and_each_logprob_is_of_its_version(
         assert abs(generation.logprobs[i + 1 - len(prompt)] - expected) < 1e-5
 
 
+def test_a_recomputed_cache_is_that_of_the_new_weights_alone():
+  """Tokens after the swap have the log-probabilities of the whole sequence under the new weights."""
+  engine = build(decode_steps=2)
+  first, new = engine.version, draw_params(1)
+  steps = 0
+
+  def swap(_):
+    nonlocal steps
+    steps += 1
+    if steps == 4:
+      engine.set_params(new, first + 1, recompute=True)
+
+  (prompt,) = prompts(1, 9, 8)
+  request = (prompt, limits(0, stop_tokens=(), max_new_tokens=12))
+  (generation,) = play(engine, [request], between=swap)
+  after = np.flatnonzero(generation.versions == first + 1)
+  assert 0 < len(after) < 12
+  ids = np.concatenate([prompt, generation.tokens])
+  cache = cache_lib.init(CFG, 2, CONTEXT)
+  for i in range(len(ids) - 1):
+    scores, cache = one_token(new, cache, jnp.int32(ids[i]), jnp.int32(i))
+    if i + 1 - len(prompt) in after:
+      expected = scipy.special.log_softmax(np.asarray(scores, np.float64))[ids[i + 1]]
+      assert abs(generation.logprobs[i + 1 - len(prompt)] - expected) < 1e-5
+
+
 def test_prefixes_of_older_weights_are_not_reused_and_versions_never_go_back(engine):
   (prompt,) = prompts(1, seed=10, longest=2)
   prompt = np.concatenate([prompt, np.arange(2, 21, dtype=np.int32)])
