@@ -167,7 +167,6 @@ class PlayedAhead(Batches):
     """The next complete groups, those that ended first; waits for them."""
     assert self._ahead is not None
     self._players.turn_to(self._progress(step))
-    groups: list[Group] = []
     self._ahead.learnt()  # where no weights were published
     self.ages, self.too_old = [], 0
     groups: list[Group] = []

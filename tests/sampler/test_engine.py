@@ -363,7 +363,7 @@ def test_new_weights_reach_running_sequences_and_each_logprob_is_of_its_version(
 
 
 def test_a_recomputed_cache_is_that_of_the_new_weights_alone():
-  """Tokens after the swap have the log-probabilities of the whole sequence under the new weights."""
+  """Tokens after the swap have their log-probabilities in a full pass of the new weights."""
   engine = build(decode_steps=2)
   first, new = engine.version, draw_params(1)
   steps = 0
