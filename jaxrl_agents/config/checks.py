@@ -10,6 +10,7 @@ import shlex
 from jaxrl_agents.config import import_path, ranges
 from jaxrl_agents.config.sections import (
   SFT_SOURCES,
+  FleetConfig,
   LearnerConfig,
   MeshConfig,
   RunConfig,
@@ -150,6 +151,11 @@ def _row_options(learner: LearnerConfig) -> list[tuple[str, tuple[int, ...]]]:
 
 def _check_fleet(config: RunConfig) -> None:
   workers, slices = config.workers, config.sampler.slices
+  if not config.fleet.depth and config.fleet != FleetConfig():
+    raise ValueError(
+      f"{config.fleet} has no effect with fleet.depth=0, where playing and learning take turns; "
+      "set fleet.depth=1"
+    )
   if config.fleet.depth and slices:
     raise ValueError(
       f"fleet.depth={config.fleet.depth} needs the engine in the learner's process; set "

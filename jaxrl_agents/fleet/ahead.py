@@ -13,7 +13,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -40,7 +40,7 @@ class Ahead:
     pacing: says which.
     job: (draw) -> what the server plays.
     devices: context manager of the sampler's thread, which makes the mesh of its engines ambient.
-    patience_s: longest time that `take` and `between_steps` wait without a sign of the thread.
+    patience_s: longest time without a sign of the thread, also at its end.
   """
 
   def __init__(
@@ -71,12 +71,17 @@ class Ahead:
     with self._changed:
       self._changed.notify_all()
     self._thread.join(self._patience_s)
+    if self._thread.is_alive():
+      raise RuntimeError(
+        f"the sampler's thread did not end within {self._patience_s:g} s; a program or a tool hangs"
+      )
 
   def take(self, count: int) -> list[Group]:
     """The next `count` groups; waits until they are complete. See Pacing.take.
 
     Raises:
-      RuntimeError: the sampler's thread has ended, from its error, or gave no sign for patience_s.
+      RuntimeError: the sampler's thread gave no sign for patience_s.
+      Exception: what ended the sampler's thread.
     """
     with self._changed:
       while True:
@@ -98,7 +103,10 @@ class Ahead:
       self._changed.notify_all()
 
   def between_steps(self, call: Callable[[], None]) -> None:
-    """Has the sampler's thread call this between two steps, in order; does not wait for it."""
+    """Has the sampler's thread call this between two steps, in order; does not wait for it.
+
+    Jobs that begin later begin after the call.
+    """
     with self._changed:
       self._check()
       self._calls.put(call)
@@ -110,14 +118,15 @@ class Ahead:
       idle_s, self._idle_s = self._idle_s, 0.0
       return idle_s
 
-  def state(self) -> tuple[dict[str, Any], list[Group]]:
-    """See Pacing.state, and the groups that are ready."""
+  @contextlib.contextmanager
+  def still(self) -> Iterator[list[Group]]:
+    """Nothing begins or ends while the context lasts, which has the groups that are ready."""
     with self._changed:
-      return self._pacing.state(), [group for _, group in self._pacing.ready.values()]
+      yield [group for _, group in self._pacing.ready.values()]
 
   def _check(self) -> None:
     if self._error:
-      raise RuntimeError(f"the sampler's thread has ended: {self._error}") from self._error
+      raise self._error
     silent_s = time.monotonic() - self._last_sign
     if silent_s > self._patience_s:
       raise RuntimeError(
@@ -129,8 +138,7 @@ class Ahead:
       with self._devices():
         while not self._closed:
           self._last_sign = time.monotonic()
-          while not self._calls.empty():
-            self._calls.get()()
+          self._make_calls()
           ended = self._server.round(self._next_job)
           with self._changed:
             for group in ended:
@@ -141,12 +149,17 @@ class Ahead:
               began = time.monotonic()
               self._changed.wait(_IDLE_S)
               self._idle_s += time.monotonic() - began
+        self._make_calls()  # the last weights are to be evaluated
     except BaseException as error:
       with self._changed:
         self._error = error
         self._changed.notify_all()
 
+  def _make_calls(self) -> None:
+    while not self._calls.empty():
+      self._calls.get()()
+
   def _next_job(self) -> Any:
     with self._changed:
-      draw = self._pacing.next()
+      draw = self._pacing.next() if self._calls.empty() else None
     return None if draw is None else self._job(draw)

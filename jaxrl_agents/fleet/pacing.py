@@ -53,8 +53,9 @@ class Pacing:
     draw: (batch) -> its tasks.
     batch: groups that the learner takes at once.
     depth: batches that are played while the learner has one.
+    first: number of the first batch, where there is no state.
     batches: how many are still to be taken.
-    state: of an earlier object, see `state`.
+    state: of an earlier object, see `state`; its depth may have been another.
     tasks: the tasks that `state` may name.
     groups: those that were ready then; without some of them, these are played again.
   """
@@ -66,13 +67,14 @@ class Pacing:
     batch: int,
     depth: int,
     batches: int,
+    first: int = 0,
     state: Mapping[str, Any] | None = None,
     tasks: Sequence[Task] = (),
     groups: Sequence[Group] = (),
   ):
     self._draw, self._batch, self._depth = draw, batch, depth
     self._left = batches * batch
-    self._drawn = self._learning = 0
+    self._drawn, self._learning = first, 0
     self.waiting: collections.deque[Draw] = collections.deque()
     self.in_flight: dict[str, Draw] = {}
     self.ready: dict[str, tuple[Draw, Group]] = {}

@@ -166,8 +166,7 @@ def decoupled_ppo(
   Raises:
     ValueError: the batch carries no `proximal_logprobs`.
   """
-  weight, ratio = _decoupled(logprobs, batch)
-  loss = _pessimistic(ratio, batch.advantages, epsilon_low, epsilon_high)
+  weight, loss = _decoupled(logprobs, batch, epsilon_low, epsilon_high)
   return jnp.minimum(weight, cap) * loss
 
 
@@ -187,8 +186,7 @@ def icepop(
   Raises:
     ValueError: the batch carries no `proximal_logprobs`.
   """
-  weight, ratio = _decoupled(logprobs, batch)
-  loss = _pessimistic(ratio, batch.advantages, epsilon_low, epsilon_high)
+  weight, loss = _decoupled(logprobs, batch, epsilon_low, epsilon_high)
   return jnp.where((weight >= low) & (weight <= high), weight * loss, 0.0)
 
 
@@ -340,13 +338,15 @@ def k3(log_r: jax.Array) -> jax.Array:
   return jnp.expm1(log_r) - log_r
 
 
-def _decoupled(logprobs, batch):
-  """(pi_old / mu, without a gradient; pi / pi_old) of each loss token, float32 [B, T]."""
+def _decoupled(logprobs, batch, epsilon_low, epsilon_high):
+  """(pi_old / mu, without a gradient; PPO's loss against pi_old) of each token, float32 [B, T]."""
   if batch.proximal_logprobs is None:
     raise ValueError("this loss needs batch.proximal_logprobs, those at the start of the step")
   old = batch._replace(behaviour_logprobs=batch.proximal_logprobs)
   weight = jnp.exp(log_ratio(batch.proximal_logprobs, batch))
-  return jax.lax.stop_gradient(weight), jnp.exp(log_ratio(logprobs, old))
+  return jax.lax.stop_gradient(weight), ppo_clip(
+    logprobs, old, epsilon_low=epsilon_low, epsilon_high=epsilon_high
+  )
 
 
 def _pessimistic(ratio, advantages, epsilon_low, epsilon_high):

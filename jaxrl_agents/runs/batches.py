@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_agents.agents import agent as agent_lib
@@ -27,6 +28,24 @@ from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """Where a run begins or goes on.
+
+  Attributes:
+    step: its first step.
+    params, version: the learner's weights, which are donated to that step, and their version.
+    ledger: of the checkpoint that it continues from; {} for a new run.
+    tasks: of the train split.
+  """
+
+  step: int
+  params: dict[str, Any]
+  version: int
+  ledger: Mapping[str, Any]
+  tasks: Sequence[Task]
+
+
 class Batches:
   """Batches of complete groups with rewards, and the publication of the weights that play them.
 
@@ -35,34 +54,41 @@ class Batches:
   Args:
     config: of the run.
     players: play the episodes.
-    tasks: of the train split.
-    ledger: of the checkpoint that the run continues from; {} for a new run.
+    start: of the run.
+    groups: complete ones that `start` does not count as trained, and that need not be played again.
   """
 
   def __init__(
-    self,
-    config: RunConfig,
-    players: RolloutWorkers,
-    tasks: Sequence[Task],
-    ledger: Mapping[str, Any],
+    self, config: RunConfig, players: RolloutWorkers, start: Start, groups: Sequence[Group] = ()
   ):
     self._config, self._players = config, players
+    learner, ledger = config.learner, start.ledger
     self._stream = TaskStream(
-      tasks, config.seed, ledger.get("stream"), single_epoch=config.learner.single_epoch
+      start.tasks, config.seed, ledger.get("stream"), single_epoch=learner.single_epoch
     )
     self._budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
+    self._pacing = Pacing(
+      self._draw,
+      batch=learner.groups_per_step,
+      depth=config.fleet.depth,
+      first=start.step,
+      batches=learner.steps - start.step,
+      state=ledger.get("pacing"),
+      tasks=start.tasks,
+      groups=groups,
+    )
 
   def collect(self, step: int) -> list[Group]:
     """The groups of a step, in the order in which their tasks were drawn."""
-    draws = [Draw(step, place, task) for place, task in enumerate(self.drawn(step))]
-    order = {draw.label: place for place, draw in enumerate(draws)}
-
-    def played() -> list[Group]:
-      groups = self._players.play(self.job(draw) for draw in draws)
-      return sorted(groups, key=lambda group: order[group.id])
-
     self._players.turn_to(self._progress(step))
-    return self._rewarded(self._players.shared(played), step)
+    self._pacing.learnt()
+    draws = list(iter(self._pacing.next, None))
+    played = lambda: list(self._players.play(map(self._job, draws)))
+    for group in self._players.shared(played):
+      self._pacing.finished(group)
+    groups = self._pacing.take(len(draws))
+    assert groups is not None
+    return self._rewarded(groups, step)
 
   def publish(self, params: dict[str, Any], version: int) -> None:
     """Makes a version of the weights, with adapters, that of all samplers."""
@@ -79,14 +105,21 @@ class Batches:
 
   def state(self) -> dict[str, Any]:
     """For a checkpoint's ledger."""
-    return {"stream": self._stream.state(), "length_budgets": self._budgets.state()}
+    return {
+      "stream": self._stream.state(),
+      "length_budgets": self._budgets.state(),
+      "pacing": self._pacing.state(),
+    }
 
-  def drawn(self, batch: int) -> list[Task]:
+  def save_ready(self) -> None:
+    """Writes what `state` named last; to be called before a checkpoint with it is written."""
+
+  def _draw(self, batch: int) -> list[Task]:
     """The tasks of a batch; each batch is drawn once, in order."""
     learner = self._config.learner
     return self._stream.next(learner.groups_per_step, batch, loop.level_weights(learner, batch))
 
-  def job(self, draw: Draw) -> Job:
+  def _job(self, draw: Draw) -> Job:
     """What the workers play for a task."""
     config = self._config
     sampling = setup.sampling(config, config.seed + 1 + draw.batch)
@@ -114,53 +147,30 @@ class Batches:
 class PlayedAhead(Batches):
   """Batches that are played while the learner learns from earlier ones (`fleet.depth` > 0).
 
-  Invariant: every group that is handed out is at most `fleet.max_age` publications old, tokens
-  without loss aside.
+  Invariant: no token with loss of a group that `collect` returns is more than `fleet.max_age`
+  publications old.
 
   Args:
-    params, version: the learner's weights and their version.
-    first_step: of the run.
+    config, players, start: see Batches.
     folder: where groups that are ready are kept beside a checkpoint.
-
-  Attributes:
-    ages: ages of the groups of the last batch, in publications.
-    too_old: groups of the last batch that were older than allowed.
   """
 
   def __init__(
-    self,
-    config: RunConfig,
-    players: RolloutWorkers,
-    tasks: Sequence[Task],
-    ledger: Mapping[str, Any],
-    *,
-    params: dict[str, Any],
-    version: int,
-    first_step: int,
-    folder: pathlib.Path,
+    self, config: RunConfig, players: RolloutWorkers, start: Start, folder: pathlib.Path
   ):
-    super().__init__(config, players, tasks, ledger)
-    learner, earlier = config.learner, ledger.get("ahead", {})
-    self._published = earlier.get("published", [version])
+    earlier = start.ledger.get("ahead", {})
+    super().__init__(config, players, start, _loaded(folder, earlier.get("ready", "")))
+    self._published = [*earlier.get("published", ()), start.version]
     self._folder = folder
-    players.keep(lora.merged(params), version)
-    self.ages: list[int] = []
-    self.too_old = 0
-    self._pacing = Pacing(
-      self.drawn,
-      batch=learner.groups_per_step,
-      depth=config.fleet.depth,
-      batches=learner.steps - first_step,
-      state=earlier.get("pacing"),
-      tasks=tasks,
-      groups=self._ready(earlier.get("ready", "")),
-    )
+    self._to_save: tuple[str, list[Group]] = ("", [])
+    self._ages: list[int] = []
+    players.keep(lora.merged(start.params), start.version)
     self._ahead: Ahead | None = None
 
   @contextlib.contextmanager
   def playing(self) -> Iterator[None]:
     """Plays in a thread of its own while the context lasts."""
-    with self._players.ahead(self._pacing, self.job) as self._ahead:
+    with self._players.ahead(self._pacing, self._job) as self._ahead:
       yield
 
   def collect(self, step: int) -> list[Group]:
@@ -168,7 +178,7 @@ class PlayedAhead(Batches):
     assert self._ahead is not None
     self._players.turn_to(self._progress(step))
     self._ahead.learnt()  # where no weights were published
-    self.ages, self.too_old = [], 0
+    self._ages = []
     groups: list[Group] = []
     while (lack := self._config.learner.groups_per_step - len(groups)) > 0:
       groups += [group for group in map(self._of_age, self._ahead.take(lack)) if group]
@@ -190,52 +200,54 @@ class PlayedAhead(Batches):
     """Ages of the groups in publications, how many were too old, and the sampler's idle seconds."""
     assert self._ahead is not None
     return {
-      "age_mean": float(np.mean(self.ages)),
-      "age_max": float(max(self.ages)),
-      "groups_too_old": float(self.too_old),
+      "age_mean": float(np.mean(self._ages)),
+      "age_max": float(max(self._ages)),
+      "groups_too_old": float(sum(age > self._config.fleet.max_age for age in self._ages)),
       "sampler_idle_s": self._ahead.take_idle_s(),
     }
 
   def state(self) -> dict[str, Any]:
-    """For a checkpoint's ledger, with the tasks whose groups were not trained yet. Writes the
-    groups that are ready, of which the last files are kept.
-    """
+    """For a checkpoint's ledger, with the tasks whose groups were not trained yet."""
     assert self._ahead is not None
-    pacing_state, groups = self._ahead.state()
-    name = ""
+    with self._ahead.still() as groups:
+      name = f"ready_{self._published[-1]:010d}.npz" if groups else ""
+      found = super().state()
+    self._to_save = name, groups
+    earlier = self._published[-1 - self._config.fleet.max_age : -1]
+    return found | {"ahead": {"published": earlier, "ready": name}}
+
+  def save_ready(self) -> None:
+    """Writes the groups that were ready, and removes those of checkpoints that are gone."""
+    name, groups = self._to_save
     if groups:
-      name = f"ready_{self._published[-1]:010d}.npz"
       group_files.save_groups(self._folder / name, groups, routing=True)
     files = sorted(self._folder.glob("ready_*.npz"))
     for old in files[: -1 - self._config.learner.keep_checkpoints]:
       old.unlink()
-    keep = self._published[-1 - self._config.fleet.max_age :]
-    found = {"pacing": pacing_state, "published": keep, "ready": name}
-    return super().state() | {"ahead": found}
-
-  def _ready(self, name: str) -> list[Group]:
-    """The groups of a file that `state` wrote; none if it is lost or damaged, which it says."""
-    if not name:
-      return []
-    try:
-      return group_files.load_groups(self._folder / name)
-    except (FileNotFoundError, ValueError) as error:
-      print(f"groups that were ready are played again: {error}", file=sys.stderr, flush=True)
-      return []
 
   def _of_age(self, group: Group) -> Group | None:
     """The group without the loss of tokens that are too old; None if it is dropped for them."""
     assert self._ahead is not None
     fleet = self._config.fleet
     age = pacing.age(group, self._published)
-    self.ages.append(age)
+    self._ages.append(age)
     if age <= fleet.max_age:
       return group
-    self.too_old += 1
     if fleet.too_old == "drop":
       self._ahead.replace(1)
       return None
     return masked(group, self._published[-1 - fleet.max_age])
+
+
+def _loaded(folder: pathlib.Path, name: str) -> list[Group]:
+  """The groups of a file that `save_ready` wrote; none if it is lost or damaged, which it says."""
+  if not name:
+    return []
+  try:
+    return group_files.load_groups(folder / name)
+  except (FileNotFoundError, ValueError) as error:
+    print(f"groups that were ready are played again: {error}", file=sys.stderr, flush=True)
+    return []
 
 
 def masked(group: Group, oldest: int) -> Group:
@@ -258,29 +270,21 @@ def masked(group: Group, oldest: int) -> Group:
 
 @contextlib.contextmanager
 def opened(
-  config: RunConfig,
-  players: RolloutWorkers,
-  tasks: Sequence[Task],
-  ledger: Mapping[str, Any],
-  *,
-  params: dict[str, Any],
-  version: int,
-  first_step: int,
-  folder: pathlib.Path,
+  config: RunConfig, players: RolloutWorkers, start: Start, folder: pathlib.Path
 ) -> Iterator[Batches]:
-  """The batches of a run from `first_step` on; arguments as of `PlayedAhead`."""
+  """The batches of a run, played ahead if `fleet.depth` says so; `folder` as of `PlayedAhead`.
+
+  Raises:
+    ValueError: they are to be played ahead in a run of several processes.
+  """
   if not config.fleet.depth:
-    yield Batches(config, players, tasks, ledger)
+    yield Batches(config, players, start)
     return
-  ahead = PlayedAhead(
-    config,
-    players,
-    tasks,
-    ledger,
-    params=params,
-    version=version,
-    first_step=first_step,
-    folder=folder,
-  )
+  if jax.process_count() > 1:
+    raise ValueError(
+      f"fleet.depth={config.fleet.depth} needs a run of one process, and this run has "
+      f"{jax.process_count()}; set fleet.depth=0"
+    )
+  ahead = PlayedAhead(config, players, start, folder)
   with ahead.playing():
     yield ahead

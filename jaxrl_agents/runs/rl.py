@@ -19,11 +19,11 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.preemption import Notice
-from jaxrl_agents.learner.state import PolicyState
+from jaxrl_agents.learner.state import PolicyState, TrainState
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs import evaluation, processes, resumption, setup, weight_files
-from jaxrl_agents.runs.batches import Batches
+from jaxrl_agents.runs.batches import Batches, Start
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
@@ -97,12 +97,8 @@ def _train(
       batches_lib.opened(
         config,
         players,
-        corpus.tasks["train"],
-        ledger,
-        params=current.policy.params,
-        version=version,
-        first_step=first,
-        folder=workdir.path / "ready",
+        Start(first, current.policy.params, version, ledger, corpus.tasks["train"]),
+        workdir.path / "ready",
       ) as batches,
     ):
       current = loop.train(
@@ -110,9 +106,7 @@ def _train(
         loop.Plan(
           collect=batches.collect,
           publish=batches.publish,
-          save=lambda step, saved, found: checkpoint.save(
-            manager, step, saved, found, keep=config.learner.keep_checkpoints
-          ),
+          save=functools.partial(_save, config, manager, batches),
           report=(
             Reporter(config, workdir, players, batches, progress)
             if channel.is_first
@@ -162,6 +156,19 @@ def _train(
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
+
+
+def _save(
+  config: RunConfig,
+  manager: Any,
+  batches: Batches,
+  step: int,
+  state: TrainState,
+  ledger: dict[str, Any],
+) -> None:
+  """Writes a checkpoint, and first the groups that its ledger names."""
+  batches.save_ready()
+  checkpoint.save(manager, step, state, ledger, keep=config.learner.keep_checkpoints)
 
 
 def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -234,9 +235,11 @@ class RolloutWorkers:
 
   def turn_to(self, share: float) -> None:
     """Chooses the weights of the frozen policies for this share of the steps, in [0, 1]."""
-    if self._channel.is_first:
-      for name, weights in self._frozen.items():
-        self._server.stand_in(name, f"{name} {frozen_at(weights, share)}")
+    if not self._channel.is_first:
+      return
+    for name, weights in self._frozen.items():
+      engine = f"{name} {frozen_at(weights, share)}"
+      self._between_steps(functools.partial(self._server.stand_in, name, engine))
 
   def shared(self, make: Callable[[], list[Group]]) -> list[Group]:
     """Calls `make` in the first process and returns its groups in every process.
@@ -265,11 +268,7 @@ class RolloutWorkers:
     if engine := self._engine:
       fresh = fetched(self._config, self._weights, version)
       recompute = self._config.fleet.cache == "recompute"
-      swap = lambda: engine.set_params(fresh, version, recompute=recompute)
-      if self._ahead:
-        self._ahead.between_steps(swap)
-      else:
-        swap()
+      self._between_steps(lambda: engine.set_params(fresh, version, recompute=recompute))
     if self._slices:
       self._slices.load(version)
 
@@ -296,6 +295,13 @@ class RolloutWorkers:
     now, seen = dataclasses.asdict(self.stats), dataclasses.asdict(self._seen)
     self._seen = dataclasses.replace(self.stats)
     return {name: now[name] - seen[name] for name in now}
+
+  def _between_steps(self, call: Callable[[], None]) -> None:
+    """Calls it in the thread that has the server, between two steps of the engine."""
+    if self._ahead:
+      self._ahead.between_steps(call)
+    else:
+      call()
 
   def _serve(self, version: int) -> RolloutServer:
     """Opens the listener and starts the workers and the sampler, in the first process."""

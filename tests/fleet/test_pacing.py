@@ -89,6 +89,21 @@ def test_what_was_not_taken_is_played_again_after_a_restart_and_nothing_else():
     made(1, state=paced.state(), tasks=[])
 
 
+def test_a_run_that_played_ahead_goes_on_by_turns_with_what_was_unfinished():
+  paced = made(2)
+  draws = all_of(paced)
+  for place in (0, 1, 2, 3):
+    paced.finished(group(draws[place]))
+  paced.take(BATCH)
+  known = [t for batch in range(3) for t in drawn(batch)]
+  again = made(0, batches=2, first=1, state=paced.state(), tasks=known)
+  assert [draw.label for draw in all_of(again)] == [f"step 1 {place}" for place in range(4)]
+
+
+def test_a_run_that_goes_on_without_such_a_state_draws_from_its_first_step_on():
+  assert [draw.label for draw in all_of(made(0, first=7))] == [f"step 7 {p}" for p in range(4)]
+
+
 def test_groups_that_were_ready_are_taken_after_a_restart_without_being_played_again():
   paced = made(1)
   draws = all_of(paced)

@@ -115,24 +115,19 @@ def trained(
     ) as players,
     contextlib.ExitStack() as stack,
   ):
-    batches = stack.enter_context(
-      batches_lib.opened(
-        config,
-        players,
-        TASKS,
-        ledger,
-        params=current.policy.params,
-        version=version,
-        first_step=first,
-        folder=folder / "ready",
-      )
-    )
+    start = batches_lib.Start(first, current.policy.params, version, ledger, TASKS)
+    batches = stack.enter_context(batches_lib.opened(config, players, start, folder / "ready"))
+
+    def save(step: int, saved: state.TrainState, found: dict[str, Any]) -> None:
+      batches.save_ready()
+      checkpoint.save(manager, step, saved, found, keep=2)
+
     plan = loop.Plan(
       collect=batches.collect,
       publish=batches.publish,
       kept=batches.state,
       published=batches.published,
-      save=lambda step, saved, found: checkpoint.save(manager, step, saved, found, keep=2),
+      save=save,
       report=lambda step, metrics, groups: reported(folder, step, groups),
       held=notice.held,
       devices=lambda: setup.learner_devices(config),

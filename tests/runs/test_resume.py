@@ -113,7 +113,10 @@ def test_a_machine_that_dies_without_a_warning_loses_save_every_steps_at_most(
   assert_same_parameters(whole, killed)
 
 
-def test_a_run_that_plays_ahead_trains_each_task_once_though_it_is_killed(cache, tmp_path):
+@pytest.mark.parametrize("last_depth", [2, 0])
+def test_a_run_that_plays_ahead_trains_each_task_once_though_it_is_killed(
+  cache, tmp_path, last_depth
+):
   """Six batches of two groups; what was ready is kept, the rest is played again."""
   ahead = {
     "fleet": {"depth": 2},
@@ -127,7 +130,7 @@ def test_a_run_that_plays_ahead_trains_each_task_once_though_it_is_killed(cache,
       process.stdout.readline()
     process.send_signal(signal.SIGKILL)
     process.wait(30)
-  finish(killed, cache, **ahead)
+  finish(killed, cache, **ahead | {"fleet": {"depth": last_depth}})
   lines = map(json.loads, (killed / "trained.txt").read_text().splitlines())
   by_step = dict(lines)  # a step that was not saved is trained again, which counts
   assert sorted(by_step) == list(range(6))
