@@ -18,7 +18,10 @@ import time
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
+from jaxrl_agents.harness import messages as messages_lib
+from jaxrl_agents.harness.messages import MessageError
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
+from jaxrl_agents.types import Group, Trajectory
 from jaxrl_agents.wire import key as key_lib
 from jaxrl_agents.wire.listener import SILENCE_S, Listener
 
@@ -243,8 +246,15 @@ class WorkerPool:
     """One message of a worker, its death included; None if it is for the pool alone."""
     worker = self._workers[number]
     try:
-      message = worker.connection.recv()
+      message = messages_lib.decode(worker.connection.recv_bytes(messages_lib.MAX_BYTES))
+      if message[0] == "group":
+        message = ("group", _finished(worker, *message[1:]))
     except (EOFError, OSError):
+      return self._bury(number)
+    except MessageError as error:
+      worker.last_error = f"It sent an invalid message: {error}"
+      if worker.process:
+        worker.process.kill()
       return self._bury(number)
     worker.heard = time.monotonic()
     if message[0] == "ready":
@@ -254,7 +264,6 @@ class WorkerPool:
     if message[0] == "error":
       worker.last_error = message[1]
     elif message[0] == "group":
-      worker.jobs.pop(message[1].id, None)
       self._deaths_left = self._max_deaths  # counted in a row: a few bad tasks must not end a run
     return message
 
@@ -295,6 +304,16 @@ class WorkerPool:
       return f"exit status {code}"
     still = f", its event loop stood still for {self._stall_s:g} s"
     return signal.Signals(-code).name + (still if code == -signal.SIGALRM else "")
+
+
+def _finished(worker: _Worker, group_id: str, trajectories: tuple[Trajectory, ...]) -> Group:
+  """The group that a worker has played, no longer among its jobs; MessageError if it was not to."""
+  job = worker.jobs.get(group_id)
+  if job is None or len(trajectories) != job.num_rollouts:
+    wanted = f"{job.num_rollouts} were asked for" if job else "it is none of its groups"
+    raise MessageError(f"group {group_id!r} of {len(trajectories)} rollouts, and {wanted}")
+  del worker.jobs[group_id]
+  return Group(job.task, trajectories, group_id)
 
 
 def environment() -> dict[str, str]:

@@ -3,11 +3,12 @@
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
     worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], SamplingLimits)
-                     ("playing", more)  ("group", Group)  ("error", text)
+                     ("playing", more)  ("group", group_id, trajectories)  ("error", text)
                      ("alive",), the heartbeat
 
 A worker ends on "close", when the connection breaks because the main process died, or when its
-event loop makes no progress for `stall_s`: the kernel's alarm then kills it. The connection is a
+event loop makes no progress for `stall_s`: the kernel's alarm then kills it. What it sends is
+checked on receipt (`harness.messages`); what it receives are pickles. The connection is a
 pipe to a main process on the same machine, or a socket to another machine
 (`harness.remote_worker`).
 """
@@ -32,6 +33,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness import messages
+from jaxrl_agents.harness.messages import MessageError
 from jaxrl_agents.harness.rollout import (
   MakeEpisode,
   Record,
@@ -40,7 +43,7 @@ from jaxrl_agents.harness.rollout import (
   failed,
   run_group,
 )
-from jaxrl_agents.types import Generation, Group, SamplingLimits, Task
+from jaxrl_agents.types import Generation, SamplingLimits, Task, Trajectory
 from jaxrl_agents.wire.listener import BEAT_S
 
 UNFIT = 2
@@ -137,14 +140,15 @@ def live(connection: Connection) -> NoReturn:
     text = traceback.format_exc()
     print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-      connection.send(("error", text))
+      connection.send_bytes(messages.encode(("error", text)))
   os._exit(UNFIT)
 
 
 async def _serve(connection: Connection, services: Services, stall_s: float) -> None:
   loop = asyncio.get_running_loop()
-  outbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-  sampler = RemoteSampler(outbox.put)
+  outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+  send = lambda message: outbox.put(messages.encode(message))
+  sampler = RemoteSampler(send)
   jobs: set[asyncio.Task[None]] = set()
 
   def receive(message: tuple[Any, ...]) -> None:
@@ -158,7 +162,7 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
       jobs.add(task)
       task.add_done_callback(jobs.discard)
     else:
-      outbox.put(("error", f"a worker knows no message {kind!r}"))
+      send(("error", f"a worker knows no message {kind!r}"))
 
   def read() -> None:
     try:
@@ -173,15 +177,13 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
       try:
         message = outbox.get(timeout=BEAT_S)
       except queue.Empty:
-        message = ("alive",)
+        message = messages.encode(("alive",))
       try:
-        connection.send(message)
+        connection.send_bytes(message)
       except OSError:
         os._exit(0)
-      except Exception as error:
-        connection.send(("error", f"a {message[0]!r} message cannot be sent: {error!r}"))
 
-  outbox.put(("ready",))
+  send(("ready",))
   threading.Thread(target=read, daemon=True).start()
   threading.Thread(target=write, daemon=True).start()
   signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -191,9 +193,10 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
 
 
 async def _play(
-  job: Job, services: Services, sampler: RemoteSampler, send: Callable[[tuple[Any, ...]], None]
+  job: Job, services: Services, sampler: RemoteSampler, send: Callable[[bytes], None]
 ) -> None:
   """Plays a group and sends it; what goes wrong outside a single episode fails all of them."""
+  pack = lambda trajectories: messages.encode(("group", job.group_id, trajectories))
   try:
     group = await run_group(
       services.make_episode,
@@ -204,7 +207,19 @@ async def _play(
       sampling=job.sampling,
       group_id=job.group_id,
     )
+    try:
+      packed = pack(group.trajectories)
+    except MessageError:
+      packed = pack(tuple(_sendable(job.task, each) for each in group.trajectories))
   except Exception as error:
-    lost = failed(job.task, Record(), error)
-    group = Group(job.task, (lost,) * job.num_rollouts, job.group_id)
-  send(("group", group))
+    packed = pack((failed(job.task, Record(), error),) * job.num_rollouts)
+  send(packed)
+
+
+def _sendable(task: Task, trajectory: Trajectory) -> Trajectory:
+  """The trajectory, or if it has no bytes, because of what an agent put into it, a failed one."""
+  try:
+    messages.encode(("group", "", (trajectory,)))
+    return trajectory
+  except MessageError as error:
+    return failed(task, Record(), error)

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.harness import messages
 from jaxrl_agents.harness.worker_pool import WorkerPool, WorkerPoolError
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.wire.listener import Listener, code, connect
@@ -100,7 +101,7 @@ def test_a_worker_without_heartbeats_counts_as_dead():
   with opened() as listener, WorkerPool(SPEC, 0, listener=listener, silence_s=0.5) as pool:
     vanished = connect(listener.address, SECRET.encode(), role="worker", runs=code(), patience_s=5)
     began = time.monotonic()
-    assert vanished.send(("ready",)) is None
+    assert vanished.send_bytes(messages.encode(("ready",))) is None
     pool.wait_until_ready()
     pool.submit(job("lost"))
     _, events, _ = serve(pool, until=lambda _, events: events)
@@ -114,10 +115,10 @@ def test_a_living_worker_whose_messages_were_read_late_is_not_dead():
   """While the learner learns nobody polls: what has come meanwhile is read before it is judged."""
   with opened() as listener, WorkerPool(SPEC, 0, listener=listener, silence_s=0.5) as pool:
     living = connect(listener.address, SECRET.encode(), role="worker", runs=code(), patience_s=5)
-    living.send(("ready",))
+    living.send_bytes(messages.encode(("ready",)))
     pool.wait_until_ready()
     time.sleep(1.0)
-    living.send(("alive",))
+    living.send_bytes(messages.encode(("alive",)))
     assert pool.poll(timeout_s=0.1) == []
     assert "1 ready" in pool.describe()
     living.close()

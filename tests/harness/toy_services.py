@@ -1,9 +1,11 @@
 """Services for worker tests: a counting game, importable in a spawned process."""
 
+import gc
 import os
 import signal
 import sys
 import time
+from multiprocessing.connection import Connection
 
 from jaxrl_agents import chat
 from jaxrl_agents.harness.scripted_player import Scripted
@@ -27,6 +29,9 @@ class CountEnv:
       raise RuntimeError("the environment broke")
     if self._task.prompt == "kill":
       os.kill(os.getpid(), signal.SIGKILL)
+    if self._task.prompt == "forge":
+      (connection,) = [each for each in gc.get_objects() if isinstance(each, Connection)]
+      connection.send(("group", self._task.id, os.getpid))  # a pickle
     if self._task.prompt == "hang":
       time.sleep(600)
     self._messages += [reply, Message("tool", "next", tool_call_id=str(len(self._messages)))]
