@@ -4,13 +4,10 @@
                      ("refused", request_id, text)  ("close",)
     worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], SamplingLimits)
                      ("playing", more)  ("group", group_id, trajectories)  ("error", text)
-                     ("alive",), the heartbeat
 
 A worker ends on "close", when the connection breaks because the main process died, or when its
 event loop makes no progress for `stall_s`: the kernel's alarm then kills it. What it sends is
-checked on receipt (`harness.messages`); what it receives are pickles. The connection is a
-pipe to a main process on the same machine, or a socket to another machine
-(`harness.remote_worker`).
+checked on receipt (`harness.messages`); what it receives are pickles.
 """
 
 from __future__ import annotations
@@ -33,8 +30,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.harness import messages
-from jaxrl_agents.harness.messages import MessageError
+from jaxrl_agents.harness import schema
 from jaxrl_agents.harness.rollout import (
   MakeEpisode,
   Record,
@@ -43,8 +39,8 @@ from jaxrl_agents.harness.rollout import (
   failed,
   run_group,
 )
+from jaxrl_agents.harness.schema import MessageError
 from jaxrl_agents.types import Generation, SamplingLimits, Task, Trajectory
-from jaxrl_agents.wire.listener import BEAT_S
 
 UNFIT = 2
 """Exit status of a worker that could not build its services: another would not either."""
@@ -116,16 +112,12 @@ class RemoteSampler:
 
 
 def worker_main(fd: int) -> NoReturn:
-  """The life of a worker process; `fd` is its end of the pipe."""
-  live(Connection(fd))
-
-
-def live(connection: Connection) -> NoReturn:
-  """The life of a worker process at its end of a connection.
+  """The life of a worker process; `fd` is its end of the pipe.
 
   The exit status is 0 where it was told to close or the main process is gone, UNFIT where it could
   not build its services.
   """
+  connection = Connection(fd)
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the main process to handle
   try:
     packed = connection.recv_bytes()
@@ -140,14 +132,14 @@ def live(connection: Connection) -> NoReturn:
     text = traceback.format_exc()
     print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-      connection.send_bytes(messages.encode(("error", text)))
+      connection.send_bytes(schema.encode(("error", text)))
   os._exit(UNFIT)
 
 
 async def _serve(connection: Connection, services: Services, stall_s: float) -> None:
   loop = asyncio.get_running_loop()
   outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-  send = lambda message: outbox.put(messages.encode(message))
+  send = lambda message: outbox.put(schema.encode(message))
   sampler = RemoteSampler(send)
   jobs: set[asyncio.Task[None]] = set()
 
@@ -175,11 +167,7 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
   def write() -> None:
     while True:
       try:
-        message = outbox.get(timeout=BEAT_S)
-      except queue.Empty:
-        message = messages.encode(("alive",))
-      try:
-        connection.send_bytes(message)
+        connection.send_bytes(outbox.get())
       except OSError:
         os._exit(0)
 
@@ -196,7 +184,7 @@ async def _play(
   job: Job, services: Services, sampler: RemoteSampler, send: Callable[[bytes], None]
 ) -> None:
   """Plays a group and sends it; what goes wrong outside a single episode fails all of them."""
-  pack = lambda trajectories: messages.encode(("group", job.group_id, trajectories))
+  pack = lambda trajectories: schema.encode(("group", job.group_id, trajectories))
   try:
     group = await run_group(
       services.make_episode,
@@ -219,7 +207,7 @@ async def _play(
 def _sendable(task: Task, trajectory: Trajectory) -> Trajectory:
   """The trajectory, or if it has no bytes, because of what an agent put into it, a failed one."""
   try:
-    messages.encode(("group", "", (trajectory,)))
+    schema.encode(("group", "", (trajectory,)))
     return trajectory
   except MessageError as error:
     return failed(task, Record(), error)
