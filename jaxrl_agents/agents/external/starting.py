@@ -28,6 +28,10 @@ PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT
 """What a command gets of this process's environment."""
 
 
+GOLD = "gold"
+"""The field of a task's row that the agent does not see."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
   """How the agent of one rollout ended.
@@ -80,9 +84,15 @@ def environment(address: Address, folder: pathlib.Path) -> dict[str, str]:
   }
 
 
+def shown(task: Task) -> Task:
+  """The task without what is for the reward alone."""
+  facts = {name: value for name, value in task.facts.items() if name != GOLD}
+  return dataclasses.replace(task, facts=facts)
+
+
 def as_json(task: Task) -> dict[str, Any]:
-  """What an agent may see of a task: no facts, which are for the reward."""
-  return {"id": task.id, "prompt": task.prompt, "split": task.split}
+  """What an agent may see of a task, as in its row."""
+  return {"id": task.id, "prompt": task.prompt, "split": task.split, **shown(task).facts}
 
 
 async def command(
@@ -144,8 +154,7 @@ async def function(
 
   A thread that does not end at the timeout goes on without a policy: its session is closed.
   """
-  given = dataclasses.replace(task, facts={})
-  arguments = (given, f"{address.url}/v1", address.key, folder)
+  arguments = (shown(task), f"{address.url}/v1", address.key, folder)
   is_async = inspect.iscoroutinefunction(call)
   running = call(*arguments) if is_async else asyncio.to_thread(call, *arguments)
   try:
