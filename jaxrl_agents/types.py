@@ -34,6 +34,7 @@ class ToolCall:
     error: non-empty when the call could not be parsed.
     label: the name of the call in the policy's own format, which its result quotes
       ("functions.search:0").
+    raw: the arguments as they were written, where they are no JSON object.
   """
 
   id: str
@@ -41,6 +42,7 @@ class ToolCall:
   arguments: Mapping[str, Any]
   error: str = ""
   label: str = ""
+  raw: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

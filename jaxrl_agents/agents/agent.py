@@ -22,6 +22,7 @@ from jaxrl_agents.agents.hostile_player import HOSTILE, HostilePlayer
 from jaxrl_agents.agents.story import Story
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import CorpusConfig, SftConfig, import_path
+from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.worker_process import Services, WorkerSpec
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task, Trajectory
@@ -117,7 +118,7 @@ class Agent(abc.ABC):
     """
 
   @abc.abstractmethod
-  def episode(self, task: Task, services: Any, seed: int, sampler: Sampler) -> Env:
+  def episode(self, task: Task, services: Any, seed: int, sampler: Sampler) -> Env | SelfDriven:
     """A new episode of `task`; `services` is what `services` returned in this process.
 
     `seed` is of the episode's own random draws; `sampler` samples policies other than the one in
@@ -150,7 +151,9 @@ class Agent(abc.ABC):
     """Most seconds of a turn, its tools included."""
     return stall_s
 
-  def player(self, name: str, task: Task, services: Any, seed: int, chat: Chat) -> Scripted:
+  def player(
+    self, name: str, task: Task, services: Any, seed: int, chat: Chat
+  ) -> Scripted | SelfDriven:
     """An episode of a scripted player: `DEMONSTRATOR`, or a baseline.
 
     Raises:
@@ -162,14 +165,13 @@ class Agent(abc.ABC):
         f"{missing}, which the sources demonstrations and practice of the warm-up need; set their "
         "rates in sft.rates to 0, or start from weights"
       )
-    raise ValueError(f"{missing}; it has {', '.join(self.baselines) or 'none'}")
+    raise ValueError(f"{missing}; it has {', '.join(self.baselines(self.config())) or 'none'}")
 
   def check_player(self, name: str, options: Any) -> None:
     """Raises ValueError where the options make it impossible for the scripted player to play."""
     return None
 
-  @property
-  def baselines(self) -> Sequence[str]:
+  def baselines(self, options: Any) -> Sequence[str]:
     """Names of the scripted players that are evaluated besides the policy."""
     return ()
 
@@ -272,16 +274,17 @@ def worker_services(name: str, tokenizer: str, options: Any, shared: Any, player
   agent, chat = import_path.agent(name), chat_lib.load(tokenizer)
   services = agent.services(chat, options, shared)
 
-  def policy(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
+  def policy(task: Task, seed: int, sampler: Sampler) -> tuple[Env | SelfDriven, Sampler]:
     return agent.episode(task, services, seed, sampler), sampler
 
-  def scripted(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
+  def scripted(task: Task, seed: int, sampler: Sampler) -> tuple[Env | SelfDriven, Sampler]:
     played = agent.player(player, task, services, seed, chat)
-    return played, played
+    return played, played if isinstance(played, Scripted) else sampler
 
-  def hostile(task: Task, seed: int, sampler: Sampler) -> tuple[Env, Sampler]:
+  def hostile(task: Task, seed: int, sampler: Sampler) -> tuple[Env | SelfDriven, Sampler]:
     player = HostilePlayer(chat, seed)
-    return player.plays(agent.episode(task, services, seed, player)), player
+    episode = agent.episode(task, services, seed, player)
+    return episode if isinstance(episode, SelfDriven) else player.plays(episode), player
 
   players = {"": policy, HOSTILE: hostile}
   return Services(chat, players.get(player, scripted))

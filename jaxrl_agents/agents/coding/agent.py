@@ -29,6 +29,7 @@ from jaxrl_agents.agents.coding.tasks import damaged_functions, make_tasks, task
 from jaxrl_agents.agents.coding.tasks.task_set import CodingSet
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus import code_digest, documents
+from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
@@ -128,7 +129,7 @@ class CodingAgent(Agent):
 
   def player(
     self, name: str, task: Task, services: CodingServices, seed: int, chat: Chat
-  ) -> Scripted:
+  ) -> Scripted | SelfDriven:
     """An episode of the demonstrator, which is hasty with probability `coding.hasty`, or of one of
     `coding.baselines`.
     """
@@ -139,8 +140,7 @@ class CodingAgent(Agent):
     found = baselines.player(name, task, services, seed)
     return found or super().player(name, task, services, seed, chat)
 
-  @property
-  def baselines(self) -> Sequence[str]:
+  def baselines(self, options: Any) -> Sequence[str]:
     """The expert without mistakes, blind enumeration, and a player that does nothing."""
     return baselines.BASELINES
 

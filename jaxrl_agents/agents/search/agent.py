@@ -22,6 +22,7 @@ from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.index import hybrid as index_lib
+from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
@@ -83,7 +84,7 @@ class SearchAgent(Agent):
 
   def player(
     self, name: str, task: Task, services: SearchServices, seed: int, chat: Chat
-  ) -> Scripted:
+  ) -> Scripted | SelfDriven:
     """An episode of the demonstrator, or of one of `search.baselines`."""
     if name == agent_lib.DEMONSTRATOR:
       noise = expert.ExpertNoise(hasty=services.limits.hasty)
@@ -91,8 +92,7 @@ class SearchAgent(Agent):
     played = baselines.player(name, task, services, seed)
     return played or super().player(name, task, services, seed, chat)
 
-  @property
-  def baselines(self) -> Sequence[str]:
+  def baselines(self, options: Any) -> Sequence[str]:
     """The expert without mistakes, and players that do not know the gold."""
     return baselines.BASELINES
 

@@ -25,6 +25,7 @@ from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.story import STORY
 from jaxrl_agents.agents.swarm.tasks import budgets, make_tasks
 from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
@@ -106,7 +107,7 @@ class SwarmAgent(Agent):
 
   def player(
     self, name: str, task: Task, services: SwarmServices, seed: int, chat: Chat
-  ) -> Scripted:
+  ) -> Scripted | SelfDriven:
     """An episode of the scripted orchestrator with scripted sub-agents.
 
     The demonstrator is, with probability `swarm.single`, a single agent with all the steps and
@@ -125,8 +126,7 @@ class SwarmAgent(Agent):
     noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
     return expert.make_player(task, services, noise, seed, roomy)
 
-  @property
-  def baselines(self) -> Sequence[str]:
+  def baselines(self, options: Any) -> Sequence[str]:
     """The expert without mistakes."""
     return ("expert",)
 
