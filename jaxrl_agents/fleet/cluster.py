@@ -66,12 +66,13 @@ def joined(address: str) -> Iterator[Any]:
   except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
     raise ClusterError(
       f"cannot join the Ray cluster at fleet.address={address}: {error}; start its head with "
-      "RAY_AUTH_MODE=token ray start --head --port=6379, the other nodes with --address=HOST:6379, "
-      "and give all of them and this process one token (ray get-auth-token --generate)"
+      "RAY_AUTH_MODE=token ray start --head --port=6379 and other nodes (this machine must be one) "
+      "with --address=HOST:6379, and give all and this process one token (RAY_AUTH_TOKEN_PATH)"
     ) from error
   if threading.current_thread() is threading.main_thread():
     for number, handler in before.items():  # Ray has put its own in their place
-      signal.signal(number, handler)
+      if handler is not None:  # a handler that was not set by Python
+        signal.signal(number, handler)
   try:
     yield ray
   finally:

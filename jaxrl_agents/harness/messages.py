@@ -66,7 +66,7 @@ LIMITS = record(
 
 _TOOL_CALL = record(
   ToolCall,
-  {"id": text, "name": text, "arguments": json_object, "error": text, "label": text},
+  {"id": text, "name": text, "arguments": json_object, "error": text, "label": text, "raw": text},
 )
 
 _MESSAGE = record(

@@ -12,6 +12,8 @@ import dataclasses
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -183,7 +185,8 @@ class WorkerPool:
       return False
     try:
       worker.connection.send(message)
-    except OSError:
+    except OSError:  # it is gone, or has not read for stall_s and has half of the message now
+      worker.process.kill()
       return False
     return True
 
@@ -203,6 +206,7 @@ class WorkerPool:
     command = [sys.executable, "-c", _BOOT, str(fd), json.dumps(sys.path)]
     process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environment())
     theirs.close()
+    _set_timeouts(ours, self._stall_s)
     self._workers[self._next_number] = _Worker(process, ours)
     self.send(self._next_number, (self._spec, self._stall_s))
     self._next_number += 1
@@ -235,6 +239,10 @@ class WorkerPool:
       message = messages_lib.decode(worker.connection.recv_bytes(schema.MAX_BYTES))
       if message[0] == "group":
         message = ("group", _finished(worker, *message[1:]))
+    except BlockingIOError:
+      worker.last_error = f"It sent half of a message, and for {self._stall_s:g} s no more."
+      worker.process.kill()
+      return self._bury(number)
     except (EOFError, OSError):
       return self._bury(number)
     except MessageError as error:
@@ -287,6 +295,14 @@ def environment() -> dict[str, str]:
   """
   own = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
   return own | {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
+def _set_timeouts(connection: Connection, seconds: float) -> None:
+  """Has the kernel end a read or write that stands still in the middle of a message: an OSError."""
+  with socket.socket(fileno=os.dup(connection.fileno())) as shared:  # a duplex pipe is a socket
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+      value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+      shared.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 def _reap(worker: _Worker, timeout_s: float) -> int:

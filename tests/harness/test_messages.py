@@ -43,7 +43,7 @@ def segments(draw):
   )
 
 
-CALLS = st.builds(ToolCall, TEXT, TEXT, st.dictionaries(TEXT, JSON, max_size=3), TEXT, TEXT)
+CALLS = st.builds(ToolCall, TEXT, TEXT, st.dictionaries(TEXT, JSON, max_size=3), TEXT, TEXT, TEXT)
 LOGS = st.builds(
   Message,
   st.sampled_from(["system", "user", "assistant", "tool"]),
@@ -186,11 +186,13 @@ def changed(at, value):
     (group(SEGMENT, rewards=[1]), r"rewards: a map of numbers is needed"),
     (group(SEGMENT, log=[["robot", "", [], "", None, False, ""]]), "system or user or assistant"),
     (
-      group(SEGMENT, log=[["user", "", [["1", "f", "[1]", "", ""]], "", None, False, ""]]),
+      group(SEGMENT, log=[["user", "", [["1", "f", "[1]", "", "", ""]], "", None, False, ""]]),
       "arguments: a JSON object is needed",
     ),
     (
-      group(SEGMENT, log=[["user", "", [["1", "f", "[" * 10**5, "", ""]], "", None, False, ""]]),
+      group(
+        SEGMENT, log=[["user", "", [["1", "f", "[" * 10**5, "", "", ""]], "", None, False, ""]]
+      ),
       "arguments: not JSON",
     ),
   ],

@@ -32,6 +32,9 @@ class CountEnv:
     if self._task.prompt == "forge":
       (connection,) = [each for each in gc.get_objects() if isinstance(each, Connection)]
       connection.send(("group", self._task.id, os.getpid))  # a pickle
+    if self._task.prompt == "half":  # a message of which the rest never comes
+      (connection,) = [each for each in gc.get_objects() if isinstance(each, Connection)]
+      os.write(connection.fileno(), (1 << 20).to_bytes(4, "big") + b"the beginning")
     if self._task.prompt == "hang":
       time.sleep(600)
     self._messages += [reply, Message("tool", "next", tool_call_id=str(len(self._messages)))]
