@@ -29,7 +29,7 @@ from jaxrl_agents.harness.schema import (
 from jaxrl_agents.sampler.engine_calls import Cancel, Submit
 from jaxrl_agents.types import Group, Task
 
-_WAIT_S = 5.0
+_WAIT_S = 1.0  # a signal is handled between two waits
 _BLOCK = 256
 """After so many messages all processes meet, and those that all have read are removed."""
 _MEET_S = 600.0

@@ -1,5 +1,8 @@
 """Rollout workers on the nodes of a Ray cluster: results, losses of workers and of nodes."""
 
+import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -142,6 +145,19 @@ def test_a_node_with_other_code_is_refused_with_the_remedy(ray, monkeypatch):
     pytest.raises(WorkerPoolError, match="than the run .another.; copy the run's checkout"),
   ):
     pool.wait_until_ready()
+
+
+@whole_run
+def test_nobody_joins_a_cluster_without_its_token(cluster):
+  code = (
+    "from jaxrl_agents.fleet import cluster; import sys; cluster.joined(sys.argv[1]).__enter__()"
+  )
+  other = {**os.environ, "RAY_AUTH_TOKEN": "a guess at the token"}
+  joined = subprocess.run(
+    [sys.executable, "-c", code, cluster.address], env=other, capture_output=True, text=True
+  )
+  assert joined.returncode == 1
+  assert "ClusterError: cannot join the Ray cluster" in joined.stderr
 
 
 def test_workers_of_a_node_do_not_have_the_token(ray):
