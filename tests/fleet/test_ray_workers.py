@@ -138,6 +138,15 @@ def test_a_run_that_loses_a_node_goes_on_to_the_same_numbers(cluster, ray, here,
     np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)
 
 
+@whole_run
+def test_a_run_plays_ahead_on_nodes(cluster, ray, here, tmp_path):
+  fleet = {"backend": "ray", "address": cluster.address, "depth": 1}
+  workers = {"deterministic": False}
+  ended(start("small_run.py", tmp_path, here / "cache", 1, fleet=fleet, workers=workers, **RUN))
+  found = params(tmp_path)
+  assert found["version"] == 6 and all(np.isfinite(each).all() for each in found.values())
+
+
 def test_a_node_with_other_code_is_refused_with_the_remedy(ray, monkeypatch):
   monkeypatch.setattr(cluster_lib, "code", lambda: "another")
   with (
