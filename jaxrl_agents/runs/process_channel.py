@@ -7,6 +7,7 @@ receipt (`harness.schema`), because the service asks nobody for a key.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -169,6 +170,7 @@ class ProcessChannel:
 
   def _watch(self) -> None:
     """Waits, in a thread of the first process, for another to ask it to stop."""
-    while not self._get(f"{self._name}/stop", _WAIT_S, or_nothing=True):
-      pass
-    self.on_stop()
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the run has ended
+      while not self._get(f"{self._name}/stop", _WAIT_S, or_nothing=True):
+        pass
+      self.on_stop()

@@ -29,7 +29,7 @@ from jaxrl_agents.runs.process_channel import ProcessChannel
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 """Where jax.distributed itself looks, as for JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
 
-HEARTBEAT_S = 20
+HEARTBEAT_S = 30
 """Seconds without a heartbeat after which jax counts a process as gone and ends the others."""
 
 
@@ -130,7 +130,7 @@ def bound(config: RunConfig) -> Iterator[ProcessChannel]:
 
   Raises:
     ValueError: another process has another config or code, or there is no mesh over their devices.
-    LostError: from an error that the loss of another process has caused.
+    LostError: from the error of a device program that the loss of another process has caused.
   """
   channel = ProcessChannel()
   if not channel.several:
@@ -145,7 +145,7 @@ def bound(config: RunConfig) -> Iterator[ProcessChannel]:
   channel.agree("config", config_lib.sha256(config))
   try:
     yield channel
-  except Exception as error:
+  except jax.errors.JaxRuntimeError as error:  # a device program that waits for a lost process
     if gone := channel.gone(2.0 * HEARTBEAT_S):
       raise LostError(
         f"{' and '.join(f'process {i}' for i in gone)} of the run is gone; all processes end; run "
