@@ -52,6 +52,8 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("sampler.hosts=2", "has no effect with sampler.slices=0"),
     ("fleet.backend=ray", "set fleet.backend=ray and fleet.address=HOST:PORT"),
     ("fleet.address=auto", "set fleet.backend=ray and fleet.address=HOST:PORT"),
+    ("fleet.address=nowhere", "set fleet.backend=ray and fleet.address=HOST:PORT"),
+    ("fleet.backend=ray fleet.address=h:99999", "fleet.address='h:99999' with"),
     ("workers.processes=0", "workers.processes=0 must be at least 1"),
     ("sampler_mesh.expert=2", "has no effect with sampler.slices=0"),
     ("fleet.max_age=2", "has no effect with fleet.depth=0"),

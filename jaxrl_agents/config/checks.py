@@ -156,9 +156,12 @@ def _check_fleet(config: RunConfig) -> None:
       f"{fleet} has no effect with fleet.depth=0, where playing and learning take turns; "
       "set fleet.depth=1"
     )
-  if (fleet.backend == "ray") != bool(fleet.address):
+  host, _, port = fleet.address.rpartition(":")
+  number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else -1
+  is_address = fleet.address == "auto" or (bool(host) and 0 < number < 65536)
+  if not is_address if fleet.backend == "ray" else fleet.address:
     raise ValueError(
-      f"fleet.backend={fleet.backend} and fleet.address={fleet.address!r} disagree: set "
+      f"fleet.address={ranges.shown(fleet.address)} with fleet.backend={fleet.backend}: set "
       "fleet.backend=ray and fleet.address=HOST:PORT (or auto) for a Ray cluster, or neither"
     )
   if config.fleet.depth and slices:
