@@ -99,6 +99,10 @@ class CodingAgent(Agent):
     """Raises ValueError where two options contradict each other."""
     config.check(options)
 
+  def own_tools(self, options: CodingConfig) -> Sequence[str]:
+    """The tools of the option `tools`."""
+    return options.tools
+
   def tasks(self, setting: Setting, report: Any = print) -> CodingTasks:
     """Loads the set in `coding.tasks`. If none is named, makes one of the short functions of
     `coding.sources` and keeps it in the cache.

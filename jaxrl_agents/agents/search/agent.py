@@ -11,7 +11,15 @@ from jaxrl_agents import stopwatch
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting
-from jaxrl_agents.agents.search import baselines, config, env, expert, imitation_filter, tools
+from jaxrl_agents.agents.search import (
+  baselines,
+  config,
+  env,
+  expert,
+  imitation_filter,
+  tools,
+  view,
+)
 from jaxrl_agents.agents.search import drills as search_drills
 from jaxrl_agents.agents.search import reward as reward_lib
 from jaxrl_agents.agents.search.config import SearchConfig
@@ -58,6 +66,11 @@ class SearchAgent(Agent):
   def check(self, options: SearchConfig, steps: int, stall_s: float) -> None:
     """Raises ValueError where two options contradict one another."""
     config.check(options)
+
+  def own_tools(self, options: SearchConfig) -> Sequence[str]:
+    """Those that look into the corpus, and prune_chunks."""
+    own = (view.SEARCH, view.GREP, view.READ, *((view.PRUNE,) if options.can_prune else ()))
+    return [spec.name for spec in own]
 
   def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
     """Tasks of chained clues about the corpus, and its index."""
