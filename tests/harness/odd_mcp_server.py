@@ -1,7 +1,7 @@
 """An MCP server with everything that a client must bear; run it as a program.
 
-python odd_mcp_server.py            over standard input and output
-python odd_mcp_server.py 8000       over HTTP, on this port of 127.0.0.1
+python odd_mcp_server.py                               over standard input and output
+python -m uvicorn tests.harness.odd_mcp_server:app     over HTTP
 """
 
 import asyncio
@@ -20,9 +20,8 @@ counted = 0
 
 
 def text(*parts, **more):
-  return types.CallToolResult(
-    content=[types.TextContent(type="text", text=p) for p in parts], **more
-  )
+  content = [types.TextContent(type="text", text=part) for part in parts]
+  return types.CallToolResult(content=content, **more)
 
 
 async def echo(text_):
@@ -103,20 +102,16 @@ async def call_tool(context, params):
   return await RUNS[params.name]((params.arguments or {}).get("text", ""))
 
 
+server = Server("odd", on_list_tools=list_tools, on_call_tool=call_tool)
+app = server.streamable_http_app()
+wire = os.dup(1)  # what writes here goes past the library, to the client
+
+
 async def main():
-  global wire
-  wire = os.dup(1)  # what writes here goes past the library, to the client
-  server = Server("odd", on_list_tools=list_tools, on_call_tool=call_tool)
   print("a banner that is no JSON", flush=True)
   async with stdio_server() as (read, write):
     await server.run(read, write, server.create_initialization_options())
 
 
 if __name__ == "__main__":
-  if len(sys.argv) > 1:
-    import uvicorn
-
-    server = Server("odd", on_list_tools=list_tools, on_call_tool=call_tool)
-    uvicorn.run(server.streamable_http_app(), port=int(sys.argv[1]), log_level="warning")
-  else:
-    asyncio.run(main())
+  asyncio.run(main())

@@ -135,9 +135,7 @@ class ServerProcess:
           message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:  # a banner, or what a library has printed
           continue
-        if isinstance(
-          message, types.JSONRPCNotification
-        ):  # nothing here listens to progress or logs
+        if isinstance(message, types.JSONRPCNotification):  # progress or logs, which nobody reads
           continue
         try:
           await self._to_client.send(SessionMessage(message))
