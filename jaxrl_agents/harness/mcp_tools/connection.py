@@ -82,6 +82,8 @@ class Connection:
         async with asyncio.timeout(self._server.start_s):
           self._client = await stack.enter_async_context(await self._made(stack))
           self.tools = await _listed(self._client)
+        if self._process is not None:
+          self._process.hurry = False
         ready.set_result(None)
         await self._leave.wait()
     except (Exception, asyncio.CancelledError) as error:

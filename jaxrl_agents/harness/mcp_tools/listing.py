@@ -89,7 +89,17 @@ def ask(servers: Sequence[McpServer], own: Sequence[str]) -> Listing:
   Raises:
     ValueError: a server cannot be asked, or two tools have one name; says which and why.
   """
-  found = asyncio.run(_ask_all(servers))
+  return joined(servers, asyncio.run(_ask_all(servers)), own)
+
+
+def joined(
+  servers: Sequence[McpServer], found: Mapping[str, tuple[Listed, ...]], own: Sequence[str]
+) -> Listing:
+  """The listing of the tools of all servers.
+
+  Raises:
+    ValueError: two tools have one name, or one has that of the agent's `own`.
+  """
   owners = dict.fromkeys(own, "the agent itself")
   for server, listed in found.items():
     for each in listed:

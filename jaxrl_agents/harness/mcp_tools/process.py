@@ -50,7 +50,7 @@ class ServerProcess:
   def __init__(self, server: McpServer):
     self._server = server
     self.ended = ""
-    self.hurry = False
+    self.hurry = True  # until it has answered once
     self._folder: tempfile.TemporaryDirectory[str] | None = None
     self._tasks: list[asyncio.Task[None]] = []
     self._bytes, self._messages, self._errors = 0, 0, b""
@@ -95,7 +95,6 @@ class ServerProcess:
 
   async def __aexit__(self, *_: object) -> None:
     process = self._process
-    self.ended = self.ended or "it was ended"
     if process.stdin is not None:
       process.stdin.close()
     for task in self._tasks:

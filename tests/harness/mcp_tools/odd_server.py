@@ -1,7 +1,7 @@
 """An MCP server with everything that a client must bear; run it as a program.
 
-python odd_mcp_server.py                               over standard input and output
-python -m uvicorn tests.harness.odd_mcp_server:app     over HTTP
+python odd_server.py                                over standard input and output
+python -m uvicorn tests.harness.mcp_tools.odd_server:app     over HTTP
 """
 
 import asyncio
