@@ -89,26 +89,28 @@ def read(text: str) -> tuple[McpServer, ...]:
   if not text:
     return ()
   if not text.startswith("{"):
-    file = pathlib.Path(text).expanduser()
     try:
-      text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-      raise ValueError(
-        f"{shown(str(file))} cannot be read ({error}); give a JSON object, or the path of a file "
-        "with one"
-      ) from None
+      file = pathlib.Path(text).expanduser()
+      text = file.read_text("utf-8") if file.is_file() else ""
+    except (OSError, RuntimeError, ValueError) as error:
+      raise ValueError(f"{shown(text)} cannot be read: {type(error).__name__}") from None
+    if not text:
+      raise ValueError(f"there is no file {shown(str(file))}; {_REMEDY}")
   try:
     listed = json.loads(text)
   except (ValueError, RecursionError) as error:
-    raise ValueError(f"this is not JSON: {error}; write {_EXAMPLE}") from None
+    raise ValueError(f"this is not JSON: {str(error)[:100]}; {_REMEDY}") from None
   if isinstance(listed, dict) and set(listed) == {"mcpServers"}:
     listed = listed["mcpServers"]
   if not isinstance(listed, dict) or not all(isinstance(each, dict) for each in listed.values()):
-    raise ValueError(f"this is not {{name: server}}; write {_EXAMPLE}")
+    raise ValueError(f"this is not {{name: server}}; {_REMEDY}")
   return tuple(_server(name, fields) for name, fields in listed.items())
 
 
-_EXAMPLE = """{"time": {"command": "python", "args": ["-m", "mcp_server_time"]}}"""
+_REMEDY = (
+  'give {"time": {"command": "python", "args": ["-m", "mcp_server_time"]}} or the path of a file '
+  "with such JSON"
+)
 
 
 def _server(name: str, given: Mapping[str, Any]) -> McpServer:
