@@ -8,6 +8,7 @@ has a plain default.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import pathlib
 import random
@@ -25,6 +26,7 @@ from jaxrl_agents.config import CorpusConfig, SftConfig, import_path
 from jaxrl_agents.harness import mcp_tools
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.harness.worker_process import Services, WorkerSpec
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task, Trajectory
 
@@ -154,6 +156,20 @@ class Agent(abc.ABC):
     An agent that names them has environments with a method `add_tools` (`types.EnvWithTools`).
     """
     return None
+
+  def served(
+    self, task: Task | None, services: Any
+  ) -> contextlib.AbstractAsyncContextManager[Mapping[str, Tool]]:
+    """Its tools by name, outside of an episode, while the context lasts (scripts/serve_mcp.py).
+
+    Args:
+      task: whose repository or names the tools are about, if they need one.
+      services: what `services` returned.
+
+    Raises:
+      ValueError: the agent serves none, or needs a task for them.
+    """
+    raise ValueError(f"agent {self.name} serves no tools; give it a method served")
 
   def turn_s(self, options: Any, stall_s: float) -> float:
     """Most seconds of a turn, its tools included."""

@@ -100,18 +100,26 @@ def problem_with(tools: Mapping[str, Tool], call: ToolCall) -> str:
 
 async def run_call(tools: Mapping[str, Tool], call: ToolCall) -> str:
   """The observation for one call. Raises nothing but cancellation."""
+  text, _ = await outcome(tools, call)
+  return text
+
+
+async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]:
+  """(the observation for one call, whether the call failed). Raises nothing but cancellation."""
   problem = problem_with(tools, call)
   if problem:
-    return problem
+    return problem, True
   tool = tools[call.name]
   try:
-    return str(await asyncio.wait_for(_run(tool, call.arguments), tool.deadline_s))
+    return str(await asyncio.wait_for(_run(tool, call.arguments), tool.deadline_s)), False
   except ToolError as error:
-    return f"Error: {error}"
+    return f"Error: {error}", True
   except TimeoutError:
-    return f"Error: {call.name} took longer than {tool.deadline_s:g} s. Ask for something simpler."
+    late = f"{call.name} took longer than {tool.deadline_s:g} s. Ask for something simpler."
+    return f"Error: {late}", True
   except Exception as error:  # a tool's failure is for the policy to read
-    return f"Error: {call.name} failed: {type(error).__name__}: {clipped(str(error), 200)}"
+    why = f"{type(error).__name__}: {clipped(str(error), 200)}"
+    return f"Error: {call.name} failed: {why}", True
 
 
 async def _run(tool: Tool, arguments: Mapping[str, Any]) -> Any:

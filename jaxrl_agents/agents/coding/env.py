@@ -95,6 +95,11 @@ class CodingEnv:
     self._added: list[str] = []
     self._added_tools: dict[str, Tool] = {}
 
+  @property
+  def tools(self) -> Mapping[str, Tool]:
+    """The tools by name, which work on the sandbox that `start` makes."""
+    return self._workspace.tools
+
   def add_tools(self, tools: Sequence[Tool]) -> None:
     """Gives the policy further tools, whose calls a restored sandbox does not repeat."""
     workspace = self._workspace

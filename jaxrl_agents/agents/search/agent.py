@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
 DRILL_HITS = 4
@@ -71,6 +73,16 @@ class SearchAgent(Agent):
     """Those that look into the corpus, and prune_chunks."""
     own = (view.SEARCH, view.GREP, view.READ, *((view.PRUNE,) if options.can_prune else ()))
     return [spec.name for spec in own]
+
+  @contextlib.asynccontextmanager
+  async def served(
+    self, task: Task | None, services: SearchServices
+  ) -> AsyncIterator[Mapping[str, Tool]]:
+    """Search, grep and read; no search of a session finds a chunk twice. A task gives chunks its
+    names, if it has short ones.
+    """
+    made = tools.SearchTools(task or Task("served", "search", "", {}), services)
+    yield {tool.spec.name: tool for tool in made.tools}
 
   def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
     """Tasks of chained clues about the corpus, and its index."""
