@@ -105,7 +105,6 @@ def _task(tasks: Tasks, task_id: str) -> Task | None:
     return None
   every = {task.id: task for split in tasks.tasks.values() for task in split}
   if task_id not in every:
-    raise ValueError(
-      f"there is no task {task_id!r}; there are {', '.join(list(every)[:SHOWN_IDS])}, ..."
-    )
+    ids = ", ".join(list(every)[:SHOWN_IDS])
+    raise ValueError(f"there is no task {task_id!r}; there are {ids or 'none'}, ...")
   return every[task_id]
