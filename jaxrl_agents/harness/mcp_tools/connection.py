@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx2
@@ -20,7 +20,7 @@ from mcp.types import CallToolResult
 from mcp.types import Tool as Offered
 
 from jaxrl_agents.config import McpServer
-from jaxrl_agents.harness.mcp_tools.process import ServerProcess, named_values
+from jaxrl_agents.harness.mcp_tools.process import MAX_BYTES, ServerProcess, named_values
 
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would repeat what servers send
 CLOSE_S = 8.0
@@ -99,7 +99,9 @@ class Connection:
     if transport is None:
       timeout = httpx2.Timeout(server.deadline_s, read=server.deadline_s + server.start_s)
       headers = named_values(server.name, server.headers, ":")
-      http = httpx2.AsyncClient(headers=headers, timeout=timeout)
+      http = httpx2.AsyncClient(
+        headers=headers, timeout=timeout, event_hooks={"response": [_limit]}
+      )
       await stack.enter_async_context(http)
       transport = streamable_http_client(server.url, http_client=http)
     return Client(transport, cache=None)
@@ -112,6 +114,28 @@ class Connection:
     if isinstance(error, TimeoutError):
       return f"it was not ready within start_s={self._server.start_s:g}"
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+class _Limited(httpx2.AsyncByteStream):
+  """The body of an answer, which ends with an error where it is longer than MAX_BYTES."""
+
+  def __init__(self, inner: httpx2.AsyncByteStream):
+    self._inner = inner
+
+  async def __aiter__(self) -> AsyncIterator[bytes]:
+    size = 0
+    async for chunk in self._inner:
+      size += len(chunk)
+      if size > MAX_BYTES:
+        raise httpx2.ReadError(f"an answer of more than {MAX_BYTES >> 20} MiB")
+      yield chunk
+
+  async def aclose(self) -> None:
+    await self._inner.aclose()
+
+
+async def _limit(response: httpx2.Response) -> None:
+  response.stream = _Limited(response.stream)  # type: ignore[arg-type]
 
 
 async def opened(server: McpServer) -> Connection:

@@ -124,7 +124,8 @@ class Session:
 
   def _anew(self) -> str:
     lost = " and what it held is lost" if self._server.stateful else ""
-    return f"Its server is started anew{lost}."
+    how = "The connection to its server is made" if self._server.url else "Its server is started"
+    return f"{how} anew{lost}."
 
   async def _cause(self, connection: Connection, error: MCPError) -> str:
     """Why a connection was lost. The end of a program may be known a moment after its pipe's."""

@@ -77,6 +77,10 @@ async def long(_):
   return text("ab " * 100_000)
 
 
+async def huge(_):
+  return text("x" * (20 << 20))
+
+
 async def where(_):
   return text(os.getcwd(), " ".join(f"{k}={v}" for k, v in sorted(os.environ.items())))
 
@@ -88,7 +92,20 @@ async def child(path):
   return text("started")
 
 
-PLAIN = (echo, count, fail, hang, die, flood_line, flood_messages, picture, long, where, child)
+PLAIN = (
+  echo,
+  count,
+  fail,
+  hang,
+  die,
+  flood_line,
+  flood_messages,
+  picture,
+  long,
+  huge,
+  where,
+  child,
+)
 TOOLS = [types.Tool(name=f.__name__, description=f.__name__, input_schema=TEXT) for f in PLAIN]
 TOOLS.append(types.Tool(name="die_once", description="", input_schema=TEXT, annotations=READ_ONLY))
 RUNS = {f.__name__: f for f in (*PLAIN, die_once)}

@@ -126,7 +126,7 @@ def test_a_server_that_offers_other_tools_than_at_the_start_is_not_used(tmp_path
     asyncio.run(session.connect())
 
 
-def test_a_server_over_http_is_called_and_a_lost_one_is_an_error_until_it_is_back():
+def test_a_server_over_http_is_called_and_a_lost_one_is_an_error_until_it_is_back(monkeypatch):
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -140,13 +140,14 @@ def test_a_server_over_http_is_called_and_a_lost_one_is_an_error_until_it_is_bac
       time.sleep(0.05)
     return serving
 
-  server = McpServer("odd", url=f"http://127.0.0.1:{port}/mcp", deadline_s=5.0)
+  server = McpServer("odd", url=f"http://127.0.0.1:{port}/mcp", deadline_s=5.0, stateful=False)
   serving = start()
   try:
     from jaxrl_agents.harness.mcp_tools import listing, session
     from jaxrl_agents.harness.tools import run_call
     from jaxrl_agents.types import ToolCall
 
+    monkeypatch.setattr(session, "PAUSE_S", 0.0)
     listed = listing.ask([server], []).tools["odd"]
 
     async def lost():
@@ -155,6 +156,8 @@ def test_a_server_over_http_is_called_and_a_lost_one_is_an_error_until_it_is_bac
       tools = {tool.spec.name: tool for tool in made.tools}
       call = ToolCall("", "odd_count", {})
       texts = [await run_call(tools, call), await run_call(tools, call)]
+      texts.append(await run_call(tools, ToolCall("", "odd_huge", {})))
+      texts.append(await run_call(tools, call))
       serving.kill()
       serving.wait()
       texts.append(await run_call(tools, call))
@@ -163,9 +166,13 @@ def test_a_server_over_http_is_called_and_a_lost_one_is_an_error_until_it_is_bac
       await made.close()
       return texts
 
-    first, second, without, back = asyncio.run(lost())
-    assert (first, second, back) == ("1", "2", "1")
-    assert without.startswith("Error: odd_count failed: ")
+    first, second, huge, third, without, back = asyncio.run(lost())
+    assert (first, second, third, back) == ("1", "2", "3", "1")
+    assert huge == (
+      "Error: odd_huge failed: ReadError: an answer of more than 16 MiB. The connection to its "
+      "server is made anew."
+    )
+    assert without.startswith("Error: odd_count failed: ConnectError: ")
   finally:
     serving.kill()
     serving.wait()
