@@ -69,8 +69,9 @@ async def _serve(agent: Agent, task: Task | None, services: Any) -> None:
         raise MCPError(code=types.INVALID_PARAMS, message=f"Unknown tool: {params.name}")
       async with one_at_a_time:
         text, failed = await outcome(tools, ToolCall("", params.name, params.arguments or {}))
-      content = [types.TextContent(type="text", text=text)]
-      return types.CallToolResult(content=content, is_error=failed)
+      return types.CallToolResult(
+        content=[types.TextContent(type="text", text=text)], is_error=failed
+      )
 
     server = Server(
       f"jaxrl_agents_{agent.name}",
