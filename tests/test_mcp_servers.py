@@ -17,6 +17,8 @@ def test_servers_are_read_from_the_command_line_and_from_a_file_of_another_clien
   file = tmp_path / "mcp.json"
   file.write_text(json.dumps({"mcpServers": json.loads(TIME)}))
   assert config.load("configs/search_cpu.py", [f"tools.mcp={file}"]).tools.mcp == expected
+  (text,) = json.loads(json.dumps(config.options(loaded)))["tools.mcp"]
+  assert json.loads(text)["args"] == ["-m", "mcp_server_time"]
   assert config.sha256(loaded) != config.sha256(config.load("configs/search_cpu.py"))
 
 

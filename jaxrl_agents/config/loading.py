@@ -71,12 +71,14 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def options(config: Any, prefix: str = "") -> dict[str, Any]:
-  """Every option as {"section.option": value}, sections flattened."""
+  """Every option as {"section.option": value}, sections flattened, records in a value as text."""
   flat: dict[str, Any] = {}
   for name, field in fields(config).items():
     value = getattr(config, field)
     if dataclasses.is_dataclass(value):
       flat |= options(value, f"{prefix}{name}.")
+    elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+      flat[prefix + name] = tuple(map(str, value))
     else:
       flat[prefix + name] = value
   return flat
