@@ -2,8 +2,11 @@
 
 import asyncio
 import dataclasses
+import importlib.util
+import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +16,7 @@ import pytest
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents.coding.tasks import task_set
-from jaxrl_agents.config import McpServer
+from jaxrl_agents.config import McpServer, mcp_servers
 from jaxrl_agents.runs import mcp_tools
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Task
@@ -103,6 +106,37 @@ def test_the_coding_tools_work_on_the_repository_of_a_task_in_a_sandbox(tmp_path
       [*command, *more], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 2 and expected in done.stderr and not done.stdout
+
+
+@pytest.mark.skipif(
+  not importlib.util.find_spec("mcp_server_time"), reason="needs the package mcp-server-time"
+)
+def test_the_lines_of_the_guide_do_what_it_says(tmp_path):
+  text = (ROOT / "docs/own-tools.md").read_text("utf-8").partition("## Tools of MCP servers")[2]
+  (shell, *_), (python, *_), (listed, *_) = (
+    re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("bash", "python", "json")
+  )
+  example = (ROOT / "examples/tool_use/env.py").read_text("utf-8")
+  assert all(line in example for line in python.splitlines()[1:])
+  (corpus,) = mcp_servers.read(listed)
+  assert (ROOT / corpus.args[0]).is_file()
+  bin_folder = pathlib.Path(sys.executable).parent
+  done = subprocess.run(
+    ["bash", "-ec", shell.partition("\n")[2]],  # without `pip install`
+    env=os.environ
+    | {
+      "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+      "JAXRL_CACHE": str(tmp_path),
+      "PYTHONPATH": str(ROOT),
+    },
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    timeout=200,
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout[done.stdout.index("{") :])
+  assert found["policy"]["right"] == 1.0 and found["policy"]["failed"] == 0.0
 
 
 def test_a_run_records_its_tools_and_goes_on_only_with_the_same(tmp_path):
