@@ -160,11 +160,11 @@ def _wrong_type(where: str, kinds: Sequence[str], value: Any) -> str:
 
 
 def _place(path: Iterable[str | int]) -> str:
-  """Where a value stands: "arguments", or 'ids'[1]."""
-  names = list(path)
-  if not names:
-    return "arguments"
-  return repr(names[0]) + "".join(f"[{name!r}]" for name in names[1:])
+  """Where a value stands: "arguments", or the innermost argument that it is in, 'ids'[1]."""
+  place = "arguments"
+  for name in path:
+    place = repr(name) if isinstance(name, str) else f"{place}[{name}]"
+  return place
 
 
 def _kind_of(value: Any) -> str:
