@@ -13,7 +13,7 @@ import dataclasses
 import pathlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.harness.worker_process import Services, WorkerSpec
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task, Trajectory
+
+if TYPE_CHECKING:  # the package mcp, an extra, is imported where a run has servers
+  from jaxrl_agents.harness.mcp_tools.listing import Listing
 
 DEMONSTRATOR = "demonstrator"
 """The scripted player whose episodes the warm-up imitates."""
@@ -284,7 +287,12 @@ class Agent(abc.ABC):
 
 
 def worker_spec(
-  agent: str, tokenizer: str, options: Any, shared: Any, player: str, listing: Any = None
+  agent: str,
+  tokenizer: str,
+  options: Any,
+  shared: Any,
+  player: str,
+  listing: Listing | None = None,
 ) -> WorkerSpec:
   """Workers that play episodes of an agent (named as in RunConfig): those of the policy if `player`
   is empty, else those of a scripted player of the agent, or of `HOSTILE`. Their environments have
@@ -295,7 +303,12 @@ def worker_spec(
 
 
 def worker_services(
-  name: str, tokenizer: str, options: Any, shared: Any, player: str, listing: Any = None
+  name: str,
+  tokenizer: str,
+  options: Any,
+  shared: Any,
+  player: str,
+  listing: Listing | None = None,
 ) -> Services:
   """Builds the services of a worker (`WorkerSpec.build`). With a scripted player, the policy's
   sampler stays unused.
@@ -323,7 +336,7 @@ def worker_services(
   return Services(chat, players.get(player, scripted))
 
 
-def _equipment(listing: Any) -> Callable[[Any], Any]:
+def _equipment(listing: Listing | None) -> Callable[[Any], Any]:
   """Gives an environment the tools of a listing; the environment itself where there is none."""
   if listing is None:
     return lambda env: env

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxrl_agents.config import McpServer, RunConfig, import_path
 from jaxrl_agents.harness import mcp_tools
 from jaxrl_agents.runs.workdir import Workdir
 
+if TYPE_CHECKING:  # the package mcp, an extra, is imported where a run has servers
+  from jaxrl_agents.harness.mcp_tools.listing import Listing
 
-def listing(config: RunConfig) -> Any:
-  """What the servers of `tools.mcp` offer (harness.mcp_tools.listing.Listing).
+
+def listing(config: RunConfig) -> Listing:
+  """What the servers of `tools.mcp` offer.
 
   The first call of a process asks the servers; later ones return the same.
 
@@ -52,7 +55,7 @@ def keep(config: RunConfig, workdir: Workdir) -> None:
 
 
 @functools.cache
-def _asked(servers: Sequence[McpServer], own: Sequence[str]) -> Any:
+def _asked(servers: Sequence[McpServer], own: Sequence[str]) -> Listing:
   mcp_tools.require()
   from jaxrl_agents.harness.mcp_tools import listing
 

@@ -71,7 +71,8 @@ class ServerProcess:
         f"MCP server {server.name!r}: there is no program {server.command!r} on the PATH; install "
         "it, or give its path as command"
       )
-    command = [sys.executable, "-ISc", _BOOT, str(os.getpid()), path, server.command, *server.args]
+    begin = [sys.executable, "-ISc", _BOOT, str(os.getpid())]
+    command = [*begin, os.path.abspath(path), server.command, *server.args]
     try:
       self._process = await asyncio.create_subprocess_exec(
         *command,

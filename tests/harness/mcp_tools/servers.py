@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import pathlib
 import sys
+import time
 
 import pytest
 
@@ -45,6 +46,14 @@ def called(server, *calls, listed=None):
 
   asked = listed or listing_of((server.command, server.args), server.tools).tools["odd"]
   return asyncio.run(play(asked))
+
+
+def wait_until_dead(pids, limit_s=10.0):
+  deadline = time.monotonic() + limit_s
+  for pid in pids:
+    while is_alive(pid):
+      assert time.monotonic() < deadline, f"process {pid} is still alive"
+      time.sleep(0.02)
 
 
 def is_alive(pid):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from jaxrl_agents.config import McpServer
-from tests.harness.mcp_tools.servers import ODD, called, is_alive, listing_of, needs_mcp, odd
+from tests.harness.mcp_tools.servers import ODD, called, listing_of, needs_mcp, odd, wait_until_dead
 
 pytestmark = [needs_mcp, pytest.mark.slow]
 ROOT = pathlib.Path(__file__).parents[3]
@@ -54,6 +54,31 @@ def test_a_server_that_hangs_dies_or_floods_is_replaced():
   )
 
 
+def test_calls_of_a_shared_server_do_not_wait_for_one_another():
+  from jaxrl_agents.harness.mcp_tools.session import Session
+  from jaxrl_agents.harness.tools import run_call
+  from jaxrl_agents.types import ToolCall
+
+  server = odd(deadline_s=1.5, stateful=False)
+  listed = listing_of((server.command, server.args), ()).tools["odd"]
+
+  async def play():
+    session = Session(server, listed, asyncio.Semaphore(1))
+    tools = {tool.spec.name: tool for tool in session.tools}
+    await session.connect()
+    hanging = asyncio.create_task(run_call(tools, ToolCall("", "odd_hang", {})))
+    await asyncio.sleep(0)
+    texts = [await run_call(tools, ToolCall("", "odd_count", {})) for _ in range(3)]
+    was_waiting = not hanging.done()
+    texts.append(await hanging)
+    await session.close()
+    return texts, was_waiting
+
+  texts, was_waiting = asyncio.run(play())
+  assert texts[:3] == ["1", "2", "3"] and was_waiting
+  assert texts[3].endswith("Its server is started anew. Ask for something simpler.")
+
+
 def test_a_call_is_made_again_only_if_the_server_says_that_it_is_read_only(tmp_path):
   mark = str(tmp_path / "mark")
   assert called(odd(), ("die_once", {"text": mark})) == ["alive again"]
@@ -69,7 +94,7 @@ def test_a_server_has_few_variables_a_folder_of_its_own_and_leaves_nothing(tmp_p
   assert set(found) <= {"HOME", "TMPDIR", "PATH", "LANG", "LC_ALL", "TZ", "OWN", "LC_CTYPE"}
   assert found["OWN"] == "given!"
   assert found["HOME"] == folder and not pathlib.Path(folder).exists()
-  assert not any(is_alive(int(pid)) for pid in numbers.read_text().split())
+  wait_until_dead(map(int, numbers.read_text().split()))
 
 
 def test_a_server_dies_with_the_process_that_started_it(tmp_path):
@@ -86,10 +111,7 @@ def test_a_server_dies_with_the_process_that_started_it(tmp_path):
   subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT, env=environment, timeout=60)
   server, child = map(int, file.read_text().split())
   os.kill(child, 9)
-  deadline = time.monotonic() + 10
-  while is_alive(server):
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
+  wait_until_dead([server])
 
 
 @pytest.mark.parametrize(
