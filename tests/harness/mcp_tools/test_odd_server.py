@@ -35,7 +35,7 @@ def test_texts_are_joined_other_blocks_named_failures_are_errors_and_arguments_a
 
 
 def test_a_server_that_hangs_dies_or_floods_is_replaced():
-  server = odd(deadline_s=1.0)
+  server = odd(deadline_s=2.5)
   texts = called(
     server,
     *(("count", {}), ("count", {}), ("hang", {}), ("count", {}), ("die", {})),
@@ -43,7 +43,7 @@ def test_a_server_that_hangs_dies_or_floods_is_replaced():
   )
   assert [texts[i] for i in (0, 1, 3, 7)] == ["1", "2", "1", "1"]
   anew = "Its server is started anew and what it held is lost."
-  assert texts[2] == f"Error: odd_hang took longer than 1 s. {anew} Ask for something simpler."
+  assert texts[2] == f"Error: odd_hang took longer than 2.5 s. {anew} Ask for something simpler."
   assert texts[4] == (
     f"Error: odd_die failed: it ended with exit status 3, and wrote: out of cheese. {anew}"
   )
@@ -59,7 +59,7 @@ def test_calls_of_a_shared_server_do_not_wait_for_one_another():
   from jaxrl_agents.harness.tools import run_call
   from jaxrl_agents.types import ToolCall
 
-  server = odd(deadline_s=1.5, stateful=False)
+  server = odd(deadline_s=2.5, stateful=False)
   listed = listing_of((server.command, server.args), ()).tools["odd"]
 
   async def play():
