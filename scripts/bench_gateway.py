@@ -117,7 +117,7 @@ async def directly(served: Served, sessions: int, calls: int, tokens: int):
 
 
 def match_ms(chat: chat_lib.Chat, turns: int = 200) -> float:
-  """Milliseconds of processor time to find the replies of a history of so many turns and the call it extends."""
+  """Milliseconds of processor time to find replies in a history, and the call that it extends."""
   tree, history, times = TokenTree(), [Message("user", "begin")], []
   for i in range(turns):
     began = time.process_time()
