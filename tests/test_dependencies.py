@@ -18,6 +18,8 @@ IMPORT_NAMES = {
   "pyyaml": "yaml",
 }
 # "bench" is scripts/bench, which the scripts beside it import.
+# Programs that scripts/try_clients.py runs in environments of their own.
+PROGRAMS = ROOT / "scripts" / "clients"
 OURS = {"bench", "configs", "examples", "jaxrl_agents", "scripts", "tests"}
 
 
@@ -26,6 +28,8 @@ def imported(*folders):
   names = set()
   for folder in folders:
     for path in (ROOT / folder).rglob("*.py"):
+      if path.is_relative_to(PROGRAMS):
+        continue
       for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
           names.update(alias.name.partition(".")[0] for alias in node.names)
