@@ -29,7 +29,7 @@ from jaxrl_agents.gateway.token_tree import Call, TokenTree
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.segments import Turn
 from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
-from jaxrl_agents.runs.rollout_workers import make_engine
+from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.serving import EngineSampler
 from jaxrl_agents.types import Generation, Message, SamplingLimits
 

@@ -63,7 +63,8 @@ from jaxrl_agents.harness.segments import Turn, to_segments
 from jaxrl_agents.learner import advantage, loop, packing
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import rl, setup
-from jaxrl_agents.runs.rollout_workers import PUBLISHED_KEPT, fetched
+from jaxrl_agents.runs.engines import fetched
+from jaxrl_agents.runs.rollout_workers import PUBLISHED_KEPT
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Generation, Group, SamplingLimits, Task, Trajectory
 from jaxrl_agents.weights import store

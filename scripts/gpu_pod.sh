@@ -1,29 +1,32 @@
 #!/usr/bin/env bash
 # A run on nodes of GPUs under SLURM or Kubernetes: writes the batch script or the manifests and hands
-# them in. On one node learner, sampler and workers live in one process; --slices and --worker_nodes
-# give samplers and workers nodes of their own. All take the same config and start the same scripts.
+# them in. On one node learner, sampler and workers live on it; --slices and --worker_nodes give
+# samplers and workers nodes of their own, in a Ray cluster that is started with the run (on Kubernetes
+# by the KubeRay operator). Its head runs beside the learner.
 #
 #   scripts/gpu_pod.sh --dry_run --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/runs/a
 #   scripts/gpu_pod.sh --dry_run --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/runs/a \
-#     --nodes=2 --set mesh.fsdp=4 --slices=2 --worker_nodes=4 --key_file=/shared/key
+#     --nodes=2 --set mesh.fsdp=4 --slices=2 --worker_nodes=4 --token_file=/shared/token
 #   scripts/gpu_pod.sh --dry_run --scheduler=kubernetes --image=REGISTRY/jaxrl --claim=runs \
-#     --config=configs/qwen3_30b_a3b_rl.py --workdir=/runs/a --slices=2 --secret=jaxrl-key
+#     --config=configs/qwen3_30b_a3b_rl.py --workdir=/runs/a --slices=2 --secret=ray-token
 #
 # --scheduler  slurm or kubernetes                                                  [slurm]
 # --workdir    folder of the run, on a disk that outlives the nodes and that all of them share
 # --name       of the job                                                           [jaxrl]
 # --nodes      of the learner                                                       [1]
 # --gpus       of a node                                                            [8]
-# --cpus       of a node: workers.processes of the config, and a few                [96]
+# --cpus       of a node: as many workers play on each node of the cluster that has workers      [96]
 # --slices     samplers with nodes of their own, on the mesh "sampler_mesh"         [0]
 # --slice_nodes   of each                                                           [1]
-# --worker_nodes  without GPUs, with as many workers each as --cpus                 [0]
-# --port       of the learner, where the others join                                [7000]
-# --key_file   slurm: a file with the key that they share, on the shared disk; see scripts/worker.py
-# --secret     kubernetes: the secret that holds it, under "key"
+# --worker_nodes  without GPUs; with 0 the nodes of samplers have the workers       [0]
+# --port       of the head of the cluster                                           [6379]
+# --token_file slurm: a file with the token of the cluster, on the shared disk and readable by you
+#              alone: (umask 077; head -c 32 /dev/urandom | base64 > FILE)
+# --secret     kubernetes: the secret that holds it, under "auth_token"
 # --hours      that SLURM grants; the job is queued again when they end             [24]
 # --grace_s    seconds between SIGTERM and SIGKILL; see jaxrl_agents/learner/preemption.py    [300]
-# --image      kubernetes: this checkout, installed with the extra "cuda"
+# --image      kubernetes: this checkout, installed with the extra "cuda"; for a cluster also
+#              "ray[default]", whose agent KubeRay asks whether a pod lives
 # --claim      kubernetes: the volume claim that --workdir lies on, mounted at its first folder
 # --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again
 # --dry_run    prints everything it would do, and does nothing
@@ -35,12 +38,12 @@ fail() {
   exit 2
 }
 config='' workdir='' scheduler=slurm name=jaxrl gpus=8 cpus=96 hours=24 grace_s=300 image='' claim=''
-nodes=1 slices=0 slice_nodes=1 worker_nodes=0 port=7000 key_file='' secret='' dry_run='' overrides=()
+nodes=1 slices=0 slice_nodes=1 worker_nodes=0 port=6379 token_file='' secret='' dry_run='' overrides=()
 while [ $# -gt 0 ]; do
   case $1 in
     --config=* | --workdir=* | --scheduler=* | --name=* | --gpus=* | --cpus=* | --hours=* | \
       --grace_s=* | --image=* | --claim=* | --nodes=* | --slices=* | --slice_nodes=* | \
-      --worker_nodes=* | --port=* | --key_file=* | --secret=*)
+      --worker_nodes=* | --port=* | --token_file=* | --secret=*)
       flag=${1%%=*}
       printf -v "${flag#--}" %s "${1#*=}"
       ;;
@@ -62,26 +65,36 @@ for number in slices worker_nodes; do
 done
 fleet=$((slices + worker_nodes))
 if [ $fleet -gt 0 ]; then
-  overrides+=("--set=workers.listen=0.0.0.0:$port" "--set=sampler.slices=$slices")
+  overrides=("--set=workers.processes=$cpus" "${overrides[@]}" --set=fleet.backend=ray
+    "--set=fleet.address=HOST:$port" "--set=sampler.slices=$slices")
+  [ $slices -eq 0 ] || overrides+=("--set=sampler.hosts=$slice_nodes")
 fi
-same=("--config=$config" "--workdir=$workdir" "${overrides[@]}") # one config for all roles
-meet=$((port + 1))                                               # where the processes of a role do
+sampler_cpus=$((worker_nodes > 0 ? 0 : cpus)) # that it offers to workers
+train=(scripts/train_rl.py "--config=$config" "--workdir=$workdir" "${overrides[@]}")
+meet=$((port + 1)) # where the processes of the learner do
 
 # ------------------------------------------------------------------------------------------- slurm
 
-# srun of one role: number of its component of the job, its nodes, the command.
+# srun of one role: number of its component of the job, its nodes, a program of .venv/bin and its words.
 role() {
   local component=$1 count=$2 group='' command
   shift 2
   [ $fleet -eq 0 ] || group="--het-group=$component "
-  command="exec .venv/bin/python$(printf ' %q' "$@")"
+  command="exec .venv/bin/$(printf '%q ' "$@")"
   # The shell of each node fills in what its host is.
   command=${command//HOST:/'$HEAD:'}
-  if [ "$count" -gt 1 ]; then
-    command+=" --coordinator=\$(scontrol show hostnames \$SLURM_STEP_NODELIST | head -n 1):$meet"
+  if [ "$component" -eq 0 ] && [ "$count" -gt 1 ]; then
+    command+="--coordinator=\$(scontrol show hostnames \$SLURM_STEP_NODELIST | head -n 1):$meet"
     command+=' --num_processes=$SLURM_NTASKS --process_id=$SLURM_PROCID'
   fi
   echo "srun $group--kill-on-bad-exit=1 bash -c ${command@Q} &"
+}
+
+# srun of nodes of the cluster: number of the component, its nodes, CPUs for workers, further words.
+join() {
+  local component=$1 count=$2 offered=$3
+  shift 3
+  role "$component" "$count" ray start --address="HOST:$port" --num-cpus="$offered" --block "$@"
 }
 
 component() {
@@ -108,23 +121,27 @@ SCRIPT
   cat <<SCRIPT
 set -u
 cd $(printf %q "$PWD")
-scripts/make_venv.sh .venv cuda || exit
+scripts/make_venv.sh .venv cuda$([ $fleet -eq 0 ] || echo ,ray) || exit
 SCRIPT
-  [ $fleet -eq 0 ] ||
-    echo "export HEAD=\$(hostname) JAXRL_KEY_FILE=$(printf %q "$key_file") # for all roles"
+  if [ $fleet -gt 0 ]; then
+    cat <<SCRIPT
+export HEAD=\$(hostname) RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 # for all roles
+export RAY_AUTH_TOKEN_PATH=$(printf %q "$token_file")
+.venv/bin/ray start --head --port=$port --num-cpus=0 --num-gpus=0 --include-dashboard=false --block &
+SCRIPT
+  fi
   for ((i = 1; i <= slices; i++)); do
-    role "$i" "$slice_nodes" scripts/sampler.py "${same[@]}" "--connect=HOST:$port"
+    join "$i" "$slice_nodes" "$sampler_cpus" "--resources={\"slice$((i - 1))\": 1}"
   done
-  [ "$worker_nodes" -eq 0 ] ||
-    role $((slices + 1)) 1 scripts/worker.py "--connect=HOST:$port" "--processes=$cpus"
+  [ "$worker_nodes" -eq 0 ] || join $((slices + 1)) "$worker_nodes" "$cpus" --num-gpus=0
   cat <<SCRIPT
 # bash would hold a trap back until a command in the foreground ends: the run goes in the background.
-$(role 0 "$nodes" scripts/train_rl.py "${same[@]}")
+$(role 0 "$nodes" python "${train[@]}")
 run=\$!
 trap 'kill -TERM \$run' TERM
 wait \$run || wait \$run
 status=\$?
-kill \$(jobs -p) 2>/dev/null # samplers and workers would look for the next run
+kill \$(jobs -p) 2>/dev/null # the cluster
 # 143: stopped by SIGTERM, all that is finished is saved; the next turn resumes it
 [ \$status -ne 143 ] || scontrol requeue \$SLURM_JOB_ID
 exit \$status
@@ -133,30 +150,51 @@ SCRIPT
 
 # -------------------------------------------------------------------------------------- kubernetes
 
-# One role: name, pods, GPUs of each, the command. Pods of a job know their numbers and names.
-pods() {
-  local role=$1 count=$2 gpu=$3 key='' limits=''
-  shift 3
-  local words=("$@")
-  if [ "$count" -gt 1 ]; then
-    words+=("--coordinator=$role-0.$name:$meet" "--num_processes=$count"
+# A pod but for its restart policy, indented by $1: command or "", CPUs, GPUs.
+pod() {
+  local indent=$1 command=$2 cpu=$3 gpu=$4
+  sed "s/^/$indent/" <<POD
+containers:
+- name: run
+  image: $image${command:+
+  command: $command}
+  env:
+  - {name: PYTHONUNBUFFERED, value: "1"}${secret:+
+  - {name: RAY_AUTH_MODE, value: token\}
+  - {name: RAY_AUTH_TOKEN, valueFrom: {secretKeyRef: {name: $secret, key: auth_token\}\}\}}
+  resources:
+    requests: {cpu: "$cpu"}$([ "$gpu" -eq 0 ] || printf '\n    limits: {nvidia.com/gpu: "%s"}' "$gpu")
+  volumeMounts:
+  - {name: runs, mountPath: /${folder%%/*}}
+  - {name: shm, mountPath: /dev/shm}
+volumes:
+- {name: runs, persistentVolumeClaim: {claimName: $claim}}
+- {name: shm, emptyDir: {medium: Memory}}
+POD
+}
+
+# The learner: pods of a job know their numbers and names.
+learner() {
+  local words=("${train[@]/HOST:/$name-head-svc:}")
+  if [ "$nodes" -gt 1 ]; then
+    words+=("--coordinator=$name-learner-0.$name:$meet" "--num_processes=$nodes"
       '--process_id=$(JOB_COMPLETION_INDEX)')
   fi
-  [ -z "$secret" ] ||
-    key="
-        - {name: JAXRL_KEY, valueFrom: {secretKeyRef: {name: $secret, key: key}}}"
-  [ "$gpu" -eq 0 ] || limits="
-          limits: {nvidia.com/gpu: \"$gpu\"}"
+  words=(python "${words[@]}")
+  # A process that uses a cluster must be on one of its nodes.
+  [ $fleet -eq 0 ] || words=(bash -c "until ray start --address=$name-head-svc:$port --num-cpus=0 `
+    `--num-gpus=0; do sleep 5; done; exec \"\$@\"" run "${words[@]}")
+  words=("${words[@]//\"/\\\"}")
   cat <<MANIFEST
 ---
 apiVersion: batch/v1
 kind: Job
 metadata:
-  name: $role
+  name: $name-learner
 spec:
   completionMode: Indexed
-  completions: $count
-  parallelism: $count
+  completions: $nodes
+  parallelism: $nodes
   backoffLimit: 1000
   podFailurePolicy:
     rules:
@@ -171,25 +209,50 @@ spec:
       subdomain: $name
       restartPolicy: Never
       terminationGracePeriodSeconds: $grace_s
-      containers:
-      - name: run
-        image: $image
-        command: [python$(printf ', "%s"' "${words[@]}")]
-        env:
-        - {name: PYTHONUNBUFFERED, value: "1"}$key
-        resources:
-          requests: {cpu: "$cpus"}$limits
-        volumeMounts:
-        - {name: runs, mountPath: /${folder%%/*}}
-        - {name: shm, mountPath: /dev/shm}
-      volumes:
-      - {name: runs, persistentVolumeClaim: {claimName: $claim}}
-      - {name: shm, emptyDir: {medium: Memory}}
+$(pod '      ' "[$(printf '"%s", ' "${words[@]}" | sed 's/, $//')]" "$cpus" "$gpus")
 MANIFEST
 }
 
+# A group of nodes of the cluster: name, pods, CPUs for workers, GPUs, custom resources as JSON or "".
+group() {
+  local resources=''
+  [ -z "$5" ] || resources=", resources: '\"${5//\"/\\\"}\"'"
+  cat <<MANIFEST
+  - groupName: $1
+    replicas: $2
+    minReplicas: $2
+    maxReplicas: $2
+    rayStartParams: {num-cpus: "$3"$resources}
+    template:
+      spec:
+$(pod '        ' '' "$cpus" "$4")
+MANIFEST
+}
+
+cluster() {
+  local i
+  cat <<MANIFEST
+---
+apiVersion: ray.io/v1
+kind: RayCluster
+metadata:
+  name: $name
+spec:
+  headGroupSpec:
+    rayStartParams: {num-cpus: "0", port: "$port"}
+    template:
+      spec:
+$(pod '        ' '' 4 0)
+  workerGroupSpecs:
+MANIFEST
+  for ((i = 0; i < slices; i++)); do
+    group "slice$i" "$slice_nodes" "$sampler_cpus" "$gpus" "{\"slice$i\": 1}"
+  done
+  [ "$worker_nodes" -eq 0 ] || group workers "$worker_nodes" "$cpus" 0 ''
+}
+
 kubernetes() {
-  local folder=${workdir#/} i there="$name-learner-0.$name:$port"
+  local folder=${workdir#/}
   cat <<MANIFEST
 apiVersion: v1
 kind: Service
@@ -200,18 +263,13 @@ spec:
   publishNotReadyAddresses: true
   selector: {run: $name}
 MANIFEST
-  pods "$name-learner" "$nodes" "$gpus" scripts/train_rl.py "${same[@]}"
-  for ((i = 0; i < slices; i++)); do
-    pods "$name-sampler$i" "$slice_nodes" "$gpus" scripts/sampler.py "${same[@]}" "--connect=$there"
-  done
-  for ((i = 0; i < worker_nodes; i++)); do
-    pods "$name-worker$i" 1 0 scripts/worker.py "--connect=$there" "--processes=$cpus"
-  done
+  [ $fleet -eq 0 ] || cluster
+  learner
 }
 
 case $scheduler in
   slurm)
-    [ $fleet -eq 0 ] || [[ $key_file = /* ]] || fail "--slices and --worker_nodes need --key_file"
+    [ $fleet -eq 0 ] || [[ $token_file = /* ]] || fail "--slices and --worker_nodes need --token_file=/FILE"
     hand_in=(sbatch)
     ;;
   kubernetes)

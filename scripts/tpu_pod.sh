@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # A run on TPU slices: asks for them, copies this checkout there, installs, starts the run as a
 # service of each host, and follows the log. The same command again resumes a run that was stopped.
-# On one slice learner, sampler and workers live in the same processes, one a host; --slices and
-# --worker_vms give samplers and workers machines of their own. All take the same config.
+# On one slice learner, sampler and workers live on the same hosts; --slices and --worker_vms give
+# samplers and workers machines of their own, the nodes of a Ray cluster whose head is on the learner's
+# first host.
 #
 #   scripts/tpu_pod.sh --dry_run --config=configs/gpt_oss_20b_rl.py --topology=v6e:2x4 --workdir=/mnt/runs/a
 #   scripts/tpu_pod.sh --dry_run --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32 --workdir=/mnt/runs/a \
-#     --slices=4 --slice_topology=v5p:4x4x8 --set sampler_mesh.expert=128 --worker_vms=8 --key_file=key
+#     --slices=4 --slice_topology=v5p:4x4x8 --set sampler_mesh.expert=128 --worker_vms=8 --token_file=token
 #
 # --topology   of the learner, as v5e:2x4, v6e:8x8, v5p:2x2x1. scripts/plan_pod.py says what fits
 # --slices     samplers with slices of their own, on the mesh "sampler_mesh"        [0]
 # --slice_topology   of each                                                        [--topology]
-# --worker_vms       machines for workers alone, with a worker a core               [0]
+# --worker_vms       machines for workers alone; with 0 the hosts of samplers have the workers    [0]
 # --worker_type      of these machines                                              [n2-standard-64]
-# --port       of the learner, where the others join                                [7000]
-# --key_file   a file with the key that they share; see scripts/worker.py
+# --workers    on each of these machines or hosts                                   [64]
+# --port       of the head of the cluster                                           [6379]
+# --token_file a file with the token of the cluster: (umask 077; head -c 32 /dev/urandom | base64 > FILE)
 # --workdir    folder of the run, on a disk that outlives the machines and that all share (a bucket)
 # --name       of the slices                                                        [jaxrl]
 # --zone --project   as gcloud takes them                                           [its own defaults]
@@ -30,11 +32,11 @@ fail() {
   exit 2
 }
 config='' topology='' workdir='' name=jaxrl grace_s=300 dry_run='' where=() spot=() overrides=()
-slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 port=7000 key_file=''
+slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 workers=64 port=6379 token_file=''
 while [ $# -gt 0 ]; do
   case $1 in
     --config=* | --topology=* | --workdir=* | --name=* | --grace_s=* | --slices=* | \
-      --slice_topology=* | --worker_vms=* | --worker_type=* | --port=* | --key_file=*)
+      --slice_topology=* | --worker_vms=* | --worker_type=* | --workers=* | --port=* | --token_file=*)
       flag=${1%%=*}
       printf -v "${flag#--}" %s "${1#*=}"
       ;;
@@ -50,7 +52,7 @@ while [ $# -gt 0 ]; do
 done
 [ -f "$config" ] || fail "--config=$config is no file"
 [ -n "$workdir" ] || fail "--workdir is missing: a folder on a disk that outlives the machine"
-for number in grace_s slices worker_vms port; do
+for number in grace_s slices worker_vms workers port; do
   [[ ${!number} =~ ^[0-9]+$ ]] || fail "--$number=${!number} is no number"
 done
 slice_topology=${slice_topology:-$topology}
@@ -74,10 +76,13 @@ describe "$topology" --topology
 describe "$slice_topology" --slice_topology
 fleet=$((slices + worker_vms))
 if [ $fleet -gt 0 ]; then
-  [ -f "$key_file" ] || fail "--slices and --worker_vms need --key_file"
-  overrides+=("--set=workers.listen=0.0.0.0:$port" "--set=sampler.slices=$slices")
+  [ -f "$token_file" ] || fail "--slices and --worker_vms need --token_file"
+  overrides=("--set=workers.processes=$workers" "${overrides[@]}" --set=fleet.backend=ray
+    "--set=fleet.address=HEAD:$port" "--set=sampler.slices=$slices")
+  [ $slices -eq 0 ] || overrides+=("--set=sampler.hosts=$hosts") # of --slice_topology
 fi
-same=("--config=$config" "--workdir=$workdir" "${overrides[@]}") # one config for all roles
+sampler_cpus=$((worker_vms > 0 ? 0 : workers)) # that each host of a sampler offers to workers
+extra=$([ $fleet -eq 0 ] || echo ,ray)
 
 run() {
   printf '+'
@@ -111,26 +116,19 @@ fill_slice() { # name
     --format='value(state.state)' | grep -q ACTIVE; do sleep 30; done
   run gcloud "${tpu[@]}" scp --recurse . "$1:jaxrl_agents" "${where[@]}" --worker=all
   [ $fleet -eq 0 ] ||
-    run gcloud "${tpu[@]}" scp "$key_file" "$1:.jaxrl_key" "${where[@]}" --worker=all
-  on_tpu "$1" 'cd jaxrl_agents && scripts/make_venv.sh .venv tpu && loginctl enable-linger'
+    run gcloud "${tpu[@]}" scp "$token_file" "$1:.ray_token" "${where[@]}" --worker=all
+  on_tpu "$1" "cd jaxrl_agents && scripts/make_venv.sh .venv tpu$extra && loginctl enable-linger"
 }
 
-# The service of a role on a machine: its script and flags.
+# A service of a machine: its name, a program of .venv/bin and its words.
 service() {
-  local key=''
-  [ $fleet -eq 0 ] || key=' -p Environment=JAXRL_KEY_FILE=%h/.jaxrl_key'
-  echo "systemd-run --user --unit=$name --collect --working-directory=\$HOME/jaxrl_agents" \
-    "-p TimeoutStopSec=$grace_s -p Restart=on-failure -p RestartPreventExitStatus=2$key" \
-    ".venv/bin/python$(printf ' %q' "$@")"
-}
-
-start_slice() { # name, topology, script and flags
-  local slice=$1
-  describe "$2" topology
-  shift 2
-  # More hosts are as many processes; their numbers jax asks the cloud for.
-  [ $hosts -eq 1 ] || set -- "$@" "--coordinator=$(first_host "$slice"):$((port + 1))"
-  on_tpu "$slice" "$(service "$@")"
+  local unit=$1 token=''
+  shift
+  [ $fleet -eq 0 ] ||
+    token=' -p Environment=RAY_AUTH_MODE=token -p Environment=RAY_AUTH_TOKEN_PATH=%h/.ray_token'
+  echo "systemd-run --user --unit=$unit --collect --working-directory=\$HOME/jaxrl_agents" \
+    "-p TimeoutStopSec=$grace_s -p Restart=on-failure -p RestartPreventExitStatus=2$token" \
+    ".venv/bin/$(printf '%q ' "$@")"
 }
 
 ask_for_slice "$name" "$topology"
@@ -141,18 +139,28 @@ for ((i = 0; i < worker_vms; i++)); do
     ${spot[0]:+--provisioning-model=SPOT}
 done
 fill_slice "$name"
-start_slice "$name" "$topology" scripts/train_rl.py "${same[@]}"
-there=$([ $fleet -eq 0 ] || first_host "$name"):$port
+head=$([ $fleet -eq 0 ] || first_host "$name")
+if [ $fleet -gt 0 ]; then
+  run gcloud "${tpu[@]}" ssh "$name" "${where[@]}" --worker=0 \
+    --command="$(service "$name-ray" ray start --head --port="$port" --num-cpus=0 --block \
+      --include-dashboard=false)"
+fi
+describe "$topology" topology
+train=(scripts/train_rl.py "--config=$config" "--workdir=$workdir" "${overrides[@]/HEAD:/$head:}")
+# More hosts are as many processes; their numbers jax asks the cloud for.
+[ $hosts -eq 1 ] || train+=("--coordinator=$(first_host "$name"):$((port + 1))")
+on_tpu "$name" "$(service "$name" python "${train[@]}")"
+join=(ray start "--address=$head:$port" --block)
 for ((i = 0; i < slices; i++)); do
   fill_slice "$name-sampler$i"
-  start_slice "$name-sampler$i" "$slice_topology" scripts/sampler.py "${same[@]}" \
-    "--connect=$there"
+  on_tpu "$name-sampler$i" \
+    "$(service "$name" "${join[@]}" "--num-cpus=$sampler_cpus" "--resources={\"slice$i\": 1}")"
 done
 for ((i = 0; i < worker_vms; i++)); do
   run gcloud compute scp --recurse . "$name-worker$i:jaxrl_agents" "${where[@]}"
-  run gcloud compute scp "$key_file" "$name-worker$i:.jaxrl_key" "${where[@]}"
+  run gcloud compute scp "$token_file" "$name-worker$i:.ray_token" "${where[@]}"
   on_vm "$name-worker$i" 'sudo apt-get install --yes python3-venv && cd jaxrl_agents && '`
-    `'scripts/make_venv.sh .venv && loginctl enable-linger'
-  on_vm "$name-worker$i" "$(service scripts/worker.py "--connect=$there")"
+    `'scripts/make_venv.sh .venv ray && loginctl enable-linger'
+  on_vm "$name-worker$i" "$(service "$name" "${join[@]}" "--num-cpus=$workers")"
 done
 on_tpu "$name" "journalctl --user --follow --unit=$name"

@@ -11,7 +11,12 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # Distributions whose import name is another.
-IMPORT_NAMES = {"absl-py": "absl", "orbax-checkpoint": "orbax", "pystemmer": "Stemmer"}
+IMPORT_NAMES = {
+  "absl-py": "absl",
+  "orbax-checkpoint": "orbax",
+  "pystemmer": "Stemmer",
+  "pyyaml": "yaml",
+}
 # "bench" is scripts/bench, which the scripts beside it import.
 # Programs that scripts/try_clients.py runs in environments of their own.
 PROGRAMS = ROOT / "scripts" / "clients"

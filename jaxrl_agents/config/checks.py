@@ -173,11 +173,19 @@ def _row_options(learner: LearnerConfig) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _check_fleet(config: RunConfig) -> None:
-  workers, slices = config.workers, config.sampler.slices
-  if not config.fleet.depth and config.fleet != FleetConfig():
+  workers, slices, fleet = config.workers, config.sampler.slices, config.fleet
+  if not fleet.depth and fleet != FleetConfig(backend=fleet.backend, address=fleet.address):
     raise ValueError(
-      f"{config.fleet} has no effect with fleet.depth=0, where playing and learning take turns; "
+      f"{fleet} has no effect with fleet.depth=0, where playing and learning take turns; "
       "set fleet.depth=1"
+    )
+  host, _, port = fleet.address.rpartition(":")
+  number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else -1
+  is_address = fleet.address == "auto" or (bool(host) and 0 < number < 65536)
+  if not is_address if fleet.backend == "ray" else fleet.address:
+    raise ValueError(
+      f"fleet.address={ranges.shown(fleet.address)} with fleet.backend={fleet.backend}: set "
+      "fleet.backend=ray and fleet.address=HOST:PORT (or auto) for a Ray cluster, or neither"
     )
   if config.fleet.depth and slices:
     raise ValueError(
@@ -194,15 +202,15 @@ def _check_fleet(config: RunConfig) -> None:
       f"fleet.max_age={config.fleet.max_age} must be more than fleet.depth={config.fleet.depth}: "
       "groups that are played as far ahead as they may be would count as too old"
     )
-  host, _, port = workers.listen.rpartition(":")
-  number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else -1
-  if workers.listen and not (host and 0 <= number < 65536):
-    listen = ranges.shown(workers.listen)
-    raise ValueError(f"workers.listen={listen} is not an address; write HOST:PORT")
-  if not workers.listen and (slices or not workers.processes):
+  if slices and fleet.backend != "ray":
     raise ValueError(
-      f"workers.processes={workers.processes} and sampler.slices={slices} wait for others to join: "
-      "set workers.listen=HOST:PORT"
+      f"sampler.slices={slices} are on nodes of a Ray cluster: set fleet.backend=ray and "
+      "fleet.address=HOST:PORT, or sampler.slices=0"
+    )
+  if config.sampler.hosts > 1 and not slices:
+    raise ValueError(
+      f"sampler.hosts={config.sampler.hosts} has no effect with sampler.slices=0; set "
+      "sampler.slices, or sampler.hosts=1"
     )
   if not slices and config.sampler_mesh != MeshConfig():
     raise ValueError(

@@ -94,15 +94,17 @@ class SamplerConfig:
     slots: sequences that decode at once.
     num_pages, page_tokens: the cache holds num_pages * page_tokens tokens of these sequences. On a
       mesh, slots and pages are split with the rows, and a context must fit into one part.
-    slices: 0 for an engine on the learner's own devices; otherwise the number of samplers, on
-      devices of their own (section `sampler_mesh`), that join at workers.listen before a run begins
-      (scripts/sampler.py).
+    slices: 0 for an engine on the learner's own devices; otherwise the number of samplers on
+      devices of their own (section `sampler_mesh`), on nodes of the Ray cluster of fleet.address.
+    hosts: nodes of each slice. Those of slice N offer the resource "sliceN" (ray start
+      --resources='{"slice0": 1}').
     draft_tokens, lookup_tokens: tokens that the prediction modules and that prompt lookup draft in
       the steps where that is measured to be faster; 0 for none. Replies do not depend on it, but
       for rounding.
   """
 
   slices: Whole = 0
+  hosts: Count = 1
   slots: Count = 32
   page_tokens: Count = 32
   num_pages: Count = 2_048
@@ -117,13 +119,11 @@ class WorkersConfig:
   """Worker processes that play `episodes` at once in total, in whole groups.
 
   Attributes:
+    processes: with fleet.backend=ray on each node of the cluster that has so many CPUs.
     stall_s: seconds without progress that count as an error.
-    listen: "host:port" where workers of other machines (scripts/worker.py) and samplers join; ""
-      for none.
   """
 
-  listen: str = ""
-  processes: Whole = 2
+  processes: Count = 2
   episodes: Count = 64
   stall_s: Positive = 120.0
   deterministic: bool = False
@@ -143,9 +143,12 @@ class ToolsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FleetConfig:
-  """How far playing runs ahead of learning.
+  """Where rollout workers and samplers run, and how far playing runs ahead of learning.
 
   Attributes:
+    backend: "local", all on this machine; or "ray", worker processes on the nodes of a Ray cluster
+      (extra "ray"), and sampler slices if `sampler.slices` asks for them.
+    address: of the cluster, "HOST:PORT" of its head node, or "auto" where a node of it was started.
     depth: batches that are played while the learner has one: a group begins if fewer than (depth +
       1) x learner.groups_per_step are in play, wait for the learner or are being learnt from. 0:
       playing and learning take turns, and all rollouts are of the newest weights.
@@ -157,6 +160,8 @@ class FleetConfig:
       older weights wrote, or "recompute" them.
   """
 
+  backend: Literal["local", "ray"] = "local"
+  address: str = ""
   depth: Whole = 0
   max_age: Count = 4
   too_old: Literal["mask", "drop"] = "mask"

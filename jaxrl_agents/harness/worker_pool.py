@@ -1,8 +1,8 @@
 """The pool of worker processes that play episodes, as the main process sees it.
 
-A local worker is a fresh interpreter (never a fork: a fork after jax has started can deadlock),
-connected by one duplex pipe. A remote worker connected to the listener (`wire.listener`) and keeps
-that socket. `harness.worker_process` lists the messages.
+A worker is a fresh interpreter (never a fork: a fork after jax has started can deadlock), connected
+by one duplex pipe. `harness.worker_process` lists the messages. On other machines a
+`fleet.worker_node` holds such a pool.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import dataclasses
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
+from jaxrl_agents.harness import messages as messages_lib
+from jaxrl_agents.harness import schema
+from jaxrl_agents.harness.schema import MessageError
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
-from jaxrl_agents.wire import key as key_lib
-from jaxrl_agents.wire.listener import SILENCE_S, Listener
+from jaxrl_agents.types import Group, Trajectory
 
 _BOOT = (
   "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -37,19 +41,15 @@ class _Worker:
   """A live process. Invariant: `jobs` are the groups sent to it and not yet returned.
 
   Attributes:
-    process: of a local worker; None for a remote one.
+    process: its process.
     connection: to the worker.
-    name: for messages.
     started: time of the start, as time.monotonic.
-    heard: time of the last message, as time.monotonic.
     ready: whether it has built its services.
   """
 
-  process: subprocess.Popen[bytes] | None
+  process: subprocess.Popen[bytes]
   connection: Connection
-  name: str
   started: float = dataclasses.field(default_factory=time.monotonic)
-  heard: float = dataclasses.field(default_factory=time.monotonic)
   ready: bool = False
   last_error: str = ""
   jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
@@ -59,11 +59,18 @@ class WorkerPool:
   """Worker processes, each with up to `groups_per_worker` groups. Use as a context manager.
 
   `poll` reports a worker that died, and the pool starts another under a new number; numbers are
-  never used twice, so an answer for a dead worker reaches no other. Remote workers may connect and
-  disconnect at any time: `poll` reports one whose connection breaks, or without a heartbeat for
-  `silence_s`, as dead; its supervisor replaces it.
+  never used twice, so an answer for a dead worker reaches no other.
 
   Invariant: a submitted job is in the backlog, with exactly one worker, or was returned by `poll`.
+
+  Args:
+    spec: how a worker builds its services.
+    num_workers: processes.
+    groups_per_worker: groups that each plays at once.
+    stall_s: seconds without progress of a worker's event loop after which it is killed.
+    start_deadline_s: for building the services.
+    max_deaths: workers that may die without any group finished between.
+    wake: a message on this connection ends a wait of `poll`, whichever thread sent it.
   """
 
   def __init__(
@@ -75,15 +82,13 @@ class WorkerPool:
     stall_s: float = 120.0,
     start_deadline_s: float = 300.0,
     max_deaths: int = 8,
-    listener: Listener | None = None,
-    silence_s: float = SILENCE_S,
+    wake: Connection | None = None,
   ):
-    if num_workers < (0 if listener else 1) or groups_per_worker < 1:
+    if num_workers < 1 or groups_per_worker < 1:
       raise ValueError(
-        f"num_workers={num_workers} and groups_per_worker={groups_per_worker} must be at least 1, "
-        "or 0 workers where others join by the listener"
+        f"num_workers={num_workers} and groups_per_worker={groups_per_worker} must be at least 1"
       )
-    self._listener, self._silence_s = listener, silence_s
+    self._wake = wake
     self._spec, self._stall_s, self._start_deadline_s = spec, stall_s, start_deadline_s
     self._groups_per_worker = groups_per_worker
     self._max_deaths, self._deaths_left = max_deaths, max_deaths
@@ -106,15 +111,17 @@ class WorkerPool:
 
   @property
   def pids(self) -> dict[int, int]:
-    """Process id of each live worker of this machine, by its number."""
-    return {n: worker.process.pid for n, worker in self._workers.items() if worker.process}
+    """Process id of each live worker, by its number."""
+    return {n: worker.process.pid for n, worker in self._workers.items()}
+
+  @property
+  def num_ready(self) -> int:
+    """Workers that have built their services."""
+    return sum(worker.ready for worker in self._workers.values())
 
   def describe(self) -> str:
     """One line on the state, for messages about a lack of progress."""
-    joined = sum(worker.process is None for worker in self._workers.values())
-    ready = sum(worker.ready for worker in self._workers.values())
-    more = f", {joined} of them joined at {self._listener.address}" if self._listener else ""
-    return f"{len(self._workers)} workers ({ready} ready{more}) with {self.unfinished} groups"
+    return f"{len(self._workers)} workers ({self.num_ready} ready) with {self.unfinished} groups"
 
   def wait_until_ready(self) -> None:
     """Returns once a worker is ready; to be called before any job is submitted.
@@ -123,12 +130,11 @@ class WorkerPool:
       WorkerPoolError: none became ready within start_deadline_s.
     """
     deadline = time.monotonic() + self._start_deadline_s
-    while not any(worker.ready for worker in self._workers.values()):
+    while not self.num_ready:
       self.poll(timeout_s=0.2)
       if time.monotonic() > deadline:
-        where = f"; start some with --connect={self._listener.address}" if self._listener else ""
         raise WorkerPoolError(
-          f"no worker was ready within start_deadline_s={self._start_deadline_s:g}{where}: "
+          f"no worker was ready within start_deadline_s={self._start_deadline_s:g}: "
           f"{self.describe()}"
         )
 
@@ -156,19 +162,19 @@ class WorkerPool:
     Raises:
       WorkerPoolError: a worker failed to start or too many have died; the message says why.
     """
-    self._admit()
     self._check_starts()
     numbers = {worker.connection: number for number, worker in self._workers.items()}
-    if self._listener:  # to let others in soon
-      timeout_s = min(timeout_s, 1.0)
-    heard = {numbers[c] for c in wait(list(numbers), timeout_s) if isinstance(c, Connection)}
+    woken = [self._wake] if self._wake else []
+    heard = [c for c in wait([*numbers, *woken], timeout_s) if isinstance(c, Connection)]
+    if self._wake in heard:
+      self._wake.recv_bytes()
+      heard.remove(self._wake)
     messages = []
-    for number in sorted(heard):
+    for number in sorted(numbers[connection] for connection in heard):
       while number in self._workers and self._workers[number].connection.poll():
         message = self._receive(number)
         if message is not None:
           messages.append((number, message))
-    messages += self._bury_silent()
     self._dispatch()
     return messages
 
@@ -179,15 +185,13 @@ class WorkerPool:
       return False
     try:
       worker.connection.send(message)
-    except OSError:
+    except OSError:  # it is gone, or has not read for stall_s and has half of the message now
+      worker.process.kill()
       return False
     return True
 
   def close(self, timeout_s: float = 10.0) -> None:
-    """Asks all workers to end and kills local ones after `timeout_s` seconds; none is left.
-
-    Remote workers wait for another run.
-    """
+    """Asks all workers to end and kills them after `timeout_s` seconds; none is left."""
     for number in list(self._workers):
       self.send(number, ("close",))
     deadline = time.monotonic() + timeout_s
@@ -202,26 +206,15 @@ class WorkerPool:
     command = [sys.executable, "-c", _BOOT, str(fd), json.dumps(sys.path)]
     process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environment())
     theirs.close()
-    self._add(_Worker(process, ours, f"process {process.pid}"))
-
-  def _admit(self) -> None:
-    """Adds the workers that have connected to the listener."""
-    for name, connection in self._listener.take("worker") if self._listener else ():
-      self._add(_Worker(None, connection, f"at {name}"))
-
-  def _add(self, worker: _Worker) -> None:
-    self._workers[self._next_number] = worker
+    _set_timeouts(ours, self._stall_s)
+    self._workers[self._next_number] = _Worker(process, ours)
     self.send(self._next_number, (self._spec, self._stall_s))
     self._next_number += 1
 
   def _check_starts(self) -> None:
-    for number, worker in list(self._workers.items()):
+    for number, worker in self._workers.items():
       waited = time.monotonic() - worker.started
-      if worker.ready or waited <= self._start_deadline_s:
-        continue
-      if worker.process is None:
-        self._bury(number)
-      else:
+      if not worker.ready and waited > self._start_deadline_s:
         raise WorkerPoolError(
           f"worker {number} is not ready {waited:.0f} s after its start; raise start_deadline_s="
           f"{self._start_deadline_s:g} or see what {self._spec.build} does"
@@ -243,73 +236,77 @@ class WorkerPool:
     """One message of a worker, its death included; None if it is for the pool alone."""
     worker = self._workers[number]
     try:
-      message = worker.connection.recv()
+      message = messages_lib.decode(worker.connection.recv_bytes(schema.MAX_BYTES))
+      if message[0] == "group":
+        message = ("group", _finished(worker, *message[1:]))
+    except BlockingIOError:
+      worker.last_error = f"It sent half of a message, and for {self._stall_s:g} s no more."
+      worker.process.kill()
+      return self._bury(number)
     except (EOFError, OSError):
       return self._bury(number)
-    worker.heard = time.monotonic()
+    except MessageError as error:
+      worker.last_error = f"It sent an invalid message: {error}"
+      worker.process.kill()
+      return self._bury(number)
     if message[0] == "ready":
       worker.ready = True
-    if message[0] in ("ready", "alive"):
       return None
     if message[0] == "error":
       worker.last_error = message[1]
     elif message[0] == "group":
-      worker.jobs.pop(message[1].id, None)
       self._deaths_left = self._max_deaths  # counted in a row: a few bad tasks must not end a run
     return message
 
-  def _bury_silent(self) -> list[tuple[int, tuple[Any, ...]]]:
-    """The deaths of remote workers without a heartbeat for silence_s; no message is left unread."""
-    since = time.monotonic() - self._silence_s
-    silent = [
-      n for n, w in self._workers.items() if w.process is None and w.ready and w.heard < since
-    ]
-    deaths = ((number, self._bury(number)) for number in silent)
-    return [(number, death) for number, death in deaths if death is not None]
-
-  def _bury(self, number: int) -> tuple[Any, ...] | None:
-    """Removes a worker; returns the message of its death, or None if it was never ready."""
+  def _bury(self, number: int) -> tuple[Any, ...]:
+    """Replaces a worker by another; returns the message of its death."""
     worker = self._workers.pop(number)
     cause = self._cause(worker)
-    text = f"worker {number} ({worker.name}) died: {cause}. {worker.last_error}".strip()
-    if worker.process is None:
-      if not worker.ready:
-        print(text, file=sys.stderr, flush=True)
-        return None
-    else:
-      if not worker.ready:
-        raise WorkerPoolError(f"{text} It never became ready; see {self._spec.build}.")
-      self._deaths_left -= 1
-      if self._deaths_left < 0:
-        raise WorkerPoolError(f"{text} Too many workers have died; none is started any more.")
-      self._start_worker()
-    return ("died", text, tuple(worker.jobs.values()))
+    text = f"worker {number} (process {worker.process.pid}) died: {cause}. {worker.last_error}"
+    if not worker.ready:
+      raise WorkerPoolError(f"{text.strip()} It never became ready; see {self._spec.build}.")
+    self._deaths_left -= 1
+    if self._deaths_left < 0:
+      raise WorkerPoolError(f"{text} Too many workers have died; none is started any more.")
+    self._start_worker()
+    return ("died", text.strip(), tuple(worker.jobs.values()))
 
   def _cause(self, worker: _Worker) -> str:
     code = _reap(worker, timeout_s=5.0)
-    if worker.process is None:
-      silent_s = time.monotonic() - worker.heard
-      quiet = f" after {silent_s:.0f} s of silence" if silent_s > self._silence_s else ""
-      return f"its connection ended{quiet}"
     if code >= 0:
       return f"exit status {code}"
     still = f", its event loop stood still for {self._stall_s:g} s"
     return signal.Signals(-code).name + (still if code == -signal.SIGALRM else "")
 
 
+def _finished(worker: _Worker, group_id: str, trajectories: tuple[Trajectory, ...]) -> Group:
+  """The group that a worker has played, no longer among its jobs; MessageError if it was not to."""
+  job = worker.jobs.get(group_id)
+  if job is None or len(trajectories) != job.num_rollouts:
+    wanted = f"{job.num_rollouts} were asked for" if job else "it is none of its groups"
+    raise MessageError(f"group {group_id!r} of {len(trajectories)} rollouts, and {wanted}")
+  del worker.jobs[group_id]
+  return Group(job.task, trajectories, group_id)
+
+
 def environment() -> dict[str, str]:
-  """The environment of a worker process: one thread each, since there are many workers, and no
-  key, which what a worker plays has no use for.
+  """The environment of a worker process: one thread each, since there are many workers, and neither
+  address nor token of a Ray cluster, which what a worker plays has no use for.
   """
-  one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-  return {"TOKENIZERS_PARALLELISM": "false"} | one_thread | key_lib.without(os.environ)
+  own = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+  return own | {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
+def _set_timeouts(connection: Connection, seconds: float) -> None:
+  """Has the kernel end a read or write that stands still in the middle of a message: an OSError."""
+  with socket.socket(fileno=os.dup(connection.fileno())) as shared:  # a duplex pipe is a socket
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+      value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+      shared.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 def _reap(worker: _Worker, timeout_s: float) -> int:
-  """Closes the connection; a local process is killed if it does not end; returns its exit code."""
-  if worker.process is None:
-    worker.connection.close()
-    return 0
+  """Closes the connection; the process is killed if it does not end; returns its exit code."""
   try:
     worker.process.wait(timeout_s)
   except subprocess.TimeoutExpired:

@@ -3,13 +3,11 @@
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
     worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], SamplingLimits)
-                     ("playing", more)  ("group", Group)  ("error", text)
-                     ("alive",), the heartbeat
+                     ("playing", more)  ("group", group_id, trajectories)  ("error", text)
 
 A worker ends on "close", when the connection breaks because the main process died, or when its
-event loop makes no progress for `stall_s`: the kernel's alarm then kills it. The connection is a
-pipe to a main process on the same machine, or a socket to another machine
-(`harness.remote_worker`).
+event loop makes no progress for `stall_s`: the kernel's alarm then kills it. What it sends is
+checked on receipt (`harness.messages`); what it receives are pickles.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness import schema
 from jaxrl_agents.harness.rollout import (
   MakeRollout,
   Record,
@@ -40,8 +39,8 @@ from jaxrl_agents.harness.rollout import (
   failed,
   run_group,
 )
-from jaxrl_agents.types import Generation, Group, SamplingLimits, Task
-from jaxrl_agents.wire.listener import BEAT_S
+from jaxrl_agents.harness.schema import MessageError
+from jaxrl_agents.types import Generation, SamplingLimits, Task, Trajectory
 
 UNFIT = 2
 """Exit status of a worker that could not build its services: another would not either."""
@@ -113,16 +112,12 @@ class RemoteSampler:
 
 
 def worker_main(fd: int) -> NoReturn:
-  """The life of a worker process; `fd` is its end of the pipe."""
-  live(Connection(fd))
-
-
-def live(connection: Connection) -> NoReturn:
-  """The life of a worker process at its end of a connection.
+  """The life of a worker process; `fd` is its end of the pipe.
 
   The exit status is 0 where it was told to close or the main process is gone, UNFIT where it could
   not build its services.
   """
+  connection = Connection(fd)
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the main process to handle
   try:
     packed = connection.recv_bytes()
@@ -137,14 +132,15 @@ def live(connection: Connection) -> NoReturn:
     text = traceback.format_exc()
     print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-      connection.send(("error", text))
+      connection.send_bytes(schema.encode(("error", text)))
   os._exit(UNFIT)
 
 
 async def _serve(connection: Connection, services: Services, stall_s: float) -> None:
   loop = asyncio.get_running_loop()
-  outbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-  sampler = RemoteSampler(outbox.put)
+  outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+  send = lambda message: outbox.put(schema.encode(message))
+  sampler = RemoteSampler(send)
   jobs: set[asyncio.Task[None]] = set()
 
   def receive(message: tuple[Any, ...]) -> None:
@@ -158,7 +154,7 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
       jobs.add(task)
       task.add_done_callback(jobs.discard)
     else:
-      outbox.put(("error", f"a worker knows no message {kind!r}"))
+      send(("error", f"a worker knows no message {kind!r}"))
 
   def read() -> None:
     try:
@@ -171,17 +167,11 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
   def write() -> None:
     while True:
       try:
-        message = outbox.get(timeout=BEAT_S)
-      except queue.Empty:
-        message = ("alive",)
-      try:
-        connection.send(message)
+        connection.send_bytes(outbox.get())
       except OSError:
         os._exit(0)
-      except Exception as error:
-        connection.send(("error", f"a {message[0]!r} message cannot be sent: {error!r}"))
 
-  outbox.put(("ready",))
+  send(("ready",))
   threading.Thread(target=read, daemon=True).start()
   threading.Thread(target=write, daemon=True).start()
   signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -191,9 +181,10 @@ async def _serve(connection: Connection, services: Services, stall_s: float) -> 
 
 
 async def _play(
-  job: Job, services: Services, sampler: RemoteSampler, send: Callable[[tuple[Any, ...]], None]
+  job: Job, services: Services, sampler: RemoteSampler, send: Callable[[bytes], None]
 ) -> None:
   """Plays a group and sends it; what goes wrong outside a single episode fails all of them."""
+  pack = lambda trajectories: schema.encode(("group", job.group_id, trajectories))
   try:
     group = await run_group(
       services.make_episode,
@@ -204,7 +195,19 @@ async def _play(
       sampling=job.sampling,
       group_id=job.group_id,
     )
+    try:
+      packed = pack(group.trajectories)
+    except MessageError:
+      packed = pack(tuple(_sendable(job.task, each) for each in group.trajectories))
   except Exception as error:
-    lost = failed(job.task, Record(), error)
-    group = Group(job.task, (lost,) * job.num_rollouts, job.group_id)
-  send(("group", group))
+    packed = pack((failed(job.task, Record(), error),) * job.num_rollouts)
+  send(packed)
+
+
+def _sendable(task: Task, trajectory: Trajectory) -> Trajectory:
+  """The trajectory, or if it has no bytes, because of what an agent put into it, a failed one."""
+  try:
+    schema.encode(("group", "", (trajectory,)))
+    return trajectory
+  except MessageError as error:
+    return failed(task, Record(), error)

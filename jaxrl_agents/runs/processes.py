@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import jax
@@ -24,17 +21,20 @@ from jax.experimental import multihost_utils
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.fleet import cluster
 from jaxrl_agents.learner import preemption
 from jaxrl_agents.learner.preemption import Notice
-from jaxrl_agents.wire import listener as listener_lib
-from jaxrl_agents.wire.control_channel import ControlChannel, LostError
-from jaxrl_agents.wire.listener import Listener
+from jaxrl_agents.runs.process_channel import ProcessChannel
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 """Where jax.distributed itself looks, as for JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
 
-_MEET_S = 120.0
-_KEY_BYTES = 32
+HEARTBEAT_S = 30
+"""Seconds without a heartbeat after which jax counts a process as gone and ends the others."""
+
+
+class LostError(RuntimeError):
+  """Another process of the run is gone; the message says which."""
 
 
 def define() -> Callable[[], None]:
@@ -77,9 +77,9 @@ def start(
     num_processes,
     process_id,
     cluster_detection_method="deactivate" if named else None,
+    heartbeat_timeout_seconds=HEARTBEAT_S,
   )
   signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which jax has just taken to note it, no more
-  os.environ[COORDINATOR] = coordinator  # where the others find the first, see bound
 
 
 def leave(status: int) -> NoReturn:
@@ -125,27 +125,37 @@ def any_of(happened: bool) -> bool:
 
 
 @contextlib.contextmanager
-def bound(config: RunConfig) -> Iterator[ControlChannel]:
-  """The control channel between the processes of the run; without peers in a single process.
+def bound(config: RunConfig) -> Iterator[ProcessChannel]:
+  """The channel between the processes of the run; without peers in a single process.
 
   Raises:
-    ValueError: another process has another config, or there is no mesh over their devices.
-    LostError: another process did not connect.
+    ValueError: another process has another config or code, or there is no mesh over their devices.
+    LostError: from the error of a device program that the loss of another process has caused.
   """
-  if jax.process_count() == 1:
-    yield ControlChannel({}, is_first=True)
+  channel = ProcessChannel()
+  if not channel.several:
+    yield channel
     return
   if jax.sharding.get_mesh().empty:
     raise ValueError(
       f"{jax.process_count()} processes without a mesh would each do the same work; set mesh.data, "
       f"fsdp, expert, context or tensor to factors of their {jax.device_count()} devices"
     )
-  with ControlChannel(_connections(config), is_first=is_first()) as channel:
+  channel.agree("code", cluster.code())
+  channel.agree("config", config_lib.sha256(config))
+  try:
     yield channel
+  except jax.errors.JaxRuntimeError as error:  # a device program that waits for a lost process
+    if gone := channel.gone(2.0 * HEARTBEAT_S):
+      raise LostError(
+        f"{' and '.join(f'process {i}' for i in gone)} of the run is gone; all processes end; run "
+        "the same commands again to continue from the last checkpoint"
+      ) from error
+    raise
 
 
 @contextlib.contextmanager
-def stoppable(channel: ControlChannel) -> Iterator[Notice]:
+def stoppable(channel: ProcessChannel) -> Iterator[Notice]:
   """SIGTERM raises `Preempted`, in several processes (and there Ctrl-C too) in all of them alike.
 
   Of several, whichever is told to stop, the first stops, and only inside `Notice.released`: there
@@ -162,37 +172,3 @@ def stoppable(channel: ControlChannel) -> Iterator[Notice]:
   with preemption.watched(both, None if channel.is_first else channel.ask_to_stop) as notice:
     with notice.held():
       yield notice
-
-
-def _connections(config: RunConfig) -> dict[int, Connection]:
-  """Of the first process to all others, or of another to the first.
-
-  Key and port are drawn by the first and reach the others as an array of the run's own devices.
-  """
-  runs = {**listener_lib.code(), "config": config_lib.sha256(config)}
-  host = os.environ[COORDINATOR].rpartition(":")[0]
-  shared = np.zeros(_KEY_BYTES + 2, np.uint8)
-  if not is_first():
-    shared = np.asarray(multihost_utils.broadcast_one_to_all(shared))
-    key, port = shared[:-2].tobytes(), int(shared[-2:].view(np.uint16)[0])
-    connection = listener_lib.connect(
-      f"{host}:{port}", key, role="process", runs=runs, patience_s=_MEET_S
-    )
-    connection.send_bytes(str(jax.process_index()).encode())
-    return {0: connection}
-  anywhere = "[::]:0" if ":" in host else "0.0.0.0:0"
-  key = secrets.token_bytes(_KEY_BYTES)
-  with Listener(anywhere, key, {"process": runs}) as listener:
-    shared[:-2] = np.frombuffer(key, np.uint8)
-    shared[-2:] = np.asarray([listener.port], np.uint16).view(np.uint8)
-    multihost_utils.broadcast_one_to_all(shared)
-    deadline = time.monotonic() + _MEET_S
-    found: dict[int, Connection] = {}
-    while len(found) < jax.process_count() - 1:
-      for _, connection in listener.take("process"):
-        found[int(connection.recv_bytes())] = connection
-      if time.monotonic() > deadline:
-        missing = set(range(1, jax.process_count())) - set(found)
-        raise LostError(f"processes {sorted(missing)} did not come within {_MEET_S:g} s")
-      time.sleep(0.01)
-    return found

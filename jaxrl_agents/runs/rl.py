@@ -24,12 +24,12 @@ from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs import evaluation, processes, resumption, setup, weight_files
 from jaxrl_agents.runs.batches import Batches, Start
+from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store as weights_store
-from jaxrl_agents.wire.control_channel import ControlChannel
 
 PACKAGES = ("jaxrl_agents", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -48,7 +48,7 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
 
 
 def _train(
-  config: RunConfig, corpus: Tasks, workdir: Workdir, channel: ControlChannel, notice: Notice
+  config: RunConfig, corpus: Tasks, workdir: Workdir, channel: ProcessChannel, notice: Notice
 ) -> dict[str, Any]:
   """The body of `train`; returns {} in every process but the first."""
   began = time.monotonic()

@@ -6,79 +6,36 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.fleet import cluster
 from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.node_pool import NodePool
 from jaxrl_agents.fleet.pacing import Draw, Pacing
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import sharding
-from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import processes, setup, weight_files
-from jaxrl_agents.sampler import lockstep
+from jaxrl_agents.runs import processes, setup, slice_member, weight_files
+from jaxrl_agents.runs.engines import fetched, make_engine
+from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.sampler import stats as stats_lib
-from jaxrl_agents.sampler.draft_worth import UNMEASURED_COST
 from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.sampler.lockstep import Leader
+from jaxrl_agents.sampler.engine_calls import Calls, Clock, Leader
 from jaxrl_agents.sampler.server import RolloutServer
 from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
 from jaxrl_agents.sampler.slices import Slices
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store
-from jaxrl_agents.wire import key as key_lib
-from jaxrl_agents.wire import listener as listener_lib
-from jaxrl_agents.wire.control_channel import ControlChannel
-from jaxrl_agents.wire.listener import Listener
 
 PUBLISHED_KEPT = 2
 """Versions that are kept at least: a reader of the one before last may still be at it."""
-
-
-def make_engine(
-  config: RunConfig,
-  params: dict[str, Any],
-  version: int,
-  clock: Callable[[], float] = time.monotonic,
-  model: PolicyConfig | None = None,
-) -> Engine:
-  """An engine on the ambient mesh for a policy of the sizes in `model` (default: of `config`)."""
-  sampler = config.sampler
-  model = model or config.policy.model
-  # Processes of one engine must choose alike, and a deterministic run as the time before.
-  fixed = config.workers.deterministic or jax.process_count() > 1
-  return Engine(
-    model,
-    params,
-    version=version,
-    slots=sampler.slots,
-    page_tokens=sampler.page_tokens,
-    num_pages=sampler.num_pages,
-    max_context_tokens=config.agent_config.token_budget,
-    prefill_tokens=sampler.prefill_tokens,
-    draft_tokens=sampler.draft_tokens if model.mtp_depth else 0,
-    lookup_tokens=sampler.lookup_tokens,
-    draft_cost=UNMEASURED_COST if fixed else None,
-    dtype=config.policy.dtype,
-    clock=clock,
-  )
-
-
-def fetched(config: RunConfig, weights: pathlib.Path, version: int) -> dict[str, Any]:
-  """A published version of the weights, sharded over the ambient mesh for sampling."""
-  mesh = jax.sharding.get_mesh()
-  if mesh.empty:
-    return store.fetch(weights, version)
-  places = sharding.shardings(config.policy.model, mesh, sharding.SERVE_RULES)
-  return store.fetch(weights, version, places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,19 +73,18 @@ def frozen_engine(config: RunConfig, folder: pathlib.Path | str, version: int) -
 
 
 @contextlib.contextmanager
-def listener(config: RunConfig) -> Iterator[Listener | None]:
-  """The listener for workers and samplers of other machines; None unless `workers.listen` is set.
-
-  Raises:
-    ValueError: no key is set.
-  """
-  if not config.workers.listen:
-    yield None
+def worker_pool(
+  config: RunConfig, spec: WorkerSpec, groups_per_worker: int
+) -> Iterator[WorkerPool | NodePool]:
+  """Workers of this machine, or of the nodes of the Ray cluster that `fleet.address` names."""
+  count = config.workers.processes
+  options: Any = {"groups_per_worker": groups_per_worker, "stall_s": config.workers.stall_s}
+  if config.fleet.backend == "local":
+    with WorkerPool(spec, count, **options) as pool:
+      yield pool
     return
-  runs = listener_lib.code()
-  expected = {"worker": runs, "sampler": {**runs, "config": config_lib.sha256(config)}}
-  with Listener(config.workers.listen, key_lib.read(), expected) as opened:
-    yield opened
+  with cluster.joined(config.fleet.address) as ray, NodePool(ray, spec, count, **options) as nodes:
+    yield nodes
 
 
 class RolloutWorkers:
@@ -157,14 +113,14 @@ class RolloutWorkers:
     version: int,
     *,
     weights: pathlib.Path | None,
-    channel: ControlChannel,
+    channel: ProcessChannel,
     notice: Notice,
     frozen: Mapping[str, Sequence[FrozenWeights]] | None = None,
   ):
     self._config, self._spec = config, spec
     self._weights = weights or pathlib.Path()
     self._channel, self._notice = channel, notice
-    self._clock = lockstep.Clock()
+    self._clock = Clock()
     self._engine: Engine | None = None
     self._slices: Slices | None = None
     if frozen and jax.process_count() > 1:
@@ -187,6 +143,7 @@ class RolloutWorkers:
       self.keep(params, version)
     else:
       self._engine = make_engine(config, params, version, self._clock)
+      self._calls = Calls(self._engine, self._clock)
     with self._stack:
       if channel.is_first:
         self._server = self._serve(version)
@@ -248,12 +205,12 @@ class RolloutWorkers:
       Preempted: in every process, if one was asked to stop meanwhile.
     """
     if not self._channel.is_first:
-      return self._follow("groups")
+      return list(self._follow("groups")[0])
     try:
       with self._notice.released():
         groups = make()
     except KeyboardInterrupt:
-      self._channel.broadcast(("stopped", None))
+      self._channel.broadcast(("stopped",))
       raise
     self._channel.broadcast(("groups", groups))
     return groups
@@ -304,33 +261,28 @@ class RolloutWorkers:
       call()
 
   def _serve(self, version: int) -> RolloutServer:
-    """Opens the listener and starts the workers and the sampler, in the first process."""
-    workers = self._config.workers
-    opened = self._stack.enter_context(listener(self._config))
-    self._pool = self._stack.enter_context(
-      WorkerPool(
-        self._spec,
-        workers.processes,
-        groups_per_worker=workers.episodes,
-        stall_s=workers.stall_s,
-        listener=opened,
-      )
-    )
+    """Starts the workers and the sampler, in the first process."""
+    workers, sampled = self._config.workers, self._config.sampler
+    self._pool = self._stack.enter_context(worker_pool(self._config, self._spec, workers.episodes))
+    sizes: Any = {
+      "max_context_tokens": self._config.agent_config.token_budget,
+      "vocab_size": self._config.policy.model.vocab_size,
+    }
     sampler: Leader | Slices
     if self._engine:
-      send = lambda calls: self._channel.broadcast(("calls", calls))
-      sampler = Leader(self._engine, self._clock, send, self._notice.held)
+      tell = lambda now, calls: self._channel.broadcast(("advance", now, tuple(calls)))
+      sampler = Leader(self._engine, self._clock, tell, held=self._notice.held, **sizes)
     else:
-      assert opened is not None  # config.validate
+      ray = self._stack.enter_context(cluster.joined(self._config.fleet.address))
       sampler = self._slices = self._stack.enter_context(
         Slices(
-          opened,
-          self._config.sampler.slices,
+          ray,
+          slice_member.starter(ray, self._config, self._weights),
+          sampled.slices,
           version,
-          max_context_tokens=self._config.agent_config.token_budget,
-          vocab_size=self._config.policy.model.vocab_size,
           deterministic=workers.deterministic,
           stall_s=workers.stall_s,
+          **sizes,
         )
       )
     return RolloutServer(
@@ -354,10 +306,10 @@ class RolloutWorkers:
   def _follow(self, wanted: str) -> Any:
     """Repeats the calls of the first process's engine until a message of the kind `wanted`."""
     while True:
-      kind, content = self._channel.receive()
-      if kind == "calls":
-        assert self._engine is not None
-        lockstep.replay(content, self._engine, self._clock)
+      kind, *content = self._channel.receive()
+      if kind == "advance":
+        now, calls = content
+        self._calls.advance(now, calls, max_steps=1)
       elif kind == "stopped":
         raise Preempted("the first process was asked to stop")
       else:
@@ -389,15 +341,7 @@ def scripted(
   Raises:
     RuntimeError: a worker failed.
   """
-  with (
-    listener(config) as open_listener,
-    WorkerPool(
-      spec,
-      config.workers.processes,
-      stall_s=config.workers.stall_s,
-      listener=open_listener,
-    ) as pool,
-  ):
+  with worker_pool(config, spec, groups_per_worker=4) as pool:
     pool.wait_until_ready()
     ready()
     for i, task in enumerate(tasks):

@@ -19,7 +19,7 @@ from jaxrl_agents.gateway.registry import Registry
 from jaxrl_agents.gateway.server import MISSING, Server
 from jaxrl_agents.gateway.sessions import Served
 from jaxrl_agents.runs import evaluation, setup
-from jaxrl_agents.runs.rollout_workers import make_engine
+from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.types import Generation, SamplingLimits

@@ -57,7 +57,7 @@ class Engine:
   Made and used under a mesh (jax.set_mesh), it samples with all its devices: rows, heads and
   experts are split over them, and the cache with the rows: a sequence stays in its part of it
   (policy.attention.cache). With several processes, each makes the same calls in one order, at the
-  same times of their clocks (sampler.lockstep).
+  same times of their clocks (sampler.engine_calls).
 
   Invariant: between two programs every running sequence has `num_tokens - 1` positions cached (or
   is being prefilled), and each sampled id carries the log-probability and version of the weights

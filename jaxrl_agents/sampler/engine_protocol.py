@@ -12,7 +12,7 @@ from jaxrl_agents.types import Generation, SamplingLimits
 
 
 class EngineProtocol(Protocol):
-  """See `engine.Engine`, which implements it, and `slices.Slices` and `lockstep.Leader`."""
+  """See `engine.Engine`, which implements it, and `slices.Slices` and `engine_calls.Leader`."""
 
   @property
   def stats(self) -> Stats: ...

@@ -1,62 +1,86 @@
-"""Sampler slices: engines in processes of their own, which connect to the learner's listener.
+"""Sampler slices: engines on the nodes of a Ray cluster, which sample what the learner publishes.
 
-    learner -> slice   ("begin", version, deterministic)  ("load", version)  ("run",)
-                       ("submit", request_id, prompt int32[P], SamplingLimits)
-                     ("cancel", request_id)
-    slice -> learner   ("at", version, Stats)
-                       ("ended", [(request_id, Generation | Failure)], Stats)
-                       ("alive",), the heartbeat between two steps
-
-A slice (`sampler.slice_process`) steps its engine while it has work, and reads messages between two
-steps, so new weights reach running sequences as they do in one process. In a deterministic run it
-steps from "run" until a request has ended, which is when an engine in the learner's process would
-step. No jax.
+A slice is an engine on the devices of one node or several. Each node has an actor
+(`runs.slice_member`), and all actors of a slice are sent the same calls in the same order. An
+answer of the first says which requests have ended. Several steps are made for a message, and a
+second message waits at the slice, so that it does not wait for the learner's answer between two.
+In a deterministic run a message has a slice step until a request has ended, which is when an engine
+in the learner's process would have. No jax.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
 
 from jaxrl_agents.sampler import sequence as sequence_lib
 from jaxrl_agents.sampler import stats as stats_lib
+from jaxrl_agents.sampler.engine_calls import Advanced, Cancel, Submit
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Generation, SamplingLimits
-from jaxrl_agents.wire.listener import Listener
 
 _WAIT_S = 0.01
+_LOOK_S = 2.0
+"""Seconds between two looks for nodes of a slice that is missing."""
+_STEPS = 4
+"""Steps for a message: new requests and weights wait for as many at most, twice."""
+_MESSAGES = 2
+_GET_S = 60.0
 
 
 class SlicesError(RuntimeError):
-  """Sampling cannot go on: no slice connected in time, or all have disconnected."""
+  """Sampling cannot go on: no slice was ready in time, or none is left."""
 
 
 @dataclasses.dataclass
-class _Slice:
-  """A connected slice. Invariant: `requests` were sent to it and have not ended.
+class _Message:
+  """A call of a method of every actor of a slice. `waiting` are the answers that have not come.
 
   Attributes:
-    connection: to the slice.
-    name: its address.
+    version: of the weights that the slice holds after it.
+    allowed_s: for the answers.
+    waiting: references to them.
+    first: the reference to that of the first actor.
+    since: time at which nothing was before it, as time.monotonic.
+    answer: of the first actor.
+  """
+
+  version: int
+  allowed_s: float
+  waiting: list[Any]
+  first: Any
+  since: float = 0.0
+  answer: Any = None
+
+
+@dataclasses.dataclass(eq=False)
+class _Slice:
+  """A slice. Invariant: `requests` were sent to it, or stand in `calls`, and have not ended.
+
+  Attributes:
+    number: from 0.
+    actors: one for each of its nodes.
     version: of the weights that it holds; -1 until it is ready.
-    heard: time of the last message, as time.monotonic.
+    sent: messages without an answer, the oldest first.
+    calls: to be sent with the next message.
     requests: their ids.
     stats: its counters.
     before: its counters when it was ready.
-    running: whether a request has yet to end since the last "run".
+    running: whether a request has yet to end since the last message of a deterministic run.
   """
 
-  connection: Connection
-  name: str
+  number: int
+  actors: list[Any]
   version: int = -1
-  heard: float = dataclasses.field(default_factory=time.monotonic)
+  sent: collections.deque[_Message] = dataclasses.field(default_factory=collections.deque)
+  calls: list[Submit | Cancel] = dataclasses.field(default_factory=list)
   requests: set[int] = dataclasses.field(default_factory=set)
   stats: Stats = dataclasses.field(default_factory=Stats)
   before: Stats | None = None
@@ -64,27 +88,31 @@ class _Slice:
 
 
 class Slices:
-  """The connected slices as one engine (`EngineProtocol`). Use as a context manager.
+  """The slices as one engine (`EngineProtocol`). Use as a context manager.
 
   Requests go to the slice with the fewest; in a deterministic run to the slices in turn. Requests
-  of a slice that disconnected go to the others, or wait until one connects.
+  of a slice that is lost go to the others, or wait for one.
 
-  Invariant: an unanswered request is with exactly one slice, or in the backlog.
+  Invariant: a request is with exactly one slice, or in the backlog, or has ended and stands in
+  `_ended` until `step` returns it.
 
   Args:
-    listener: to which they connect in the role "sampler".
-    count: how many must be ready before sampling begins.
+    ray: the package.
+    actors: number of a slice -> its actors, new and with all methods of `SliceMember`; None while
+      its nodes are not there.
+    count: slices; so many must be ready before sampling begins.
     version: of the published weights that they load first.
     max_context_tokens: of their engines.
     vocab_size: of the policy.
     deterministic: see RolloutServer.
-    stall_s: seconds in which a slice with work must send a message.
-    start_deadline_s: for connecting, and for loading weights and compiling.
+    stall_s: seconds in which a slice with work must answer.
+    start_deadline_s: for the start of a slice, and for loading weights and compiling.
   """
 
   def __init__(
     self,
-    listener: Listener,
+    ray: Any,
+    actors: Callable[[int], list[Any] | None],
     count: int,
     version: int,
     *,
@@ -94,42 +122,45 @@ class Slices:
     stall_s: float = 120.0,
     start_deadline_s: float = 600.0,
   ):
-    self._listener, self._count, self._version = listener, count, version
+    self._ray, self._actors = ray, actors
+    self._count, self._version = count, version
     self._max_context_tokens, self._vocab_size = max_context_tokens, vocab_size
     self._deterministic, self._stall_s = deterministic, stall_s
     self._start_deadline_s = start_deadline_s
-    self._slices: list[_Slice] = []
+    self._slices: dict[int, _Slice] = {}
     self._gone: list[Stats] = []
-    self._requests: dict[int, tuple[np.ndarray, SamplingLimits]] = {}
+    self._requests: dict[int, Submit] = {}
+    self._ended: list[tuple[int, Generation | Failure]] = []
     self._backlog: list[int] = []
     self._next_id = 0
+    self._looked = -_LOOK_S
     self._bereft: float | None = None  # since when there has been no slice
 
   def __enter__(self) -> Slices:
     return self
 
   def __exit__(self, *_: object) -> None:
-    """Closes the connections; the slices wait for the next run."""
-    for each in self._slices:
-      each.connection.close()
+    for each in self._slices.values():
+      self._kill(each)
+    self._slices.clear()
 
   @property
   def num_unfinished(self) -> int:
-    """Requests that have not ended."""
-    return len(self._requests)
+    """Requests whose end `step` has not returned."""
+    return len(self._requests) + len(self._ended)
 
   @property
   def stats(self) -> Stats:
     """The counters of all slices since each was ready."""
-    return stats_lib.total([*map(_since_ready, self._slices), *self._gone])
+    return stats_lib.total([*map(_since_ready, self._slices.values()), *self._gone])
 
   def wait_until_ready(self) -> None:
-    """Returns when `count` slices hold the weights and have compiled.
+    """Returns when every slice holds the weights and has compiled.
 
     Raises:
-      SlicesError: not within start_deadline_s.
+      SlicesError: not within start_deadline_s, or a slice cannot be started.
     """
-    self._wait_for(lambda: sum(s.version == self._version for s in self._slices) >= self._count)
+    self._wait_for(lambda: len(self._ready()) >= self._count)
 
   def load(self, version: int) -> None:
     """Has every slice load a published version between two steps; returns when all have.
@@ -138,9 +169,9 @@ class Slices:
       SlicesError: not within start_deadline_s.
     """
     self._version = version
-    for each in list(self._slices):
-      self._send(each, ("load", version))
-    begun = lambda: [each for each in self._slices if each.version >= 0]  # others come to it later
+    for each in list(self._slices.values()):
+      self._send(each, "load", version, allowed_s=self._start_deadline_s)
+    begun = lambda: [s for s in self._slices.values() if s.version >= 0]  # others come to it later
     self._wait_for(lambda: begun() and all(each.version == version for each in begun()))
 
   def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
@@ -156,7 +187,7 @@ class Slices:
       vocab_size=self._vocab_size,
     )
     request_id, self._next_id = self._next_id, self._next_id + 1
-    self._requests[request_id] = (prompt, limits)
+    self._requests[request_id] = Submit(request_id, prompt, limits)
     self._backlog.append(request_id)
     return request_id
 
@@ -167,129 +198,176 @@ class Slices:
     Raises:
       SlicesError: there has been no slice for start_deadline_s.
     """
-    self._admit()
+    self._look()
     self._dispatch()
-    busy = [each for each in self._slices if each.requests]
+    busy = [each for each in self._slices.values() if each.requests]
     if not self._deterministic or not busy:
-      return self._receive(_WAIT_S)
-    for each in busy:
-      each.running = self._send(each, ("run",))
-    ended: list[tuple[int, Generation | Failure]] = []
-    while any(each.running for each in self._slices):
-      ended += self._receive(1.0)
-    return sorted(ended, key=lambda found: found[0])
+      for each in busy:
+        while len(each.sent) < _MESSAGES:
+          self._advance(each, _STEPS)
+      self._receive(0.0 if self._ended else _WAIT_S)
+    else:
+      for each in busy:
+        each.running = True
+        self._advance(each, 0)
+      while any(each.running for each in self._slices.values()):
+        self._receive(1.0)
+    ended, self._ended = sorted(self._ended, key=lambda found: found[0]), []
+    return ended
 
   def cancel(self, request_id: int) -> None:
     """Drops a request that nobody waits for any more; one that has ended already is no error."""
     self._requests.pop(request_id, None)
+    self._ended = [(i, result) for i, result in self._ended if i != request_id]
     if request_id in self._backlog:
       self._backlog.remove(request_id)
-    for each in self._slices:
+    for each in self._slices.values():
       if request_id in each.requests:
         each.requests.remove(request_id)
-        self._send(each, ("cancel", request_id))
+        each.calls.append(Cancel(request_id))
 
   def describe(self) -> str:
     """One line on the state, for messages about a lack of progress."""
     each = [
-      f"{s.name} at version {s.version} with {len(s.requests)} requests" for s in self._slices
+      f"slice {s.number} at version {s.version} with {len(s.requests)} requests"
+      for s in self._slices.values()
     ]
-    return f"{len(each)} slices ({'; '.join(each)}), {len(self._backlog)} requests wait for one"
+    return (
+      f"{len(each)} of {self._count} slices ({'; '.join(each)}), {len(self._backlog)} requests "
+      "wait for one"
+    )
+
+  def _ready(self) -> list[_Slice]:
+    return [each for each in self._slices.values() if each.version == self._version]
 
   def _wait_for(self, done: Callable[[], Any]) -> None:
     deadline = time.monotonic() + self._start_deadline_s
     while not done():
-      self._admit()
+      self._look()
       self._receive(0.2)
       if time.monotonic() > deadline:
         raise SlicesError(
-          f"of {self._count} sampler slices not all held version {self._version} within "
-          f"{self._start_deadline_s:g} s: {self.describe()}; start them with "
-          f"scripts/sampler.py --connect={self._listener.address}"
+          f"the sampler slices did not hold version {self._version} within "
+          f"{self._start_deadline_s:g} s: {self.describe()}; {_REMEDY}"
         )
 
-  def _admit(self) -> None:
-    for name, connection in self._listener.take("sampler"):
-      self._slices.append(_Slice(connection, name))
-      self._send(self._slices[-1], ("begin", self._version, self._deterministic))
+  def _look(self) -> None:
+    """Starts slices that are missing and whose nodes are there."""
+    now = time.monotonic()
+    if now - self._looked < _LOOK_S:
+      return
+    self._looked = now
+    for number in range(self._count):
+      if number not in self._slices and (actors := self._actors(number)):
+        each = self._slices[number] = _Slice(number, actors)
+        self._send(each, "begin", self._version, allowed_s=self._start_deadline_s)
 
   def _dispatch(self) -> None:
     """Gives what waits to the slices that are ready."""
-    ready = [each for each in self._slices if each.version == self._version]
+    ready = self._ready()
     now = time.monotonic()
     self._bereft = None if ready else self._bereft or now
     if self._bereft and now - self._bereft > self._start_deadline_s:
       raise SlicesError(
-        f"no sampler slice for {self._start_deadline_s:g} s: {self.describe()}; start one with "
-        f"scripts/sampler.py --connect={self._listener.address}"
+        f"no sampler slice for {self._start_deadline_s:g} s: {self.describe()}; {_REMEDY}"
       )
     while self._backlog and ready:
-      request_id = self._backlog[0]
+      request_id = self._backlog.pop(0)
       if self._deterministic:
         chosen = ready[request_id % len(ready)]
       else:
         chosen = min(ready, key=lambda each: len(each.requests))
-      if not chosen.requests:
-        chosen.heard = time.monotonic()  # from now on it owes an answer
-      if not self._send(chosen, ("submit", request_id, *self._requests[request_id])):
-        return  # it is gone, and what it had is in the backlog
+      chosen.calls.append(self._requests[request_id])
       chosen.requests.add(request_id)
-      self._backlog.remove(request_id)
 
-  def _receive(self, timeout_s: float) -> list[tuple[int, Generation | Failure]]:
-    """Reads what has come; returns the requests that ended."""
-    ended: list[tuple[int, Generation | Failure]] = []
-    heard = wait([each.connection for each in self._slices], timeout_s)
-    for each in list(self._slices):
-      try:
-        while each.connection in heard and each.connection.poll():
-          ended += self._take(each, each.connection.recv())
-      except (EOFError, OSError) as error:
-        self._lose(each, str(error) or "its connection ended")
-    for each in list(self._slices):
-      if each.requests and time.monotonic() - each.heard > self._stall_s:
-        self._lose(each, f"it has work and was silent for {self._stall_s:g} s")
-    return ended
+  def _advance(self, each: _Slice, max_steps: int) -> None:
+    calls, each.calls = each.calls, []
+    self._send(each, "advance", time.monotonic(), calls, max_steps, allowed_s=self._stall_s)
 
-  def _take(self, each: _Slice, message: tuple[Any, ...]) -> list[tuple[int, Generation | Failure]]:
-    each.heard = time.monotonic()
-    kind, *content = message
-    if kind == "at":
-      each.version, each.stats = content
-      each.before = each.before or each.stats
-    elif kind == "ended":
-      each.running = False
-      found, each.stats = content
-      mine = [(i, result) for i, result in found if i in each.requests]  # else cancelled meanwhile
-      for request_id, _ in mine:
-        each.requests.remove(request_id)
-        del self._requests[request_id]
-      return mine
-    return []
+  def _send(self, each: _Slice, method: str, *arguments: Any, allowed_s: float) -> None:
+    """Calls a method of every actor of a slice; `begin` and `load` are called with a version."""
+    version = each.version if method == "advance" else arguments[0]
+    answers = [getattr(actor, method).remote(*arguments) for actor in each.actors]
+    message = _Message(version, allowed_s, answers, answers[0])
+    each.sent.append(message)
+    each.sent[0].since = each.sent[0].since or time.monotonic()
 
-  def _send(self, each: _Slice, message: tuple[Any, ...]) -> bool:
+  def _receive(self, timeout_s: float) -> None:
+    """Takes the answers that have come."""
+    slices = list(self._slices.values())
+    waited = [answer for each in slices if each.sent for answer in each.sent[0].waiting]
+    if waited:
+      self._ray.wait(waited, num_returns=1, timeout=timeout_s)
+    else:
+      time.sleep(min(timeout_s, _LOOK_S / 4))
+    for each in slices:
+      while each.sent and each.number in self._slices and self._answered(each):
+        self._take(each, each.sent.popleft())
+        if each.sent:
+          each.sent[0].since = time.monotonic()
+
+  def _answered(self, each: _Slice) -> bool:
+    """Whether all answers to the oldest message of a slice have come; a slice may be lost here."""
+    message = each.sent[0]
+    come, message.waiting = self._ray.wait(
+      message.waiting, num_returns=len(message.waiting), timeout=0
+    )
     try:
-      each.connection.send(message)
-    except OSError as error:
-      self._lose(each, str(error))
+      for answer in come:
+        found = self._ray.get(answer, timeout=_GET_S)
+        if answer == message.first:
+          message.answer = found
+    except self._ray.exceptions.RayTaskError as error:
+      if not isinstance(error.cause, FileNotFoundError):
+        raise SlicesError(f"sampler slice {each.number} failed: {error.cause}") from None
+      self._lose(each, str(error.cause))  # the learner went on meanwhile: it has a newer version
       return False
-    return True
+    except self._ray.exceptions.RayError as error:
+      self._lose(each, str(error).partition("\n")[0])
+      return False
+    if message.waiting and time.monotonic() - message.since > message.allowed_s:
+      self._lose(each, f"no answer for {message.allowed_s:g} s")
+      return False
+    return not message.waiting
+
+  def _take(self, each: _Slice, message: _Message) -> None:
+    each.version = message.version
+    if not isinstance(message.answer, Advanced):
+      each.stats = message.answer
+      each.before = each.before or each.stats
+      return
+    each.running, each.stats = False, message.answer.stats
+    found = message.answer.ended
+    mine = [(i, result) for i, result in found if i in each.requests]  # else cancelled meanwhile
+    for request_id, _ in mine:
+      each.requests.remove(request_id)
+      del self._requests[request_id]
+    self._ended += mine
 
   def _lose(self, each: _Slice, how: str) -> None:
     """A slice is gone: what it had goes to another, under the same seeds."""
-    if each not in self._slices:
-      return
-    self._slices.remove(each)
+    del self._slices[each.number]
+    self._looked = time.monotonic()  # Ray itself may need a moment to notice
     self._gone.append(_since_ready(each))
     each.running = False
-    each.connection.close()
+    self._kill(each)
     self._backlog = sorted([*self._backlog, *each.requests])
     print(
-      f"the sampler slice at {each.name} is gone: {how}; its {len(each.requests)} requests go to "
-      f"others ({len(self._slices)} are left)",
+      f"sampler slice {each.number} is lost: {how}; its {len(each.requests)} requests go to others "
+      f"({len(self._slices)} are left)",
       file=sys.stderr,
       flush=True,
     )
+
+  def _kill(self, each: _Slice) -> None:
+    for actor in each.actors:
+      self._ray.kill(actor)
+
+
+_REMEDY = (
+  "start the nodes of slice N, as many as sampler.hosts says, with ray start "
+  "--resources='{\"sliceN\": 1}'"
+)
 
 
 def _since_ready(each: _Slice) -> Stats:

@@ -127,6 +127,29 @@ def test_a_killed_worker_is_an_event_that_returns_its_groups_and_another_takes_o
   assert groups["after"].trajectories[0].error == ""
 
 
+def test_a_worker_that_sends_a_pickle_is_ended_and_its_message_is_not_read():
+  with WorkerPool(SPEC, 1) as pool:
+    pool.submit(job("forged", prompt="forge"))
+    _, events, _ = serve(pool, until=lambda _, events: events)
+    ((_, (kind, text, jobs)),) = events
+    assert (kind, [lost.group_id for lost in jobs]) == ("died", ["forged"])
+    assert "It sent an invalid message: " in text
+    pool.submit(job("after"))
+    groups, _, _ = serve(pool, until=lambda groups, _: "after" in groups)
+  assert groups["after"].trajectories[0].error == ""
+
+
+def test_a_worker_that_sends_half_a_message_does_not_hold_the_pool():
+  with WorkerPool(SPEC, 1, stall_s=1.0) as pool:
+    pool.submit(job("half", prompt="half", turns=5))
+    began = time.monotonic()
+    _, events, _ = serve(pool, until=lambda _, events: events)
+    ((_, (kind, text, jobs)),) = events
+    assert (kind, [lost.group_id for lost in jobs]) == ("died", ["half"])
+    assert "SIGKILL. It sent half of a message, and for 1 s no more." in text
+    assert time.monotonic() - began < 15
+
+
 def test_a_worker_whose_loop_stands_still_is_killed_and_named():
   with WorkerPool(SPEC, 1, stall_s=1.0) as pool:
     pool.submit(job("stuck", prompt="hang"))

@@ -1,9 +1,11 @@
 """Services for worker tests: a counting game, importable in a spawned process."""
 
+import gc
 import os
 import signal
 import sys
 import time
+from multiprocessing.connection import Connection
 
 from jaxrl_agents import chat
 from jaxrl_agents.harness.scripted_player import Scripted
@@ -27,6 +29,12 @@ class CountEnv:
       raise RuntimeError("the environment broke")
     if self._task.prompt == "kill":
       os.kill(os.getpid(), signal.SIGKILL)
+    if self._task.prompt == "forge":
+      (connection,) = [each for each in gc.get_objects() if isinstance(each, Connection)]
+      connection.send(("group", self._task.id, os.getpid))  # a pickle
+    if self._task.prompt == "half":  # a message of which the rest never comes
+      (connection,) = [each for each in gc.get_objects() if isinstance(each, Connection)]
+      os.write(connection.fileno(), (1 << 20).to_bytes(4, "big") + b"the beginning")
     if self._task.prompt == "hang":
       time.sleep(600)
     self._messages += [reply, Message("tool", "next", tool_call_id=str(len(self._messages)))]
@@ -60,3 +68,8 @@ def build_scripted():
 
 def build_nothing():
   raise OSError("no corpus here")
+
+
+def build_where_no_token_is():
+  assert not [name for name in os.environ if name.startswith("RAY_")]
+  return build()

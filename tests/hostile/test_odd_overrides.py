@@ -114,7 +114,7 @@ def test_a_config_file_that_fails_is_an_error_with_its_line(tmp_path, content, m
   [
     "policy.model.rope_theta=0", "policy.model.norm_eps=-1", "policy.model.route_scale=0",
     "policy.model.num_shared_experts=-1", "policy.model.dense_ffw_dim=-4", "learner.substeps=0",
-    "sft.beside=('',)", "agent=os:path", "agent=json:JSONDecoder", "workers.listen=nowhere",
+    "sft.beside=('',)", "agent=os:path", "agent=json:JSONDecoder", "fleet.address=nowhere",
   ],
 )  # fmt: skip
 def test_values_that_can_only_fail_later_are_refused_at_load(override):

@@ -19,7 +19,6 @@ from jaxrl_agents.learner import checkpoint
 from jaxrl_agents.runs import report_page, resumption, rl, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.viewer import comparison, inputs
-from jaxrl_agents.wire import key as key_lib
 from tests.harness.test_group_files import group
 from tests.learner.test_checkpoint import make
 from tests.runs.small_run import CFG, CONFIG
@@ -227,14 +226,3 @@ def test_the_page_of_a_run_whose_files_are_folders_names_them(tmp_path):
   (workdir.trajectories / "eval_trained.npz").mkdir()
   report_page.write(tmp_path)
   assert "eval_trained.npz is left out" in workdir.report.read_text()
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe\xfd", b"short"])
-def test_a_key_file_with_no_key_in_it_is_named(tmp_path, monkeypatch, content):
-  monkeypatch.setattr(key_lib, "_taken", {})
-  monkeypatch.delenv("JAXRL_KEY", raising=False)
-  (tmp_path / "key").write_bytes(content)
-  (tmp_path / "key").chmod(0o600)
-  monkeypatch.setenv("JAXRL_KEY_FILE", str(tmp_path / "key"))
-  with pytest.raises(ValueError, match=f"bytes in {tmp_path / 'key'} is too short"):
-    key_lib.read()

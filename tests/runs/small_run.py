@@ -31,10 +31,10 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs import entry_point, setup, weight_files
 from jaxrl_agents.runs import processes as processes_lib
+from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store
-from jaxrl_agents.wire.control_channel import ControlChannel
 
 CFG = PolicyConfig(
   vocab_size=chat.load("base").vocab_size,
@@ -90,7 +90,7 @@ def reported(folder: pathlib.Path, step: int, groups: Sequence[Group]) -> None:
 
 
 def trained(
-  config: RunConfig, folder: pathlib.Path, channel: ControlChannel, notice: Notice
+  config: RunConfig, folder: pathlib.Path, channel: ProcessChannel, notice: Notice
 ) -> None:
   """`run` under the ambient mesh."""
   # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.

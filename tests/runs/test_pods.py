@@ -1,12 +1,11 @@
 """The launch scripts: what --dry_run prints is whole, and bad flags end in a line."""
 
-import json
 import os
 import pathlib
-import re
 import subprocess
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
 TPU = ("scripts/tpu_pod.sh", "--config=configs/gpt_oss_20b_rl.py", "--workdir=/mnt/runs/a")
@@ -74,66 +73,88 @@ def test_the_batch_script_ends_with_the_status_of_the_run_and_queues_a_stopped_o
   assert (tmp_path / "run.log").read_text() == "saved\nrequeue 7\n"
 
 
-def test_slices_and_workers_are_components_of_one_job_with_one_config():
-  more = ("--nodes=2", "--slices=2", "--worker_nodes=4", "--key_file=/shared/key")
+def test_slices_and_workers_are_components_of_one_job_and_nodes_of_one_cluster():
+  more = ("--nodes=2", "--slices=2", "--worker_nodes=4", "--token_file=/shared/token")
   text = printed(*GPU, *more, "--set", "lora.targets=('qkv','out')")
   script = text.partition("<<END\n")[2].rpartition("END\n")[0]
   assert run("bash", "-n", input=script).returncode == 0
   sizes = [line.split()[1] for line in script.splitlines() if line.startswith("#SBATCH --nodes")]
   assert sizes == ["--nodes=2", "--nodes=1", "--nodes=1", "--nodes=4"]
-  assert script.count("#SBATCH hetjob") == 3 and "JAXRL_KEY_FILE=/shared/key" in script
+  assert script.count("#SBATCH hetjob") == 3
+  assert "RAY_AUTH_MODE=token" in script and "RAY_AUTH_TOKEN_PATH=/shared/token" in script
   # What each step of the job runs, as its own shell reads it.
   said = {"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "HEAD": "n0"}
   steps = [line.removesuffix(" &") for line in script.splitlines() if line.startswith("srun")]
   show = "exec() { echo $@; }; scontrol() { echo n7; echo n8; }; export -f exec scontrol; "
   show += 'srun() { while [[ $1 = -* ]]; do shift; done; "$@"; }; '
   found = [run("bash", "-c", show + step, env={**os.environ, **said}).stdout for step in steps]
-  same = (
-    "--config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/a --set=lora.targets=('qkv','out') "
-  )
-  same += "--set=workers.listen=0.0.0.0:7000 --set=sampler.slices=2"
-  python = ".venv/bin/python scripts/"
+  train = "--config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/a --set=workers.processes=96 "
+  train += "--set=lora.targets=('qkv','out') --set=fleet.backend=ray --set=fleet.address=n0:6379 "
+  train += "--set=sampler.slices=2 --set=sampler.hosts=1"
+  ray = ".venv/bin/ray start --address=n0:6379 "
   assert found == [
-    f"{python}sampler.py {same} --connect=n0:7000\n",
-    f"{python}sampler.py {same} --connect=n0:7000\n",
-    f"{python}worker.py --connect=n0:7000 --processes=96\n",
-    f"{python}train_rl.py {same} --coordinator=n7:7001 --num_processes=2 --process_id=1\n",
+    ray + '--num-cpus=0 --block --resources={"slice0": 1}\n',
+    ray + '--num-cpus=0 --block --resources={"slice1": 1}\n',
+    ray + "--num-cpus=96 --block --num-gpus=0\n",
+    f".venv/bin/python scripts/train_rl.py {train} --coordinator=n7:6380 --num_processes=2 "
+    "--process_id=1\n",
   ]
 
 
-def test_each_role_is_a_job_whose_pods_know_their_names_and_numbers():
+def test_samplers_without_nodes_for_workers_have_the_workers():
+  text = printed(*GPU, "--slices=1", "--token_file=/shared/token", "--cpus=32")
+  (node,) = [line for line in text.splitlines() if "ray start --address" in line]
+  assert "--num-cpus=32 " in node
+
+
+def test_on_kubernetes_the_learner_is_a_job_and_the_rest_a_ray_cluster():
   more = ("--scheduler=kubernetes", "--image=i", "--claim=runs", "--secret=key", "--nodes=2")
-  text = printed(*GPU, *more, "--slices=1", "--worker_nodes=1")
-  names = [line.split()[1] for line in text.splitlines() if line.startswith("  name: ")]
-  assert names == ["jaxrl", "jaxrl-learner", "jaxrl-sampler0", "jaxrl-worker0"]
-  pods = text.split("---\n")[1:]
-  commands = [re.search(r"command: \[python, (.*)\]", each)[1] for each in pods]
-  learner, sampler, worker = (json.loads(f"[{words}]") for words in commands)
-  assert learner[0] == "scripts/train_rl.py" and learner[-3:] == [
-    "--coordinator=jaxrl-learner-0.jaxrl:7001",
+  text = printed(*GPU, *more, "--slices=1", "--worker_nodes=3").partition("<<END\n")[2]
+  service, cluster, learner = (
+    yaml.safe_load(each) for each in text.removesuffix("END\n").split("---\n")
+  )
+  assert [each["kind"] for each in (service, cluster, learner)] == ["Service", "RayCluster", "Job"]
+  groups = cluster["spec"]["workerGroupSpecs"]
+  head = cluster["spec"]["headGroupSpec"]
+  assert [each["replicas"] for each in groups] == [1, 3]
+  assert [each["rayStartParams"] for each in (head, *groups)] == [
+    {"num-cpus": "0", "port": "6379"},
+    {"num-cpus": "0", "resources": '"{\\"slice0\\": 1}"'},
+    {"num-cpus": "96"},
+  ]
+  pods = [each["template"]["spec"]["containers"][0] for each in (head, *groups, learner["spec"])]
+  gpus = [pod["resources"].get("limits", {}).get("nvidia.com/gpu") for pod in pods]
+  assert gpus == [None, "8", None, "8"]
+  token = {"secretKeyRef": {"name": "key", "key": "auth_token"}}
+  assert all({"name": "RAY_AUTH_TOKEN", "valueFrom": token} in pod["env"] for pod in pods)
+  bash, _, script, _, *train = pods[-1]["command"]
+  join = "ray start --address=jaxrl-head-svc:6379 --num-cpus=0 --num-gpus=0"
+  assert bash == "bash" and script == f'until {join}; do sleep 5; done; exec "$@"'
+  assert train[:2] == ["python", "scripts/train_rl.py"]
+  assert "--set=fleet.address=jaxrl-head-svc:6379" in train
+  assert train[-3:] == [
+    "--coordinator=jaxrl-learner-0.jaxrl:6380",
     "--num_processes=2",
     "--process_id=$(JOB_COMPLETION_INDEX)",
   ]
-  assert sampler[:-1] == ["scripts/sampler.py", *learner[1:-3]]
-  assert sampler[-1] == worker[1] == "--connect=jaxrl-learner-0.jaxrl:7000"
-  assert ["nvidia.com/gpu" in each for each in pods] == [True, True, False]
-  assert all("name: JAXRL_KEY, valueFrom: {secretKeyRef: {name: key, key: key}}" in p for p in pods)
 
 
-def test_slices_and_worker_machines_of_a_tpu_run_find_its_first_host(tmp_path):
-  key = tmp_path / "key"
-  key.touch()
-  more = ("--topology=v5p:4x4x4", "--slices=1", "--slice_topology=v5p:2x2x1", "--worker_vms=1")
-  text = printed(*TPU, *more, f"--key_file={key}").replace("\\ ", " ")
+def test_slices_and_worker_machines_of_a_tpu_run_join_the_cluster_of_its_first_host(tmp_path):
+  token = tmp_path / "token"
+  token.touch()
+  more = ("--topology=v5p:4x4x4", "--slices=1", "--slice_topology=v5p:2x2x2", "--worker_vms=1")
+  text = printed(*TPU, *more, f"--token_file={token}").replace("\\", "")
   kinds = [line.split("accelerator-type=")[1].split()[0] for line in text.splitlines()[:2]]
-  assert kinds == ["v5p-128", "v5p-8"]
+  assert kinds == ["v5p-128", "v5p-16"]
   services = [line for line in text.splitlines() if "systemd-run" in line]
-  scripts = ["train_rl.py", "sampler.py", "worker.py"]
-  assert [name in line for name, line in zip(scripts, services, strict=True)] == [True] * 3
-  same = "--set=workers.listen=0.0.0.0:7000 --set=sampler.slices=1"
-  assert f"{same} --coordinator=FIRST_HOST_OF_jaxrl:7001" in services[0]
-  assert services[1].endswith(f"{same} --connect=FIRST_HOST_OF_jaxrl:7000")  # one host: alone
-  assert all("JAXRL_KEY_FILE=%h/.jaxrl_key" in line for line in services)
+  head, learner, sampler, worker = services
+  assert "ray start --head --port=6379 --num-cpus=0" in head and "--worker=0" in head
+  address = "FIRST_HOST_OF_jaxrl:6379"
+  assert f"--set=fleet.address={address} --set=sampler.slices=1 --set=sampler.hosts=2" in learner
+  assert "--coordinator=FIRST_HOST_OF_jaxrl:6380" in learner
+  assert f'--address={address} --block --num-cpus=0 --resources={{"slice0": 1}}' in sampler
+  assert f"--address={address} --block --num-cpus=64" in worker
+  assert all("RAY_AUTH_TOKEN_PATH=%h/.ray_token" in line for line in services)
 
 
 def test_the_manifest_names_image_claim_and_grace():
@@ -143,6 +164,7 @@ def test_the_manifest_names_image_claim_and_grace():
     "image: registry/jaxrl",
     "terminationGracePeriodSeconds: 90",
     "- {name: runs, mountPath: /shared}",
+    'command: ["python", "scripts/train_rl.py", "--config=configs/qwen3_30b_a3b_rl.py", '
     '"--workdir=/shared/a"]',
   ):
     assert line in text
@@ -152,8 +174,8 @@ def test_the_manifest_names_image_claim_and_grace():
   ("arguments", "message"),
   [
     ((*TPU, "--topology=v6e:eight"), "--topology=v6e:eight is no topology"),
-    ((*TPU, "--topology=v6e:2x4", "--slices=1"), "--slices and --worker_vms need --key_file"),
-    ((*GPU, "--slices=1"), "--slices and --worker_nodes need --key_file"),
+    ((*TPU, "--topology=v6e:2x4", "--slices=1"), "--slices and --worker_vms need --token_file"),
+    ((*GPU, "--slices=1"), "--slices and --worker_nodes need --token_file"),
     ((*TPU, "--topology=v6e:2x4", "--config=configs/none.py"), "configs/none.py is no file"),
     ((*GPU, "--workdir=runs/a"), "--workdir=runs/a is no absolute path"),
     ((*GPU, "--gpus=many"), "--gpus=many is no positive number"),

@@ -1,4 +1,4 @@
-"""A run in several processes, and one whose sampler is a process of its own: the numbers of one."""
+"""A run in several processes has the numbers of one; they stop, save and end together."""
 
 import json
 import pathlib
@@ -29,7 +29,6 @@ def start(script, folder, cache, devices, **options):
     **forced_devices.environment(devices),
     "JAX_COMPILATION_CACHE_DIR": str(cache),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAXRL_KEY": "a secret of the tests",
   }
   return subprocess.Popen(
     [sys.executable, str(ROOT / "tests/runs" / script), str(folder), json.dumps(options)],
@@ -122,58 +121,19 @@ def test_sigterm_to_either_process_stops_and_saves_both_and_they_go_on(one, cach
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_process_that_is_killed_ends_the_other_with_its_name(cache, tmp_path, killed):
+@pytest.mark.parametrize(
+  ("killed", "named"),
+  [
+    (0, "leader task was preempted/died|process 0 of the run is gone"),
+    (1, "task:1|process 1 of the run is gone"),
+  ],
+)
+def test_a_process_that_is_killed_ends_the_other_with_its_name(cache, tmp_path, killed, named):
+  """The words are jax's, or ours where a device program fails first."""
   both = start_both(tmp_path, cache, learner={**LEARNER, "steps": 10_000, "save_every": 100_000})
   wait_for(both[killed], "step 0")
   both[killed].send_signal(signal.SIGKILL)
   output, _ = both[1 - killed].communicate(timeout=120)
   assert both[1 - killed].returncode not in (0, None)
-  assert f"process {killed} of the run is gone" in output, output[-3000:]
+  assert re.search(named, output), output[-3000:]
   both[killed].communicate(timeout=30)
-
-
-@pytest.mark.timeout(400)
-def test_a_sampler_of_its_own_gives_the_numbers_of_the_engine_inside(cache, tmp_path):
-  """Bitwise, on one device each: the same programs in the same order. The learner is killed
-  between; the sampler finds it again.
-  """
-  alone, apart = tmp_path / "alone", tmp_path / "apart"
-  learner = {"steps": 3}
-  inside = start("small_run.py", alone, cache, 1, learner=learner)
-  ended(inside)
-  listen = f"127.0.0.1:{free_port()}"
-  sections = {
-    "learner": learner,
-    "sampler": {"slices": 1},
-    "workers": {"listen": listen},
-  }
-  sampler = start("small_sampler.py", apart, cache, 1, **sections)
-  killed = start("small_run.py", apart, cache, 1, **sections)
-  wait_for(killed, "step 0")
-  killed.send_signal(signal.SIGKILL)
-  killed.communicate(timeout=30)
-  ended(start("small_run.py", apart, cache, 1, **sections))
-  expected, found = (np.load(folder / "params.npz") for folder in (alone, apart))
-  assert found["version"] == expected["version"] == 6
-  for name in expected.files:
-    assert found[name].tobytes() == expected[name].tobytes(), name
-  stop(sampler)
-
-
-@pytest.mark.timeout(400)
-def test_requests_of_a_slice_that_is_killed_go_to_the_other(cache, tmp_path):
-  listen = f"127.0.0.1:{free_port()}"
-  sections = {
-    "learner": {"steps": 40, "save_every": 100},
-    "sampler": {"slices": 2},
-    "workers": {"listen": listen, "deterministic": False, "episodes": 8},
-  }
-  samplers = [start("small_sampler.py", tmp_path, cache, 1, **sections) for _ in range(2)]
-  learner = start("small_run.py", tmp_path, cache, 1, **sections)
-  wait_for(learner, "step 1")
-  samplers[0].send_signal(signal.SIGKILL)
-  output = ended(learner)
-  assert "step 39" in output and "the sampler slice at 127.0.0.1:" in output
-  for sampler in samplers:
-    stop(sampler)

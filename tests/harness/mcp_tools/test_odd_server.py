@@ -85,7 +85,7 @@ def test_a_call_is_made_again_only_if_the_server_says_that_it_is_read_only(tmp_p
 
 
 def test_a_server_has_few_variables_a_folder_of_its_own_and_leaves_nothing(tmp_path, monkeypatch):
-  monkeypatch.setenv("JAXRL_KEY", "a secret of the run")
+  monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret of the run")
   monkeypatch.setenv("GIVEN", "given")
   numbers = tmp_path / "numbers"
   where, _ = called(odd(env=("OWN=${GIVEN}!",)), ("where", {}), ("child", {"text": str(numbers)}))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.sampler import lockstep
+from jaxrl_agents.sampler import engine_calls
 from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.sampler.lockstep import Clock, Leader, replay
+from jaxrl_agents.sampler.engine_calls import Calls, Clock, Leader
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.types import SamplingLimits
 from tests.sampler.test_server import CFG
@@ -38,6 +38,17 @@ def both():
   return [(engine(clock), clock) for clock in clocks]
 
 
+def leading(both, tell):
+  engine, clock = both
+  return Leader(engine, clock, tell, max_context_tokens=40, vocab_size=CFG.vocab_size)
+
+
+def repeating(both):
+  """Makes what a leader tells on the second engine; returns what ended."""
+  calls = Calls(*both)
+  return lambda told: seen(calls.advance(*told, max_steps=1).ended)
+
+
 def prompts(draw, count):
   return [
     np.asarray(draw.choices(range(1, 40), k=draw.randint(2, 12)), np.int32) for _ in range(count)
@@ -58,9 +69,9 @@ def seen(ended):
 
 @pytest.mark.slow
 def test_calls_broadcast_before_each_step_give_a_second_engine_the_same_results(both):
-  (first, clock), (second, other_clock) = both
-  told, repeated = [], []
-  leader = Leader(first, clock, told.append)
+  (first, _), (second, _) = both
+  told, repeated, repeat = [], [], repeating(both[1])
+  leader = leading(both[0], lambda *each: told.append(each))
   draw, found, ids = random.Random(0), [], []
   waiting = prompts(draw, 12)
   while waiting or leader.num_unfinished:
@@ -72,9 +83,9 @@ def test_calls_broadcast_before_each_step_give_a_second_engine_the_same_results(
     with pytest.raises(ValueError, match="at least one token id"):
       leader.submit(np.zeros(0, np.int32), SamplingLimits(6, ()))
     found += seen(leader.step())
-    (calls,) = told
+    (advanced,) = told
     told.clear()
-    repeated += seen(replay(calls, second, other_clock))
+    repeated += repeat(advanced)
   assert found == repeated and len(found) > 8
   assert first.describe() == second.describe() and first.stats == second.stats
 
@@ -83,19 +94,19 @@ def test_calls_broadcast_before_each_step_give_a_second_engine_the_same_results(
 def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both, monkeypatch):
   """The second makes the calls half a second later, when both requests would be too late."""
   now = [1000.0]
-  monkeypatch.setattr(lockstep, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
-  (first, clock), (second, other_clock) = both
+  monkeypatch.setattr(engine_calls, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
   told = []
-  leader = Leader(first, clock, told.append)
+  leader = leading(both[0], lambda *each: told.append(each))
   draw = random.Random(1)
   late, timely = prompts(draw, 2)
   leader.submit(late, SamplingLimits(4, (), deadline_s=0.0))
   leader.submit(timely, SamplingLimits(4, (), deadline_s=0.4))
+  found = seen(leader.step())  # at the time of which both deadlines begin
   now[0] += 0.01
-  found = []
   while leader.num_unfinished:
     found += seen(leader.step())
   now[0] += 0.5
-  repeated = [each for calls in told for each in seen(replay(calls, second, other_clock))]
+  repeat = repeating(both[1])
+  repeated = [each for advanced in told for each in repeat(advanced)]
   assert found == repeated
   assert "deadline_s=0 passed" in found[0][1] and len(found[1][1][0]) == 4

@@ -1,0 +1,55 @@
+"""The engine of a run, and the weights that it samples with."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.policy import sharding
+from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.sampler.draft_worth import UNMEASURED_COST
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.weights import store
+
+
+def make_engine(
+  config: RunConfig,
+  params: dict[str, Any],
+  version: int,
+  clock: Callable[[], float] = time.monotonic,
+  model: PolicyConfig | None = None,
+) -> Engine:
+  """An engine on the ambient mesh for a policy of the sizes in `model` (default: of `config`)."""
+  sampler = config.sampler
+  model = model or config.policy.model
+  # Processes of one engine must choose alike, and a deterministic run as the time before.
+  fixed = config.workers.deterministic or jax.process_count() > 1
+  return Engine(
+    model,
+    params,
+    version=version,
+    slots=sampler.slots,
+    page_tokens=sampler.page_tokens,
+    num_pages=sampler.num_pages,
+    max_context_tokens=config.agent_config.token_budget,
+    prefill_tokens=sampler.prefill_tokens,
+    draft_tokens=sampler.draft_tokens if model.mtp_depth else 0,
+    lookup_tokens=sampler.lookup_tokens,
+    draft_cost=UNMEASURED_COST if fixed else None,
+    dtype=config.policy.dtype,
+    clock=clock,
+  )
+
+
+def fetched(config: RunConfig, weights: pathlib.Path, version: int) -> dict[str, Any]:
+  """A published version of the weights, sharded over the ambient mesh for sampling."""
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return store.fetch(weights, version)
+  places = sharding.shardings(config.policy.model, mesh, sharding.SERVE_RULES)
+  return store.fetch(weights, version, places)

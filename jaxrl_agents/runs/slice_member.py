@@ -1,0 +1,129 @@
+"""A process of a sampler slice: an actor on a node of the Ray cluster, with all its accelerators.
+
+The actors of one slice join by jax.distributed and hold one engine, on the mesh of the section
+`sampler_mesh`. They are sent the same calls (`sampler.slices`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.fleet import cluster
+from jaxrl_agents.runs import setup
+from jaxrl_agents.runs.engines import fetched, make_engine
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.engine_calls import Advanced, Calls, Cancel, Clock, Submit
+from jaxrl_agents.sampler.stats import Stats
+
+_MEET_S = 120.0
+
+
+class SliceMember:
+  """One process of a slice.
+
+  Invariant: all members of a slice are given the same calls in the same order.
+
+  Args:
+    code: `cluster.code()` of the run.
+    config: of the run.
+    weights: folder of the versions that the learner publishes.
+  """
+
+  def __init__(self, code: str, config: RunConfig, weights: pathlib.Path):
+    cluster.check_code(code)
+    self._config, self._weights = config, weights
+    self._devices = contextlib.ExitStack()
+    self._engine: Engine | None = None
+    self._calls: Calls | None = None
+
+  def address(self, host: str) -> str:
+    """ "host:port" with a port of this machine that is free."""
+    with socket.socket() as probe:
+      probe.bind(("", 0))
+      return f"{host}:{probe.getsockname()[1]}"
+
+  def join(self, coordinator: str, num_processes: int, process_id: int) -> None:
+    """Joins the other members; to be called once, before `begin`, if there are any."""
+    jax.distributed.initialize(
+      coordinator,
+      num_processes,
+      process_id,
+      cluster_detection_method="deactivate",
+      initialization_timeout=int(_MEET_S),
+    )
+
+  def begin(self, version: int) -> Stats:
+    """Makes an engine with a published version, warmed up; returns its counters.
+
+    Raises:
+      FileNotFoundError: the version is not kept any more.
+      ValueError: the section sampler_mesh does not fit the devices.
+    """
+    setup.compilation_cache(self._config)
+    here = dataclasses.replace(self._config, mesh=self._config.sampler_mesh)
+    self._devices.enter_context(setup.devices(here))
+    clock = Clock()
+    params = fetched(self._config, self._weights, version)
+    self._engine = make_engine(self._config, params, version, clock)
+    self._engine.warm_up()
+    self._calls = Calls(self._engine, clock)
+    return dataclasses.replace(self._engine.stats)
+
+  def load(self, version: int) -> Stats:
+    """Gives the engine another published version; returns its counters."""
+    assert self._engine is not None
+    self._engine.set_params(fetched(self._config, self._weights, version), version)
+    return dataclasses.replace(self._engine.stats)
+
+  def advance(self, now: float, calls: list[Submit | Cancel], max_steps: int) -> Advanced:
+    """See Calls.advance."""
+    assert self._calls is not None
+    return self._calls.advance(now, calls, max_steps)
+
+
+def starter(
+  ray: Any, config: RunConfig, weights: pathlib.Path
+) -> Callable[[int], list[Any] | None]:
+  """Returns number of a slice -> an actor on each of its nodes; None while they are not all there.
+
+  The nodes of slice N were started with the resource "sliceN".
+  """
+
+  def start(number: int) -> list[Any] | None:
+    name, hosts = f"slice{number}", config.sampler.hosts
+    nodes = cluster.nodes(ray, **{name: 1})
+    if len(nodes) < hosts:
+      return None
+    actors = [_on(ray, node, name)(SliceMember) for node in nodes[:hosts]]
+    made = [actor.remote(cluster.code(), config, weights.absolute()) for actor in actors]
+    if hosts > 1:
+      _join(ray, made, nodes[0].address)
+    return made
+
+  return start
+
+
+def _on(ray: Any, node: cluster.Node, name: str) -> Any:
+  """The decorator for an actor that has a node's accelerators and its place in a slice."""
+  tpus = {"TPU": node.resources["TPU"]} if node.resources.get("TPU") else {}
+  return ray.remote(
+    num_cpus=0,
+    num_gpus=node.resources.get("GPU", 0),
+    resources={name: 1, **tpus},
+    scheduling_strategy=node.strategy(ray),
+  )
+
+
+def _join(ray: Any, actors: Sequence[Any], host: str) -> None:
+  """Has the actors of a slice join; what goes wrong shows in their answers to `begin`."""
+  coordinator = actors[0].address.remote(host)
+  for i, actor in enumerate(actors):
+    actor.join.remote(coordinator, len(actors), i)

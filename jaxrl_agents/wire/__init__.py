@@ -1,1 +1,0 @@
-"""Connections between the machines of one run: authentication, and heartbeats."""

@@ -1,0 +1,171 @@
+"""Sampler slices on the nodes of a Ray cluster give what an engine in this process gives."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.runs import slice_member
+from jaxrl_agents.runs.engines import make_engine
+from jaxrl_agents.sampler import slices as slices_lib
+from jaxrl_agents.sampler.slices import Slices, SlicesError
+from jaxrl_agents.types import SamplingLimits
+from jaxrl_agents.weights import store
+from tests.fleet.conftest import another_node, needs_ray, whole_run
+from tests.runs.small_run import CFG, configured
+from tests.runs.test_several import ended, start, wait_for
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.timeout(200),
+  needs_ray,
+]
+
+PROMPTS = [np.arange(1, 3 + i, dtype=np.int32) for i in range(6)]
+RUN = {"learner": {"steps": 3}}
+
+
+def params(version):
+  return params_lib.init(CFG, jax.random.key(version))
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+  """A folder with two published versions."""
+  folder = tmp_path_factory.mktemp("weights")
+  for version in range(2):
+    store.publish(params(version), version, folder)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  return tmp_path_factory.mktemp("cache")
+
+
+def slices(cluster, weights, *, deterministic=True, start_deadline_s=60, **sampler):
+  config = configured(sampler={"slices": 1, **sampler})
+  if config.sampler.hosts > 1:
+    config = configured(sampler={"slices": 1, **sampler}, sampler_mesh={"expert": 2})
+  return Slices(
+    cluster.ray,
+    slice_member.starter(cluster.ray, config, weights),
+    config.sampler.slices,
+    0,
+    max_context_tokens=config.agent_config.token_budget,
+    vocab_size=CFG.vocab_size,
+    deterministic=deterministic,
+    start_deadline_s=start_deadline_s,
+  )
+
+
+def submit(sampler):
+  for i, prompt in enumerate(PROMPTS):
+    sampler.submit(prompt, SamplingLimits(6, (), seed=i))
+
+
+def finish(sampler):
+  """{request: generation} once none is unfinished."""
+  found = {}
+  while sampler.num_unfinished:
+    found |= dict(sampler.step())
+  return found
+
+
+@pytest.fixture(scope="module")
+def alone():
+  """What an engine in this process gives, and its counters."""
+  engine = make_engine(configured(), params(0), 0)
+  submit(engine)
+  return finish(engine), engine.stats
+
+
+def test_a_slice_of_one_node_gives_bitwise_what_an_engine_here_gives(cluster, weights, alone):
+  expected, stats = alone
+  with another_node(cluster, resources={"slice0": 1}), slices(cluster, weights) as sampler:
+    sampler.wait_until_ready()
+    submit(sampler)
+    with pytest.raises(ValueError, match="at least one token id"):
+      sampler.submit(np.zeros(0, np.int32), SamplingLimits(4, ()))
+    dropped = sampler.submit(PROMPTS[0], SamplingLimits(4, (), seed=9))
+    sampler.cancel(dropped)
+    found = finish(sampler)
+    assert sampler.stats.tokens == stats.tokens
+  assert found.keys() == expected.keys()
+  for i, generation in expected.items():
+    for name in ("tokens", "logprobs", "versions"):
+      assert getattr(found[i], name).tobytes() == getattr(generation, name).tobytes()
+
+
+def test_new_weights_reach_sequences_that_run(cluster, weights, monkeypatch):
+  monkeypatch.setattr(slices_lib, "_STEPS", 1)
+  with (
+    another_node(cluster, resources={"slice0": 1}),
+    slices(cluster, weights, deterministic=False) as sampler,
+  ):
+    sampler.wait_until_ready()
+    first = sampler.submit(PROMPTS[0], SamplingLimits(50, (), seed=3))
+    assert sampler.step() == []  # asked for two steps
+    sampler.load(1)
+    second = sampler.submit(PROMPTS[1], SamplingLimits(4, (), seed=3))
+    found = finish(sampler)
+  versions = found[first].versions.tolist()
+  assert len(versions) == 50 and versions == sorted(versions) and set(versions) == {0, 1}
+  assert set(found[second].versions) == {1}
+
+
+@whole_run
+def test_a_slice_of_two_nodes_is_one_engine(cluster, weights, alone):
+  """Log-probabilities within 1e-5 of those of one device; the ids are equal."""
+  with (
+    another_node(cluster, resources={"slice0": 1}),
+    another_node(cluster, resources={"slice0": 1}),
+    slices(cluster, weights, hosts=2) as sampler,
+  ):
+    sampler.wait_until_ready()
+    submit(sampler)
+    found = finish(sampler)
+  for i, generation in alone[0].items():
+    assert found[i].tokens.tolist() == generation.tokens.tolist()
+    np.testing.assert_allclose(found[i].logprobs, generation.logprobs, atol=1e-5)
+
+
+def test_without_nodes_for_a_slice_the_message_says_what_to_start(cluster, weights):
+  with slices(cluster, weights, start_deadline_s=0.5) as sampler:
+    with pytest.raises(SlicesError, match="start the nodes of slice N, as many as sampler.hosts"):
+      sampler.wait_until_ready()
+
+
+@whole_run
+def test_a_run_that_samples_on_a_node_has_the_numbers_of_one_with_its_own_engine(
+  cluster, cache, tmp_path
+):
+  """Bitwise: the same programs in the same order."""
+  here, there = tmp_path / "here", tmp_path / "there"
+  ended(start("small_run.py", here, cache, 1, **RUN))
+  fleet = {"backend": "ray", "address": cluster.address}
+  with another_node(cluster, resources={"slice0": 1}):
+    ended(start("small_run.py", there, cache, 1, fleet=fleet, sampler={"slices": 1}, **RUN))
+  expected, found = (np.load(folder / "params.npz") for folder in (here, there))
+  assert found["version"] == expected["version"] == 6
+  for name in expected.files:
+    assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+@whole_run
+def test_requests_of_a_slice_whose_node_is_lost_go_to_the_other(cluster, cache, tmp_path):
+  sections = {
+    "learner": {"steps": 20, "save_every": 100},
+    "sampler": {"slices": 2},
+    "workers": {"deterministic": False, "episodes": 8},
+    "fleet": {"backend": "ray", "address": cluster.address},
+  }
+  with (
+    another_node(cluster, resources={"slice0": 1}),
+    another_node(cluster, num_cpus=0, resources={"slice1": 1}) as doomed,
+  ):
+    run = start("small_run.py", tmp_path, cache, 1, **sections)
+    wait_for(run, "step 1")
+    cluster.remove_node(doomed, allow_graceful=False)
+    output = ended(run)
+  assert "step 19" in output and "sampler slice 1 is lost: " in output
