@@ -10,7 +10,8 @@ import time
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.runs import processes
-from jaxrl_agents.runs.rollout_workers import fetched, make_engine
+from jaxrl_agents.runs.published_weights import Loader, read
+from jaxrl_agents.runs.rollout_workers import make_engine
 from jaxrl_agents.sampler import lockstep, slice_process
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.lockstep import Clock, Leader
@@ -77,30 +78,33 @@ class _Slice:
     self._config, self._weights, self._channel = config, weights, channel
     self._clock = Clock()
     self._engine: Engine | None = None
+    self._loader: Loader | None = None
 
-  def make(self, version: int) -> Leader:
-    """A fresh engine with a published version, warmed up."""
-    params = fetched(self._config, self._weights, version)
-    self._channel.broadcast(("make", version))
-    self._engine = make_engine(self._config, params, version, self._clock)
+  def make(self, version: int, start: int | None = None) -> Leader:
+    """A fresh engine with a published version, read from the complete one at `start`, warmed up."""
+    start, params = read(self._config, self._weights, version, start)
+    self._channel.broadcast(("make", (version, start)))
+    self._engine = make_engine(self._config, params(), version, self._clock)
     self._engine.warm_up()
+    self._loader = Loader(self._config, self._weights, self._engine)
+    self._loader.warm_up()
     return Leader(
       self._engine, self._clock, lambda calls: self._channel.broadcast(("calls", calls))
     )
 
   def load(self, version: int) -> None:
     """Gives the engine another published version between two steps."""
-    assert self._engine is not None
-    params = fetched(self._config, self._weights, version)
+    assert self._loader is not None
+    swap = self._loader.prepare(version)
     self._channel.broadcast(("load", version))
-    self._engine.set_params(params, version)
+    swap()
 
   def follow(self) -> None:
     """Repeats the calls of the first process until it ends."""
     while True:
       kind, content = self._channel.receive()
       if kind == "make":
-        self.make(content)
+        self.make(*content)
       elif kind == "load":
         self.load(content)
       elif kind == "calls":

@@ -107,6 +107,14 @@ class Publisher:
       if self._due and self._parts > 1:
         self._write_complete()
 
+  def restart(self, params: Tree, version: int) -> None:
+    """Publishes a complete version in the place of what was published under its number or later."""
+    with self._locked():
+      self._held = None
+      if not self._part:
+        store.withdraw_after(version - 1, self._folder)
+    self.publish(params, version)
+
   def _write_differences(self, params: Tree, base: int) -> None:
     if self._advance is None:
       places = jax.tree.map(lambda x: x.sharding, self._held)

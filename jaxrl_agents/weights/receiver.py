@@ -40,7 +40,7 @@ class Staged:
   Attributes:
     version: to which it leads.
     base: from which.
-    changes: differences, as the parameters are placed; all 0 where `whole` is that version.
+    changes: differences, as the parameters are placed; None where `whole` is that version.
     before, after: digests of the parameters of both versions, as far as they were published.
     whole: the parameters of `base`; None if the receiver holds them.
   """
@@ -62,7 +62,7 @@ class Receiver:
 
   Args:
     folder: of the versions.
-    version: that is held; -1 for none (`fetch` alone).
+    version: that is held; -1 for none (`read` and `whole` alone).
     like: parameters, or their shapes and dtypes, as they are published.
     places: tree of shardings like them; None: the first device.
     hold: (parameters as published) -> as they are held, in buffers of their own.
@@ -79,7 +79,7 @@ class Receiver:
     like: Tree,
     *,
     places: Tree | None = None,
-    hold: Callable[[Tree], Tree] = lambda params: params,
+    hold: Callable[[Tree], Tree] = lambda params: jax.tree.map(jnp.asarray, params),
     layout: Callable[[Tree], Tree] = lambda params: params,
     any_of: Callable[[bool], bool] = lambda happened: happened,
     patience_s: float = 600.0,
@@ -110,29 +110,47 @@ class Receiver:
     try:
       staged = self._read(self._staged_version, version)
     except (CorruptWeights, FileNotFoundError) as error:
-      _report(version, error)
+      if version in manifest_lib.versions(manifest_lib.differences(self._folder)):
+        _report(version, error)  # else it was published complete
       staged = self._from_complete(version)
     self._staged_version = version
     return staged
 
-  def fetch(self, version: int) -> Tree:
-    """The parameters of any version, verified, as they are held; what is held does not change.
+  def read(self, version: int, start: int | None = None) -> Staged:
+    """Any version, for `whole`; what is held does not change.
+
+    Args:
+      version: complete, or at the end of differences.
+      start: the complete version to begin with; None for the newest that leads to it.
 
     Raises:
       FileNotFoundError: no such version (it may have been deleted since).
       CorruptWeights: it is damaged.
     """
-    starts = chain.anchors(self._folder, version)
-    for start in starts:
+    starts = chain.anchors(self._folder, version) if start is None else [start]
+    for each in starts:
       try:
-        staged = self._read(start, version, complete=True)
+        return self._read(each, version, complete=True)
       except FileNotFoundError:
         continue
-      params, problem = self._moved(staged, None)
-      if problem:
-        raise CorruptWeights(f"version {version} of the weights: {problem}")
-      return params
-    raise FileNotFoundError(f"no version {version} of the weights in {self._folder}")
+    raise FileNotFoundError(
+      f"no weights of version {version} in {self._folder}: no differences lead to it from the "
+      f"complete versions {starts}"
+    )
+
+  def whole(self, staged: Staged) -> Tree:
+    """The parameters of what `read` returned, as they are held, verified. Of several processes that
+    hold parts each must call it, with what begins with the same version.
+
+    Raises:
+      CorruptWeights: their digest differs.
+    """
+    if staged.base == staged.version:
+      return self._hold(staged.whole)
+    params, problem = self._moved(staged, None)
+    if problem:
+      raise CorruptWeights(f"version {staged.version} of the weights is damaged: {problem}")
+    return params
 
   def swap(self, staged: Staged, held: Tree) -> Tree:
     """The version that was staged, as it is held; `held` is donated.
@@ -159,7 +177,8 @@ class Receiver:
   def _moved(self, staged: Staged, held: Tree) -> tuple[Tree, str | None]:
     """(the parameters, what is wrong with them)."""
     start = held if staged.whole is None else self._hold(staged.whole)
-    new, before, after = self._program(start, staged.changes)(start, staged.changes)
+    changes = self._changes([]) if staged.changes is None else staged.changes  # one program for all
+    new, before, after = self._program(start, changes)(start, changes)
     found = jax.device_get((before, after))
     expected = ({} if staged.whole is not None else staged.before, staged.after)
     for digests, wanted, what in zip(found, expected, ("before", "after"), strict=True):
@@ -211,13 +230,13 @@ class Receiver:
   def _read(self, start: int, version: int, *, complete: bool = False) -> Staged:
     manifests = chain.route(self._folder, start, version)
     whole = store.fetch(self._folder, start, self._shardings) if complete else None
-    changes = self._changes(manifests)
+    changes = self._changes(manifests) if manifests else None
     before = _digests(manifests[0], "before") if manifests else {}
     after = _digests(manifests[-1], "after") if manifests else {}
     return Staged(version, start, changes, before, after, whole)
 
   def _changes(self, manifests: Sequence[Manifest]) -> Tree:
-    """The sum of differences, as the parameters are placed."""
+    """The sum of differences, as the parameters are placed; 0 of none."""
     for manifest in manifests:
       self._check(manifest)
     place = manifest_lib.differences(self._folder)
