@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_agents.weights import chain, delta_files, ordered_bits, store
 from jaxrl_agents.weights import manifest as manifest_lib
@@ -58,6 +57,7 @@ class Publisher:
     self._patience_s = patience_s
     self._held: Tree = None
     self._version = -1
+    self._digests: dict[str, tuple[int, int]] | None = None  # of the newest version
     self._since = 0  # publications since the newest complete one
     self._due = False
     self._advance: Any = None
@@ -96,6 +96,7 @@ class Publisher:
         raise ValueError(f"version {version} after {self._version}: versions count up")
       if self._held is None:
         self._held, self._version = jax.tree.map(jnp.copy, params), version
+        self._digests = None
         with self._or_forgotten():
           self._write_complete()
         return
@@ -122,8 +123,14 @@ class Publisher:
       self._advance = jax.jit(advanced, donate_argnums=0, out_shardings=out)
     params = jax.tree.map(lambda x, held: jax.device_put(x, held.sharding), params, self._held)
     self._held, changes, before, after = self._advance(self._held, params)
+    last, found, self._digests = self._digests, _pairs(before), _pairs(after)
+    if last is not None and last != found:
+      name = next(name for name in last if last[name] != found[name])
+      _say(f"{name} of version {base} changed in memory: {self._version} is published complete")
+      self._write_complete()
+      return
     tensors = [
-      Tensor(name, leaf.shape, leaf.dtype.name, (), _pair(before[name]), _pair(after[name]))
+      Tensor(name, leaf.shape, leaf.dtype.name, (), found[name], self._digests[name])
       for name, leaf in store.flatten(self._held)
     ]
     place = manifest_lib.differences(self._folder)
@@ -162,11 +169,7 @@ class Publisher:
           continue
         asked = chain.is_asked_for(self._folder, self._version)
         if asked:
-          print(
-            f"version {self._version} is written complete, as a receiver asked",
-            file=sys.stderr,
-            flush=True,
-          )
+          _say(f"version {self._version} is written complete, as a receiver asked")
         if self._due or asked:
           try:
             self._write_complete()
@@ -208,6 +211,9 @@ def advanced(old: Tree, new: Tree) -> tuple[Tree, Tree, dict[str, jax.Array], di
   return jax.tree.map(jnp.copy, new), changes, before, after
 
 
-def _pair(digest: jax.Array) -> tuple[int, int]:
-  first, second = np.asarray(digest).tolist()
-  return first, second
+def _pairs(digests: Mapping[str, jax.Array]) -> dict[str, tuple[int, int]]:
+  return {name: tuple(pair.tolist()) for name, pair in jax.device_get(digests).items()}
+
+
+def _say(what: str) -> None:
+  print(what, file=sys.stderr, flush=True)
