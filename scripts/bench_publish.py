@@ -7,8 +7,9 @@ The work: a mixture of experts (by default 6 layers, width 512, 8 experts of wid
 parameters) in bfloat16, with a float32 master in the optimizer, is trained by CISPO and AdamW in a
 thread on the replies that an engine samples with it all the while. After each step the weights are
 published with `publish.kind=delta`, fetched by a receiver as the engine goes on, and swapped in
-between two of its steps. Rewards are a cheap function of the tokens. The first steps of Adam, which
-change the most, are left out (--warmup). Figures are means over the others:
+between two of its steps; the learner, which would have devices of its own, waits for the swap alone.
+Rewards are a cheap function of the tokens. The first steps of Adam, which change the most, are left
+out (--warmup). Figures are means over the others:
 
   bytes_share     stored bytes of differences over the bytes of the weights
   over_entropy    stored bytes over the entropy of the differences, of each tensor apart
@@ -105,6 +106,7 @@ class Sampling:
     self._rng = np.random.default_rng(0)
     self.batches: queue.Queue[list[Group]] = queue.Queue(1)
     self.swaps: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    self.swapped: queue.SimpleQueue[bool] = queue.SimpleQueue()
     self.pauses: list[float] = []
     self.swapped_at: list[float] = []
 
@@ -158,6 +160,7 @@ class Sampling:
       jax.block_until_ready(self._engine.params)
       self.pauses.append(time.perf_counter() - start)
       self.swapped_at.append(time.perf_counter())
+      self.swapped.put(True)
 
 
 def measured(config: RunConfig, folder: pathlib.Path) -> dict[str, float]:
@@ -208,6 +211,7 @@ def measured(config: RunConfig, folder: pathlib.Path) -> dict[str, float]:
           seconds["publish_s"].append(durable - start)
           seconds["stage_s"].append(time.perf_counter() - durable)
           sampling.swaps.put(swap)
+          sampling.swapped.get(timeout=PATIENCE_S)
     except BaseException as error:
       errors.append(error)
 

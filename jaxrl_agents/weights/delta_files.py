@@ -27,6 +27,8 @@ ZSTD_LEVEL = 1
 
 CHUNK_BYTES = 1 << 20
 
+_CACHE_BYTES = 64 * CHUNK_BYTES
+
 _THREADS = min(8, os.cpu_count() or 1)
 
 Piece = tuple[str, tuple[int, ...], np.ndarray]
@@ -88,10 +90,12 @@ class Differences:
       for kind, *_ in shard.streams
     }
     self._arrays: dict[tuple[int, str], Any] = {}
+    # Small shards share chunks, which are then decoded once.
+    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     for part, kind in sorted(kinds):
       try:
         location = _location(target, part, kind)
-        self._arrays[part, kind] = ts.open(location, read=True).result()
+        self._arrays[part, kind] = ts.open(location, read=True, context=context).result()
       except ValueError as error:
         raise CorruptWeights(
           f"differences of version {self._version}: {kind!r} of part {part} cannot be opened: "

@@ -8,15 +8,16 @@ unsigned integer `ord(x)` that grows with x, by 1 from each number to the next. 
 is exact for every pattern of bits (-0.0 and NaN too), invertible, and differences of consecutive
 versions add up. Elementwise, so that XLA splits it as the arrays are split.
 
-Adding is not idempotent, as overwriting would be; therefore a digest of the array before and after
-is computed in the same program. It is a pair of sums of the bits times odd hashes of their index,
-mod 2^32: the same for every split of the array over devices.
+Adding is not idempotent, as overwriting would be; therefore digests of the array before and after
+tell whether it was right. They are pairs of sums of the bits times odd hashes of their index, mod
+2^32: the same for every split of the array over devices.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +26,9 @@ import numpy as np
 
 Tree = Any
 
-_ODD = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
+_ODD = np.array([0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35], np.uint32)
+_SLICES = 8
+"""A power of two: slices that a digest adds up before it reduces."""
 
 
 def bits_of(dtype: Any) -> np.dtype:
@@ -56,59 +59,102 @@ def moved(old: jax.Array, differences: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(bits, old.dtype)
 
 
-def digest(values: jax.Array, *, layer: int | None = None) -> jax.Array:
+def digest(
+  values: jax.Array, *, layer: int | None = None, free: Sequence[int] | None = None
+) -> jax.Array:
   """uint32 [2]: sums of the bits times each of two odd hashes of the index, mod 2^32.
+
+  The hash of an index is the product of one for each axis. So a single wrong number is always
+  found, and others are missed once in 2^32 or so.
 
   Args:
     values: floating-point [...].
     layer: None, or the index of `values` along a leading axis of the array that it is a slice of;
       the digests of all slices add up to that of the array.
+    free: axes that are not split over devices; None for all.
   """
   bits = jax.lax.bitcast_convert_type(values, bits_of(values.dtype)).astype(jnp.uint32)
-  first, second = _index_hashes(values.shape, layer)
-  return jnp.stack([jnp.sum(bits * h, dtype=jnp.uint32) for h in (first, second)])
+  first = 0 if layer is None else 1
+  return jnp.stack([_lane(bits, lane, first, layer or 0, free) for lane in range(2)])
 
 
-def digests(tree: Tree, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.Array]:
+def digests(
+  tree: Tree, shapes: Mapping[str, tuple[int, ...]], places: Tree
+) -> dict[str, jax.Array]:
   """{dotted name: digest} of the arrays that a tree holds, however it is laid out for sampling.
 
   Args:
     tree: nested dicts of arrays, or of tuples of the layers of stacked arrays; an array may have
-      merged axes, or be padded at the end of axes.
+      merged axes at its end, or be padded at the end of axes.
     shapes: {name: shape of the array}, layers stacked.
+    places: tree of shardings like `tree`; merged and padded axes are not split.
   """
   found: dict[str, jax.Array] = {}
-  for path, leaf in jax.tree.leaves_with_path(tree):
+  for (path, leaf), place in zip(
+    jax.tree.leaves_with_path(tree), jax.tree.leaves(places), strict=True
+  ):
     name = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
     layer = next((key.idx for key in path if isinstance(key, jax.tree_util.SequenceKey)), None)
     shape = shapes[name] if layer is None else shapes[name][1:]
     whole = leaf.reshape(shape) if leaf.size == math.prod(shape) else leaf[_box(shape)]
-    one = digest(whole, layer=layer)
+    free = [i for i in range(len(shape)) if _is_free(place, min(i, leaf.ndim - 1))]
+    one = digest(whole, layer=layer, free=free)
     found[name] = found[name] + one if name in found else one
   return found
 
 
-def _index_hashes(shape: tuple[int, ...], layer: int | None) -> tuple[jax.Array, jax.Array]:
-  """Two arrays of odd uint32, from the index along each axis, each below 2^32.
+def replicated_like(array: jax.Array) -> jax.sharding.Sharding:
+  """Where every process of an array's mesh can read a result that was computed from it."""
+  place = array.sharding
+  if not isinstance(place, jax.sharding.NamedSharding):
+    return place
+  return jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec())
 
-  Each axis is mixed as in the finaliser of MurmurHash3 (https://github.com/aappleby/smhasher).
+
+def _lane(
+  bits: jax.Array, lane: int, first: int, layer: int, free: Sequence[int] | None
+) -> jax.Array:
+  """The sum of bits times hashes. XLA reduces integers slowly on a CPU, so slices along an axis are
+  added up before the rest is reduced: elementwise, which is fast, and local where it is not split.
   """
-  total = jnp.zeros(shape, jnp.uint32)
-  if layer is not None:
-    total = total + _of_axis(jnp.uint32(layer), 0)
-  for axis, size in enumerate(shape):
-    along = _of_axis(jnp.arange(size, dtype=jnp.uint32), axis + (layer is not None))
-    total = total + along.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-  first = (total ^ (total >> 15)) * np.uint32(_ODD[2])
-  second = (first ^ (first >> 13)) * np.uint32(_ODD[3])
-  return first | 1, second | 1
+  shape = bits.shape
+  hashes = [_hashes(size, axis + first, lane) for axis, size in enumerate(shape)]
+  along = lambda h, axis: h.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+  ways = {axis: math.gcd(shape[axis], _SLICES) for axis in range(len(shape))}
+  axis = max(ways if free is None else free, key=lambda a: ways[a], default=None)
+  if axis is not None and ways[axis] > 1:
+    step = shape[axis] // ways[axis]
+    total: Any = 0
+    for start in range(0, shape[axis], step):
+      part = jax.lax.slice_in_dim(bits, start, start + step, axis=axis)
+      total = total + part * along(hashes[axis][start : start + step], axis)
+    bits = total
+    hashes[axis] = np.ones(step, np.uint32)
+  for i, h in enumerate(hashes):
+    bits = bits * along(h, i)
+  slice_hash = _hashes(layer + 1, 0, lane)[layer] if first else np.uint32(1)
+  return jnp.sum(bits, dtype=jnp.uint32) * slice_hash
 
 
-def _of_axis(index: jax.Array, axis: int) -> jax.Array:
-  x = index * np.uint32(_ODD[0]) + np.uint32(_ODD[1] * (axis + 1) % 2**32)
-  x = (x ^ (x >> 16)) * np.uint32(_ODD[1])
-  x = (x ^ (x >> 13)) * np.uint32(_ODD[2])
-  return x ^ (x >> 16)
+@functools.lru_cache(maxsize=1_024)
+def _hashes(size: int, axis: int, lane: int) -> np.ndarray:
+  """Odd uint32 [size]: the finaliser of MurmurHash3 (https://github.com/aappleby/smhasher) of
+  indices along an axis.
+  """
+  x = np.arange(size, dtype=np.uint32) * _ODD[0] + np.uint32(
+    int(_ODD[1]) * (2 * axis + lane + 1) % 2**32
+  )
+  x = (x ^ (x >> 16)) * _ODD[1]
+  x = (x ^ (x >> 13)) * _ODD[2]
+  return (x ^ (x >> 16)) | np.uint32(1)
+
+
+def _is_free(place: Any, axis: int) -> bool:
+  """Whether no device has a part of an axis alone."""
+  if isinstance(place, jax.sharding.SingleDeviceSharding):
+    return True
+  spec = getattr(place, "spec", None)
+  return spec is not None and (axis >= len(spec) or not spec[axis])
 
 
 def _box(shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -119,8 +120,10 @@ class Publisher:
   def _write_differences(self, params: Tree, base: int) -> None:
     if self._advance is None:
       places = jax.tree.map(lambda x: x.sharding, self._held)
-      out = (places, places, None, None)
-      self._advance = jax.jit(advanced, donate_argnums=0, out_shardings=out)
+      digests = ordered_bits.replicated_like(jax.tree.leaves(self._held)[0])
+      out = (places, places, digests, digests)
+      advance = functools.partial(advanced, places=places)
+      self._advance = jax.jit(advance, donate_argnums=0, out_shardings=out)
     params = jax.tree.map(lambda x, held: jax.device_put(x, held.sharding), params, self._held)
     self._held, changes, before, after = self._advance(self._held, params)
     last, found, self._digests = self._digests, _pairs(before), _pairs(after)
@@ -203,11 +206,13 @@ class Publisher:
     )
 
 
-def advanced(old: Tree, new: Tree) -> tuple[Tree, Tree, dict[str, jax.Array], dict[str, jax.Array]]:
+def advanced(
+  old: Tree, new: Tree, places: Tree
+) -> tuple[Tree, Tree, dict[str, jax.Array], dict[str, jax.Array]]:
   """(a copy of `new`, the differences from `old`, digests of `old`, digests of `new`)."""
   shapes = {name: leaf.shape for name, leaf in store.flatten(new)}
   changes = jax.tree.map(ordered_bits.difference, new, old)
-  before, after = (ordered_bits.digests(tree, shapes) for tree in (old, new))
+  before, after = (ordered_bits.digests(tree, shapes, places) for tree in (old, new))
   return jax.tree.map(jnp.copy, new), changes, before, after
 
 

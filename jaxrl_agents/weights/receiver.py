@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -178,29 +179,30 @@ class Receiver:
     """(the parameters, what is wrong with them)."""
     start = held if staged.whole is None else self._hold(staged.whole)
     changes = self._changes([]) if staged.changes is None else staged.changes  # one program for all
-    new, before, after = self._program(start, changes)(start, changes)
-    found = jax.device_get((before, after))
-    expected = ({} if staged.whole is not None else staged.before, staged.after)
-    for digests, wanted, what in zip(found, expected, ("before", "after"), strict=True):
-      for name, pair in wanted.items():
-        if tuple(digests[name].tolist()) != pair:
-          of = staged.base if what == "before" else staged.version
-          return new, f"{name} {what} it is not that of version {of} (its digest differs)"
-    return new, None
+    new, after = self._program(start, changes)(start, changes)
+    if not (names := _others(after, staged.after)):
+      return new, None
+    # Which side is wrong: differences can be taken back. Rare, so that it may be compiled now.
+    run = functools.partial(self._run, places=jax.tree.map(lambda x: x.sharding, new))
+    back = jax.jit(lambda new, changes: run(new, jax.tree.map(jnp.negative, changes))[1])
+    if wrong := _others(back(new, changes), staged.before):
+      return new, f"{wrong[0]} before it is not that of version {staged.base} (its digest differs)"
+    return new, f"{names[0]} after it is not that of version {staged.version} (its digest differs)"
+
+  def _run(self, held: Tree, changes: Tree, places: Tree) -> tuple[Tree, dict[str, jax.Array]]:
+    """(the parameters `changes` after those that are held, their digests)."""
+    new = jax.tree.map(ordered_bits.moved, held, self._layout(changes))
+    shapes = {name: x.shape for name, x in self._like.items()}
+    return new, ordered_bits.digests(new, shapes, places)
 
   def _program(self, held: Tree, changes: Tree) -> Any:
-    """The compiled function (held, changes) -> (new, digests before, digests after)."""
+    """`_run`, compiled."""
     key = jax.tree.structure(held)
     if key not in self._programs:
-      shapes = {name: x.shape for name, x in self._like.items()}
-
-      def moved(held: Tree, changes: Tree) -> tuple[Tree, Any, Any]:
-        new = jax.tree.map(ordered_bits.moved, held, self._layout(changes))
-        before, after = (ordered_bits.digests(tree, shapes) for tree in (held, new))
-        return new, before, after
-
       places = jax.tree.map(lambda x: x.sharding, held)
-      jitted = jax.jit(moved, donate_argnums=0, out_shardings=(places, None, None))
+      out = places, ordered_bits.replicated_like(jax.tree.leaves(held)[0])
+      run = functools.partial(self._run, places=places)
+      jitted = jax.jit(run, donate_argnums=0, out_shardings=out)
       self._programs[key] = jitted.lower(held, changes).compile()
     return self._programs[key]
 
@@ -277,6 +279,12 @@ class Receiver:
         f"differences of version {manifest.version}: {other} is {found.get(other)}, and the "
         f"receiver holds {wanted.get(other)}; it follows another policy"
       )
+
+
+def _others(found: Mapping[str, jax.Array], wanted: Digests) -> list[str]:
+  """Names of tensors whose digests differ from those that were published."""
+  digests = jax.device_get(found)
+  return [name for name, pair in wanted.items() if tuple(digests[name].tolist()) != pair]
 
 
 def _digests(manifest: Manifest, what: str) -> Digests:

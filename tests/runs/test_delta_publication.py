@@ -2,11 +2,16 @@
 versions.
 """
 
+import jax
 import numpy as np
 import pytest
 
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.runs import weight_files
 from jaxrl_agents.weights import manifest
-from tests.runs.test_several import ended, free_port, start, stop
+from jaxrl_agents.weights.receiver import Receiver
+from tests.runs.small_run import CFG
+from tests.runs.test_several import ended, free_port, start, start_both, stop, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -56,3 +61,35 @@ def test_a_sampler_of_its_own_follows_differences_to_the_same_numbers(full, cach
   ended(start("small_run.py", tmp_path, cache, 1, **DELTA, **listen))
   stop(sampler)
   assert_bitwise("params.npz", full, tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_two_processes_publish_the_differences_of_their_shards(cache, tmp_path):
+  for process in start_both(tmp_path, cache, **DELTA):
+    assert "read from a complete version" not in ended(process)
+  weights = tmp_path / "weights"
+  last = manifest.versions(manifest.differences(weights))[-1]
+  written = manifest.read(manifest.differences(weights), last)
+  assert {shard.part for tensor in written.tensors for shard in tensor.shards} == {0, 1}
+  reader = Receiver(weights, -1, params_lib.abstract(CFG, "bfloat16"))
+  found = reader.whole(reader.read(last))
+  saved = weight_files.load(str(tmp_path / "trained"), CFG, dtype="bfloat16")
+  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(saved), strict=True):
+    assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.timeout(400)
+def test_weights_are_swapped_while_rollouts_go_on_and_a_killed_run_begins_a_new_chain(
+  cache, tmp_path
+):
+  ahead = {"fleet": {"depth": 1}, "workers": {"deterministic": False}}
+  killed = start("small_run.py", tmp_path, cache, 1, **DELTA, **ahead)
+  wait_for(killed, "step 0")
+  killed.kill()
+  killed.communicate(timeout=30)
+  output = ended(start("small_run.py", tmp_path, cache, 1, **DELTA, **ahead))
+  assert "step 2" in output and "read from a complete version" not in output
+  held, params = (np.load(tmp_path / file) for file in ("held.npz", "params.npz"))
+  assert held["version"] == params["version"]
+  bits = lambda file: sorted(file[n].tobytes() for n in file.files if n != "version")
+  assert bits(held) == bits(params)  # one layer: the same arrays, in another order

@@ -1,5 +1,7 @@
 """Differences in the order of numbers, for every pattern of bits, and digests by a loop."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -39,11 +41,11 @@ def test_other_types_are_refused():
       ordered_bits.bits_of(dtype)
 
 
-def mixed(index, axis):
-  x = (index * 0x9E3779B1 + 0x85EBCA6B * (axis + 1)) % 2**32
+def hashed(index, axis, lane):
+  x = (index * 0x9E3779B1 + 0x85EBCA6B * (2 * axis + lane + 1)) % 2**32
   x = ((x ^ x >> 16) * 0x85EBCA6B) % 2**32
   x = ((x ^ x >> 13) * 0xC2B2AE35) % 2**32
-  return x ^ x >> 16
+  return (x ^ x >> 16) | 1
 
 
 def digest_of(array):
@@ -51,19 +53,18 @@ def digest_of(array):
   lanes = [0, 0]
   bits = array.view(np.uint16 if array.itemsize == 2 else np.uint32)
   for index in np.ndindex(array.shape):
-    total = sum(mixed(i, axis) for axis, i in enumerate(index)) % 2**32
-    first = (total ^ total >> 15) * 0xC2B2AE35 % 2**32
-    second = (first ^ first >> 13) * 0x27D4EB2F % 2**32
-    for lane, h in enumerate((first, second)):
-      lanes[lane] = (lanes[lane] + int(bits[index]) * (h | 1)) % 2**32
+    for lane in range(2):
+      product = math.prod(hashed(i, axis, lane) for axis, i in enumerate(index))
+      lanes[lane] = (lanes[lane] + int(bits[index]) * product) % 2**32
   return lanes
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_digest_is_the_sum_of_bits_times_hashes_of_their_index(dtype):
-  array = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(dtype)
+@pytest.mark.parametrize("free", [None, [], [0], [1, 2]])
+def test_a_digest_is_the_sum_of_bits_times_hashes_of_their_index(dtype, free):
+  array = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(dtype)
   expected = digest_of(array)
-  assert ordered_bits.digest(jnp.asarray(array)).tolist() == expected
+  assert ordered_bits.digest(jnp.asarray(array), free=free).tolist() == expected
   by_layer = sum(
     np.asarray(ordered_bits.digest(jnp.asarray(array[i]), layer=i), np.uint64) for i in range(3)
   )
@@ -77,7 +78,9 @@ def test_a_digest_does_not_depend_on_how_arrays_are_laid_out_but_on_where_each_n
   shapes = {"embed": (6, 5), "layers.up": (2, 4, 2, 3)}
   layers = tuple({"up": tree["layers"]["up"][i].reshape(4, 6)} for i in range(2))
   served = {"embed": jnp.pad(tree["embed"], ((0, 0), (0, 3))), "layers": layers}
-  values = lambda tree: {n: d.tolist() for n, d in ordered_bits.digests(tree, shapes).items()}
+  places = lambda tree: jax.tree.map(lambda x: x.sharding, tree)
+  found = lambda tree: ordered_bits.digests(tree, shapes, places(tree))
+  values = lambda tree: {name: pair.tolist() for name, pair in found(tree).items()}
   assert values(served) == values(tree)
   assert values(tree)["embed"] == digest_of(np.asarray(tree["embed"]))
   turned = values({**tree, "embed": tree["embed"][::-1]})
