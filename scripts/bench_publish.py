@@ -7,9 +7,9 @@ The work: a mixture of experts (by default 6 layers, width 512, 8 experts of wid
 parameters) in bfloat16, with a float32 master in the optimizer, is trained by CISPO and AdamW in a
 thread on the replies that an engine samples with it all the while. After each step the weights are
 published with `publish.kind=delta`, fetched by a receiver as the engine goes on, and swapped in
-between two of its steps; the learner, which would have devices of its own, waits for the swap alone.
-Rewards are a cheap function of the tokens. The first steps of Adam, which change the most, are left
-out (--warmup). Figures are means over the others:
+between two of its steps, while the learner, which would have devices of its own, waits. Rewards are
+a cheap function of the tokens. The first steps of Adam, which change the most, are left out
+(--warmup). Figures are means over the others:
 
   bytes_share     stored bytes of differences over the bytes of the weights
   over_entropy    stored bytes over the entropy of the differences, of each tensor apart

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -62,6 +61,7 @@ class Publisher:
     self._since = 0  # publications since the newest complete one
     self._due = False
     self._advance: Any = None
+    self._digest: Any = None
     self._lock = threading.Lock()  # of all of the above, and of the files
     self._closed = threading.Event()
     self._error: BaseException | None = None
@@ -120,12 +120,14 @@ class Publisher:
   def _write_differences(self, params: Tree, base: int) -> None:
     if self._advance is None:
       places = jax.tree.map(lambda x: x.sharding, self._held)
-      digests = ordered_bits.replicated_like(jax.tree.leaves(self._held)[0])
-      out = (places, places, digests, digests)
-      advance = functools.partial(advanced, places=places)
-      self._advance = jax.jit(advance, donate_argnums=0, out_shardings=out)
+      self._advance = jax.jit(advanced, donate_argnums=0, out_shardings=(places, places))
+      self._digest = ordered_bits.digests_program(
+        self._held, {name: leaf.shape for name, leaf in store.flatten(self._held)}
+      )
     params = jax.tree.map(lambda x, held: jax.device_put(x, held.sharding), params, self._held)
-    self._held, changes, before, after = self._advance(self._held, params)
+    before = self._digest(self._held)
+    self._held, changes = self._advance(self._held, params)
+    after = self._digest(self._held)
     last, found, self._digests = self._digests, _pairs(before), _pairs(after)
     if last is not None and last != found:
       name = next(name for name in last if last[name] != found[name])
@@ -206,14 +208,9 @@ class Publisher:
     )
 
 
-def advanced(
-  old: Tree, new: Tree, places: Tree
-) -> tuple[Tree, Tree, dict[str, jax.Array], dict[str, jax.Array]]:
-  """(a copy of `new`, the differences from `old`, digests of `old`, digests of `new`)."""
-  shapes = {name: leaf.shape for name, leaf in store.flatten(new)}
-  changes = jax.tree.map(ordered_bits.difference, new, old)
-  before, after = (ordered_bits.digests(tree, shapes, places) for tree in (old, new))
-  return jax.tree.map(jnp.copy, new), changes, before, after
+def advanced(old: Tree, new: Tree) -> tuple[Tree, Tree]:
+  """(a copy of `new`, the differences from `old`)."""
+  return jax.tree.map(jnp.copy, new), jax.tree.map(ordered_bits.difference, new, old)
 
 
 def _pairs(digests: Mapping[str, jax.Array]) -> dict[str, tuple[int, int]]:

@@ -2,7 +2,7 @@
 
     stage(version)   while sampling goes on: fetches, decodes and verifies what leads to a version,
                      and places it on the devices
-    swap(staged, held)   between two steps: one elementwise program, and its digests
+    swap(staged, held)   between two steps: one elementwise program, and digests of its result
 
 What goes wrong in either is named, and repaired from the newest complete version that works.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import os
 import sys
 import time
@@ -100,7 +99,7 @@ class Receiver:
       name: jax.ShapeDtypeStruct(x.shape, ordered_bits.bits_of(x.dtype), sharding=self._place(name))
       for name, x in self._like.items()
     }
-    self._program(held, store.tree_of(changes))
+    self._compiled(held, store.tree_of(changes))
 
   def stage(self, version: int) -> Staged:
     """What leads to a version: from the one that is held, if differences do, or a complete one.
@@ -179,31 +178,25 @@ class Receiver:
     """(the parameters, what is wrong with them)."""
     start = held if staged.whole is None else self._hold(staged.whole)
     changes = self._changes([]) if staged.changes is None else staged.changes  # one program for all
-    new, after = self._program(start, changes)(start, changes)
-    if not (names := _others(after, staged.after)):
+    move, digest = self._compiled(start, changes)
+    new = move(start, changes)
+    if not (names := _others(digest(new), staged.after)):
       return new, None
-    # Which side is wrong: differences can be taken back. Rare, so that it may be compiled now.
-    run = functools.partial(self._run, places=jax.tree.map(lambda x: x.sharding, new))
-    back = jax.jit(lambda new, changes: run(new, jax.tree.map(jnp.negative, changes))[1])
-    if wrong := _others(back(new, changes), staged.before):
-      return new, f"{wrong[0]} before it is not that of version {staged.base} (its digest differs)"
-    return new, f"{names[0]} after it is not that of version {staged.version} (its digest differs)"
+    # Which side is wrong? Differences can be taken back.
+    back = move(new, jax.tree.map(jnp.negative, changes))
+    if wrong := _others(digest(back), staged.before):
+      return back, f"{wrong[0]} before it is not that of version {staged.base} (its digest differs)"
+    return back, f"{names[0]} after it is not that of version {staged.version} (its digest differs)"
 
-  def _run(self, held: Tree, changes: Tree, places: Tree) -> tuple[Tree, dict[str, jax.Array]]:
-    """(the parameters `changes` after those that are held, their digests)."""
-    new = jax.tree.map(ordered_bits.moved, held, self._layout(changes))
-    shapes = {name: x.shape for name, x in self._like.items()}
-    return new, ordered_bits.digests(new, shapes, places)
-
-  def _program(self, held: Tree, changes: Tree) -> Any:
-    """`_run`, compiled."""
+  def _compiled(self, held: Tree, changes: Tree) -> tuple[Any, Any]:
+    """Programs: (held, changes) -> the parameters after them; (parameters) -> their digests."""
     key = jax.tree.structure(held)
     if key not in self._programs:
+      move = lambda held, changes: jax.tree.map(ordered_bits.moved, held, self._layout(changes))
       places = jax.tree.map(lambda x: x.sharding, held)
-      out = places, ordered_bits.replicated_like(jax.tree.leaves(held)[0])
-      run = functools.partial(self._run, places=places)
-      jitted = jax.jit(run, donate_argnums=0, out_shardings=out)
-      self._programs[key] = jitted.lower(held, changes).compile()
+      jitted = jax.jit(move, donate_argnums=0, out_shardings=places)
+      digest = ordered_bits.digests_program(held, {n: x.shape for n, x in self._like.items()})
+      self._programs[key] = jitted.lower(held, changes).compile(), digest
     return self._programs[key]
 
   def _from_complete(self, version: int, tried: Sequence[int] = ()) -> Staged:

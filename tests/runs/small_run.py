@@ -149,7 +149,8 @@ def trained(
       first_step=first,
     )
     if engine := players._engine:
-      held = {f"p{i}": bits(x) for i, x in enumerate(jax.tree.leaves(engine.params))}
+      leaves = jax.tree.leaves(processes_lib.gathered(engine.params))
+      held = {f"p{i}": bits(x) for i, x in enumerate(leaves)}
       np.savez(folder / "held.npz", version=engine.version, **held)
   manager.close()
   print(f"trained on {len(current.policy.version.sharding.device_set)} devices", flush=True)
