@@ -10,6 +10,8 @@ from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task
 
+BASELINES = ("random", "halving")
+
 
 @dataclasses.dataclass(frozen=True)
 class NumberConfig:
@@ -65,7 +67,10 @@ class NumberAgent(Agent):
   name = "number_game"
   config = NumberConfig
   success = "reward"
-  baselines = ("random", "halving")
+
+  def baselines(self, options):
+    """The players that are evaluated beside the policy."""
+    return BASELINES
 
   def tasks(self, setting, report=print):
     """Makes the tasks."""
@@ -88,7 +93,7 @@ class NumberAgent(Agent):
         return Message("assistant", str((low + high) // 2))
       return Message("assistant", str(draw.randint(low, high)))
 
-    if name not in (DEMONSTRATOR, *self.baselines):
+    if name not in (DEMONSTRATOR, *BASELINES):
       return super().player(name, task, services, seed, chat)
     return Scripted(NumberGame(task, services), chat, play)
 

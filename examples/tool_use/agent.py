@@ -17,6 +17,8 @@ from jaxrl_agents.types import Context, Message, Task, ToolCall
 COUNTS = {"train": 2_000, "dev": 200, "test": 200}
 """Shops of each split; every shop belongs to one split."""
 
+BASELINES = ("guess", "ask_all", "ask_until_certain")
+
 
 @dataclasses.dataclass(frozen=True)
 class ToolUseConfig:
@@ -85,7 +87,6 @@ class ToolUseAgent(Agent):
   name = "tool_use"
   config = ToolUseConfig
   headline = success = "right"
-  baselines = ("guess", "ask_all", "ask_until_certain")
   story = Story(
     baseline=("ask_all", "a player who asks for all three"),
     titles={"reward": "Reward", "right": "Right", "calls": "Calls"},
@@ -93,9 +94,17 @@ class ToolUseAgent(Agent):
     sections=by_calls,
   )
 
+  def baselines(self, options):
+    """The players that are evaluated beside the policy."""
+    return BASELINES
+
   def tasks(self, setting, report=print):
     """Makes the tasks, and the database that they are about."""
     return ShopTasks(setting.cache / "tool_use" / "shops.sqlite")
+
+  def own_tools(self, options):
+    """The one tool; with this method, episodes also have those of `--set tools.mcp`."""
+    return ("look",)
 
   def services(self, chat, options, shared):
     """Opens the database once for each worker process."""
@@ -111,7 +120,7 @@ class ToolUseAgent(Agent):
 
   def player(self, name, task, services, seed, chat):
     """One question to a scripted player; the demonstrator mostly guesses too early."""
-    if name not in (DEMONSTRATOR, *self.baselines):
+    if name not in (DEMONSTRATOR, *BASELINES):
       return super().player(name, task, services, seed, chat)
     draw, shelves = random.Random(f"{seed} {task.id}"), list(task.facts["shelves"])
     draw.shuffle(shelves)

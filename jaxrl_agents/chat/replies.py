@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +35,8 @@ def with_arguments(call_id: str, name: str, text: str, label: str = "") -> ToolC
     arguments = json.loads(text)
   except (ValueError, RecursionError) as problem:
     error = f"the arguments of {name!r} are not valid JSON: {problem}"
-  return with_object(call_id, name, arguments, label, error)
+  call = with_object(call_id, name, arguments, label, error)
+  return dataclasses.replace(call, raw=text) if call.error else call
 
 
 def with_object(

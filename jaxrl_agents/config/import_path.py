@@ -14,7 +14,8 @@ from typing import Any
 from jaxrl_agents.config.ranges import shown
 
 AGENTS: Mapping[str, str] = {
-  name: f"jaxrl_agents.agents.{name}.agent:AGENT" for name in ("search", "swarm", "coding")
+  name: f"jaxrl_agents.agents.{name}.agent:AGENT"
+  for name in ("search", "swarm", "coding", "external")
 }
 """{name: import path} of the agents of this package."""
 

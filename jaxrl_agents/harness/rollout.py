@@ -13,7 +13,7 @@ import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -181,12 +181,28 @@ def finished(env: Env, record: Record, *, task: Task, stop: str, wall_s: float) 
   return dataclasses.replace(trajectory, rewards=env.rewards(trajectory))
 
 
+@runtime_checkable
+class SelfDriven(Protocol):
+  """An episode that asks for replies when it likes, in the place of an environment that is stepped:
+  an agent with a loop of its own.
+  """
+
+  async def play(
+    self, sampler: Sampler, *, task: Task, sampling: Sampling, rollout: int
+  ) -> Trajectory:
+    """Plays to the end and returns the rewarded trajectory; an error of its own is data."""
+    ...
+
+
 MakeEpisode = Callable[[Task, int, Sampler], tuple[Env, Sampler]]
 """(task, seed of the rollout, sampler of the policy) -> the environment and who plays it."""
 
+MakeRollout = Callable[[Task, int, Sampler], tuple[Env | SelfDriven, Sampler]]
+"""The same, where the episode may drive itself."""
+
 
 async def run_group(
-  make_episode: MakeEpisode,
+  make_episode: MakeRollout,
   task: Task,
   num_rollouts: int,
   *,
@@ -205,6 +221,8 @@ async def run_group(
     record = Record()
     try:
       env, player = make_episode(task, turn_seed(sampling.seed, task.id, rollout, -1), sampler)
+      if isinstance(env, SelfDriven):
+        return await env.play(player, task=task, sampling=sampling, rollout=rollout)
       return await run_episode(
         env,
         chat,
@@ -238,7 +256,7 @@ def failed(task: Task, record: Record, error: Exception) -> Trajectory:
 async def begin(env: Env, record: Record) -> Context:
   """Starts `env`; what it shows that the record lacks goes into its log."""
   context = await env.start()
-  record.log.extend(_unseen(context.messages, record.log))
+  record.log.extend(unseen(context.messages, record.log))
   return context
 
 
@@ -270,7 +288,7 @@ async def play_turns(
       routed_tokens=routed_tokens(record.turns, prompt),
     )
     began = time.monotonic()
-    generation = await _generate(sampler, prompt, limits)
+    generation = await generate(sampler, prompt, limits)
     record.generate_s += time.monotonic() - began
     reply = _reply(chat, generation, turn=len(record.turns))
     record.turns.append(Turn(prompt, generation))
@@ -279,11 +297,16 @@ async def play_turns(
     context = await env.step(reply)
     record.tools_s += time.monotonic() - began
     record.children.extend(context.children)
-    record.log.extend(_unseen(context.messages, record.log))
+    record.log.extend(unseen(context.messages, record.log))
   return context
 
 
-async def _generate(sampler: Sampler, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
+async def generate(sampler: Sampler, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
+  """Asks for one generation and checks it.
+
+  Raises:
+    EpisodeError: it took longer than `limits.deadline_s`, or the sampler broke its contract.
+  """
   try:
     generation = await asyncio.wait_for(sampler.generate(prompt, limits), limits.deadline_s)
   except TimeoutError as error:
@@ -318,7 +341,7 @@ def _reply(chat: Chat, generation: Generation, turn: int) -> Message:
   return dataclasses.replace(reply, tool_calls=calls, tokens=generation.tokens)
 
 
-def _unseen(messages: tuple[Message, ...], log: list[Message]) -> list[Message]:
+def unseen(messages: Sequence[Message], log: Sequence[Message]) -> list[Message]:
   """The messages of a context that the log lacks.
 
   A tool result is known by its call, so that a pruned one is not new; a one-time message is new

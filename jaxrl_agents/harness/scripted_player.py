@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.types import Context, Env, Generation, Message, SamplingLimits
+from jaxrl_agents.types import Context, Env, EnvWithTools, Generation, Message, SamplingLimits
 
 
 class Scripted:
@@ -24,6 +26,10 @@ class Scripted:
     self.rewards = env.rewards
     self.close = env.close
 
+  def add_tools(self, tools: Sequence[Any]) -> None:
+    """Gives the environment further tools, if it takes any."""
+    cast(EnvWithTools, self._env).add_tools(tools)
+
   async def start(self) -> Context:
     """Starts the environment."""
     self._context = await self._env.start()
@@ -36,17 +42,27 @@ class Scripted:
 
   async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
     """The player's turn as tokens, cut at `limits.max_new_tokens` as a policy's would be."""
-    tokens = self._chat.encode_reply(self._play(self._context), self._context.messages)
-    stop = "stop" if len(tokens) <= limits.max_new_tokens else "length"
-    tokens = tokens[: limits.max_new_tokens]
-    return Generation(
-      tokens=tokens,
-      logprobs=np.zeros(len(tokens), np.float32),
-      versions=np.full(len(tokens), -1, np.int32),
-      routing=None,
-      stop=stop,
-      trained=not getattr(self._play, "erred", False),
-    )
+    reply = self._play(self._context)
+    generation = spoken(self._chat, reply, self._context.messages, limits.max_new_tokens)
+    return dataclasses.replace(generation, trained=not getattr(self._play, "erred", False))
 
   def playing(self, more: int) -> None:
     """Nobody waits for a scripted player's requests."""
+
+
+def spoken(
+  chat: Chat, reply: Message, earlier: Sequence[Message], max_new_tokens: int
+) -> Generation:
+  """What a policy that said `reply` after the messages `earlier` would have sampled, cut at
+  `max_new_tokens`.
+  """
+  tokens = chat.encode_reply(reply, earlier)
+  stop = "stop" if len(tokens) <= max_new_tokens else "length"
+  tokens = tokens[:max_new_tokens]
+  return Generation(
+    tokens=tokens,
+    logprobs=np.zeros(len(tokens), np.float32),
+    versions=np.full(len(tokens), -1, np.int32),
+    routing=None,
+    stop=stop,
+  )

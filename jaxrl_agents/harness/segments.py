@@ -39,7 +39,7 @@ def to_segments(turns: Sequence[Turn], shared_turns: int = 0) -> tuple[Segment, 
       runs.append([])
     runs[-1].append((turn, i >= shared_turns and turn.generation.trained))
     seen = np.concatenate([turn.prompt, turn.generation.tokens])
-  return tuple(_segment(run) for run in runs if any(trained for _, trained in run))
+  return tuple(segment_of(run) for run in runs if any(trained for _, trained in run))
 
 
 def routed_tokens(turns: Sequence[Turn], prompt: np.ndarray) -> int:
@@ -57,9 +57,9 @@ def _extends(prompt: np.ndarray, seen: np.ndarray) -> bool:
   return len(prompt) >= len(seen) and bool(np.array_equal(prompt[: len(seen)], seen))
 
 
-def _segment(run: Sequence[tuple[Turn, bool]]) -> Segment:
+def segment_of(run: Sequence[tuple[Turn, bool]]) -> Segment:
   """One segment of turns, and whether each is trained, of which each prompt extends the previous
-  prompt and reply.
+  prompt and reply. Experts that an earlier turn recorded stay.
   """
   last, _ = run[-1]
   tokens = np.concatenate([last.prompt, last.generation.tokens]).astype(np.int32)
@@ -79,5 +79,6 @@ def _segment(run: Sequence[tuple[Turn, bool]]) -> Segment:
       continue
     if routing is None:
       routing = np.full((length, *rows.shape[1:]), NOT_ROUTED, np.uint16)
-    routing[span.stop - len(rows) : span.stop] = rows
+    place = routing[span.stop - len(rows) : span.stop]
+    place[...] = np.where(place == NOT_ROUTED, rows, place)
   return Segment(tokens, loss_mask, logprobs, versions, routing, run[0][0].generation.began)

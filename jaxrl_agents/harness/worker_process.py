@@ -33,7 +33,7 @@ import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.rollout import (
-  MakeEpisode,
+  MakeRollout,
   Record,
   SamplerRefused,
   Sampling,
@@ -52,7 +52,7 @@ class Services:
   """What a worker needs to play: the chat, and an episode for a task."""
 
   chat: Chat
-  make_episode: MakeEpisode
+  make_episode: MakeRollout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,10 @@ def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any
     players.warm_up()
     groups = play(here, players, tasks, label="evaluate")
   setting = setup.setting(config)
-  played = {name: play_baseline(config, corpus, tasks, name) for name in agent.baselines}
+  played = {
+    name: play_baseline(config, corpus, tasks, name)
+    for name in agent.baselines(config.agent_config)
+  }
   return {
     "checkpoint": checkpoint,
     "split": config.eval.split,

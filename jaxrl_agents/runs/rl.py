@@ -67,7 +67,7 @@ def _train(
   if channel.is_first:
     resumption.check_goes_on(config, workdir, first)
     if first < config.learner.steps:
-      resumption.forget_results(workdir, setup.agent(config).baselines)
+      resumption.forget_results(workdir, setup.agent(config).baselines(config.agent_config))
     workdir.merge_summary(description(config))
     workdir.drop_metrics_from("rl", first)
     weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
@@ -198,7 +198,7 @@ def _of_variants(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of)
 def _of_baselines(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   """The evaluation of each scripted player of the agent."""
   found = {}
-  for name in setup.agent(config).baselines:
+  for name in setup.agent(config).baselines(config.agent_config):
     played = functools.partial(evaluation.play_baseline, config, corpus, player=name)
     found[name] = _kept(config, corpus, workdir, name, played)
   return found

@@ -17,14 +17,16 @@ from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting
 from jaxrl_agents.agents.search import tools
+from jaxrl_agents.agents.search import view as search_view
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
-from jaxrl_agents.agents.swarm import config, env, expert, parl
+from jaxrl_agents.agents.swarm import config, env, expert, parl, view
 from jaxrl_agents.agents.swarm import drills as swarm_drills
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.story import STORY
 from jaxrl_agents.agents.swarm.tasks import budgets, make_tasks
 from jaxrl_agents.chat import Chat
+from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
@@ -68,6 +70,11 @@ class SwarmAgent(Agent):
     config.check(options)
     config.check_run(options, steps, stall_s)
 
+  def own_tools(self, options: SwarmConfig) -> Sequence[str]:
+    """Those of the swarm, and those that look into the corpus."""
+    corpus = (search_view.SEARCH, search_view.GREP, search_view.READ)
+    return [spec.name for spec in (view.CREATE, view.ASSIGN, *corpus)]
+
   def turn_s(self, options: SwarmConfig, stall_s: float) -> float:
     """A turn of the orchestrator may last as long as its sub-agents."""
     return stall_s + options.sub_deadline_s
@@ -106,7 +113,7 @@ class SwarmAgent(Agent):
 
   def player(
     self, name: str, task: Task, services: SwarmServices, seed: int, chat: Chat
-  ) -> Scripted:
+  ) -> Scripted | SelfDriven:
     """An episode of the scripted orchestrator with scripted sub-agents.
 
     The demonstrator is, with probability `swarm.single`, a single agent with all the steps and
@@ -125,8 +132,7 @@ class SwarmAgent(Agent):
     noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
     return expert.make_player(task, services, noise, seed, roomy)
 
-  @property
-  def baselines(self) -> Sequence[str]:
+  def baselines(self, options: Any) -> Sequence[str]:
     """The expert without mistakes."""
     return ("expert",)
 

@@ -91,7 +91,7 @@ def test_the_expert_lists_the_gold_alone(services):
 
 def test_every_baseline_of_the_agent_has_a_player_and_other_names_are_refused(services):
   task = make_task(corpus()[0].text, GOLD)
-  for name in (*AGENT.baselines, agent_lib.DEMONSTRATOR):
+  for name in (*AGENT.baselines(AGENT.config()), agent_lib.DEMONSTRATOR):
     assert play(name, services, task).stop == "answer"
   for name in ("nobody", "heuristic_0x2", "one_search_"):
     with pytest.raises(ValueError, match=f"no scripted player '{name}'; it has expert, "):

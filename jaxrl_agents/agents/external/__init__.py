@@ -1,0 +1,1 @@
+"""An agent that exists already, trained behind the gateway as it is."""

@@ -1,0 +1,72 @@
+"""The record of an agent that exists already and speaks to its policy over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Setting
+from jaxrl_agents.agents.external.config import START_OPTIONS, ExternalConfig
+from jaxrl_agents.agents.external.episode import ExternalEpisode, ExternalServices
+from jaxrl_agents.agents.external.tasks import ExternalTasks
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.config import import_path
+from jaxrl_agents.gateway.token_tree import KINDS
+from jaxrl_agents.harness.rollout import SelfDriven
+from jaxrl_agents.types import Sampler, Task
+
+
+class ExternalAgent(Agent):
+  """Any agent of any project, in any language, unmodified."""
+
+  name = "external"
+  config = ExternalConfig
+
+  def check(self, options: ExternalConfig, steps: int, stall_s: float) -> None:
+    """Exactly one way to start the agent; kinds of calls that exist."""
+    given = [name for name in START_OPTIONS if getattr(options, name)]
+    if len(given) != 1:
+      raise ValueError(
+        f"external needs exactly one of {', '.join(START_OPTIONS)} to start the agent, and has "
+        f"{' and '.join(given) or 'none'}"
+      )
+    if unknown := set(options.trains) - set(KINDS):
+      raise ValueError(f"external.trains has {sorted(unknown)}; kinds are {', '.join(KINDS)}")
+    if options.hook and options.players:
+      raise ValueError("external.players do not go with external.hook; set external.players=()")
+
+  def tasks(self, setting: Setting, report: Any = print) -> ExternalTasks:
+    """The rows that `external.tasks` names."""
+    return ExternalTasks(setting.options.tasks)
+
+  def services(self, chat: Chat, options: ExternalConfig, shared: Any) -> ExternalServices:
+    """The gateway of a worker process."""
+    return ExternalServices(chat, options)
+
+  def episode(
+    self, task: Task, services: ExternalServices, seed: int, sampler: Sampler
+  ) -> SelfDriven:
+    """One rollout of the agent with the policy."""
+    return ExternalEpisode(task, services)
+
+  def player(
+    self, name: str, task: Task, services: ExternalServices, seed: int, chat: Chat
+  ) -> SelfDriven:
+    """One rollout of the agent with a scripted player in the place of the policy."""
+    players = dict(services.options.players)
+    if name not in players:
+      names = ", ".join(players) or "none"
+      raise ValueError(f"external.players has no {name!r}, only {names}; add it there")
+    answer = import_path.load(players[name], "external.players")
+    return ExternalEpisode(task, services, answer, seed)
+
+  def turn_s(self, options: ExternalConfig, stall_s: float) -> float:
+    """Its share of the time of a rollout."""
+    return options.timeout_s / options.max_calls
+
+  def baselines(self, options: ExternalConfig) -> Sequence[str]:
+    """The scripted players besides the demonstrator."""
+    return tuple(name for name, _ in options.players if name != DEMONSTRATOR)
+
+
+AGENT = ExternalAgent()

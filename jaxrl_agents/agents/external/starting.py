@@ -1,0 +1,199 @@
+"""Starts an agent that exists already and waits for its end: a command, a function or a hook."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import json
+import os
+import pathlib
+import shlex
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxrl_agents.types import Task
+
+KEPT_BYTES = 64 << 10
+"""Of standard output and of standard error, their ends."""
+
+GRACE_S = 5.0
+"""Seconds between the signal that asks a command to end and the one that ends it."""
+
+PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
+"""What a command gets of this process's environment."""
+
+
+GOLD = "gold"
+"""The field of a task's row that the agent does not see."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """How the agent of one rollout ended.
+
+  Attributes:
+    folder: in which it ran; removed after the reward.
+    exit_status: of a command; 0 otherwise.
+    output, errors: the ends of standard output and standard error of a command.
+    result: what a function returned.
+    timed_out: whether it was ended at `timeout_s`.
+  """
+
+  folder: pathlib.Path
+  exit_status: int = 0
+  output: str = ""
+  errors: str = ""
+  result: Any = None
+  timed_out: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+  """Where an agent finds its policy.
+
+  Attributes:
+    url: of the gateway, without /v1.
+    key: opens the session.
+    control_key: attaches rewards and ends it.
+    session_id: of the session.
+  """
+
+  url: str
+  key: str
+  control_key: str
+  session_id: str
+
+
+def environment(address: Address, folder: pathlib.Path) -> dict[str, str]:
+  """The environment of a command: what client libraries read, and little else."""
+  passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+  return passed | {
+    "HOME": str(folder),
+    "OPENAI_BASE_URL": f"{address.url}/v1",
+    "OPENAI_API_BASE": f"{address.url}/v1",
+    "OPENAI_API_KEY": address.key,
+    "ANTHROPIC_BASE_URL": address.url,
+    "ANTHROPIC_API_KEY": address.key,
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # else the prompt changes with every request
+    "NO_PROXY": "127.0.0.1,localhost",
+  }
+
+
+def shown(task: Task) -> Task:
+  """The task without what is for the reward alone."""
+  facts = {name: value for name, value in task.facts.items() if name != GOLD}
+  return dataclasses.replace(task, facts=facts)
+
+
+def as_json(task: Task) -> dict[str, Any]:
+  """What an agent may see of a task, as in its row."""
+  return {"id": task.id, "prompt": task.prompt, "split": task.split, **shown(task).facts}
+
+
+async def command(
+  words: str, task: Task, address: Address, folder: pathlib.Path, timeout_s: float
+) -> Outcome:
+  """Runs a command in a session of its own and ends all of it at the timeout.
+
+  Raises:
+    ValueError: there is no such command.
+  """
+  file = folder / "task.json"
+  file.write_text(json.dumps(as_json(task), ensure_ascii=False))
+  places = {"{task}": str(file), "{prompt}": task.prompt}
+  argv = [places.get(word, word) for word in shlex.split(words)]
+  out, err = folder / ".stdout", folder / ".stderr"
+  with out.open("wb") as stdout, err.open("wb") as stderr:
+    try:
+      process = await asyncio.create_subprocess_exec(
+        *argv,
+        cwd=folder,
+        env=environment(address, folder),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+      )
+    except OSError as error:
+      raise ValueError(f"external.command cannot be started: {error}") from error
+    timed_out = False
+    try:
+      await asyncio.wait_for(process.wait(), timeout_s)
+    except TimeoutError:
+      timed_out = True
+    finally:
+      await _end(process)
+  status = process.returncode or 0
+  return Outcome(folder, status, _tail(out), _tail(err), timed_out=timed_out)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+  """Ends a command and what it started; whatever was left behind of it, too."""
+  for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, number)
+    with contextlib.suppress(TimeoutError):
+      await asyncio.wait_for(process.wait(), wait_s)
+
+
+def _tail(file: pathlib.Path) -> str:
+  with file.open("rb") as opened:
+    opened.seek(max(0, file.stat().st_size - KEPT_BYTES))
+    return opened.read().decode("utf-8", "replace")
+
+
+async def function(
+  call: Callable[..., Any], task: Task, address: Address, folder: pathlib.Path, timeout_s: float
+) -> Outcome:
+  """Calls a function, in a thread unless it is a coroutine function.
+
+  A thread that does not end at the timeout goes on without a policy: its session is closed.
+  """
+  arguments = (shown(task), f"{address.url}/v1", address.key, folder)
+  is_async = inspect.iscoroutinefunction(call)
+  running = call(*arguments) if is_async else asyncio.to_thread(call, *arguments)
+  try:
+    return Outcome(folder, result=await asyncio.wait_for(running, timeout_s))
+  except TimeoutError:
+    return Outcome(folder, timed_out=True)
+
+
+async def hook(
+  url: str, task: Task, address: Address, finished: asyncio.Event, folder: pathlib.Path,
+  timeout_s: float,
+) -> Outcome:  # fmt: skip
+  """Asks a server to run its agent, and waits until the agent's session is finished.
+
+  Raises:
+    ValueError: the server does not answer, or refuses.
+  """
+  control = f"{address.url}/sessions/{address.session_id}"
+  body: Mapping[str, Any] = {
+    "task": as_json(task),
+    "base_url": f"{address.url}/v1",
+    "api_key": address.key,
+    "control_url": control,
+    "control_key": address.control_key,
+  }
+  request = urllib.request.Request(
+    url, json.dumps(body).encode(), {"content-type": "application/json"}
+  )
+
+  def post() -> None:
+    with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+      reply.read(KEPT_BYTES)
+
+  try:
+    async with asyncio.timeout(timeout_s):
+      await asyncio.to_thread(post)
+      await finished.wait()
+  except TimeoutError:
+    return Outcome(folder, timed_out=True)
+  except (urllib.error.URLError, OSError) as error:
+    raise ValueError(f"external.hook={url}: {error}") from error
+  return Outcome(folder)

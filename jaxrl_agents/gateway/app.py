@@ -1,0 +1,288 @@
+"""The routes of the gateway, as an ASGI application (starlette, of the extra `gateway`).
+
+Agents use the routes of their client library with the key of a session: as a bearer token, as
+`x-api-key`, or in the path `/s/KEY/v1/...`. Whoever starts agents uses the routes below `/sessions`
+with the service key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from jaxrl_agents.gateway import control, sse
+from jaxrl_agents.gateway.dialects import chat, completions, generate, messages, responses
+from jaxrl_agents.gateway.registry import Registry
+from jaxrl_agents.gateway.requests import Refusal
+from jaxrl_agents.gateway.sessions import Limits, Served, Session
+
+MAX_BODY_BYTES = 64 << 20
+BODY_S = 60.0
+"""Seconds that a client has to send its body."""
+
+
+def make_app(
+  registry: Registry, *, service_key: str, served: Served | None = None, limits: Limits = Limits()
+) -> Starlette:
+  """The application.
+
+  Args:
+    registry: of the sessions.
+    service_key: opens the routes of the control plane.
+    served: what new sessions are served by; None if none may be opened over HTTP.
+    limits: of new sessions, unless they ask for less.
+  """
+  gateway = _Gateway(registry, service_key, served, limits)
+  dialects = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/messages": messages,
+    "/v1/responses": responses,
+    "/inference/v1/generate": generate,
+  }
+  routes = [Route("/healthz", gateway.healthz), Route("/metrics", gateway.metrics)]
+  for prefix in ("", "/s/{key}"):
+    for path, dialect in dialects.items():
+      routes.append(Route(prefix + path, gateway.answers(dialect), methods=["POST"]))
+    routes += [
+      Route(f"{prefix}/v1/messages/count_tokens", gateway.count_tokens, methods=["POST"]),
+      Route(f"{prefix}/v1/models", gateway.models),
+      Route(f"{prefix}/v1/models/{{name:path}}", gateway.model),
+    ]
+  routes += [
+    Route("/sessions", gateway.open_session, methods=["POST"]),
+    Route("/sessions/{id}", gateway.session),
+    Route("/sessions/{id}/rewards", gateway.reward, methods=["POST"]),
+    Route("/sessions/{id}/finish", gateway.finish, methods=["POST"]),
+    Route("/sessions/{id}/trajectory", gateway.trajectory),
+  ]
+  return Starlette(routes=routes)
+
+
+Handler = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def _guarded(handler: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+  """Refusals become replies in the dialect of the route."""
+
+  async def call(self: Any, http: HttpRequest, *arguments: Any) -> Response:
+    try:
+      return await handler(self, http, *arguments)
+    except Refusal as refusal:
+      return _refused(http, refusal)
+    except ClientDisconnect:
+      return PlainTextResponse("", 499)
+
+  return call
+
+
+class _Gateway:
+  """The handlers of the routes, and what they share."""
+
+  def __init__(self, registry: Registry, key: str, served: Served | None, limits: Limits):
+    self._registry, self._key, self._served, self._limits = registry, key, served, limits
+
+  def answers(self, dialect: Any) -> Handler:
+    """The handler of the requests for replies in one dialect."""
+
+    async def handler(http: HttpRequest) -> Response:
+      return await self.answer(http, dialect)
+
+    return handler
+
+  @_guarded
+  async def answer(self, http: HttpRequest, dialect: Any) -> Response:
+    """Samples and replies in a dialect, as one body or as a stream."""
+    session = self._session_of(http)
+    raw = await _body(http)
+    asked = dialect.parse(_json(raw), session.served.chat)
+    name, repeated = _named(http, raw)
+    task = session.begin(asked.request, name, repeated=repeated)
+    head = {"x-session-id": session.id}
+    if asked.request.without_effect:
+      head["x-fields-without-effect"] = ", ".join(asked.request.without_effect)
+    if not asked.stream:
+      replies = await asyncio.shield(task)
+      if not await http.is_disconnected():
+        session.delivered(replies)
+      return JSONResponse(dialect.body_of(asked, replies), headers=head)
+    await sse.begun(task)
+    refusal = lambda problem: ("error", _error_body(http, problem))
+    events = lambda replies: dialect.events(asked, replies)
+    content = sse.stream(task, events, refusal, session.delivered)
+    head["cache-control"] = "no-cache"
+    return StreamingResponse(content, media_type="text/event-stream", headers=head)
+
+  @_guarded
+  async def count_tokens(self, http: HttpRequest) -> Response:
+    """The exact number of tokens of a prompt."""
+    session = self._session_of(http)
+    asked = messages.parse(_json(await _body(http)), session.served.chat)
+    return JSONResponse({"input_tokens": len(session.prompt(asked.request))})
+
+  @_guarded
+  async def models(self, http: HttpRequest) -> Response:
+    """The policy that is served."""
+    model = control.model(self._session_of(http).served)
+    return JSONResponse({"object": "list", "data": [model], "models": [model]})
+
+  @_guarded
+  async def model(self, http: HttpRequest) -> Response:
+    """The policy, by whatever name it is asked for."""
+    served = self._session_of(http).served
+    return JSONResponse(control.model(served) | {"id": http.path_params["name"]})
+
+  async def healthz(self, http: HttpRequest) -> Response:
+    """Whether the gateway answers."""
+    return PlainTextResponse("ok")
+
+  @_guarded
+  async def metrics(self, http: HttpRequest) -> Response:
+    """Counters in the text format of Prometheus."""
+    self._check_service_key(http)
+    return PlainTextResponse(control.metrics(self._registry))
+
+  @_guarded
+  async def open_session(self, http: HttpRequest) -> Response:
+    """Opens a session."""
+    self._check_service_key(http)
+    if self._served is None:
+      raise Refusal(403, "this gateway is of a training run, which opens its sessions itself")
+    opened = control.opened(_json(await _body(http)), self._served, self._limits)
+    self._registry.add(opened)
+    base_url = str(http.base_url).rstrip("/")
+    return JSONResponse(
+      {
+        "session_id": opened.id,
+        "api_key": opened.key,
+        "base_url": f"{base_url}/v1",
+        "anthropic_base_url": base_url,
+      }
+    )
+
+  @_guarded
+  async def session(self, http: HttpRequest) -> Response:
+    """The counters of a session."""
+    return JSONResponse(self._controlled(http).counters())
+
+  @_guarded
+  async def reward(self, http: HttpRequest) -> Response:
+    """Attaches parts of the reward."""
+    session = self._controlled(http)
+    return JSONResponse(control.rewarded(session, _json(await _body(http))))
+
+  @_guarded
+  async def finish(self, http: HttpRequest) -> Response:
+    """Ends a session."""
+    session = self._controlled(http)
+    await control.finished(session, _json(await _body(http)))
+    return JSONResponse(session.counters())
+
+  @_guarded
+  async def trajectory(self, http: HttpRequest) -> Response:
+    """What a finished session left."""
+    return JSONResponse(control.trajectory(self._controlled(http)))
+
+  def _session_of(self, http: HttpRequest) -> Session:
+    """The session of a request: of its key, or with the service key the one that X-Session-ID
+    names, else one of its own that nothing is kept of."""
+    key = http.path_params.get("key") or _key(http)
+    if session := self._registry.of_key(key):
+      return session
+    if not (self._served and secrets.compare_digest(key.encode(), self._key.encode())):
+      raise Refusal(
+        401, "the key opens no session; send the api_key of one", code="invalid_api_key"
+      )
+    name = http.headers.get("x-session-id", "")
+    if not name:
+      return Session(self._served, self._limits)
+    if not self._registry.has(name):
+      self._registry.add(Session(self._served, self._limits, id=name))
+    return self._registry.of_id(name)
+
+  def _controlled(self, http: HttpRequest) -> Session:
+    """The session in the path, for whoever has the service key or its own reward key."""
+    session_id = http.path_params["id"]
+    if self._registry.has(session_id):
+      session = self._registry.of_id(session_id)
+      if secrets.compare_digest(_key(http).encode(), session.control_key.encode()):
+        return session
+    self._check_service_key(http)
+    return self._registry.of_id(session_id)
+
+  def _check_service_key(self, http: HttpRequest) -> None:
+    if not secrets.compare_digest(_key(http).encode(), self._key.encode()):
+      raise Refusal(401, "this route needs the service key", code="invalid_api_key")
+
+
+def _key(http: HttpRequest) -> str:
+  """The key of a request; "" if it has none."""
+  scheme, _, bearer = http.headers.get("authorization", "").partition(" ")
+  return http.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
+
+
+async def _body(http: HttpRequest) -> bytes:
+  """The body of a request.
+
+  Raises:
+    Refusal: 413, it is too large; 408, it takes too long.
+  """
+  parts, size = [], 0
+  try:
+    async with asyncio.timeout(BODY_S):
+      async for part in http.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+          raise Refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes", retry=False)
+        parts.append(part)
+  except TimeoutError:
+    raise Refusal(408, f"the body took longer than {BODY_S:g} s", retry=False) from None
+  return b"".join(parts)
+
+
+def _json(raw: bytes) -> Any:
+  try:
+    return json.loads(raw or b"{}")
+  except (ValueError, RecursionError) as error:
+    raise Refusal(400, f"the body is not valid JSON: {error}") from None
+
+
+def _named(http: HttpRequest, raw: bytes) -> tuple[str, bool]:
+  """What a request and its repetition have in common, and whether this is a repetition.
+
+  Clients repeat a request when its connection broke. An equal body that is not marked as a
+  repetition asks for another reply.
+  """
+  if name := http.headers.get("idempotency-key", ""):
+    return f"key {name}", True
+  digest = hashlib.blake2b(http.url.path.encode() + b"\0" + raw, digest_size=16).hexdigest()
+  count = http.headers.get("x-stainless-retry-count", "")
+  return f"body {digest}", count.isdecimal() and int(count) > 0
+
+
+def _error_body(http: HttpRequest, refusal: Refusal) -> dict[str, Any]:
+  kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+  kind = kinds.get(refusal.status, "rate_limit_error" if refusal.status == 429 else "api_error")
+  if "/messages" in http.url.path:
+    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+  error = {
+    "message": refusal.message,
+    "type": kind,
+    "param": refusal.param or None,
+    "code": refusal.code or None,
+  }
+  return {"error": error}
+
+
+def _refused(http: HttpRequest, refusal: Refusal) -> Response:
+  return JSONResponse(_error_body(http, refusal), refusal.status, headers=refusal.headers)

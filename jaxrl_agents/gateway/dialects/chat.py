@@ -1,0 +1,212 @@
+"""POST /v1/chat/completions: https://platform.openai.com/docs/api-reference/chat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.gateway.requests import (
+  Asked,
+  Fields,
+  Refusal,
+  Reply,
+  Request,
+  arguments_of,
+  call_of,
+  stop_texts,
+  text_of,
+  tool_spec,
+)
+from jaxrl_agents.types import Message, ToolCall, ToolSpec
+
+REFUSED: Mapping[str, Sequence[Any]] = {
+  "logit_bias": ({},),
+  "presence_penalty": (0,),
+  "frequency_penalty": (0,),
+  "top_logprobs": (0,),
+  "functions": ([],),
+  "function_call": ("none", "auto"),
+  "audio": (),
+  "modalities": (["text"],),
+}
+"""Fields that would change the reply, and the values with which they do not."""
+
+FINISH = {"stop_text": "stop"}
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+def parse(body: Any, chat: Chat) -> Asked:
+  """The request in a JSON body.
+
+  Raises:
+    Refusal: 400, with the field that is wrong or not supported.
+  """
+  fields = Fields(body)
+  fields.refuse(REFUSED)
+  limits = [fields.whole(name, least=1) for name in ("max_tokens", "max_completion_tokens")]
+  choice = fields.take("tool_choice", (str, dict), "auto")
+  extra = Fields(fields.take("stream_options", dict, {}), "stream_options")
+  model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
+  logprobs = fields.take("logprobs", bool, False)
+  ids = fields.take("return_token_ids", bool, False)
+  request = Request(
+    messages=messages_of(fields.need("messages", list)),
+    tools=tools_of(fields.take("tools", list, [])),
+    max_tokens=min((limit for limit in limits if limit), default=0),
+    n=fields.whole("n", least=1, default=1),
+    seed=fields.take("seed", int),
+    stop=stop_texts(fields.take("stop", (str, list)), "stop"),
+    temperature=fields.number("temperature", least=0, most=2),
+    top_p=fields.number("top_p", least=0, most=1),
+    may_call=choice != "none",
+    without_effect=(*fields.rest(), *(() if choice in ("auto", "none") else ("tool_choice",))),
+  )
+  usage = extra.take("include_usage", bool, False)
+  return Asked(request, model, stream, logprobs=logprobs, usage=usage, ids=ids)
+
+
+def messages_of(items: Sequence[Any]) -> tuple[Message, ...]:
+  """The messages of a history."""
+  if not items:
+    raise Refusal(400, "messages is empty; send one at least", param="messages")
+  return tuple(_message(Fields(item, f"messages[{i}]")) for i, item in enumerate(items))
+
+
+def _message(fields: Fields) -> Message:
+  role = fields.need("role", str)
+  text = text_of(fields.take("content", (str, list)), fields.named("content"), kinds=TEXT_PARTS)
+  if role in ("system", "developer"):
+    return Message("system", text)
+  if role == "user":
+    return Message("user", text)
+  if role == "tool":
+    return Message("tool", text, tool_call_id=fields.need("tool_call_id", str))
+  if role == "assistant":
+    calls = fields.take("tool_calls", list, [])
+    name = fields.named("tool_calls")
+    made = tuple(_call(Fields(call, f"{name}[{i}]")) for i, call in enumerate(calls))
+    return Message("assistant", text, made, reasoning=fields.take("reasoning_content", str, ""))
+  path = fields.named("role")
+  raise Refusal(400, f"{path}={role!r}; send system, user, assistant or tool", param=path)
+
+
+def _call(fields: Fields) -> ToolCall:
+  call_id = fields.need("id", str)
+  function = Fields(fields.need("function", dict), fields.named("function"))
+  return call_of(call_id, function.need("name", str), function.take("arguments", str, ""))
+
+
+def tools_of(items: Sequence[Any]) -> tuple[ToolSpec, ...]:
+  """The functions that the policy may call."""
+  found = []
+  for i, item in enumerate(items):
+    fields = Fields(item, f"tools[{i}]")
+    kind = fields.take("type", str, "function")
+    if kind != "function":
+      raise Refusal(400, f"tools[{i}] is of type {kind!r}; send functions", param="tools")
+    found.append(
+      tool_spec(Fields(fields.need("function", dict), f"tools[{i}].function"), "parameters")
+    )
+  return tuple(found)
+
+
+def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
+  """The reply of a request that is not streamed."""
+  choices = []
+  for i, reply in enumerate(replies):
+    choice: dict[str, Any] = {
+      "index": i,
+      "message": _said(reply),
+      "finish_reason": FINISH.get(reply.stop, reply.stop),
+      "logprobs": _logprobs(reply) if asked.logprobs else None,
+    }
+    choices.append(choice | (_ids(reply) if asked.ids else {}))
+  body = _head(asked, replies, "chat.completion") | {"choices": choices, "usage": counts(replies)}
+  return body | ({"prompt_token_ids": replies[0].prompt.tolist()} if asked.ids else {})
+
+
+def events(asked: Asked, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+  """The events of a stream: role, content, calls, the reason of the end, usage if asked."""
+  head = _head(asked, replies, "chat.completion.chunk")
+
+  def chunk(i: int, delta: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
+    choice = {"index": i, "delta": delta, "finish_reason": None, "logprobs": None, **more}
+    return "", head | {"choices": [choice]}
+
+  for i, reply in enumerate(replies):
+    message = reply.message
+    yield chunk(i, {"role": "assistant", "content": "" if message.content else None})
+    if message.reasoning:
+      yield chunk(i, {"reasoning_content": message.reasoning})
+    if message.content:
+      told = {"logprobs": _logprobs(reply)} if asked.logprobs else {}
+      yield chunk(i, {"content": message.content}, **told)
+    for j, call in enumerate(_calls(message)):
+      opened = {**call, "function": {**call["function"], "arguments": ""}}
+      yield chunk(i, {"tool_calls": [{"index": j, **opened}]})
+      arguments = {"arguments": call["function"]["arguments"]}
+      yield chunk(i, {"tool_calls": [{"index": j, "function": arguments}]})
+    ids = _ids(reply) if asked.ids else {}
+    yield chunk(i, {}, finish_reason=FINISH.get(reply.stop, reply.stop), **ids)
+  if asked.usage:
+    yield "", head | {"choices": [], "usage": counts(replies)}
+  yield "", "[DONE]"
+
+
+def counts(replies: Sequence[Reply]) -> dict[str, Any]:
+  """Numbers of tokens."""
+  sampled = sum(len(reply.generation.tokens) for reply in replies)
+  prompt = len(replies[0].prompt)
+  return {
+    "prompt_tokens": prompt,
+    "completion_tokens": sampled,
+    "total_tokens": prompt + sampled,
+  }
+
+
+def _head(asked: Asked, replies: Sequence[Reply], kind: str) -> dict[str, Any]:
+  return {
+    "id": f"chatcmpl-{replies[0].id}",
+    "object": kind,
+    "created": int(time.time()),
+    "model": asked.model,
+    "system_fingerprint": f"v{max(reply.version for reply in replies)}",
+  }
+
+
+def _said(reply: Reply) -> dict[str, Any]:
+  message = reply.message
+  said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+  if message.tool_calls:
+    said |= {"content": message.content or None, "tool_calls": _calls(message)}
+  if message.reasoning:
+    said["reasoning_content"] = message.reasoning
+  return said
+
+
+def _calls(message: Message) -> list[dict[str, Any]]:
+  return [
+    {
+      "id": call.id,
+      "type": "function",
+      "function": {"name": call.name, "arguments": arguments_of(call)},
+    }
+    for call in message.tool_calls
+  ]
+
+
+def _logprobs(reply: Reply) -> dict[str, Any]:
+  """Each sampled token by its id, as text may hold parts of characters."""
+  pairs = zip(reply.generation.tokens, reply.generation.logprobs, strict=True)
+  content: list[dict[str, Any]] = [
+    {"token": f"token_id:{token}", "logprob": float(logprob), "bytes": None, "top_logprobs": []}
+    for token, logprob in pairs
+  ]
+  return {"content": content, "refusal": None}
+
+
+def _ids(reply: Reply) -> dict[str, Any]:
+  generation = reply.generation
+  return {"token_ids": generation.tokens.tolist(), "versions": generation.versions.tolist()}

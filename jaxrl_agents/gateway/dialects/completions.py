@@ -1,0 +1,119 @@
+"""POST /v1/completions: https://platform.openai.com/docs/api-reference/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.gateway.dialects.chat import FINISH, counts
+from jaxrl_agents.gateway.requests import (
+  Asked,
+  Fields,
+  Refusal,
+  Reply,
+  Request,
+  ids_of,
+  stop_texts,
+)
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def parse(body: Any, chat: Chat) -> Asked:
+  """The request in a JSON body; its prompt is a text or an array of ids.
+
+  Raises:
+    Refusal: 400, with the field that is wrong or not supported.
+  """
+  fields = Fields(body)
+  fields.refuse(
+    {
+      "suffix": ("",),
+      "echo": (False,),
+      "best_of": (1,),
+      "logit_bias": ({},),
+      "presence_penalty": (0,),
+      "frequency_penalty": (0,),
+    }
+  )
+  prompt = fields.need("prompt", (str, list))
+  if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+    prompt = prompt[0]
+  extra = Fields(fields.take("stream_options", dict, {}), "stream_options")
+  logprobs = fields.take("logprobs", (int, bool), 0)
+  if logprobs not in (0, 1):
+    raise Refusal(400, f"logprobs={logprobs}; only the sampled token's is known", param="logprobs")
+  model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
+  ids = fields.take("return_token_ids", bool, False)
+  request = Request(
+    prompt=_ids(prompt, chat),
+    max_tokens=fields.whole("max_tokens", least=1, default=DEFAULT_MAX_TOKENS),
+    n=fields.whole("n", least=1, default=1),
+    seed=fields.take("seed", int),
+    stop=stop_texts(fields.take("stop", (str, list)), "stop"),
+    temperature=fields.number("temperature", least=0, most=2),
+    top_p=fields.number("top_p", least=0, most=1),
+    may_call=False,
+    without_effect=fields.rest(),
+  )
+  usage = extra.take("include_usage", bool, False)
+  return Asked(request, model, stream, logprobs=bool(logprobs), usage=usage, ids=ids)
+
+
+def _ids(prompt: Any, chat: Chat) -> np.ndarray:
+  if isinstance(prompt, str):
+    return chat.encode(prompt)
+  return ids_of(prompt, "prompt", chat.vocab_size)
+
+
+def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
+  """The reply of a request that is not streamed."""
+  choices = [_choice(asked, i, reply) for i, reply in enumerate(replies)]
+  return _head(asked, replies) | {"choices": choices, "usage": counts(replies)}
+
+
+def events(asked: Asked, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+  """The events of a stream: one for each reply, usage if asked."""
+  for i, reply in enumerate(replies):
+    yield "", _head(asked, replies) | {"choices": [_choice(asked, i, reply)]}
+  if asked.usage:
+    yield "", _head(asked, replies) | {"choices": [], "usage": counts(replies)}
+  yield "", "[DONE]"
+
+
+def _head(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
+  return {
+    "id": f"cmpl-{replies[0].id}",
+    "object": "text_completion",
+    "created": int(time.time()),
+    "model": asked.model,
+    "system_fingerprint": f"v{max(reply.version for reply in replies)}",
+  }
+
+
+def _choice(asked: Asked, i: int, reply: Reply) -> dict[str, Any]:
+  generation = reply.generation
+  choice: dict[str, Any] = {
+    "index": i,
+    "text": reply.message.content,
+    "finish_reason": FINISH.get(reply.stop, reply.stop),
+    "logprobs": None,
+  }
+  if asked.logprobs:
+    choice["logprobs"] = {
+      "tokens": [f"token_id:{token}" for token in generation.tokens],
+      "token_logprobs": generation.logprobs.tolist(),
+      "top_logprobs": None,
+      "text_offset": None,
+    }
+  if asked.ids:
+    choice |= {
+      "token_ids": generation.tokens.tolist(),
+      "prompt_token_ids": reply.prompt.tolist(),
+      "versions": generation.versions.tolist(),
+    }
+  return choice

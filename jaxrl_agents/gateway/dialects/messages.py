@@ -1,0 +1,201 @@
+"""POST /v1/messages and /v1/messages/count_tokens: https://docs.anthropic.com/en/api/messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.gateway.requests import (
+  Asked,
+  Fields,
+  Refusal,
+  Reply,
+  Request,
+  call_of,
+  stop_texts,
+  text_of,
+  tool_spec,
+)
+from jaxrl_agents.types import Message, ToolCall, ToolSpec
+
+BILLING = "x-anthropic-billing-header"
+"""A first system text that begins so differs in each request of Claude Code; it is left out."""
+
+FINISH = {
+  "stop": "end_turn",
+  "tool_calls": "tool_use",
+  "length": "max_tokens",
+  "stop_text": "stop_sequence",
+}
+
+
+def parse(body: Any, chat: Chat) -> Asked:
+  """The request in a JSON body.
+
+  Raises:
+    Refusal: 400, with the field that is wrong or not supported.
+  """
+  fields = Fields(body)
+  choice = Fields(fields.take("tool_choice", dict, {}), "tool_choice").take("type", str, "auto")
+  model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
+  messages, tools = conversation(fields)
+  request = Request(
+    messages=messages,
+    tools=tools,
+    max_tokens=fields.whole("max_tokens", least=1),
+    stop=stop_texts(fields.take("stop_sequences", list), "stop_sequences"),
+    temperature=fields.number("temperature", least=0, most=2),
+    top_p=fields.number("top_p", least=0, most=1),
+    may_call=choice != "none",
+    without_effect=(*fields.rest(), *(() if choice in ("auto", "none") else ("tool_choice",))),
+  )
+  return Asked(request, model, stream, usage=True)
+
+
+def conversation(fields: Fields) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+  """Messages, the system text first, and tools."""
+  messages = [Message("system", text) for text in _system(fields.take("system", (str, list), ""))]
+  items = fields.need("messages", list)
+  if not items:
+    raise Refusal(400, "messages is empty; send one at least", param="messages")
+  for i, item in enumerate(items):
+    messages += _messages(Fields(item, f"messages[{i}]"))
+  return tuple(messages), _tools(fields.take("tools", list, []))
+
+
+def _system(value: Any) -> list[str]:
+  blocks = value if isinstance(value, list) else [{"type": "text", "text": value}]
+  texts = [text_of([block], f"system[{i}]", kinds=("text",)) for i, block in enumerate(blocks)]
+  if texts and texts[0].startswith(BILLING):
+    texts = texts[1:]
+  whole = "\n\n".join(text for text in texts if text)
+  return [whole] if whole else []
+
+
+def _messages(fields: Fields) -> list[Message]:
+  """The messages of one turn: a user turn holds the results of calls besides its text."""
+  role = fields.need("role", str)
+  if role not in ("user", "assistant", "system"):
+    path = fields.named("role")
+    raise Refusal(400, f"{path}={role!r}; send user or assistant", param=path)
+  content = fields.need("content", (str, list))
+  blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+  texts, thoughts = [], []
+  calls: list[ToolCall] = []
+  results: list[Message] = []
+  for i, block in enumerate(blocks):
+    part = Fields(block, f"{fields.named('content')}[{i}]")
+    kind = part.take("type", str, "text")
+    if kind == "text":
+      texts.append(part.take("text", str, ""))
+    elif kind == "thinking" and role == "assistant":
+      thoughts.append(part.take("thinking", str, ""))
+    elif kind == "redacted_thinking" and role == "assistant":
+      continue
+    elif kind == "tool_use" and role == "assistant":
+      calls.append(
+        _call(part.need("id", str), part.need("name", str), part.take("input", dict, {}))
+      )
+    elif kind == "tool_result" and role == "user":
+      inner = part.take("content", (str, list))
+      text = text_of(inner, part.named("content"), kinds=("text",))
+      results.append(Message("tool", text, tool_call_id=part.need("tool_use_id", str)))
+    else:
+      path = part.named("type")
+      raise Refusal(400, f"{path}={kind!r} is not supported in a turn of {role}", param=path)
+  text = "".join(texts) if role == "assistant" else "\n".join(texts)
+  if role == "assistant":
+    return [Message("assistant", text, tuple(calls), reasoning="".join(thoughts))]
+  own = [Message("system" if role == "system" else "user", text)] if texts or not results else []
+  return [*results, *own]
+
+
+def _call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
+  """A call of an earlier reply; see `_blocks` for arguments that are no JSON object."""
+  raw = arguments.get("raw")
+  if isinstance(raw, str) and len(arguments) == 1 and (call := call_of(call_id, name, raw)).raw:
+    return call
+  return ToolCall(call_id, name, arguments)
+
+
+def _tools(items: Sequence[Any]) -> tuple[ToolSpec, ...]:
+  found = []
+  for i, item in enumerate(items):
+    fields = Fields(item, f"tools[{i}]")
+    kind = fields.take("type", str, "custom")
+    if kind != "custom":
+      raise Refusal(
+        400, f"tools[{i}] of type {kind!r} runs on a server of its maker; send tools with an "
+        "input_schema", param="tools"
+      )  # fmt: skip
+    found.append(tool_spec(fields, "input_schema"))
+  return tuple(found)
+
+
+def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
+  """The reply of a request that is not streamed."""
+  reply = replies[0]
+  return _head(asked, reply) | {
+    "content": _blocks(reply.message),
+    "stop_reason": FINISH[reply.stop],
+    "stop_sequence": reply.stop_text or None,
+    "usage": _usage(reply, len(reply.generation.tokens)),
+  }
+
+
+def events(asked: Asked, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+  """The events of a stream: the beginning, each block in three, the reason of the end."""
+  reply = replies[0]
+  begun = _head(asked, reply) | {
+    "content": [],
+    "stop_reason": None,
+    "stop_sequence": None,
+    "usage": _usage(reply, 0),
+  }
+  yield _event("message_start", message=begun)
+  for i, block in enumerate(_blocks(reply.message)):
+    empty, delta = _split(block)
+    yield _event("content_block_start", index=i, content_block=empty)
+    yield _event("content_block_delta", index=i, delta=delta)
+    yield _event("content_block_stop", index=i)
+  end = {"stop_reason": FINISH[reply.stop], "stop_sequence": reply.stop_text or None}
+  yield _event("message_delta", delta=end, usage=_usage(reply, len(reply.generation.tokens)))
+  yield _event("message_stop")
+
+
+def _event(kind: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+  return kind, {"type": kind, **fields}
+
+
+def _head(asked: Asked, reply: Reply) -> dict[str, Any]:
+  name = f"msg_{reply.id}"
+  return {"id": name, "type": "message", "role": "assistant", "model": asked.model}
+
+
+def _usage(reply: Reply, sampled: int) -> dict[str, int]:
+  return {"input_tokens": len(reply.prompt), "output_tokens": sampled}
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+  """Thought, text and calls. Arguments that are no JSON object stand below "raw"."""
+  blocks: list[dict[str, Any]] = []
+  if message.reasoning:
+    blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+  if message.content:
+    blocks.append({"type": "text", "text": message.content})
+  for call in message.tool_calls:
+    arguments = {"raw": call.raw} if call.raw else dict(call.arguments)
+    blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+  return blocks
+
+
+def _split(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+  """A block as it begins, and the delta that completes it."""
+  if block["type"] == "text":
+    return {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+  if block["type"] == "thinking":
+    return {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+  text = json.dumps(block["input"], ensure_ascii=False)
+  return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": text}

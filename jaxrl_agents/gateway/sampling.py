@@ -1,0 +1,70 @@
+"""From a generation to the reply that an agent gets."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.types import Generation, Message, SamplingLimits
+
+
+def cut(
+  chat: Chat,
+  generation: Generation,
+  prompt: np.ndarray,
+  limits: SamplingLimits,
+  stop: tuple[str, ...],
+) -> tuple[Generation, str]:
+  """The generation up to the token with which one of the texts `stop` is complete, and that text.
+
+  Where a reply ends depends on its past alone, so the tokens that stay have the probabilities that
+  they were sampled with.
+  """
+  whole = chat.decode(generation.tokens)
+  if not any(text in whole for text in stop):
+    return generation, ""
+  holds = lambda n: any(text in chat.decode(generation.tokens[:n]) for text in stop)
+  n = bisect.bisect_left(range(len(generation.tokens) + 1), True, key=holds)
+  kept = chat.decode(generation.tokens[:n])
+  found = min((text for text in stop if text in kept), key=kept.index)
+  rows = generation.routing
+  shorter = dataclasses.replace(
+    generation,
+    tokens=generation.tokens[:n],
+    logprobs=generation.logprobs[:n],
+    versions=generation.versions[:n],
+    routing=None if rows is None else rows[: len(prompt) - limits.routed_tokens + n],
+  )
+  return shorter, found
+
+
+def message_of(
+  chat: Chat, generation: Generation, stop_text: str, *, call_ids: str, may_call: bool
+) -> Message:
+  """The reply as the agent gets it.
+
+  Args:
+    chat: that reads it.
+    generation: of the reply.
+    stop_text: that ended it, which the agent does not see.
+    call_ids: first part of the ids of its calls.
+    may_call: whether calls are given out as such; else, and where a call has no readable name, the
+      reply is text alone, with its calls as the policy wrote them.
+  """
+  said = chat.parse(generation.tokens)
+  content, calls = said.content, said.tool_calls
+  if calls and not (may_call and all(c.name and (c.raw or not c.error) for c in calls)):
+    content, calls = spelled(chat, generation.tokens), ()
+  if stop_text:
+    content = content.split(stop_text)[0]
+  named = tuple(dataclasses.replace(call, id=f"{call_ids}_{i}") for i, call in enumerate(calls))
+  return dataclasses.replace(said, content=content, tool_calls=named, tokens=generation.tokens)
+
+
+def spelled(chat: Chat, tokens: np.ndarray) -> str:
+  """The text of a reply with its markup, without the token that ends it."""
+  ended = len(tokens) and int(tokens[-1]) in chat.stop_tokens
+  return chat.decode(tokens[:-1] if ended else tokens)

@@ -1,0 +1,384 @@
+"""Sessions: who may ask for replies, how many, and the trajectory that they leave.
+
+One session is one rollout of an agent. Its calls are sampled, recorded in a token tree, and
+exported as the trajectory that an episode of this package would have left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import hashlib
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.gateway.requests import Refusal, Reply, Request
+from jaxrl_agents.gateway.sampling import cut, message_of
+from jaxrl_agents.gateway.token_tree import Call, TokenTree, kinds
+from jaxrl_agents.harness.rollout import Sampling, generate, unseen
+from jaxrl_agents.harness.scripted_player import spoken
+from jaxrl_agents.harness.segments import Turn
+from jaxrl_agents.types import (
+  Generation,
+  Message,
+  Sampler,
+  SamplingLimits,
+  ToolSpec,
+  Trajectory,
+)
+
+REMEMBERED_S = 600.0
+"""Seconds for which a request that is sent again gets the reply of the first."""
+
+MOST_CHARS_PER_TOKEN = 256
+"""A prompt with more characters for each token of a context is not tokenised to find its length."""
+
+DRAIN_S = 30.0
+"""Most seconds that `finish` waits for calls that are being sampled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Bounds of one session.
+
+  Attributes:
+    calls: requests at most.
+    tokens: sampled tokens at most.
+    at_once: requests that are sampled at the same time at most.
+    n: replies to one request at most.
+    ttl_s: seconds after which the session expires.
+    reward_s: seconds after its end for which rewards are taken.
+  """
+
+  calls: int = 1_000
+  tokens: int = 10_000_000
+  at_once: int = 64
+  n: int = 16
+  ttl_s: float = 3_600.0
+  reward_s: float = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+  """What samples the replies of a session.
+
+  Attributes:
+    chat: tokenizer and template.
+    sampler: of the policy.
+    sampling: temperature, seed and limits.
+    max_context_tokens: of a prompt and its reply together.
+    training: whether the session is of a training run: then `sampling` holds, whatever is asked.
+    model: the name by which clients know the policy.
+    answer: a scripted player, (messages, tools) -> reply, in the place of the sampler.
+  """
+
+  chat: Chat
+  sampler: Sampler
+  sampling: Sampling
+  max_context_tokens: int
+  training: bool
+  model: str = "policy"
+  answer: Callable[[Sequence[Message], Sequence[ToolSpec]], Message] | None = None
+
+
+class Session:
+  """One rollout. Invariant: each call that was sampled is in `tree`, or an error names why not.
+
+  Attributes:
+    id: of the session.
+    key: opens it to an agent.
+    control_key: opens its rewards and its end to whoever started the agent.
+    rewards: parts that were attached, by name.
+    error: why the trajectory cannot be trained; "" if it can.
+    without_effect: how often each field of a request changed nothing.
+  """
+
+  def __init__(
+    self,
+    served: Served,
+    limits: Limits,
+    *,
+    id: str = "",
+    seed_text: str = "",
+    info: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self.served, self.limits = served, limits
+    self.id = id or secrets.token_hex(8)
+    self.key = f"sk-{secrets.token_urlsafe(24)}"
+    self.control_key = f"ck-{secrets.token_urlsafe(24)}"
+    self.info = dict(info or {})
+    self.tree = TokenTree()
+    self.rewards: dict[str, float] = {}
+    self.stop = self.error = ""
+    self.finished = asyncio.Event()
+    self.without_effect: collections.Counter[str] = collections.Counter()
+    self._log: list[Message] = []
+    self._seed_text = seed_text or self.id
+    self._clock = clock
+    self._ends = clock() + limits.ttl_s
+    self._events: set[str] = set()
+    self._num_calls = self._num_tokens = self._running = 0
+    self._numbers = itertools.count()
+    self._drawn: collections.Counter[bytes] = collections.Counter()
+    self._tasks: dict[str, tuple[float, asyncio.Task[list[Reply]]]] = {}
+    self._running_tasks: set[asyncio.Task[list[Reply]]] = set()
+
+  @property
+  def state(self) -> str:
+    """ "open", "finished", or "expired"."""
+    if self.finished.is_set():
+      return "finished"
+    return "expired" if self._clock() > self._ends else "open"
+
+  def counters(self) -> dict[str, Any]:
+    """What the session did so far."""
+    versions = [call.turn.generation.versions for call in self.tree.calls]
+    return {
+      "session_id": self.id,
+      "state": self.state,
+      "calls": self._num_calls,
+      "sampled_tokens": self._num_tokens,
+      "versions": sorted({int(v) for each in versions for v in each}),
+      "fields_without_effect": dict(self.without_effect),
+      "rewards": dict(self.rewards),
+      "error": self.error,
+    }
+
+  def begin(
+    self, request: Request, name: str, *, repeated: bool = False
+  ) -> asyncio.Task[list[Reply]]:
+    """The task that samples the replies to a request. It goes on if its caller goes away.
+
+    Args:
+      request: of the agent.
+      name: what the request has in common with its repetitions.
+      repeated: whether it is one: then the task is that of the last request of this name, unless it
+        ended more than REMEMBERED_S ago.
+
+    Raises:
+      Refusal: the session is closed, or a limit is reached. The task raises it where the prompt is
+        too long, or the sampler failed (then the session cannot be trained).
+    """
+    now = self._clock()
+    self._tasks = {
+      each: (began, task)
+      for each, (began, task) in self._tasks.items()
+      if not task.done() or now - began < REMEMBERED_S
+    }
+    if repeated and name in self._tasks:
+      return self._tasks[name][1]
+    self._check_open(request)
+    self.without_effect.update(request.without_effect)
+    task = asyncio.create_task(self._sample(request))
+    task.add_done_callback(_seen)
+    self._running_tasks.add(task)
+    task.add_done_callback(self._running_tasks.discard)
+    self._tasks[name] = now, task
+    return task
+
+  def prompt(self, request: Request) -> np.ndarray:
+    """The ids that a request would be sampled from, int32 [P].
+
+    Raises:
+      Refusal: 400, the chat format cannot render it.
+    """
+    if request.prompt is not None:
+      return request.prompt
+    size = sum(len(message.content) for message in request.messages)
+    if size > MOST_CHARS_PER_TOKEN * self.served.max_context_tokens:
+      raise self._too_long(f"{size} characters")
+    try:
+      return self.served.chat.render(self.tree.with_ids(request.messages), request.tools)
+    except ValueError as error:
+      raise Refusal(400, str(error), param="messages", retry=False) from error
+
+  def delivered(self, replies: list[Reply]) -> None:
+    """Notes that the agent got the replies."""
+    ids = {reply.id for reply in replies}
+    for call in self.tree.calls:
+      call.delivered = call.delivered or call.id in ids
+
+  def reward(self, parts: Mapping[str, float], event: str) -> bool:
+    """Attaches parts of the reward, once for each `event`; returns whether it was new.
+
+    Raises:
+      Refusal: 409, the time for rewards is over.
+    """
+    if self._clock() > self._ends + self.limits.reward_s:
+      raise Refusal(409, f"session {self.id} takes no rewards any more", retry=False)
+    if event in self._events:
+      return False
+    self._events.add(event)
+    self.rewards |= parts
+    return True
+
+  async def finish(self, stop: str = "answer", error: str = "") -> None:
+    """Ends the session: no new calls; those that run are waited for, DRAIN_S at most."""
+    if self.finished.is_set():
+      return
+    if self.state == "expired":
+      error = error or f"the session expired after {self.limits.ttl_s:g} s"
+    self.stop, self.error = stop, self.error or error
+    self.finished.set()
+    if self._running_tasks:
+      _, late = await asyncio.wait(self._running_tasks, timeout=DRAIN_S)
+      for task in late:
+        task.cancel()
+      if late and not self.error:
+        self.error = f"{len(late)} calls were still being sampled {DRAIN_S:g} s after the end"
+
+  def trajectory(self, task_id: str, trains: tuple[str, ...] = ("main", "sub")) -> Trajectory:
+    """What the session left. Calls of kinds that are not in `trains` are context alone."""
+    calls = self.tree.calls
+    kind = kinds(calls)
+    counts = collections.Counter(kind[id(call)] for call in calls)
+    segments = () if self.error else self.tree.segments(lambda call: kind[id(call)] in trains)
+    sampled = sum(len(call.turn.generation.tokens) for call in calls)
+    trained = sum(int(segment.loss_mask.sum()) for segment in segments)
+    return Trajectory(
+      task_id=task_id,
+      segments=segments,
+      log=tuple(self._log),
+      rewards={} if self.error else dict(self.rewards),
+      stop=self.stop,
+      metrics={
+        "turns": float(len(calls)),
+        "sampled_tokens": float(sampled),
+        "trained_tokens": float(trained),
+        "side_calls": float(counts["side"]),
+        "sub_calls": float(counts["sub"]),
+        "lost_calls": float(len(calls) - len(self.tree.used())),
+        "branches": float(len(segments)),
+        "truncated_turns": float(sum(c.turn.generation.stop == "length" for c in calls)),
+        "longest_context_tokens": float(max((len(c.tokens) for c in calls), default=0)),
+      },
+      error=self.error,
+    )
+
+  def _check_open(self, request: Request) -> None:
+    limits = self.limits
+    if (state := self.state) != "open":
+      raise Refusal(
+        409, f"session {self.id} is {state}; open another one", code="session_closed", retry=False
+      )
+    for name, value, most, field in (
+      ("calls", self._num_calls + 1, limits.calls, ""),
+      ("sampled tokens", self._num_tokens + 1, limits.tokens, ""),
+      ("replies to one request", request.n, limits.n, "n"),
+    ):
+      if value > most:
+        text = f"session {self.id} may have {most} {name}, and this would be {value}"
+        raise Refusal(400 if field else 429, text, param=field, retry=False)
+    if self._running >= limits.at_once:
+      raise Refusal(429, f"session {self.id} has {limits.at_once} calls at once", retry=True)
+    self._num_calls += 1
+
+  async def _sample(self, request: Request) -> list[Reply]:
+    """Renders, samples and records; sampling faults make the trajectory unusable."""
+    self._run(request.n)
+    try:
+      prompt = self.prompt(request)
+      room = self.served.max_context_tokens - len(prompt)
+      if room < 1:
+        raise self._too_long(f"{len(prompt)} tokens")
+      limits = self._limits(request, prompt, room)
+      return list(
+        await asyncio.gather(*(self._one(request, prompt, limits) for _ in range(request.n)))
+      )
+    except Refusal:
+      raise
+    except asyncio.CancelledError:
+      raise
+    except Exception as error:  # no agent is to blame: the rollout must not be learned from
+      self.error = self.error or f"{type(error).__name__}: {error}"
+      raise Refusal(503, f"the sampler failed: {error}", retry=False) from error
+    finally:
+      self._run(-request.n)
+
+  def _too_long(self, size: str) -> Refusal:
+    most = self.served.max_context_tokens
+    return Refusal(
+      400,
+      f"the prompt has {size}, and the context of this policy holds {most} tokens with the reply",
+      code="context_length_exceeded",
+      param="messages",
+      retry=False,
+    )
+
+  def _run(self, more: int) -> None:
+    """Counts replies that are being sampled; the sampler knows of one player for each session."""
+    before, self._running = self._running, self._running + more
+    if change := max(self._running, 1) - max(before, 1):
+      self.served.sampler.playing(change)
+
+  def _limits(self, request: Request, prompt: np.ndarray, room: int) -> SamplingLimits:
+    served, sampling = self.served, self.served.sampling
+    asked = request.max_tokens or room
+    own = not served.training
+    temperature = request.temperature if own and request.temperature is not None else None
+    top_p = request.top_p if own and request.top_p is not None else None
+    return SamplingLimits(
+      max_new_tokens=min(asked, room, sampling.max_new_tokens),
+      stop_tokens=(*served.chat.stop_tokens, *request.stop_tokens),
+      temperature=sampling.temperature if temperature is None else temperature,
+      top_p=sampling.top_p if top_p is None else top_p,
+      deadline_s=sampling.generate_deadline_s,
+      routed_tokens=self.tree.routed_tokens(prompt),
+    )
+
+  async def _one(
+    self,
+    request: Request,
+    prompt: np.ndarray,
+    limits: SamplingLimits,
+  ) -> Reply:
+    name = f"{self.id}_{next(self._numbers)}"
+    limits = dataclasses.replace(limits, seed=self._seed(request, prompt))
+    generation = await self._generation(request, prompt, limits)
+    chat = self.served.chat
+    generation, stop_text = cut(chat, generation, prompt, limits, request.stop)
+    self._num_tokens += len(generation.tokens)
+    message = message_of(
+      chat, generation, stop_text, call_ids=f"call_{name}", may_call=request.may_call
+    )
+    turn = Turn(prompt, generation)
+    self.tree.add(Call(name, request.messages, request.tools, turn, message, delivered=False))
+    shown = self.tree.with_ids(request.messages)
+    self._log += [*unseen(shown, self._log), message]
+    stop = "stop_text" if stop_text else generation.stop
+    if message.tool_calls and stop == "stop":
+      stop = "tool_calls"
+    return Reply(name, prompt, generation, message, stop, stop_text)
+
+  async def _generation(
+    self, request: Request, prompt: np.ndarray, limits: SamplingLimits
+  ) -> Generation:
+    served = self.served
+    if served.answer is None:
+      return await generate(served.sampler, prompt, limits)
+    said = served.answer(request.messages, request.tools)
+    return spoken(served.chat, said, request.messages, limits.max_new_tokens)
+
+  def _seed(self, request: Request, prompt: np.ndarray) -> int:
+    """A seed that depends on the rollout, the prompt and how often it was sampled, not on the order
+    in which calls come."""
+    asked = b"" if request.seed is None else str(request.seed).encode()
+    digest = hashlib.blake2b(prompt.tobytes() + b"\0" + asked, digest_size=16).digest()
+    count, self._drawn[digest] = self._drawn[digest], self._drawn[digest] + 1
+    text = f"{self.served.sampling.seed}\0{self._seed_text}\0{count}\0".encode() + digest
+    drawn = hashlib.blake2b(text, digest_size=4).digest()
+    return int.from_bytes(drawn, "little") & 0x7FFFFFFF
+
+
+def _seen(task: asyncio.Task[list[Reply]]) -> None:
+  """Reads the outcome of a task whose caller went away, so that asyncio does not complain."""
+  if not task.cancelled():
+    task.exception()

@@ -1,0 +1,182 @@
+"""Serves a policy over HTTP: an engine in a thread of its own, a gateway in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import queue
+import secrets
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.gateway.registry import Registry
+from jaxrl_agents.gateway.server import MISSING, Server
+from jaxrl_agents.gateway.sessions import Served
+from jaxrl_agents.runs import evaluation, setup
+from jaxrl_agents.runs.rollout_workers import make_engine
+from jaxrl_agents.sampler.engine_protocol import EngineProtocol
+from jaxrl_agents.sampler.sequence import Failure
+from jaxrl_agents.types import Generation, SamplingLimits
+
+_IDLE_S = 0.2
+"""Longest wait for a request, after which the thread looks whether it is to end."""
+
+_Request = tuple[np.ndarray, SamplingLimits, "asyncio.Future[Generation]"]
+
+
+class EngineSampler:
+  """A sampler over an engine that steps in a thread of its own.
+
+  Invariant: the thread alone calls the engine; each request is answered, fails with the engine's
+  words, or was given up by its caller, whose sequence is then dropped.
+
+  Args:
+    engine: of the policy, used by nobody else.
+    loop: in which requests are made and answered.
+  """
+
+  def __init__(self, engine: EngineProtocol, loop: asyncio.AbstractEventLoop):
+    self._engine, self._loop = engine, loop
+    self._inbox: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+    self._asked: dict[int, asyncio.Future[Generation]] = {}
+    self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+  @contextlib.contextmanager
+  def running(self) -> Iterator[EngineSampler]:
+    """Steps the engine while the context lasts."""
+    self._thread.start()
+    try:
+      yield self
+    finally:
+      self._inbox.put(None)
+      self._thread.join(timeout=60.0)
+
+  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
+    """Asks for a generation; the caller sets the deadline.
+
+    Raises:
+      ValueError: the engine refuses it.
+      RuntimeError: the engine failed.
+    """
+    if not self._thread.is_alive():
+      raise RuntimeError("the engine has ended; start the server again")
+    future: asyncio.Future[Generation] = self._loop.create_future()
+    self._inbox.put((prompt, limits, future))
+    return await future
+
+  def playing(self, more: int) -> None:
+    """The engine waits for nobody."""
+
+  def _run(self) -> None:
+    try:
+      while self._receive():
+        self._drop_abandoned()
+        for request_id, result in self._engine.step() if self._engine.num_unfinished else ():
+          self._answer(self._asked.pop(request_id), result)
+    except Exception as error:
+      failed = RuntimeError(f"the engine failed: {type(error).__name__}: {error}")
+      for future in self._asked.values():
+        self._answer(future, failed)
+      raise
+
+  def _receive(self) -> bool:
+    """Takes all requests that came; waits for one if there is nothing to sample."""
+    wait = not self._engine.num_unfinished
+    while True:
+      try:
+        request = self._inbox.get(wait, _IDLE_S)
+      except queue.Empty:
+        return True
+      if request is None:
+        return False
+      prompt, limits, future = request
+      try:
+        self._asked[self._engine.submit(prompt, limits)] = future
+      except ValueError as error:
+        self._answer(future, error)
+      wait = False
+
+  def _drop_abandoned(self) -> None:
+    for request_id in [each for each, future in self._asked.items() if future.done()]:
+      self._engine.cancel(request_id)
+      del self._asked[request_id]
+
+  def _answer(
+    self, future: asyncio.Future[Generation], result: Generation | Failure | Exception
+  ) -> None:
+    def deliver() -> None:
+      if future.done():
+        return
+      if isinstance(result, Generation):
+        future.set_result(result)
+      else:
+        text = result.text if isinstance(result, Failure) else ""
+        future.set_exception(RuntimeError(text) if isinstance(result, Failure) else result)
+
+    self._loop.call_soon_threadsafe(deliver)
+
+
+def service_key(file: str) -> str:
+  """The service key in a file, which is made with a random one if it is not there.
+
+  Raises:
+    ValueError: the file is empty.
+  """
+  place = pathlib.Path(file).expanduser()
+  if not place.exists():
+    place.touch(mode=0o600)
+    place.write_text(f"{secrets.token_urlsafe(24)}\n")
+  key = place.read_text("utf-8").strip()
+  if not key:
+    raise ValueError(f"{place} is empty; write a key into it, or remove it to get a random one")
+  return key
+
+
+def serve(config: RunConfig, checkpoint: str, *, host: str, port: int, key_file: str) -> None:
+  """Serves a checkpoint until a signal ends it.
+
+  Args:
+    config: sizes, tokenizer, sampler; `agent_config` bounds contexts and replies.
+    checkpoint: "base", a folder of weights, or a workdir.
+    host, port: where to listen; 127.0.0.1 is reached from this machine alone.
+    key_file: of the service key.
+
+  Raises:
+    ValueError: there is no such policy, or starlette and uvicorn are not installed.
+    OSError: the address is taken.
+  """
+  try:
+    from jaxrl_agents.gateway import app as app_lib
+  except ModuleNotFoundError as error:
+    raise ValueError(MISSING) from error
+  key = service_key(key_file)
+  params = setup.loaded(config, str(evaluation.newest_policy(checkpoint)))
+  engine = make_engine(config, params, version=0)
+  engine.warm_up()
+
+  async def run() -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+      loop.add_signal_handler(number, stop.set)
+    with EngineSampler(engine, loop).running() as sampler:
+      served = Served(
+        chat_lib.load(config.policy.tokenizer),
+        sampler,
+        setup.eval_sampling(config),
+        config.agent_config.token_budget,
+        training=False,
+        model=config.name,
+      )
+      server = Server(app_lib.make_app(Registry(), service_key=key, served=served), host, port)
+      await server.start()
+      print(f"serving {checkpoint} at {server.url}/v1 (key in {key_file})", flush=True)
+      await stop.wait()
+      await server.stop()
+
+  asyncio.run(run())

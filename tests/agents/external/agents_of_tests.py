@@ -1,0 +1,73 @@
+"""Agents that the tests start: a function, and a program of its own."""
+
+import json
+import os
+import sys
+import time
+
+import openai
+
+from jaxrl_agents.types import Message
+
+
+def talk(base_url, api_key, prompt, turns=2):
+  """A conversation of `turns` requests; returns the last reply."""
+  client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=20)
+  messages, text = [{"role": "user", "content": prompt}], ""
+  for _ in range(turns):
+    reply = client.chat.completions.create(model="policy", messages=messages)
+    text = reply.choices[0].message.content
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+  return text
+
+
+def function(task, base_url, api_key, folder):
+  """Talks in a thread."""
+  if "gold" in task.facts:
+    raise AssertionError("the agent sees what is for the reward alone")
+  (folder / "note").write_text("x")
+  return talk(base_url, api_key, task.prompt)
+
+
+async def sleeps(task, base_url, api_key, folder):
+  """Never ends."""
+  import asyncio
+
+  await asyncio.sleep(1_000)
+
+
+def silent(task, base_url, api_key, folder):
+  """Makes no call."""
+
+
+def length(task, outcome, trajectory):
+  """Parts of a reward."""
+  if outcome.timed_out:
+    return 0.0
+  return {"reward": len(outcome.result or outcome.output), "is_gold": float("gold" in task.facts)}
+
+
+def wrong(task, outcome, trajectory):
+  """No reward."""
+  return float("nan")
+
+
+def rows():
+  """Tasks."""
+  return [{"id": f"t{i}", "prompt": f"say {i}", "split": "train", "gold": i} for i in range(3)]
+
+
+def player(task, messages, tools, seed):
+  """Answers in the place of the policy."""
+  return Message("assistant", f"{len(messages)} {seed}")
+
+
+if __name__ == "__main__":
+  with open(sys.argv[1]) as file:
+    told = json.load(file)
+  if told["prompt"] == "sleep":
+    time.sleep(1_000)
+  if told["prompt"] == "fail":
+    sys.exit("I cannot work today")
+  names = sorted(n for n in os.environ if n.endswith("_KEY") or n == "SECRET_OF_TRAINING")
+  print(talk(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], told["prompt"]), names)

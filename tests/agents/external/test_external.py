@@ -1,0 +1,202 @@
+"""Rollouts of agents that exist already: started, listened to, rewarded, ended."""
+
+import asyncio
+import http.server
+import json
+import pathlib
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents.agent import DEMONSTRATOR, worker_services
+from jaxrl_agents.agents.external.agent import AGENT
+from jaxrl_agents.agents.external.config import ExternalConfig
+from jaxrl_agents.agents.external.tasks import ExternalTasks
+from jaxrl_agents.harness.rollout import Sampling, run_group
+from jaxrl_agents.types import Task
+from tests.agents.external import agents_of_tests
+from tests.gateway.serving import Says, words
+
+MODULE = "tests.agents.external.agents_of_tests"
+TASK = Task("t", "external", "say it", {"gold": 1, "seen": 2})
+SAMPLING = Sampling(temperature=0.7, seed=3)
+
+
+def options(**changes):
+  reward = changes.pop("reward", f"{MODULE}:length")
+  return ExternalConfig(reward=reward, token_budget=256, timeout_s=20.0, **changes)
+
+
+def play(chosen, *replies, task=TASK, rollouts=2, player="", sampler=None):
+  """The group of one task."""
+  services = worker_services("external", "base", chosen, None, player)
+  sampler = sampler or Says(*(replies or ("well", "done")))
+
+  async def run():
+    return await run_group(
+      services.make_episode, task, rollouts, chat=services.chat, sampler=sampler, sampling=SAMPLING
+    )
+
+  return asyncio.run(run())
+
+
+def sampled(trajectory):
+  return [words(s.tokens[s.loss_mask]) for s in trajectory.segments]
+
+
+def test_a_function_is_an_agent_whose_calls_are_trained():
+  group = play(options(function=f"{MODULE}:function"), "well", "well", "done", rollouts=1)
+  (trajectory,) = group.trajectories
+  assert not trajectory.error
+  assert sampled(trajectory) == ["well<|end|>well<|end|>"]
+  assert trajectory.rewards == {"reward": 4.0, "is_gold": 1.0}
+  assert [m.role for m in trajectory.log] == ["user", "assistant", "user", "assistant"]
+  assert trajectory.metrics["turns"] == 2 and trajectory.stop == "answer"
+
+
+def test_a_command_is_an_agent_and_gets_no_secret_of_the_training_process(monkeypatch):
+  monkeypatch.setenv("SECRET_OF_TRAINING", "x")
+  program = pathlib.Path(agents_of_tests.__file__)
+  group = play(options(command=f"{sys.executable} {program} {{task}}"), "well")
+  for trajectory in group.trajectories:
+    assert not trajectory.error, trajectory.error
+    assert sampled(trajectory) == ["well<|end|>well<|end|>"]
+    output = "well ['ANTHROPIC_API_KEY', 'OPENAI_API_KEY']\n"
+    assert trajectory.rewards["reward"] == len(output)
+
+
+def test_the_seeds_of_calls_depend_on_the_rollout_and_not_on_the_order_of_the_rollouts():
+  seen = []
+  for _ in range(2):
+    sampler = Says("well")
+    play(options(function=f"{MODULE}:function"), sampler=sampler, rollouts=3)
+    seen.append(sorted(limits.seed for _, limits in sampler.asked))
+    assert {limits.temperature for _, limits in sampler.asked} == {0.7}
+  assert seen[0] == seen[1] and len(set(seen[0])) == 6
+
+
+def test_an_agent_that_never_ends_is_ended_and_its_calls_so_far_are_judged():
+  program = pathlib.Path(agents_of_tests.__file__)
+  chosen = options(command=f"{sys.executable} {program} {{task}}")
+  chosen = ExternalConfig(**{**vars(chosen), "timeout_s": 2.0})
+  began = time.monotonic()
+  (one,) = play(chosen, task=Task("t", "external", "sleep", {}), rollouts=1).trajectories
+  assert "made no call" in one.error and "timed out" in one.error
+  chosen = ExternalConfig(**{**vars(chosen), "command": "", "function": f"{MODULE}:sleeps"})
+  (two,) = play(chosen, rollouts=1).trajectories
+  assert "timed out" in two.error and time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+  ("changes", "task", "named"),
+  [
+    ({"function": f"{MODULE}:silent"}, TASK, "made no call"),
+    ({"command": "no-such-program {task}"}, TASK, "external.command cannot be started"),
+    ({"function": f"{MODULE}:function", "reward": ""}, TASK, "no reward was attached"),
+    ({"function": f"{MODULE}:function", "reward": f"{MODULE}:wrong"}, TASK, "a finite number"),
+    (
+      {"command": f"{sys.executable} {agents_of_tests.__file__} {{task}}"},
+      Task("t", "external", "fail", {}),
+      "I cannot work today",
+    ),
+    ({"hook": "http://127.0.0.1:9/"}, TASK, "external.hook=http://127.0.0.1:9/"),
+  ],
+)
+def test_what_goes_wrong_is_an_error_of_the_rollout_and_never_a_reward_of_zero(
+  changes, task, named
+):
+  (trajectory,) = play(options(**changes), task=task, rollouts=1).trajectories
+  assert named in trajectory.error and not trajectory.rewards and not trajectory.segments
+
+
+def test_a_fault_of_the_sampler_fails_the_rollout_even_if_the_agent_goes_on():
+  chosen = options(function=f"{MODULE}:function")
+  (trajectory,) = play(chosen, RuntimeError("lost"), rollouts=1).trajectories
+  assert trajectory.error and not trajectory.segments
+
+
+def test_a_server_behind_a_hook_runs_the_agent_rewards_it_and_ends_its_session():
+  class Hook(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+      told = json.loads(self.rfile.read(int(self.headers["content-length"])))
+      self.send_response(200)
+      self.end_headers()
+      threading.Thread(target=run, args=(told,), daemon=True).start()
+
+    def log_message(self, *arguments):
+      pass
+
+  def control(told, path, content):
+    head = {"authorization": f"Bearer {told['control_key']}"}
+    url, raw = told["control_url"] + path, json.dumps(content).encode()
+    urllib.request.urlopen(urllib.request.Request(url, raw, head), timeout=10).read()
+
+  def run(told):
+    assert told["task"] == {"id": "t", "prompt": "say it", "split": "train", "seen": 2}
+    agents_of_tests.talk(told["base_url"], told["api_key"], told["task"]["prompt"])
+    control(told, "/rewards", {"parts": {"reward": 0.25}, "event_id": "1"})
+    control(told, "/finish", {})
+
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  try:
+    chosen = options(hook=f"http://127.0.0.1:{server.server_address[1]}/", reward="")
+    for trajectory in play(chosen).trajectories:
+      assert not trajectory.error and trajectory.rewards == {"reward": 0.25}
+  finally:
+    server.shutdown()
+
+
+def test_scripted_players_answer_in_the_place_of_the_policy():
+  players = ((DEMONSTRATOR, f"{MODULE}:player"), ("other", f"{MODULE}:player"))
+  chosen = options(function=f"{MODULE}:function", players=players)
+  assert AGENT.baselines(chosen) == ("other",)
+  one, two = play(chosen, player=DEMONSTRATOR).trajectories
+  for trajectory in (one, two):
+    assert not trajectory.error
+    assert [m.content[:2] for m in trajectory.log if m.role == "assistant"] == ["1 ", "3 "]
+    (segment,) = trajectory.segments
+    assert not segment.logprobs.any() and set(segment.versions) == {-1}
+  (nobody,) = play(chosen, player="nobody", rollouts=1).trajectories
+  assert "only demonstrator, other" in nobody.error
+
+
+def test_tasks_come_from_a_file_or_a_function_with_a_split_each(tmp_path):
+  file = tmp_path / "tasks.jsonl"
+  rows = [{"id": f"r{i}", "prompt": "p", "kind": i} for i in range(200)]
+  file.write_text("\n".join(map(json.dumps, rows)))
+  found = ExternalTasks(str(file))
+  counts = {split: len(tasks) for split, tasks in found.tasks.items()}
+  assert sum(counts.values()) == 200 and counts["train"] > 130 and counts["dev"] and counts["test"]
+  assert found.tasks["train"][0].facts.keys() == {"kind"}
+  assert len(ExternalTasks(f"{MODULE}:rows").tasks["train"]) == 3
+  for content, named in (
+    ("", "has no rows"),
+    ("{", "line 1 is not valid JSON"),
+    ('{"id": "a"}', "has no text 'prompt'"),
+    ('{"id": "a", "prompt": "p", "split": "x"}', "split='x'"),
+    ('{"id": "a", "prompt": "p"}\n{"id": "a", "prompt": "p"}', "two rows with the id 'a'"),
+    ("[]", "is a list"),
+  ):
+    file.write_text(content)
+    with pytest.raises(ValueError, match=named):
+      ExternalTasks(str(file))
+  with pytest.raises(ValueError, match="no such file"):
+    ExternalTasks("nothing.jsonl")
+
+
+def test_an_agent_needs_exactly_one_way_to_start():
+  for changes, named in (
+    ({}, "has none"),
+    ({"command": "a", "hook": "http://b"}, "has command and hook"),
+    ({"command": "a", "trains": ("main", "sidd")}, "kinds are main, sub, side"),
+    ({"hook": "http://b", "players": (("a", "b:c"),)}, "do not go with external.hook"),
+  ):
+    with pytest.raises(ValueError, match=named):
+      AGENT.check(options(**changes), 1, 1.0)
+  loaded = config_lib.load("examples/external_agent/config.py")
+  AGENT.check(loaded.agent_config, 1, 1.0)

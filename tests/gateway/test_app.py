@@ -1,0 +1,233 @@
+"""The routes: who may use which, what is refused, and clients that go away or send nonsense."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+import urllib.parse
+
+import pytest
+
+from jaxrl_agents.gateway import app as app_lib
+from jaxrl_agents.gateway import sse
+from jaxrl_agents.gateway.sessions import Limits, Session
+from tests.gateway.serving import SERVICE_KEY, Says, body, serving, tool, words
+
+USER = {"role": "user", "content": "a"}
+
+
+def send(gateway, method, path, content=b"", key="", **headers):
+  """(status, headers, JSON or text) of one request."""
+  address = urllib.parse.urlparse(gateway.url)
+  connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
+  sent = {"authorization": f"Bearer {key}"} if key else {}
+  raw = json.dumps(content).encode() if isinstance(content, dict) else content
+  connection.request(method, path, raw, sent | {k.replace("_", "-"): v for k, v in headers.items()})
+  reply = connection.getresponse()
+  text = reply.read().decode()
+  connection.close()
+  is_json = "json" in reply.headers.get("content-type", "")
+  return reply.status, reply.headers, json.loads(text) if is_json else text
+
+
+@pytest.fixture(scope="module")
+def gateway():
+  with serving(Says("fine")) as running:
+    yield running
+
+
+def chat(gateway, session, *messages, **fields):
+  return send(
+    gateway, "POST", "/v1/chat/completions", body(*(messages or (USER,)), **fields), session.key
+  )
+
+
+def test_a_session_is_opened_rewarded_finished_and_exported_over_http(gateway):
+  opened = {"task_id": "t1", "max_calls": 2, "metadata": {"a": 1}}
+  status, _, found = send(gateway, "POST", "/sessions", opened, SERVICE_KEY)
+  assert status == 200 and found["base_url"] == f"{gateway.url}/v1"
+  place = f"/sessions/{found['session_id']}"
+  key = found["api_key"]
+  for expected in (200, 200, 429):
+    status, head, _ = send(gateway, "POST", "/v1/chat/completions", body(USER), key)
+    assert status == expected
+  assert head["x-should-retry"] == "false"
+  status, _, text = send(gateway, "GET", f"{place}/trajectory", key=SERVICE_KEY)
+  assert status == 409 and "finish it first" in text["error"]["message"]
+  reward = {"parts": {"reward": 0.5}, "event_id": "e1"}
+  for attached in (True, False):
+    _, _, told = send(gateway, "POST", f"{place}/rewards", reward, SERVICE_KEY)
+    assert told == {"attached": attached, "rewards": {"reward": 0.5}}
+  status, _, state = send(gateway, "POST", f"{place}/finish", {"stop": "answer"}, SERVICE_KEY)
+  assert (status, state["state"], state["calls"]) == (200, "finished", 2)
+  _, _, left = send(gateway, "GET", f"{place}/trajectory", key=SERVICE_KEY)
+  assert left["rewards"] == {"reward": 0.5} and left["task_id"] == "t1"
+  assert left["info"]["metadata"] == {"a": 1}
+  segment = left["segments"][0]
+  sampled = [t for t, m in zip(segment["tokens"], segment["loss_mask"], strict=True) if m]
+  assert words(sampled) == "fine<|end|>"
+
+
+def test_keys_open_what_is_theirs_and_nothing_else(gateway):
+  one, other = gateway.open(), gateway.open()
+  assert chat(gateway, one)[0] == 200
+  assert send(gateway, "GET", f"/s/{one.key}/v1/models")[0] == 200
+  assert send(gateway, "GET", "/v1/models", x_api_key=one.key)[0] == 200
+  assert send(gateway, "GET", "/v1/models")[0] == 401
+  for key in ("", one.key, other.control_key, "sk-none"):
+    assert send(gateway, "GET", f"/sessions/{one.id}", key=key)[0] == 401
+    assert send(gateway, "POST", f"/sessions/{one.id}/rewards", {"parts": {}}, key)[0] == 401
+  assert send(gateway, "GET", f"/sessions/{one.id}", key=one.control_key)[0] == 200
+  assert send(gateway, "POST", "/sessions", {}, one.key)[0] == 401
+  assert send(gateway, "GET", "/sessions/none", key=SERVICE_KEY)[0] == 404
+  status, _, text = send(gateway, "GET", "/metrics", key=SERVICE_KEY)
+  assert status == 200 and 'gateway_sessions{state="open"}' in text
+
+
+@pytest.mark.parametrize(
+  ("content", "named"),
+  [
+    (b"{", "not valid JSON"),
+    (b"[]", "the body is a JSON array"),
+    (b"{}", "messages is missing"),
+    (body(), "messages is empty"),
+    (body({"role": "wizard", "content": "a"}), "messages[0].role='wizard'"),
+    (body({"role": "tool", "content": "a"}), "messages[0].tool_call_id is missing"),
+    (body(USER, temperature="hot"), "temperature is a JSON string; send a whole number or"),
+    (body(USER, temperature=7), "temperature=7; send a number from 0 to 2"),
+    (body(USER, n=0), "n=0; send a whole number from 1 on"),
+    (body(USER, n=99), "may have 16 replies to one request"),
+    (body(USER, max_tokens=True), "max_tokens is a JSON boolean"),
+    (body(USER, logit_bias={"5": 1}), "logit_bias is not supported"),
+    (body(USER, top_logprobs=3), "top_logprobs is not supported"),
+    (body(USER, stop=["", "a"]), "stop must be texts that are not empty"),
+    (body(USER, tools=[{"type": "retrieval"}]), "tools[0] is of type 'retrieval'"),
+    (body(USER, tools=[{"type": "function", "function": {}}]), "tools[0].function.name is missing"),
+    (body(["a"]), "messages[0] is a JSON array"),
+  ],
+)
+def test_a_request_that_is_wrong_is_refused_with_the_field_and_the_remedy(gateway, content, named):
+  session = gateway.open()
+  status, _, found = send(gateway, "POST", "/v1/chat/completions", content, session.key)
+  assert status == 400 and named in found["error"]["message"], found
+  assert found["error"]["type"] == "invalid_request_error"
+  assert not session.tree.calls
+
+
+def test_fields_without_effect_are_named_in_the_reply_and_counted(gateway):
+  session = gateway.open()
+  asked = {"response_format": {"type": "json_object"}, "user": "u", "temperature": 0.1}
+  _, head, _ = chat(gateway, session, **asked, tools=[tool()], tool_choice="required")
+  assert head["x-fields-without-effect"] == "response_format, user, tool_choice"
+  assert session.counters()["fields_without_effect"] == {
+    "response_format": 1,
+    "user": 1,
+    "tool_choice": 1,
+  }
+
+
+def test_training_keeps_its_own_temperature_and_other_sessions_have_the_one_they_ask_for():
+  with serving(Says("fine"), temperature=0.7) as gateway:
+    for training, expected in ((True, 0.7), (False, 0.1)):
+      chat(gateway, gateway.open(training=training), temperature=0.1)
+      assert gateway.served.sampler.asked[-1][1].temperature == expected
+
+
+def test_a_client_that_goes_away_before_the_reply_leaves_a_call_that_is_not_trained():
+  with serving(Says("slow", delay_s=0.5)) as gateway:
+    session = gateway.open()
+    address = urllib.parse.urlparse(gateway.url)
+    raw = body(USER)
+    head = (
+      "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+      f"authorization: Bearer {session.key}\r\ncontent-length: {len(raw)}\r\n\r\n"
+    )
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+      connection.sendall(head.encode() + raw)
+      time.sleep(0.2)
+    deadline = time.monotonic() + 10
+    while not session.tree.calls and time.monotonic() < deadline:
+      time.sleep(0.05)
+    time.sleep(0.2)
+    left = gateway.left(session)
+  assert left.metrics["lost_calls"] == 1 and not left.segments
+
+
+def test_a_stream_that_waits_sends_comments_and_no_empty_event(monkeypatch):
+  monkeypatch.setattr(sse, "GRACE_S", 0.05)
+  monkeypatch.setattr(sse, "KEEPALIVE_S", 0.1)
+  with serving(Says("slow", delay_s=0.5)) as gateway:
+    _, _, text = chat(gateway, gateway.open(), stream=True)
+  assert text.count(": sampling\n") >= 2
+  events = [line for line in text.split("\n") if line.startswith("data: ")]
+  assert events[-1] == "data: [DONE]" and all(len(line) > 6 for line in events)
+
+
+def test_a_fault_after_the_stream_has_begun_is_an_event(monkeypatch):
+  monkeypatch.setattr(sse, "GRACE_S", 0.05)
+  with serving(Says(RuntimeError("no memory"), delay_s=0.4)) as gateway:
+    session = gateway.open()
+    status, _, text = chat(gateway, session, stream=True)
+  assert status == 200 and "event: error" in text and "no memory" in text and session.error
+
+
+def test_bodies_that_are_too_large_or_never_end_are_refused(gateway, monkeypatch):
+  session = gateway.open()
+  monkeypatch.setattr(app_lib, "MAX_BODY_BYTES", 1_000)
+  assert chat(gateway, session, {"role": "user", "content": "a" * 2_000})[0] == 413
+  monkeypatch.setattr(app_lib, "BODY_S", 0.2)
+  address = urllib.parse.urlparse(gateway.url)
+  with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+    connection.sendall(
+      b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n"
+      + f"authorization: Bearer {session.key}\r\n\r\n{{".encode()
+    )
+    assert b" 408 " in connection.recv(4_096)
+  assert chat(gateway, gateway.open())[0] == 200
+
+
+def test_calls_at_once_and_tokens_are_bounded():
+  with serving(Says("fine", delay_s=0.3)) as gateway:
+    session = gateway.open(Limits(tokens=4, at_once=1))
+    background = threading.Thread(target=chat, args=(gateway, session))
+    background.start()
+    time.sleep(0.1)
+    status, head, _ = chat(gateway, session)
+    assert (status, head["x-should-retry"], head["retry-after"]) == (429, "true", "1")
+    background.join()
+    assert chat(gateway, session)[0] == 200
+    assert "sampled tokens" in chat(gateway, session)[2]["error"]["message"]
+
+
+def test_a_session_that_expires_is_an_error_and_takes_rewards_until_their_deadline():
+  now = [0.0]
+  with serving(Says("fine")) as gateway:
+    limits = Limits(ttl_s=10, reward_s=5)
+    session = gateway.registry.add(Session(gateway.served, limits, clock=lambda: now[0]))
+    assert chat(gateway, session)[0] == 200
+    now[0] = 12
+    assert chat(gateway, session)[0] == 409
+    place = f"/sessions/{session.id}/rewards"
+    assert send(gateway, "POST", place, {"parts": {"reward": 1}}, SERVICE_KEY)[0] == 200
+    now[0] = 16
+    assert send(gateway, "POST", place, {"parts": {"reward": 1}}, SERVICE_KEY)[0] == 409
+    left = gateway.left(session)
+  assert "expired after 10 s" in left.error and not left.rewards
+
+
+def test_ids_in_and_ids_out(gateway):
+  session = gateway.open()
+  asked = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 9, "logprobs": 1}}
+  status, _, found = send(gateway, "POST", "/inference/v1/generate", asked, session.key)
+  assert status == 200 and found["prompt_token_ids"] == [5, 6, 7]
+  choice = found["choices"][0]
+  assert words(choice["token_ids"]) == "fine<|end|>"
+  assert choice["logprobs"]["content"][1] == {
+    "token": f"token_id:{choice['token_ids'][1]}",
+    "logprob": pytest.approx(-0.01),
+  }
+  assert choice["routed_experts"]["shape"] == [3 + len(choice["token_ids"]), 1, 2]
+  for wrong in ([], [-1], ["a"], [10**9], "text"):
+    asked["token_ids"] = wrong
+    assert send(gateway, "POST", "/inference/v1/generate", asked, session.key)[0] == 400
