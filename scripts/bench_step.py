@@ -63,8 +63,7 @@ from jaxrl_agents.harness.segments import Turn, to_segments
 from jaxrl_agents.learner import advantage, loop, packing
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import rl, setup
-from jaxrl_agents.runs.engines import fetched
-from jaxrl_agents.runs.rollout_workers import PUBLISHED_KEPT
+from jaxrl_agents.runs.published_weights import PUBLISHED_KEPT, read
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Generation, Group, SamplingLimits, Task, Trajectory
 from jaxrl_agents.weights import store
@@ -166,13 +165,13 @@ class Run:
     version = int(policy.version)
     store.publish(policy.params, version, self._folder, keep=PUBLISHED_KEPT)
     published = time.perf_counter()
-    params = fetched(CONFIG, self._folder, version)
-    read = time.perf_counter()
+    params = read(CONFIG, self._folder, version)[1]()
+    fetched = time.perf_counter()
     self._engine.set_params(params, version)
     return {
       "publish_s": published - start,
-      "fetch_s": read - published,
-      "set_params_s": time.perf_counter() - read,
+      "fetch_s": fetched - published,
+      "set_params_s": time.perf_counter() - fetched,
     }
 
 

@@ -65,6 +65,8 @@ def test_an_override_is_read_as_the_type_of_its_option():
       "set sampler.slices=0",
     ),
     ("fleet.depth=1 fleet.too_old=throw", "too_old"),
+    ("publish.kind=delta", "set policy.dtype=bfloat16"),
+    ("publish.anchor_every=3", "has no effect with publish.kind=full"),
     ("mesh.expert=3", "learner.rows_per_microbatch=2 does not split"),
     ("mesh.context=3", "learner.row_tokens=2048 does not split"),
     ("learner.rollout_row_tokens=256,512", "raise learner.rollout_row_tokens"),

@@ -23,6 +23,7 @@ from jaxrl_agents.config.sections import LoraConfig as LoraConfig
 from jaxrl_agents.config.sections import MeshConfig as MeshConfig
 from jaxrl_agents.config.sections import Optimizer as Optimizer
 from jaxrl_agents.config.sections import PolicySection as PolicySection
+from jaxrl_agents.config.sections import PublishConfig as PublishConfig
 from jaxrl_agents.config.sections import RunConfig as RunConfig
 from jaxrl_agents.config.sections import SamplerConfig as SamplerConfig
 from jaxrl_agents.config.sections import SftConfig as SftConfig

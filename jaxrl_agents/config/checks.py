@@ -13,6 +13,7 @@ from jaxrl_agents.config.sections import (
   FleetConfig,
   LearnerConfig,
   MeshConfig,
+  PublishConfig,
   RunConfig,
   SftConfig,
 )
@@ -39,6 +40,7 @@ def validate(config: RunConfig) -> RunConfig:
     )
   _check_mesh(config.mesh, learner)
   _check_fleet(config)
+  _check_publish(config)
   _check_tools(config)
   _check_toggle(config)
   if learner.replay_threshold and not learner.router_replay:
@@ -114,6 +116,21 @@ def _check_warm_up(sft: SftConfig) -> None:
     raise ValueError(
       f"sft.steps={sft.steps} leaves no step after sft.warmup_steps={sft.warmup_steps}; raise the "
       "first or lower the second"
+    )
+
+
+def _check_publish(config: RunConfig) -> None:
+  publish, dtype = config.publish, config.policy.dtype
+  if publish.kind == "delta" and dtype != "bfloat16":
+    raise ValueError(
+      f"publish.kind=delta does not go with policy.dtype={dtype}: in float32 every weight changes "
+      "at every step, so differences are no shorter; set policy.dtype=bfloat16 (its optimizer "
+      "keeps a float32 master) and learner.canary_bound, or publish.kind=full"
+    )
+  if publish.kind == "full" and publish != PublishConfig():
+    raise ValueError(
+      f"publish.anchor_every={publish.anchor_every} has no effect with publish.kind=full, where "
+      "every version is complete; set publish.kind=delta"
     )
 
 

@@ -169,6 +169,21 @@ class FleetConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PublishConfig:
+  """How new weights reach the samplers.
+
+  Attributes:
+    kind: "full": every version complete; or "delta": as differences from the one before
+      (weights.streams), exact bit by bit, for which policy.dtype must be bfloat16.
+    anchor_every: publications from one version that is complete as well to the next; differences
+      that are damaged or missing are repaired from these.
+  """
+
+  kind: Literal["full", "delta"] = "full"
+  anchor_every: Count = 25
+
+
+@dataclasses.dataclass(frozen=True)
 class ToggleConfig:
   """Phases in which solved tasks must be solved within a length (agents.toggle).
 
@@ -368,6 +383,7 @@ class RunConfig:
   workers: WorkersConfig = WorkersConfig()
   tools: ToolsConfig = ToolsConfig()
   fleet: FleetConfig = FleetConfig()
+  publish: PublishConfig = PublishConfig()
   toggle: ToggleConfig = ToggleConfig()
   lora: LoraConfig = LoraConfig()
   sft: SftConfig = SftConfig()

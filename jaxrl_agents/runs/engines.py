@@ -1,8 +1,7 @@
-"""The engine of a run, and the weights that it samples with."""
+"""The engine of a run."""
 
 from __future__ import annotations
 
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import jax
 
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.draft_worth import UNMEASURED_COST
 from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.weights import store
 
 
 def make_engine(
@@ -44,12 +41,3 @@ def make_engine(
     dtype=config.policy.dtype,
     clock=clock,
   )
-
-
-def fetched(config: RunConfig, weights: pathlib.Path, version: int) -> dict[str, Any]:
-  """A published version of the weights, sharded over the ambient mesh for sampling."""
-  mesh = jax.sharding.get_mesh()
-  if mesh.empty:
-    return store.fetch(weights, version)
-  places = sharding.shardings(config.policy.model, mesh, sharding.SERVE_RULES)
-  return store.fetch(weights, version, places)

@@ -20,9 +20,8 @@ from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.learner.preemption import Notice, Preempted
-from jaxrl_agents.policy import sharding
-from jaxrl_agents.runs import processes, setup, slice_member, weight_files
-from jaxrl_agents.runs.engines import fetched, make_engine
+from jaxrl_agents.runs import published_weights, setup, slice_member, weight_files
+from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.engine import Engine
@@ -32,10 +31,6 @@ from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
 from jaxrl_agents.sampler.slices import Slices
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Group, Task
-from jaxrl_agents.weights import store
-
-PUBLISHED_KEPT = 2
-"""Versions that are kept at least: a reader of the one before last may still be at it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +86,8 @@ class RolloutWorkers:
   """Runs groups of episodes with the newest weights. Use as a context manager.
 
   In a run of several processes each makes one and makes the same calls of it. The first process
-  alone has workers; the engines of the others repeat the calls of its engine.
+  alone has workers; the engines of the others repeat the calls of its engine. `published` reads
+  versions of the weights back.
 
   Args:
     config: of the run.
@@ -122,6 +118,7 @@ class RolloutWorkers:
     self._channel, self._notice = channel, notice
     self._clock = Clock()
     self._engine: Engine | None = None
+    self._loader: published_weights.Loader | None = None
     self._slices: Slices | None = None
     if frozen and jax.process_count() > 1:
       raise ValueError(
@@ -136,15 +133,17 @@ class RolloutWorkers:
     }
     self._seen = Stats()
     self._ahead: Ahead | None = None
-    # Tokens of a batch may be that old, and the canary scores them under their own weights.
-    self._kept = PUBLISHED_KEPT + (config.fleet.max_age if config.fleet.depth else 0)
+    self.published = published_weights.Published(config, self._weights)
     self._stack = contextlib.ExitStack()
-    if config.sampler.slices:
-      self.keep(params, version)
-    else:
-      self._engine = make_engine(config, params, version, self._clock)
-      self._calls = Calls(self._engine, self._clock)
     with self._stack:
+      publishing = published_weights.publishing(config, self._weights)
+      self._publishing = self._stack.enter_context(publishing)
+      if config.sampler.slices:
+        self.keep(params, version)
+      else:
+        self._engine = make_engine(config, params, version, self._clock)
+        self._calls = Calls(self._engine, self._clock)
+        self._loader = published_weights.Loader(config, self._weights, self._engine)
       if channel.is_first:
         self._server = self._serve(version)
         self.turn_to(1.0)
@@ -168,6 +167,8 @@ class RolloutWorkers:
     for engine in (self._engine, *self._others.values()):
       if engine:
         engine.warm_up()
+    if self._loader:
+      self._loader.warm_up()
     if self._slices:
       self._slices.wait_until_ready()
     if self._channel.is_first:
@@ -217,35 +218,20 @@ class RolloutWorkers:
 
   def publish(self, params: dict[str, Any], version: int) -> None:
     """Writes a version of the weights, adapters merged; the samplers then fetch and verify it."""
-    self._publish(params, version)
+    self._publishing.publish(params, version)
     if self._channel.is_first:
       self._channel.broadcast(("load", version))
     else:
       self._follow("load")
-    if engine := self._engine:
-      fresh = fetched(self._config, self._weights, version)
-      recompute = self._config.fleet.cache == "recompute"
-      self._between_steps(lambda: engine.set_params(fresh, version, recompute=recompute))
+    if self._loader:
+      self._between_steps(self._loader.prepare(version))
     if self._slices:
       self._slices.load(version)
 
   def keep(self, params: dict[str, Any], version: int) -> None:
     """Writes the weights that the samplers begin with, in the place of any that another run left
     under this number or a later one."""
-    if self._channel.is_first:
-      store.withdraw_after(version - 1, self._weights)
-    self._publish(params, version)
-
-  def published(self, version: int) -> dict[str, Any] | None:
-    """The parameters of a published version, sharded over the ambient mesh for learning; None if it
-    is not kept any more.
-    """
-    mesh = jax.sharding.get_mesh()
-    places = None if mesh.empty else sharding.shardings(self._config.policy.model, mesh)
-    try:
-      return store.fetch(self._weights, version, places)
-    except FileNotFoundError:
-      return None
+    self._publishing.restart(params, version)
 
   def take_stats(self) -> dict[str, int]:
     """The counters since the last call."""
@@ -293,15 +279,6 @@ class RolloutWorkers:
       stall_s=workers.stall_s,
       others=self._others,
     )
-
-  def _publish(self, params: dict[str, Any], version: int) -> None:
-    if self._channel.is_first:
-      store.begin(version, self._weights)
-    processes.wait_for_all("version begun")
-    store.write_part(params, version, self._weights, part=jax.process_index())
-    processes.wait_for_all("version written")
-    if self._channel.is_first:
-      store.complete(version, self._weights, parts=jax.process_count(), keep=self._kept)
 
   def _follow(self, wanted: str) -> Any:
     """Repeats the calls of the first process's engine until a message of the kind `wanted`."""

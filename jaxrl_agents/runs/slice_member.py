@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.runs import setup
-from jaxrl_agents.runs.engines import fetched, make_engine
+from jaxrl_agents.runs.engines import make_engine
+from jaxrl_agents.runs.published_weights import Loader, read
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.engine_calls import Advanced, Calls, Cancel, Clock, Submit
 from jaxrl_agents.sampler.stats import Stats
@@ -43,6 +46,7 @@ class SliceMember:
     self._devices = contextlib.ExitStack()
     self._engine: Engine | None = None
     self._calls: Calls | None = None
+    self._loader: Loader | None = None
 
   def address(self, host: str) -> str:
     """ "host:port" with a port of this machine that is free."""
@@ -71,16 +75,26 @@ class SliceMember:
     here = dataclasses.replace(self._config, mesh=self._config.sampler_mesh)
     self._devices.enter_context(setup.devices(here))
     clock = Clock()
-    params = fetched(self._config, self._weights, version)
-    self._engine = make_engine(self._config, params, version, clock)
+    self._engine = make_engine(self._config, self._read(version), version, clock)
     self._engine.warm_up()
+    self._loader = Loader(self._config, self._weights, self._engine)
+    self._loader.warm_up()
     self._calls = Calls(self._engine, clock)
     return dataclasses.replace(self._engine.stats)
 
+  def _read(self, version: int) -> dict[str, Any]:
+    """A published version. All members begin with the complete one that the first has found."""
+    start, params = read(self._config, self._weights, version)
+    if jax.process_count() > 1:
+      agreed = int(multihost_utils.broadcast_one_to_all(np.int32(start)))
+      if agreed != start:
+        _, params = read(self._config, self._weights, version, agreed)
+    return params()
+
   def load(self, version: int) -> Stats:
     """Gives the engine another published version; returns its counters."""
-    assert self._engine is not None
-    self._engine.set_params(fetched(self._config, self._weights, version), version)
+    assert self._engine is not None and self._loader is not None
+    self._loader.prepare(version)()
     return dataclasses.replace(self._engine.stats)
 
   def advance(self, now: float, calls: list[Submit | Cancel], max_steps: int) -> Advanced:

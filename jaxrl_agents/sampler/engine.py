@@ -158,7 +158,7 @@ class Engine:
     self._prefill_counts = sorted({-(-prefill_rows // _FEWER_ROWS), prefill_rows})  # of each part
     self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})
     blocks = [b - a for a, b in itertools.pairwise([0, *self._decode_counts])]
-    self._params = held_params.own(params, cfg)
+    self.params = held_params.own(params, cfg)
     used = program_state.used_config(cfg, draft_tokens)
     self._state = held_params.committed(
       program_state.init(
@@ -299,18 +299,33 @@ class Engine:
     Raises:
       ValueError: the version goes back, or the parameters have other shapes.
     """
+    self.change_params(lambda _: held_params.own(params, self.cfg), version, recompute=recompute)
+
+  def change_params(
+    self,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    version: int,
+    *,
+    recompute: bool = False,
+  ) -> None:
+    """`set_params` by a function of the parameters that the engine holds, which it may donate.
+
+    Raises:
+      ValueError: the version goes back, or the new parameters have other shapes.
+    """
     if version < self.version:
       raise ValueError(
         f"version {version} after {self.version}: weight versions never go back; publish the old "
         "weights under a new version"
       )
-    params = held_params.own(params, self.cfg)
-    if held_params.sizes(params) != held_params.sizes(self._params):
+    held = held_params.sizes(self.params)
+    params = change(self.params)
+    if held_params.sizes(params) != held:
       raise ValueError(
         f"the parameters of version {version} differ in structure, shape or dtype from those of "
         f"version {self.version}; an engine serves one PolicyConfig: make a new Engine"
       )
-    self._params = params
+    self.params = params
     self.version = version
     self._scheduler.set_version(version, recompute=recompute)
 
@@ -493,7 +508,7 @@ class Engine:
 
   def _run(self, program, rows: Rows, slots: np.ndarray, *more: Any) -> Sampled:
     """Runs a program and fetches what it sampled."""
-    self._state, sampled = program(self._params, self._state, rows, slots, *more)
+    self._state, sampled = program(self.params, self._state, rows, slots, *more)
     sampled = jax.device_get(sampled)
     self.stats.forwards += int(sampled.steps)
     return sampled

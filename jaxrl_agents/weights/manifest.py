@@ -31,22 +31,34 @@ class Shard:
   Attributes:
     offset: first index along each axis.
     shape: extent along each axis.
-    sha256: of the values' bytes in C order after reading, hexadecimal.
+    sha256: of the values' bytes in C order after reading, hexadecimal; of differences, of their
+      streams one after the other.
+    part: of differences, the number of the process that wrote them.
+    streams: of differences, (name, first byte, number of bytes) of each stream in that part.
   """
 
   offset: tuple[int, ...]
   shape: tuple[int, ...]
   sha256: str
+  part: int = 0
+  streams: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """One array: its place in the tree ("moe_layers.attention.qkv"), sizes and shards."""
+  """One array: its place in the tree ("moe_layers.attention.qkv"), sizes and shards.
+
+  Attributes:
+    before, after: digests (weights.ordered_bits) of the array that the differences are added to,
+      and of the sum; (0, 0) where they are not recorded.
+  """
 
   name: str
   shape: tuple[int, ...]
   dtype: str
   shards: tuple[Shard, ...]
+  before: tuple[int, int] = (0, 0)
+  after: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +67,7 @@ class Manifest:
 
   Attributes:
     version: number of optimizer steps.
-    base: the version that its files are deltas of; None if they are complete.
+    base: the version that its files are differences from; None if they are complete.
     tensors: every array, in the order of the tree.
     created_s: seconds since the epoch.
   """
@@ -74,6 +86,16 @@ def path(folder: Folder, version: int) -> pathlib.Path:
 def files(folder: Folder, version: int) -> pathlib.Path:
   """The folder of the shard files of a version."""
   return pathlib.Path(folder) / f"v{version:010d}"
+
+
+def differences(folder: Folder) -> pathlib.Path:
+  """The folder of versions that are differences from others, beside the complete ones."""
+  return pathlib.Path(folder) / "differences"
+
+
+def part(target: pathlib.Path, number: int) -> pathlib.Path:
+  """What a process says of the shards that it wrote to the files of a version, until all have."""
+  return target / f"part_{number}.json"
 
 
 def write(folder: Folder, manifest: Manifest) -> None:
@@ -128,21 +150,28 @@ def parse(text: bytes, place: pathlib.Path) -> Manifest:
     raw = whole["manifest"]
     if whole["sha256"] != _digest(raw):
       raise ValueError("its content does not have its digest")
-    tensors = tuple(
-      Tensor(
-        t["name"],
-        tuple(t["shape"]),
-        t["dtype"],
-        tuple(Shard(tuple(s["offset"]), tuple(s["shape"]), s["sha256"]) for s in t["shards"]),
-      )
-      for t in raw["tensors"]
-    )
+    tensors = tuple(map(_tensor, raw["tensors"]))
     return Manifest(raw["version"], raw["base"], tensors, raw["created_s"])
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise CorruptWeights(
       f"{place} is damaged ({type(error).__name__}: {error}); publish the version again, or fetch "
       f"another of versions {versions(place.parent)}"
     ) from None
+
+
+def _tensor(raw: dict[str, Any]) -> Tensor:
+  shards = tuple(
+    Shard(
+      tuple(s["offset"]),
+      tuple(s["shape"]),
+      s["sha256"],
+      s["part"],
+      tuple((name, first, size) for name, first, size in s["streams"]),
+    )
+    for s in raw["shards"]
+  )
+  before, after = ((int(first), int(second)) for first, second in (raw["before"], raw["after"]))
+  return Tensor(raw["name"], tuple(raw["shape"]), raw["dtype"], shards, before, after)
 
 
 def _digest(content: Any) -> str:

@@ -13,7 +13,7 @@ import hashlib
 import math
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrl_agents import full_disk
+from jaxrl_agents.weights import boxes
 from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
 
@@ -78,15 +79,15 @@ def write_part(params: dict[str, Any], version: int, folder: Folder, *, part: in
     spec = _spec(target, name, leaf.shape, leaf.dtype, shape)
     with full_disk.named(target):
       array = ts.open(spec, create=True, open=True).result()
-    boxes = list(_shards(leaf)) if spread or not part else []
-    writes += [array[_slices(offset, box.shape)].write(box) for offset, box in boxes]
-    shards = tuple(Shard(offset, tuple(box.shape), digest(box)) for offset, box in boxes)
+    held = list(shards_of(leaf)) if spread or not part else []
+    writes += [array[boxes.of(offset, values.shape)].write(values) for offset, values in held]
+    shards = tuple(Shard(offset, tuple(v.shape), digest(v)) for offset, v in held)
     tensors.append(Tensor(name, tuple(leaf.shape), np.dtype(leaf.dtype).name, shards))
   with full_disk.named(target):
     for write in writes:
       write.result()
     found = Manifest(version, None, tuple(tensors))
-    (target / _part(part)).write_text(manifest_lib.text_of(found), encoding="utf-8")
+    manifest_lib.part(target, part).write_text(manifest_lib.text_of(found), encoding="utf-8")
 
 
 def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> Manifest:
@@ -97,9 +98,18 @@ def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> 
   """
   if keep < 1:
     raise ValueError(f"keep={keep} would delete the version that is published; keep at least 1")
+  manifest = join_parts(version, folder, parts=parts)
+  collect_garbage(folder, keep=keep)
+  return manifest
+
+
+def join_parts(
+  version: int, folder: Folder, *, parts: int = 1, base: int | None = None
+) -> Manifest:
+  """Writes the manifest of a version from its `parts`, which makes it visible; see `complete`."""
   target = manifest_lib.files(folder, version)
   try:
-    places = [target / _part(i) for i in range(parts)]
+    places = [manifest_lib.part(target, i) for i in range(parts)]
     texts = [place.read_bytes() for place in places]
   except FileNotFoundError as error:
     raise ValueError(f"version {version}: {error.filename} was not written") from None
@@ -112,12 +122,11 @@ def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> 
     if sum(math.prod(s.shape) for s in whole.shards) != math.prod(whole.shape):
       raise ValueError(f"version {version}: the parts do not make up {whole.name}")
     tensors.append(whole)
-  manifest = Manifest(version, None, tuple(tensors))
+  manifest = Manifest(version, base, tuple(tensors))
   with full_disk.named(folder):
     manifest_lib.write(folder, manifest)
-  for i in range(parts):
-    (target / _part(i)).unlink()
-  collect_garbage(folder, keep=keep)
+  for place in places:
+    place.unlink()
   return manifest
 
 
@@ -141,21 +150,14 @@ def fetch(folder: Folder, version: int, shardings: dict[str, Any] | None = None)
   target = manifest_lib.files(folder, version)
   stored = [_Stored(target, tensor, version) for tensor in manifest.tensors]
   if shardings is None:
-    boxes = [tuple(slice(0, n) for n in each.tensor.shape) for each in stored]
-    started = [each.start(box) for each, box in zip(stored, boxes, strict=True)]
-    parts = zip(stored, boxes, started, strict=True)
+    whole = [boxes.of([0] * len(t.shape), t.shape) for t in manifest.tensors]
+    started = [each.start(box) for each, box in zip(stored, whole, strict=True)]
+    parts = zip(stored, whole, started, strict=True)
     arrays: list[Any] = [each.finish(*read) for each, *read in parts]
   else:
     places = dict(flatten(shardings))
     arrays = [each.placed(places[each.tensor.name]) for each in stored]
-  tree: dict[str, Any] = {}
-  for each, array in zip(stored, arrays, strict=True):
-    *path, last = each.tensor.name.split(".")
-    node = tree
-    for key in path:
-      node = node.setdefault(key, {})
-    node[last] = array
-  return tree
+  return tree_of({each.tensor.name: array for each, array in zip(stored, arrays, strict=True)})
 
 
 def shards(folder: Folder, version: int) -> Iterator[tuple[str, tuple[slice, ...], np.ndarray]]:
@@ -163,45 +165,45 @@ def shards(folder: Folder, version: int) -> Iterator[tuple[str, tuple[slice, ...
   for tensor in manifest_lib.read(folder, version).tensors:
     stored = _Stored(manifest_lib.files(folder, version), tensor, version)
     for shard in tensor.shards:
-      box = _slices(shard.offset, shard.shape)
+      box = boxes.of(shard.offset, shard.shape)
       yield tensor.name, box, stored.finish(box, stored.start(box))
 
 
 def collect_garbage(folder: Folder, *, keep: int) -> None:
-  """Deletes all but the newest `keep` versions and the versions that those are deltas of.
+  """Deletes all but the newest `keep` versions."""
+  delete_before(min(manifest_lib.versions(folder)[-keep:]), folder)
+
+
+def delete_before(version: int, folder: Folder) -> None:
+  """Deletes all versions below one that is published.
 
   Manifests are deleted first, so that no reader starts on a version that is being deleted. Files of
-  publications that died before their manifest are deleted once a newer version is published.
+  publications that died before their manifest are deleted likewise.
   """
-  versions = manifest_lib.versions(folder)
-  needed = set()
-  for newest in versions[-keep:]:
-    wanted: int | None = newest
-    while wanted is not None and wanted not in needed:
-      needed.add(wanted)
-      try:
-        wanted = manifest_lib.read(folder, wanted).base
-      except CorruptWeights:  # what it was a delta of cannot be used with it any more
-        break
-  for version in versions:
-    if version not in needed:
-      manifest_lib.path(folder, version).unlink(missing_ok=True)
+  for v in manifest_lib.versions(folder):
+    if v < version:
+      manifest_lib.path(folder, v).unlink(missing_ok=True)
+  kept = manifest_lib.versions(folder)
   for entry in pathlib.Path(folder).glob("v" + "[0-9]" * 10):
-    if int(entry.name[1:]) not in needed and int(entry.name[1:]) < max(versions):
+    number = int(entry.name[1:])
+    if number < version or (number not in kept and number < max(kept, default=0)):
       shutil.rmtree(entry, ignore_errors=True)
 
 
 def withdraw_after(version: int, folder: Folder) -> list[int]:
-  """Deletes the versions above `version` and returns them.
+  """Deletes the versions above `version`, complete ones and differences, and returns them.
 
   A learner that restarts from a checkpoint calls it: versions that the killed run published later
   are not part of the continued run.
   """
-  later = [v for v in manifest_lib.versions(folder) if v > version]
-  for v in later:
-    manifest_lib.path(folder, v).unlink(missing_ok=True)
-    shutil.rmtree(manifest_lib.files(folder, v), ignore_errors=True)
-  return later
+  withdrawn = set()
+  for place in (manifest_lib.differences(folder), folder):
+    for v in manifest_lib.versions(place):
+      if v > version:
+        manifest_lib.path(place, v).unlink(missing_ok=True)
+        shutil.rmtree(manifest_lib.files(place, v), ignore_errors=True)
+        withdrawn.add(v)
+  return sorted(withdrawn)
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -217,6 +219,18 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
       raise ValueError(
         f"{prefix}{key} is a {type(tree[key]).__name__}; publish nested dicts of arrays"
       )
+
+
+def tree_of(named: Mapping[str, Any]) -> dict[str, Any]:
+  """The nested dicts of `flatten`."""
+  tree: dict[str, Any] = {}
+  for name, leaf in named.items():
+    *path, last = name.split(".")
+    node = tree
+    for key in path:
+      node = node.setdefault(key, {})
+    node[last] = leaf
+  return tree
 
 
 def digest(values: np.ndarray) -> str:
@@ -251,8 +265,8 @@ class _Stored:
 
   def start(self, box):
     """Starts to read the shards that overlap the box."""
-    overlaps = (s for s in self.tensor.shards if _overlap(s, box) is not None)
-    return [(shard, self._array[_slices(shard.offset, shard.shape)].read()) for shard in overlaps]
+    overlaps = (s for s in self.tensor.shards if boxes.overlap(s.offset, s.shape, box) is not None)
+    return [(shard, self._array[boxes.of(shard.offset, shard.shape)].read()) for shard in overlaps]
 
   def finish(self, box, reads) -> np.ndarray:
     """The values of the box.
@@ -272,12 +286,10 @@ class _Stored:
           f"version {self._version}: {self.tensor.name}, shard at {list(shard.offset)} of shape "
           f"{list(shard.shape)}, does not have its published digest; publish the version again"
         )
-      both = _overlap(shard, box)
-      inner = tuple(slice(b.start - o, b.stop - o) for b, o in zip(both, shard.offset, strict=True))
-      outer = tuple(
-        slice(b.start - s.start, b.stop - s.start) for b, s in zip(both, box, strict=True)
-      )
-      found[outer] = values[inner]
+      both = boxes.overlap(shard.offset, shard.shape, box)
+      assert both is not None  # else `start` would not have read it
+      outer = boxes.within(both, [s.start for s in box])
+      found[outer] = values[boxes.within(both, shard.offset)]
       left -= found[outer].size
     if left:
       raise self._unreadable(f"{left} of its numbers are in no shard")
@@ -290,16 +302,7 @@ class _Stored:
     )
 
 
-def _overlap(shard: Shard, box):
-  """The overlap of a shard and a box, as slices of the whole array; None if there is none."""
-  both = tuple(
-    slice(max(offset, s.start), min(offset + extent, s.stop))
-    for offset, extent, s in zip(shard.offset, shard.shape, box, strict=True)
-  )
-  return None if any(s.start >= s.stop for s in both) else both
-
-
-def _shards(leaf):
+def shards_of(leaf: Any) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
   """(offset, values) of each shard of an array that this process must write."""
   if not isinstance(leaf, jax.Array):
     yield (0,) * np.ndim(leaf), np.asarray(leaf)
@@ -307,14 +310,6 @@ def _shards(leaf):
   for shard in leaf.addressable_shards:
     if shard.replica_id == 0:
       yield tuple(s.start or 0 for s in shard.index), np.asarray(shard.data)
-
-
-def _part(number):
-  return f"part_{number}.json"
-
-
-def _slices(offset, shape):
-  return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
 
 
 def _location(target, name):

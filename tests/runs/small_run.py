@@ -82,6 +82,12 @@ def run(folder: pathlib.Path, *, processes: Sequence[Any] = (), **sections: dict
     processes_lib.wait_for_all("trained")
 
 
+def bits(array: jax.Array) -> np.ndarray:
+  """The array; of bfloat16, which npz files cannot hold, its bits."""
+  found = np.asarray(array)
+  return found if found.dtype == np.float32 else found.view(np.uint16)
+
+
 def reported(folder: pathlib.Path, step: int, groups: Sequence[Group]) -> None:
   """Prints the step, and adds a line with the ids of its groups to trained.txt."""
   with (folder / "trained.txt").open("a") as file:
@@ -94,10 +100,11 @@ def trained(
 ) -> None:
   """`run` under the ambient mesh."""
   # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
-  tx = state.make_optimizer(CFG, learning_rate=1e-2, eps=1e-4)
+  dtype = config.policy.dtype
+  tx = state.make_optimizer(CFG, learning_rate=1e-2, eps=1e-4, dtype=dtype)
   manager = checkpoint.open_manager(folder / "checkpoints")
   with setup.learner_devices(config):
-    fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0)), tx)
+    fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0), dtype), tx)
     first, current, ledger = setup.restored(manager, fresh)
   print(f"from {first}", flush=True)
   version = int(current.policy.version)
@@ -141,11 +148,15 @@ def trained(
       objective=train_step.Objective("rl"),
       first_step=first,
     )
+    if engine := players._engine:
+      leaves = jax.tree.leaves(processes_lib.gathered(engine.params))
+      held = {f"p{i}": bits(x) for i, x in enumerate(leaves)}
+      np.savez(folder / "held.npz", version=engine.version, **held)
   manager.close()
   print(f"trained on {len(current.policy.version.sharding.device_set)} devices", flush=True)
   weight_files.save(current.policy.params, CFG, folder / "trained")
   params = processes_lib.gathered(current.policy.params)
-  leaves = {f"p{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
+  leaves = {f"p{i}": bits(x) for i, x in enumerate(jax.tree.leaves(params))}
   if channel.is_first:
     np.savez(folder / "params.npz", version=int(current.policy.version), **leaves)
 

@@ -1,6 +1,5 @@
 """Published weights: bitwise, visible at once, verified, collected."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -94,14 +93,12 @@ def test_files_without_a_manifest_are_no_version_and_are_replaced(tmp_path):
   assert_bitwise(store.fetch(tmp_path, 1), make_tree(5))
 
 
-def test_only_the_newest_versions_are_kept_with_those_that_they_build_on(tmp_path):
+def test_only_the_newest_versions_are_kept(tmp_path):
   for version in (1, 2, 5):
     store.publish({"w": np.full(3, version, np.float32)}, version, tmp_path, keep=2)
   assert manifest.versions(tmp_path) == [2, 5]
   assert not manifest.files(tmp_path, 1).exists()
-  manifest.write(tmp_path, dataclasses.replace(manifest.read(tmp_path, 5), base=2))
-  store.publish({"w": np.full(3, 6, np.float32)}, 6, tmp_path, keep=2)
-  assert manifest.versions(tmp_path) == [2, 5, 6]
+  manifest.files(tmp_path, 6).mkdir()  # of a process that died before its manifest
   store.publish({"w": np.full(3, 7, np.float32)}, 7, tmp_path, keep=1)
   assert manifest.versions(tmp_path) == [7]
   assert sorted(p.name for p in tmp_path.iterdir()) == ["manifest_v0000000007.json", "v0000000007"]

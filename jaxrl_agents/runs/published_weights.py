@@ -1,0 +1,179 @@
+"""Versions of the weights on their way from the learner of a run to its engines (`publish`)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+
+from jaxrl_agents.config import RunConfig
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.policy import sharding
+from jaxrl_agents.runs import processes
+from jaxrl_agents.sampler import held_params
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.weights import store
+from jaxrl_agents.weights.publisher import Publisher
+from jaxrl_agents.weights.receiver import Receiver
+
+PUBLISHED_KEPT = 2
+"""Versions that are kept at least: a reader of the one before last may still be at it."""
+
+
+class Publishing(Protocol):
+  """The learner's end: `weights.publisher.Publisher`, or one that writes every version complete."""
+
+  def publish(self, params: dict[str, Any], version: int) -> None: ...
+
+  def restart(self, params: dict[str, Any], version: int) -> None: ...
+
+
+@contextlib.contextmanager
+def publishing(config: RunConfig, folder: pathlib.Path) -> Iterator[Publishing]:
+  """What publishes versions of the weights, adapters merged, to a folder.
+
+  Every process of the learner makes one, and the same calls of it.
+  """
+  if config.publish.kind == "full":
+    # Tokens of a batch may be that old, and the canary scores them under their own weights.
+    yield _Complete(folder, PUBLISHED_KEPT + (config.fleet.max_age if config.fleet.depth else 0))
+    return
+  with Publisher(
+    folder,
+    anchor_every=config.publish.anchor_every,
+    part=jax.process_index(),
+    parts=jax.process_count(),
+    meet=processes.wait_for_all,
+  ) as publisher:
+    yield publisher
+
+
+class _Complete:
+  """Publishes every version complete and keeps the newest ones; see `Publisher`."""
+
+  def __init__(self, folder: pathlib.Path, keep: int):
+    self._folder, self._keep = folder, keep
+
+  def publish(self, params: dict[str, Any], version: int) -> None:
+    if processes.is_first():
+      store.begin(version, self._folder)
+    processes.wait_for_all("version begun")
+    store.write_part(params, version, self._folder, part=jax.process_index())
+    processes.wait_for_all("version written")
+    if processes.is_first():
+      store.complete(version, self._folder, parts=jax.process_count(), keep=self._keep)
+
+  def restart(self, params: dict[str, Any], version: int) -> None:
+    if processes.is_first():
+      store.withdraw_after(version - 1, self._folder)
+    self.publish(params, version)
+
+
+def read(
+  config: RunConfig, folder: pathlib.Path, version: int, start: int | None = None
+) -> tuple[int, Callable[[], dict[str, Any]]]:
+  """Reads a published version of the weights, sharded over the ambient mesh for sampling.
+
+  Args:
+    config: of the run.
+    folder: of the versions.
+    version: to read.
+    start: the complete version to begin with; None for the newest.
+
+  Returns:
+    (the complete version that it began with, what makes the parameters: of several processes with a
+    part of them each must call it, and begin with the same version).
+
+  Raises:
+    FileNotFoundError: no such version (it may have been deleted since).
+    CorruptWeights: it is damaged.
+  """
+  reader = _reader(config, folder, sharding.SERVE_RULES)
+  staged = reader.read(version, start)
+  return staged.base, functools.partial(reader.whole, staged)
+
+
+class Published:
+  """The versions that a folder keeps, for learning from them.
+
+  Args:
+    config: of the run.
+    folder: of the versions.
+  """
+
+  def __init__(self, config: RunConfig, folder: pathlib.Path):
+    self._config, self._folder = config, folder
+    self._reader: Receiver | None = None
+
+  def __call__(self, version: int) -> dict[str, Any] | None:
+    """The parameters of a version, sharded over the ambient mesh, which is the same at every call;
+    None if they are not kept any more.
+    """
+    self._reader = self._reader or _reader(self._config, self._folder, sharding.TRAIN_RULES)
+    try:
+      return self._reader.whole(self._reader.read(version))
+    except FileNotFoundError:
+      return None
+
+
+class Loader:
+  """Brings published versions to an engine. Made under the engine's mesh.
+
+  Args:
+    config: of the run.
+    folder: of the versions.
+    engine: holds a version; each of its processes makes a loader, and the same calls of it.
+  """
+
+  def __init__(self, config: RunConfig, folder: pathlib.Path, engine: Engine):
+    self._config, self._folder, self._engine = config, folder, engine
+    self._recompute = config.fleet.cache == "recompute"
+    self._receiver: Receiver | None = None
+    if config.publish.kind == "delta":
+      cfg = config.policy.model
+      self._receiver = Receiver(
+        folder,
+        engine.version,
+        params_lib.abstract(cfg, config.policy.dtype),
+        places=_places(config, sharding.SERVE_RULES),
+        hold=functools.partial(held_params.own, cfg=cfg),
+        layout=sharding.served,
+        any_of=processes.any_of,
+      )
+
+  def warm_up(self) -> None:
+    """Compiles what swaps weights."""
+    if self._receiver:
+      self._receiver.warm_up(self._engine.params)
+
+  def prepare(self, version: int) -> Callable[[], None]:
+    """Fetches and verifies a version while the engine goes on; returns what swaps it in, to be
+    called between two steps, in the order of the versions.
+
+    Raises:
+      FileNotFoundError: no such version.
+      CorruptWeights: it is damaged beyond repair.
+    """
+    set_params = functools.partial(self._engine.set_params, recompute=self._recompute)
+    if not self._receiver:
+      _, params = read(self._config, self._folder, version)
+      return functools.partial(set_params, params(), version)
+    change = functools.partial(self._receiver.swap, self._receiver.stage(version))
+    change_params = functools.partial(self._engine.change_params, recompute=self._recompute)
+    return functools.partial(change_params, change, version)
+
+
+def _reader(config: RunConfig, folder: pathlib.Path, rules: sharding.Rules) -> Receiver:
+  """Fetches versions, however they were published."""
+  like = params_lib.abstract(config.policy.model, config.policy.dtype)
+  return Receiver(folder, -1, like, places=_places(config, rules))
+
+
+def _places(config: RunConfig, rules: sharding.Rules) -> Any:
+  """Shardings of the parameters over the ambient mesh; None without one."""
+  mesh = jax.sharding.get_mesh()
+  return None if mesh.empty else sharding.shardings(config.policy.model, mesh, rules)

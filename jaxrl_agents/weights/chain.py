@@ -1,0 +1,66 @@
+"""Chains of versions: complete ones (anchors), and differences that lead from one to the next.
+
+    folder/manifest_v..., v.../                complete versions (weights.store)
+    folder/differences/manifest_v..., v.../    differences (weights.delta_files), each from its base
+    folder/differences/wanted_v...             a receiver asks for this version to be complete
+
+A version exists where either of its manifests does, and many have both. Standard library only.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from jaxrl_agents.weights import manifest as manifest_lib
+from jaxrl_agents.weights.manifest import Folder, Manifest
+
+
+def anchors(folder: Folder, version: int) -> list[int]:
+  """The complete versions from which differences may lead to `version`, the newest first."""
+  return [v for v in reversed(manifest_lib.versions(folder)) if v <= version]
+
+
+def route(folder: Folder, start: int, version: int) -> list[Manifest]:
+  """The differences that lead from a version to another, in their order; [] if they are equal.
+
+  Raises:
+    FileNotFoundError: there is no such chain (any more).
+    CorruptWeights: a manifest is damaged.
+  """
+  place, found = manifest_lib.differences(folder), list[Manifest]()
+  at = version
+  while at > start:
+    manifest = manifest_lib.read(place, at)
+    if manifest.base is None or manifest.base >= at:
+      raise manifest_lib.CorruptWeights(
+        f"{manifest_lib.path(place, at)} has the base {manifest.base}; the next complete version "
+        "repairs it"
+      )
+    found.append(manifest)
+    at = manifest.base
+  if at != start:
+    raise FileNotFoundError(
+      f"no differences lead from version {start} to {version} in {folder}: they go back to {at}"
+    )
+  return found[::-1]
+
+
+def ask_for(folder: Folder, version: int) -> None:
+  """Asks the publisher for a complete version, when differences that lead to it are damaged."""
+  _wanted(folder, version).touch()
+
+
+def is_asked_for(folder: Folder, version: int) -> bool:
+  """Whether a receiver has asked for it."""
+  return _wanted(folder, version).exists()
+
+
+def answered(folder: Folder, version: int) -> None:
+  """Removes requests for versions up to `version`."""
+  for request in manifest_lib.differences(folder).glob("wanted_v" + "[0-9]" * 10):
+    if int(request.name[-10:]) <= version:
+      request.unlink(missing_ok=True)
+
+
+def _wanted(folder: Folder, version: int) -> pathlib.Path:
+  return manifest_lib.differences(folder) / f"wanted_v{version:010d}"

@@ -1,0 +1,221 @@
+"""Publishes versions of the weights as differences from the one before, some also complete."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_agents.weights import chain, delta_files, ordered_bits, store
+from jaxrl_agents.weights import manifest as manifest_lib
+from jaxrl_agents.weights.manifest import Folder, Tensor
+
+Tree = Any
+
+ANCHORS_KEPT = 2
+"""Complete versions that are kept: a receiver of the one before may still be at it."""
+
+_LOOK_S = 0.2
+"""Seconds between two looks for requests of receivers."""
+
+
+class Publisher:
+  """The sender's end of a chain of versions. Use as a context manager.
+
+  It holds a copy of the newest version, 2 bytes a parameter, sharded as the parameters are. A
+  version is durable when `publish` returns; complete copies of a version that is published as
+  differences are written in a thread, as every `anchor_every`-th is and those that a receiver asks
+  for (weights.chain). With several processes they are written by `publish`, and none on request.
+
+  Invariant: `_held` is the newest durable version, bit by bit, or None.
+
+  Args:
+    folder: of the versions.
+    anchor_every: publications from one complete version to the next.
+    part, parts: number of this process, and of all that hold shards.
+    meet: (name) returns when all of them have called it.
+    patience_s: longest that `publish` waits for a complete version that is being written.
+  """
+
+  def __init__(
+    self,
+    folder: Folder,
+    *,
+    anchor_every: int = 25,
+    part: int = 0,
+    parts: int = 1,
+    meet: Callable[[str], None] = lambda name: None,
+    patience_s: float = 600.0,
+  ):
+    self._folder, self._every = folder, anchor_every
+    self._part, self._parts, self._meet = part, parts, meet
+    self._patience_s = patience_s
+    self._held: Tree = None
+    self._version = -1
+    self._digests: dict[str, tuple[int, int]] | None = None  # of the newest version
+    self._since = 0  # publications since the newest complete one
+    self._due = False
+    self._advance: Any = None
+    self._digest: Any = None
+    self._lock = threading.Lock()  # of all of the above, and of the files
+    self._closed = threading.Event()
+    self._error: BaseException | None = None
+    self._thread = threading.Thread(target=self._complete_when_due, name="anchors", daemon=True)
+
+  def __enter__(self) -> Publisher:
+    if self._parts == 1:
+      self._thread.start()
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    """Waits for the complete version that is being written."""
+    self._closed.set()
+    if self._parts == 1:
+      self._thread.join(self._patience_s)
+      if self._thread.is_alive():
+        raise TimeoutError(self._slow())
+
+  def publish(self, params: Tree, version: int) -> None:
+    """Publishes a version: as differences, or complete where there is nothing to differ from.
+
+    Args:
+      params: nested dicts of floating-point arrays of 16 or 32 bits; may be donated afterwards.
+      version: above all that were published.
+
+    Raises:
+      ValueError: the version exists or goes back, or an array has no differences.
+      TimeoutError: a complete version was not written within patience_s.
+      OSError: of the disk. The version was not published; the next one will be complete.
+    """
+    with self._locked():
+      if self._held is not None and version <= self._version:
+        raise ValueError(f"version {version} after {self._version}: versions count up")
+      if self._held is None:
+        self._held, self._version = jax.tree.map(jnp.copy, params), version
+        self._digests = None
+        with self._or_forgotten():
+          self._write_complete()
+        return
+      base, self._version = self._version, version
+      with self._or_forgotten():
+        self._write_differences(params, base)
+      self._since += 1
+      self._due = self._since >= self._every
+      if self._due and self._parts > 1:
+        self._write_complete()
+
+  def restart(self, params: Tree, version: int) -> None:
+    """Publishes a complete version in the place of what was published under its number or later."""
+    with self._locked():
+      self._held = None
+      if not self._part:
+        store.withdraw_after(version - 1, self._folder)
+    self.publish(params, version)
+
+  def _write_differences(self, params: Tree, base: int) -> None:
+    if self._advance is None:
+      places = jax.tree.map(lambda x: x.sharding, self._held)
+      self._advance = jax.jit(advanced, donate_argnums=0, out_shardings=(places, places))
+      self._digest = ordered_bits.digests_program(
+        self._held, {name: leaf.shape for name, leaf in store.flatten(self._held)}
+      )
+    params = jax.tree.map(lambda x, held: jax.device_put(x, held.sharding), params, self._held)
+    before = self._digest(self._held)
+    self._held, changes = self._advance(self._held, params)
+    after = self._digest(self._held)
+    last, found, self._digests = self._digests, _pairs(before), _pairs(after)
+    if last is not None and last != found:
+      name = next(name for name in last if last[name] != found[name])
+      _say(f"{name} of version {base} changed in memory: {self._version} is published complete")
+      self._write_complete()
+      return
+    tensors = [
+      Tensor(name, leaf.shape, leaf.dtype.name, (), found[name], self._digests[name])
+      for name, leaf in store.flatten(self._held)
+    ]
+    place = manifest_lib.differences(self._folder)
+    if not self._part:
+      store.begin(self._version, place)
+    self._meet("differences begun")
+    pieces = (
+      (name, offset, values)
+      for name, leaf in store.flatten(changes)
+      for offset, values in store.shards_of(leaf)
+    )
+    delta_files.write_part(pieces, tensors, self._version, place, part=self._part)
+    self._meet("differences written")
+    if not self._part:
+      store.join_parts(self._version, place, parts=self._parts, base=base)
+    self._meet("differences published")
+
+  def _write_complete(self) -> None:
+    if not self._part:
+      store.begin(self._version, self._folder)
+    self._meet("version begun")
+    store.write_part(self._held, self._version, self._folder, part=self._part)
+    self._meet("version written")
+    if not self._part:
+      store.complete(self._version, self._folder, parts=self._parts, keep=ANCHORS_KEPT)
+      oldest = min(manifest_lib.versions(self._folder))
+      store.delete_before(oldest + 1, manifest_lib.differences(self._folder))
+      chain.answered(self._folder, self._version)
+    self._since, self._due = 0, False
+
+  def _complete_when_due(self) -> None:
+    """The thread that writes complete versions; a later error is that of the next `publish`."""
+    while not self._closed.wait(_LOOK_S):
+      with self._lock:
+        if self._held is None or self._error:
+          continue
+        asked = chain.is_asked_for(self._folder, self._version)
+        if asked:
+          _say(f"version {self._version} is written complete, as a receiver asked")
+        if self._due or asked:
+          try:
+            self._write_complete()
+          except BaseException as error:
+            self._error = error
+
+  @contextlib.contextmanager
+  def _locked(self) -> Iterator[None]:
+    if not self._lock.acquire(timeout=self._patience_s):
+      raise TimeoutError(self._slow())
+    try:
+      if self._error:
+        raise self._error
+      yield
+    finally:
+      self._lock.release()
+
+  @contextlib.contextmanager
+  def _or_forgotten(self) -> Iterator[None]:
+    """Where the body fails, nothing is held any more: the next version will be complete."""
+    try:
+      yield
+    except BaseException:
+      self._held = None
+      raise
+
+  def _slow(self) -> str:
+    return (
+      f"version {self._version} was not written within {self._patience_s:g} s to {self._folder}; "
+      "is the disk full or gone?"
+    )
+
+
+def advanced(old: Tree, new: Tree) -> tuple[Tree, Tree]:
+  """(a copy of `new`, the differences from `old`)."""
+  return jax.tree.map(jnp.copy, new), jax.tree.map(ordered_bits.difference, new, old)
+
+
+def _pairs(digests: Mapping[str, jax.Array]) -> dict[str, tuple[int, int]]:
+  return {name: tuple(pair.tolist()) for name, pair in jax.device_get(digests).items()}
+
+
+def _say(what: str) -> None:
+  print(what, file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""Runs whose samplers follow differences of the weights give the numbers of those that read whole
+versions.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_agents.policy import params as params_lib
+from jaxrl_agents.runs import weight_files
+from jaxrl_agents.weights import manifest
+from jaxrl_agents.weights.receiver import Receiver
+from tests.runs.small_run import CFG
+from tests.runs.test_several import ended, free_port, start, start_both, stop, wait_for
+
+pytestmark = pytest.mark.slow
+
+SECTIONS = {
+  "policy": {"dtype": "bfloat16"},
+  "learner": {"steps": 3, "canary_bound": 0.1},
+}
+DELTA = {**SECTIONS, "publish": {"kind": "delta", "anchor_every": 3}}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory, cache):
+  """A run that publishes whole versions."""
+  folder = tmp_path_factory.mktemp("full")
+  ended(start("small_run.py", folder, cache, 1, **SECTIONS))
+  return folder
+
+
+def assert_bitwise(file, one, other):
+  expected, found = (np.load(folder / file) for folder in (one, other))
+  assert found["version"] == expected["version"] > 3
+  assert expected.files == found.files and len(found.files) > 10
+  for name in expected.files:
+    assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.timeout(400)
+def test_the_engine_holds_bitwise_what_it_would_have_read_whole(full, cache, tmp_path):
+  ended(start("small_run.py", tmp_path, cache, 1, **DELTA))
+  assert_bitwise("held.npz", full, tmp_path)
+  assert_bitwise("params.npz", full, tmp_path)
+  weights = tmp_path / "weights"
+  (first,) = manifest.versions(weights)
+  assert len(manifest.versions(manifest.differences(weights))) == 2
+  assert manifest.versions(manifest.differences(weights))[0] > first
+
+
+@pytest.mark.timeout(400)
+def test_a_sampler_of_its_own_follows_differences_to_the_same_numbers(full, cache, tmp_path):
+  listen = {"workers": {"listen": f"127.0.0.1:{free_port()}"}, "sampler": {"slices": 1}}
+  sampler = start("small_sampler.py", tmp_path, cache, 1, **DELTA, **listen)
+  ended(start("small_run.py", tmp_path, cache, 1, **DELTA, **listen))
+  stop(sampler)
+  assert_bitwise("params.npz", full, tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_two_processes_publish_the_differences_of_their_shards(cache, tmp_path):
+  for process in start_both(tmp_path, cache, **DELTA):
+    assert "read from a complete version" not in ended(process)
+  weights = tmp_path / "weights"
+  last = manifest.versions(manifest.differences(weights))[-1]
+  written = manifest.read(manifest.differences(weights), last)
+  assert {shard.part for tensor in written.tensors for shard in tensor.shards} == {0, 1}
+  reader = Receiver(weights, -1, params_lib.abstract(CFG, "bfloat16"))
+  found = reader.whole(reader.read(last))
+  saved = weight_files.load(str(tmp_path / "trained"), CFG, dtype="bfloat16")
+  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(saved), strict=True):
+    assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.timeout(400)
+def test_weights_are_swapped_while_rollouts_go_on_and_a_killed_run_begins_a_new_chain(
+  cache, tmp_path
+):
+  ahead = {"fleet": {"depth": 1}, "workers": {"deterministic": False}}
+  killed = start("small_run.py", tmp_path, cache, 1, **DELTA, **ahead)
+  wait_for(killed, "step 0")
+  killed.kill()
+  killed.communicate(timeout=30)
+  output = ended(start("small_run.py", tmp_path, cache, 1, **DELTA, **ahead))
+  assert "step 2" in output and "read from a complete version" not in output
+  held, params = (np.load(tmp_path / file) for file in ("held.npz", "params.npz"))
+  assert held["version"] == params["version"]
+  bits = lambda file: sorted(file[n].tobytes() for n in file.files if n != "version")
+  assert bits(held) == bits(params)  # one layer: the same arrays, in another order
