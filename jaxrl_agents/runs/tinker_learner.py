@@ -81,7 +81,9 @@ class TinkerLearner:
         targets=adapted(self._cfg, attn=lora.train_attn, mlp=lora.train_mlp),
       )
     self._tx = optimizer(self._config, adapters=lora.rank > 0)
-    self._state = setup.fresh_state(self._config, params, self._tx)
+    fresh = setup.fresh_state(self._config, params, self._tx)
+    # Fixed to their devices, as those that are restored: else each program is compiled twice.
+    self._state = jax.tree.map(lambda x: jax.device_put(x, x.sharding), fresh)
 
   async def restore(self, folder: pathlib.Path, lora: Lora, *, optimizer: bool) -> None:
     """Begins with what `save_state` wrote; without the moments unless `optimizer`.
@@ -141,12 +143,13 @@ class TinkerLearner:
     data = [
       tinker_losses.given(each, i, request.loss, self._cfg) for i, each in enumerate(request.data)
     ]
+    scored = tinker_losses.scoring(self._config)
     params = self._current().policy.params
     logprobs: list[np.ndarray] = [np.zeros(0, np.float32)] * len(data)
     total, gradients = 0.0, self._gradients
     for batch, places in tinker_losses.packed(data, self._config):
       placed = train_step.placed(batch)
-      found = train_step.recompute_logprobs(params, placed, self._cfg, minimised)
+      found = train_step.recompute_logprobs(params, placed, self._cfg, scored)
       for place in places:
         logprobs[place.index] = np.asarray(found[place.row, place.start : place.end])
       if request.forward_only:

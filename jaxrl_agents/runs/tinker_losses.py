@@ -38,9 +38,8 @@ def objective(loss: str, options: Mapping[str, float | str], config: RunConfig) 
   if wrong := set(options) - set(bounds):
     known = ", ".join(bounds) or "none"
     raise ValueError(f"{loss} has no option {sorted(wrong)[0]!r}; its options: {known}")
-  remat = config.learner.remat
   if loss == "cross_entropy":
-    return Objective("sft", remat=remat)
+    return scoring(config)
   low, high = (float(options.get(name, default)) for name, default in BOUNDS.items())
   chosen = {
     "importance_sampling": lambda: losses.LOSSES["importance_sampling"],
@@ -49,7 +48,12 @@ def objective(loss: str, options: Mapping[str, float | str], config: RunConfig) 
     ),
     "cispo": lambda: losses.LOSSES["cispo"].set({"low": low, "high": high}),
   }
-  return Objective("rl", loss=chosen[loss](), remat=remat)
+  return Objective("rl", loss=chosen[loss](), remat=config.learner.remat)
+
+
+def scoring(config: RunConfig) -> Objective:
+  """How log-probabilities are computed, whatever the loss: raw, at temperature 1."""
+  return Objective("sft", remat=config.learner.remat)
 
 
 def given(datum: Datum, index: int, loss: str, cfg: PolicyConfig) -> GivenTargets:

@@ -16,7 +16,6 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.gateway.tinker.service import BASE
 from jaxrl_agents.learner import train_step
 from jaxrl_agents.learner.given_targets import GivenTargets
-from jaxrl_agents.learner.train_step import Objective
 from jaxrl_agents.runs import setup, tinker_losses
 from jaxrl_agents.runs.serving import EngineSampler
 from jaxrl_agents.sampler.engine import Engine
@@ -103,9 +102,8 @@ class TinkerSampler:
     zeros = np.zeros(len(tokens) - 1, np.float32)
     given = GivenTargets(tokens[:-1], tokens[1:], zeros, zeros, zeros)
     ((batch, (place,)),) = tinker_losses.packed([given], self._config)
-    objective = Objective("sft", remat=self._config.learner.remat)
-    cfg = self._config.policy.model
-    found = train_step.recompute_logprobs(params, train_step.placed(batch), cfg, objective)
+    cfg, scored = self._config.policy.model, tinker_losses.scoring(self._config)
+    found = train_step.recompute_logprobs(params, train_step.placed(batch), cfg, scored)
     return np.asarray(found[place.row, place.start : place.end])
 
   @contextlib.asynccontextmanager

@@ -17,9 +17,8 @@ CFG = PolicyConfig(
   num_heads=2,
   num_kv_heads=1,
   head_dim=4,
-  num_experts=2,
-  experts_per_token=1,
-  expert_ffw_dim=8,
+  num_dense_layers=1,
+  dense_ffw_dim=8,
 )
 
 

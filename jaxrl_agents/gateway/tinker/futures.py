@@ -45,7 +45,7 @@ class Futures:
     self._kinds: dict[str, str] = {}
     self._bytes = 0
     self._done: collections.OrderedDict[str, int] = collections.OrderedDict()
-    self._tasks: set[asyncio.Task[bool]] = set()
+    self._tasks: set[asyncio.Task[None]] = set()
 
   def open(self, request_id: str, kind: str) -> bool:
     """Makes the future of a request of a kind; False if this is a repetition.
@@ -72,16 +72,14 @@ class Futures:
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
 
-  async def settle(self, request_id: str, work: Work) -> bool:
-    """The same, and waits for it; False if the request failed."""
+  async def settle(self, request_id: str, work: Work) -> None:
+    """The same, and waits for it."""
     try:
       self.keep(request_id, await work())
-      return True
     except Exception as error:
       if not isinstance(error, (ValueError, Refusal)):
         traceback.print_exception(error)
       self.keep(request_id, failure(error))
-      return False
 
   def keep(self, request_id: str, result: Result) -> None:
     """Keeps a result, and drops the oldest if there are too many."""
@@ -123,7 +121,7 @@ class Ordered:
   Args:
     futures: that hold the results.
     name: first part of the ids of requests.
-    failed: called when a request failed.
+    lost: called when requests fail because one before them did not come.
     hold_s: seconds that requests are held.
   """
 
@@ -132,10 +130,10 @@ class Ordered:
     futures: Futures,
     name: str,
     *,
-    failed: Callable[[], None] = lambda: None,
+    lost: Callable[[], None] = lambda: None,
     hold_s: float = HOLD_S,
   ):
-    self._futures, self._name, self._failed, self._hold_s = futures, name, failed, hold_s
+    self._futures, self._name, self._lost, self._hold_s = futures, name, lost, hold_s
     self._next = 1
     self._held: dict[int, tuple[Work, float]] = {}
     self._task: asyncio.Task[None] | None = None
@@ -177,8 +175,7 @@ class Ordered:
     while self._held:
       if self._next in self._held:
         work, _ = self._held.pop(self._next)
-        if not await self._futures.settle(f"{self._name}:{self._next}", work):
-          self._failed()
+        await self._futures.settle(f"{self._name}:{self._next}", work)
         self._next += 1
         continue
       left_s = min(came for _, came in self._held.values()) + self._hold_s - time.monotonic()
@@ -200,4 +197,4 @@ class Ordered:
       self._futures.keep(f"{self._name}:{seq_id}", failure(error))
     self._next = max(self._held) + 1
     self._held.clear()
-    self._failed()
+    self._lost()

@@ -162,7 +162,7 @@ class Service:
     if not self.futures.open(request_id, kind):
       return promise
     spoil = lambda: self.served.learner.spoil() if self._live == name else None
-    requests = Ordered(self.futures, name, failed=spoil)
+    requests = Ordered(self.futures, name, lost=spoil)
     self.models[name] = Model(name, session, lora, requests, _texts(body), _now())
     self._live = name
 
@@ -193,7 +193,12 @@ class Service:
     """Queues log-probabilities and gradients."""
 
     async def work(model: Model) -> Result:
-      metrics, logprobs = await self.served.learner.forward_backward(request)
+      try:
+        metrics, logprobs = await self.served.learner.forward_backward(request)
+      except Exception:
+        if not request.forward_only:
+          self.served.learner.spoil()
+        raise
       return messages.write_output(metrics, logprobs)
 
     return self._queue(request.model_id, request.seq_id, "forward_backward", work)
