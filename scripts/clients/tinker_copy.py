@@ -12,7 +12,7 @@ import tinker
 from tinker import types
 
 TEXT = "the quick brown fox jumps over the lazy dog"
-STEPS = 20
+STEPS = {0: 20}  # of adapters 60
 
 rank = int(sys.argv[1])
 service = tinker.ServiceClient()
@@ -29,9 +29,9 @@ datum = types.Datum(
 asked = types.SamplingParams(max_tokens=len(ids) - len(prompt), temperature=0.0, stop=[])
 start = types.ModelInput.from_ints(prompt)
 losses = []
-for _ in range(STEPS):
+for _ in range(STEPS.get(rank, 60)):
   passed = trained.forward_backward([datum], "cross_entropy")
-  stepped = trained.optim_step(types.AdamParams(learning_rate=2e-2 if rank else 3e-3))
+  stepped = trained.optim_step(types.AdamParams(learning_rate=5e-3 if rank else 3e-3))
   losses.append(passed.result().metrics["loss:sum"])
   stepped.result()
 saved = trained.save_weights_for_sampler("final").result()

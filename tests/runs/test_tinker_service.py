@@ -165,7 +165,7 @@ def client(tmp_path_factory):
 
   thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
   thread.start()
-  assert started.wait(120)
+  assert started.wait(240), "the server did not start"
   yield Client(found["url"])
   loop.call_soon_threadsafe(found["stop"].set)
   thread.join(60)
