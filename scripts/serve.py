@@ -5,29 +5,41 @@
 Speaks /v1/chat/completions, /v1/completions, /v1/messages, /v1/responses and
 /inference/v1/generate. With the key of KEY (made if it is not there) any of these may be asked;
 POST /sessions opens a session whose calls are recorded as a trajectory. See docs/own-agent-http.md.
+
+    python scripts/serve.py --api=tinker --config=configs/search_cpu.py --key_file=KEY --models=M
+
+serves Tinker's API instead: client programs train the policy, and save their models in M.
 """
 
 from absl import flags
 
-from jaxrl_agents.runs import config_flags, entry_point, serving, setup
+from jaxrl_agents.runs import config_flags, entry_point, serving, setup, tinker_service
 
 _config = config_flags.define()
+_API = flags.DEFINE_enum("api", "agents", ["agents", "tinker"], "which clients are served")
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "base", "a workdir, a folder of exported weights, or 'base'"
 )
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "address to listen at")
 _PORT = flags.DEFINE_integer("port", 8000, "port to listen at, 0 for any free one")
 _KEY_FILE = flags.DEFINE_string("key_file", None, "file of the service key", required=True)
+_MODELS = flags.DEFINE_string("models", None, "folder of saved models, for --api=tinker")
 
 
 def main() -> None:
   """Loads, compiles, serves."""
   config = _config()
+  address = {"host": _HOST.value, "port": _PORT.value, "key_file": _KEY_FILE.value}
+  if (_API.value == "tinker") != bool(_MODELS.value):
+    raise ValueError("--models names the folder of saved models, and goes with --api=tinker alone")
   setup.compilation_cache(config)
+  if _API.value == "tinker":
+    setup.cores_as_devices(config)
   with setup.devices(config):
-    serving.serve(
-      config, _CHECKPOINT.value, host=_HOST.value, port=_PORT.value, key_file=_KEY_FILE.value
-    )
+    if _API.value == "tinker":
+      tinker_service.serve(config, _CHECKPOINT.value, directory=_MODELS.value, **address)
+    else:
+      serving.serve(config, _CHECKPOINT.value, **address)
 
 
 if __name__ == "__main__":

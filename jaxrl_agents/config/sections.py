@@ -260,8 +260,9 @@ class LearnerConfig:
   each.
 
   Attributes:
-    loss: cispo, grpo, dr_grpo, dapo, gspo, ppo_clip, k25, decoupled_ppo, icepop, or the import path
-      "package.module:NAME" of a function like them, or of a `losses.PolicyLoss`.
+    loss: cispo, grpo, dr_grpo, dapo, gspo, ppo_clip, k25, decoupled_ppo, icepop,
+      importance_sampling, or the import path "package.module:NAME" of a function like them, or of a
+      `losses.PolicyLoss`.
     loss_options: keyword arguments of the loss that differ from their defaults, {"high": 3.0}; on
       the command line --set learner.loss_options.high=3.
     normaliser: the divisor of the sum over tokens (learner.packing); "published" takes the one

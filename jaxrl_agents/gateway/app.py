@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,13 +21,10 @@ from starlette.routing import Route
 
 from jaxrl_agents.gateway import control, sse
 from jaxrl_agents.gateway.dialects import chat, completions, generate, messages, responses
+from jaxrl_agents.gateway.http_requests import as_json, body_of, key_of
 from jaxrl_agents.gateway.registry import Registry
 from jaxrl_agents.gateway.requests import Refusal
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
-
-MAX_BODY_BYTES = 64 << 20
-BODY_S = 60.0
-"""Seconds that a client has to send its body."""
 
 
 def make_app(
@@ -104,8 +100,8 @@ class _Gateway:
   async def answer(self, http: HttpRequest, dialect: Any) -> Response:
     """Samples and replies in a dialect, as one body or as a stream."""
     session = self._session_of(http)
-    raw = await _body(http)
-    asked = dialect.parse(_json(raw), session.served.chat)
+    raw = await body_of(http)
+    asked = dialect.parse(as_json(raw), session.served.chat)
     name, repeated = _named(http, raw)
     task = session.begin(asked.request, name, repeated=repeated)
     head = {"x-session-id": session.id}
@@ -127,7 +123,7 @@ class _Gateway:
   async def count_tokens(self, http: HttpRequest) -> Response:
     """The exact number of tokens of a prompt."""
     session = self._session_of(http)
-    asked = messages.parse(_json(await _body(http)), session.served.chat)
+    asked = messages.parse(as_json(await body_of(http)), session.served.chat)
     return JSONResponse({"input_tokens": len(session.prompt(asked.request))})
 
   @_guarded
@@ -158,7 +154,7 @@ class _Gateway:
     self._check_service_key(http)
     if self._served is None:
       raise Refusal(403, "this gateway is of a training run, which opens its sessions itself")
-    opened = control.opened(_json(await _body(http)), self._served, self._limits)
+    opened = control.opened(as_json(await body_of(http)), self._served, self._limits)
     self._registry.add(opened)
     base_url = str(http.base_url).rstrip("/")
     return JSONResponse(
@@ -179,13 +175,13 @@ class _Gateway:
   async def reward(self, http: HttpRequest) -> Response:
     """Attaches parts of the reward."""
     session = self._controlled(http)
-    return JSONResponse(control.rewarded(session, _json(await _body(http))))
+    return JSONResponse(control.rewarded(session, as_json(await body_of(http))))
 
   @_guarded
   async def finish(self, http: HttpRequest) -> Response:
     """Ends a session."""
     session = self._controlled(http)
-    await control.finished(session, _json(await _body(http)))
+    await control.finished(session, as_json(await body_of(http)))
     return JSONResponse(session.counters())
 
   @_guarded
@@ -196,7 +192,7 @@ class _Gateway:
   def _session_of(self, http: HttpRequest) -> Session:
     """The session of a request: of its key, or with the service key the one that X-Session-ID
     names, else one of its own that nothing is kept of."""
-    key = http.path_params.get("key") or _key(http)
+    key = http.path_params.get("key") or key_of(http)
     if session := self._registry.of_key(key):
       return session
     if not (self._served and secrets.compare_digest(key.encode(), self._key.encode())):
@@ -215,46 +211,14 @@ class _Gateway:
     session_id = http.path_params["id"]
     if self._registry.has(session_id):
       session = self._registry.of_id(session_id)
-      if secrets.compare_digest(_key(http).encode(), session.control_key.encode()):
+      if secrets.compare_digest(key_of(http).encode(), session.control_key.encode()):
         return session
     self._check_service_key(http)
     return self._registry.of_id(session_id)
 
   def _check_service_key(self, http: HttpRequest) -> None:
-    if not secrets.compare_digest(_key(http).encode(), self._key.encode()):
+    if not secrets.compare_digest(key_of(http).encode(), self._key.encode()):
       raise Refusal(401, "this route needs the service key", code="invalid_api_key")
-
-
-def _key(http: HttpRequest) -> str:
-  """The key of a request; "" if it has none."""
-  scheme, _, bearer = http.headers.get("authorization", "").partition(" ")
-  return http.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
-
-
-async def _body(http: HttpRequest) -> bytes:
-  """The body of a request.
-
-  Raises:
-    Refusal: 413, it is too large; 408, it takes too long.
-  """
-  parts, size = [], 0
-  try:
-    async with asyncio.timeout(BODY_S):
-      async for part in http.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-          raise Refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes", retry=False)
-        parts.append(part)
-  except TimeoutError:
-    raise Refusal(408, f"the body took longer than {BODY_S:g} s", retry=False) from None
-  return b"".join(parts)
-
-
-def _json(raw: bytes) -> Any:
-  try:
-    return json.loads(raw or b"{}")
-  except (ValueError, RecursionError) as error:
-    raise Refusal(400, f"the body is not valid JSON: {error}") from None
 
 
 def _named(http: HttpRequest, raw: bytes) -> tuple[str, bool]:

@@ -190,6 +190,14 @@ def icepop(
   return jnp.where((weight >= low) & (weight <= high), weight * loss, 0.0)
 
 
+def importance_sampling(logprobs: jax.Array, batch: Batch) -> jax.Array:
+  """The policy gradient with importance weights: `-(pi / mu) A`, float32 [B, T].
+
+  Its gradient is `-(pi / mu) A grad log pi`. No ratio is clipped, so keep the rollouts fresh.
+  """
+  return -jnp.exp(log_ratio(logprobs, batch)) * batch.advantages
+
+
 def around_one(options: Mapping[str, Any]) -> tuple[float, float]:
   """The bounds [1 - epsilon_low, 1 + epsilon_high] of a ratio; `epsilon` stands for both."""
   epsilon = options.get("epsilon", 0.0)
@@ -276,6 +284,7 @@ LOSSES: dict[str, PolicyLoss] = {
   "gspo": PolicyLoss(gspo, normaliser="rollout_mean", whole_rollouts=True),
   "decoupled_ppo": PolicyLoss(decoupled_ppo, proximal=True),
   "icepop": PolicyLoss(icepop, proximal=True),
+  "importance_sampling": PolicyLoss(importance_sampling, bounds=None),
   "k25": PolicyLoss(k25, bounds=lambda options: (options["alpha"], options["beta"])),
 }
 

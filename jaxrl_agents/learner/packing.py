@@ -175,7 +175,7 @@ def pack(
     fullest[p.microbatch] = max(fullest[p.microbatch], p.start + p.tree.size)
   lengths = (*shorter_row_tokens, row_tokens)
   shapes = [(rows_per_microbatch, placement.row_length(load, lengths)) for load in fullest]
-  batches = [_empty(shape, routing_shape, share_prefixes) for shape in shapes]
+  batches = [empty(shape, routing_shape, share_prefixes) for shape in shapes]
   local_ids: list[dict[int, int]] = [{} for _ in batches]
   advantages = np.asarray([r.advantage for r in rollouts], np.float32)
   for p in placements:
@@ -183,7 +183,11 @@ def pack(
   return batches
 
 
-def _empty(shape, routing_shape, share_prefixes):
+def empty(
+  shape: tuple[int, int], routing_shape: tuple[int, ...] | None = None, share_prefixes: bool = False
+) -> Batch:
+  """A microbatch of padding, [B, T], with experts [L, K] if they are given, and places of
+  predictions if prefixes are shared."""
   ints = [np.zeros(shape, np.int32) for _ in range(5)]
   floats = [np.zeros(shape, np.float32) for _ in range(3)]
   routing = None if routing_shape is None else np.full((*shape, *routing_shape), NOT_ROUTED)

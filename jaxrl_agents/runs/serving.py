@@ -9,7 +9,8 @@ import queue
 import secrets
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ _IDLE_S = 0.2
 """Longest wait for a request, after which the thread looks whether it is to end."""
 
 _Request = tuple[np.ndarray, SamplingLimits, "asyncio.Future[Generation]"]
+_Call = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class EngineSampler:
@@ -43,7 +45,7 @@ class EngineSampler:
 
   def __init__(self, engine: EngineProtocol, loop: asyncio.AbstractEventLoop):
     self._engine, self._loop = engine, loop
-    self._inbox: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+    self._inbox: queue.SimpleQueue[_Request | _Call | None] = queue.SimpleQueue()
     self._asked: dict[int, asyncio.Future[Generation]] = {}
     self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -68,6 +70,18 @@ class EngineSampler:
       raise RuntimeError("the engine has ended; start the server again")
     future: asyncio.Future[Generation] = self._loop.create_future()
     self._inbox.put((prompt, limits, future))
+    return await future
+
+  async def between_steps(self, function: Callable[[], Any]) -> Any:
+    """Calls a function in the thread of the engine, between two of its steps.
+
+    Raises:
+      RuntimeError: the engine has ended. And what the function raises.
+    """
+    if not self._thread.is_alive():
+      raise RuntimeError("the engine has ended; start the server again")
+    future: asyncio.Future[Any] = self._loop.create_future()
+    self._inbox.put((function, future))
     return await future
 
   def playing(self, more: int) -> None:
@@ -95,29 +109,37 @@ class EngineSampler:
         return True
       if request is None:
         return False
-      prompt, limits, future = request
-      try:
-        self._asked[self._engine.submit(prompt, limits)] = future
-      except ValueError as error:
-        self._answer(future, error)
-      wait = False
+      if len(request) == 2:
+        self._call(*request)
+      else:
+        prompt, limits, future = request
+        try:
+          self._asked[self._engine.submit(prompt, limits)] = future
+        except ValueError as error:
+          self._answer(future, error)
+      wait = not self._engine.num_unfinished
+
+  def _call(self, function: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+    try:
+      self._answer(future, function())
+    except Exception as error:  # the caller's, who gets it
+      self._answer(future, error)
 
   def _drop_abandoned(self) -> None:
     for request_id in [each for each, future in self._asked.items() if future.done()]:
       self._engine.cancel(request_id)
       del self._asked[request_id]
 
-  def _answer(
-    self, future: asyncio.Future[Generation], result: Generation | Failure | Exception
-  ) -> None:
+  def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
     def deliver() -> None:
       if future.done():
         return
-      if isinstance(result, Generation):
-        future.set_result(result)
+      if isinstance(result, Failure):
+        future.set_exception(RuntimeError(result.text))
+      elif isinstance(result, Exception):
+        future.set_exception(result)
       else:
-        text = result.text if isinstance(result, Failure) else ""
-        future.set_exception(RuntimeError(text) if isinstance(result, Failure) else result)
+        future.set_result(result)
 
     self._loop.call_soon_threadsafe(deliver)
 

@@ -9,8 +9,7 @@ import urllib.parse
 
 import pytest
 
-from jaxrl_agents.gateway import app as app_lib
-from jaxrl_agents.gateway import sse
+from jaxrl_agents.gateway import http_requests, sse
 from jaxrl_agents.gateway.sessions import Limits, Session
 from tests.gateway.serving import SERVICE_KEY, Says, body, serving, tool, words
 
@@ -174,9 +173,9 @@ def test_a_fault_after_the_stream_has_begun_is_an_event(monkeypatch):
 
 def test_bodies_that_are_too_large_or_never_end_are_refused(gateway, monkeypatch):
   session = gateway.open()
-  monkeypatch.setattr(app_lib, "MAX_BODY_BYTES", 1_000)
+  monkeypatch.setattr(http_requests, "MAX_BODY_BYTES", 1_000)
   assert chat(gateway, session, {"role": "user", "content": "a" * 2_000})[0] == 413
-  monkeypatch.setattr(app_lib, "BODY_S", 0.2)
+  monkeypatch.setattr(http_requests, "BODY_S", 0.2)
   address = urllib.parse.urlparse(gateway.url)
   with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
     connection.sendall(

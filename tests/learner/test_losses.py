@@ -148,6 +148,8 @@ def reference_loss(name, pi, mu, a, mask, ids, n, old):
     r, adv = math.exp(log_r), a[b, t]
     if name == "cispo":
       value = -min(max(r, n["low"]), n["high"]) * adv * pi[b, t]
+    elif name == "importance_sampling":
+      value = -r * adv
     elif name == "k25":
       value = -(r * adv - n["tau"] * log_r**2)
     elif name in ("decoupled_ppo", "icepop"):
@@ -173,6 +175,7 @@ NUMBERS = {
   "dr_grpo": {"epsilon": 0.3},
   "dapo": {"epsilon_low": 0.2, "epsilon_high": 0.28},
   "gspo": {"epsilon_low": 0.05, "epsilon_high": 0.1},
+  "importance_sampling": {},
   "k25": {"alpha": 0.5, "beta": 2.0, "tau": 0.02},
   "decoupled_ppo": {"epsilon_low": 0.1, "epsilon_high": 0.3, "cap": 1.2},
   "icepop": {"epsilon_low": 0.1, "epsilon_high": 0.3, "low": 0.7, "high": 1.3},

@@ -1,0 +1,1 @@
+"""Tinker's API, which its client library speaks unmodified: messages, futures, routes."""
