@@ -194,7 +194,6 @@ def test_an_agent_needs_exactly_one_way_to_start():
     ({}, "has none"),
     ({"command": "a", "hook": "http://b"}, "has command and hook"),
     ({"command": "a", "trains": ("main", "sidd")}, "kinds are main, sub, side"),
-    ({"hook": "http://b", "players": (("a", "b:c"),)}, "do not go with external.hook"),
   ):
     with pytest.raises(ValueError, match=named):
       AGENT.check(options(**changes), 1, 1.0)
