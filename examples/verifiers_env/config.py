@@ -37,16 +37,16 @@ def get_config() -> config.RunConfig:
     policy=config.PolicySection(model=config.BASE_MODEL),
     sampler=config.SamplerConfig(slots=64, num_pages=1_024, prefill_tokens=128, draft_tokens=0),
     sft=config.SftConfig(
-      steps=100,
+      steps=60,
       lr=1e-3,
       warmup_steps=2,
       rows_per_step=8,
       demonstration_tasks=1_500,
-      rollouts_per_task=2,
+      rollouts_per_task=1,
     ),
     learner=config.LearnerConfig(
       steps=30,
-      groups_per_step=16,
+      groups_per_step=12,
       group_size=8,
       substeps=2,
       lr=5e-4,
@@ -55,5 +55,5 @@ def get_config() -> config.RunConfig:
       mtp_weight=0.0,
       save_every=10,
     ),
-    eval=config.EvalConfig(tasks=100),
+    eval=config.EvalConfig(tasks=150),
   )

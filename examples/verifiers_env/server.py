@@ -17,7 +17,6 @@ import pathlib
 import sys
 import threading
 import tomllib
-import traceback
 import urllib.error
 import urllib.request
 
@@ -88,17 +87,19 @@ class Player:
 
   async def play(self, told: dict) -> None:
     """Plays what the body of a hook asks for, and tells its session how it ended."""
+    end = {}
     try:
       async with asyncio.timeout(told["timeout_s"]):
-        parts, end = await self._judged(told)
-    except Exception as error:
-      parts, end = {}, {"error": f"{type(error).__name__}: {error}"}
-      traceback.print_exc()
-    if parts:
+        parts = await self._rewards(told)
       await asyncio.to_thread(tell, told, "rewards", {"parts": parts, "event_id": "verifiers"})
-    await asyncio.to_thread(tell, told, "finish", end)
+    except Exception as error:
+      end = {"error": f"verifiers: {type(error).__name__}: {error}"[:2_000]}
+    try:
+      await asyncio.to_thread(tell, told, "finish", end)
+    except OSError as error:  # the training run ended it at its deadline, or is gone
+      print(f"{told['task']['id']}: {end.get('error', '')} {error}", file=sys.stderr, flush=True)
 
-  async def _judged(self, told: dict) -> tuple[dict[str, float], dict[str, str]]:
+  async def _rewards(self, told: dict) -> dict[str, float]:
     # Clients of verifiers read keys from variables, of which there is one for the whole process,
     # so that the key of the session is in the path.
     url = told["base_url"].removesuffix("/v1") + f"/s/{told['api_key']}/v1"
@@ -110,33 +111,38 @@ class Player:
     return rewards_of(episode, url)
 
 
-def rewards_of(episode: vf.Episode, url: str) -> tuple[dict[str, float], dict[str, str]]:
-  """The parts of the reward, and the body that ends the session; no parts after an error.
+def rewards_of(episode: vf.Episode, url: str) -> dict[str, float]:
+  """The parts of the reward: "reward" is the weighted sum, which is trained; the others are the
+  scores and metrics by name.
 
-  The part "reward" is the weighted sum, which is trained; the others are the scores and metrics.
+  Raises:
+    ValueError: the session of address `url` cannot be trained on this episode.
   """
-  if not episode.ok:
-    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+  errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+  if errors or not episode.ok:  # after a retry, too: the session has the calls of both attempts
     said = "; ".join(f"{error.type}: {error.message}" for error in errors[-3:])
-    return {}, {"error": f"verifiers: {said or 'the episode failed'}"[:2_000]}
+    raise ValueError(said or "the episode is not ok")
+  for agent in (trace.agent for trace in episode.traces):
+    if not agent.trainable and agent.config.client.base_url == url:
+      raise ValueError(f"agent {agent.name} is frozen; give it a model by env.{agent.name}.client")
   trained = [trace for trace in episode.traces if trace.agent.trainable]
-  for trace in episode.traces:
-    if not trace.agent.trainable and trace.agent.config.client.base_url == url:
-      name = trace.agent.name
-      return {}, {"error": f"verifiers: the frozen agent {name} has no client; set env.{name}.client"}
   if len(trained) != 1:
-    return {}, {"error": f"verifiers: {len(trained)} trained agents played, a session has one"}
+    raise ValueError(f"{len(trained)} trained agents played, and a session is of one")
   (trace,) = trained
-  missing = [name for name, reward in trace.rewards.items() if reward is None]
-  if missing or not trace.rewards:
-    return {}, {"error": f"verifiers: the task has no {' and no '.join(missing or ['reward'])}"}
+  unknown = [name for name, reward in trace.rewards.items() if reward is None]
+  if unknown or not trace.rewards:
+    raise ValueError(f"the task gave no {', '.join(unknown) or 'reward'}")
   parts = {name: value for name, value in trace.metrics.items() if value is not None}
   parts |= {name: reward.score for name, reward in trace.rewards.items()}
-  return parts | {"reward": trace.reward}, {"stop": trace.stop_condition or "answer"}
+  return parts | {"reward": trace.reward}
 
 
 def tell(told: dict, what: str, content: dict) -> None:
-  """One request to the control plane of the session."""
+  """One request to the control plane of the session.
+
+  Raises:
+    OSError: it was refused, or nobody answered.
+  """
   head = {"authorization": f"Bearer {told['control_key']}"}
   url, body = f"{told['control_url']}/{what}", json.dumps(content).encode()
   for i in range(TRIES):
@@ -145,11 +151,11 @@ def tell(told: dict, what: str, content: dict) -> None:
       with urllib.request.urlopen(request, timeout=TRY_S) as reply:
         reply.read()
       return
-    except urllib.error.HTTPError as error:  # the session is over already
-      print(f"{what}: {error}: {error.read(500).decode('utf-8', 'replace')}", file=sys.stderr)
-      return
-    except OSError as error:
-      print(f"{what}, try {i + 1} of {TRIES}: {error}", file=sys.stderr)
+    except urllib.error.HTTPError as error:
+      raise OSError(f"{error}: {error.read(2_000).decode('utf-8', 'replace')}") from error
+    except OSError:
+      if i == TRIES - 1:
+        raise
 
 
 def handler(player: Player, loop: asyncio.AbstractEventLoop) -> type:
