@@ -1,7 +1,7 @@
 """An environment of `verifiers`, unmodified, on two CPU cores.
 
 python -m venv V && V/bin/pip install verifiers==0.4.0 reasoning-gym==0.1.25
-V/bin/python examples/verifiers_env/server.py --env=examples/verifiers_env/sums.toml &
+V/bin/python examples/verifiers_env/server.py --env=examples/verifiers_env/divisors.toml &
 
 pip install -e '.[gateway]'
 python scripts/train_sft.py --config=examples/verifiers_env/config.py --workdir=W
@@ -16,7 +16,7 @@ PLAYERS = "examples.verifiers_env.players"
 
 
 def get_config() -> config.RunConfig:
-  """The warm-up imitates a player that is wrong every other time."""
+  """The warm-up imitates a player that guesses most of its answers."""
   return config.RunConfig(
     name="verifiers_env",
     agent="external",
@@ -37,23 +37,23 @@ def get_config() -> config.RunConfig:
     policy=config.PolicySection(model=config.BASE_MODEL),
     sampler=config.SamplerConfig(slots=64, num_pages=1_024, prefill_tokens=128, draft_tokens=0),
     sft=config.SftConfig(
-      steps=60,
+      steps=24,
       lr=1e-3,
       warmup_steps=2,
-      rows_per_step=8,
-      demonstration_tasks=1_500,
+      rows_per_step=4,
+      demonstration_tasks=600,
       rollouts_per_task=1,
     ),
     learner=config.LearnerConfig(
-      steps=30,
-      groups_per_step=12,
+      steps=16,
+      groups_per_step=8,
       group_size=8,
       substeps=2,
       lr=5e-4,
-      row_tokens=512,
+      row_tokens=256,
       rows_per_microbatch=4,
       mtp_weight=0.0,
-      save_every=10,
+      save_every=8,
     ),
-    eval=config.EvalConfig(tasks=150),
+    eval=config.EvalConfig(tasks=60),
   )

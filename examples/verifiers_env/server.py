@@ -1,7 +1,7 @@
 """Serves an environment of `verifiers` to a training run: its tasks, and rollouts with rewards.
 
     python -m venv V && V/bin/pip install verifiers==0.4.0 reasoning-gym==0.1.25
-    V/bin/python examples/verifiers_env/server.py --env=examples/verifiers_env/sums.toml
+    V/bin/python examples/verifiers_env/server.py --env=examples/verifiers_env/divisors.toml
 
 Runs in a Python environment of its own, and never imports jaxrl_agents. `GET /tasks` gives the
 tasks as JSON lines, for `external.tasks`. `POST /` is the `external.hook`: it plays one task with

@@ -51,7 +51,9 @@ def url(tmp_path_factory):
   folder = tmp_path_factory.mktemp("env")
   (folder / "mixed.py").write_text(TASKSET)
   (folder / "one_reply.py").write_text((EXAMPLE / "one_reply.py").read_text())
-  (folder / "env.toml").write_text((EXAMPLE / "sums.toml").read_text().replace("sums", "mixed"))
+  (folder / "env.toml").write_text(
+    (EXAMPLE / "divisors.toml").read_text().replace("divisors", "mixed")
+  )
   argv = [PYTHON, str(EXAMPLE / "server.py"), f"--env={folder / 'env.toml'}", "--port=0"]
   kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
   with open(folder / "errors", "wb") as errors:
@@ -95,6 +97,6 @@ def test_a_task_that_cannot_be_judged_is_an_error_and_no_reward(url, prompt, nam
 
 
 def test_a_server_that_has_other_tasks_refuses(url):
-  other = Task("sums 0", "external", "fine", {"index": 0})
+  other = Task("divisors 0", "external", "fine", {"index": 0})
   (trajectory,) = play(chosen(url), task=other, rollouts=1).trajectories
-  assert "task 0 is 'mixed 0' here, not 'sums 0'" in trajectory.error
+  assert "task 0 is 'mixed 0' here, not 'divisors 0'" in trajectory.error
