@@ -174,6 +174,11 @@ class HarborAgent(Agent):
 
   name, config = "harbor", HarborConfig
 
+  def check(self, options: HarborConfig, steps: int, stall_s: float) -> None:
+    """The sandboxes have to have a root of their own."""
+    if options.backend == "unsafe-local":
+      raise ValueError("harbor.backend=unsafe-local has no /app, /tests and /logs; use another one")
+
   def tasks(self, setting: Any, report: Any = print) -> HarborTasks:
     """Reads the folders."""
     return HarborTasks(setting.options)

@@ -119,6 +119,11 @@ def test_what_a_sandbox_does_not_have_is_refused_by_name(tmp_path, file, content
     folders.read(folder, IMAGES)
 
 
+def test_a_backend_without_a_root_of_its_own_is_refused():
+  with pytest.raises(ValueError, match="has no /app"):
+    AGENT.check(dataclasses.replace(OPTIONS, backend="unsafe-local"), 1, 1.0)
+
+
 def test_a_folder_that_is_no_task_is_refused(tmp_path):
   with pytest.raises(ValueError, match="no folders with a task.toml"):
     folders.read_all(str(tmp_path), IMAGES)
