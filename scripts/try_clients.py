@@ -71,6 +71,7 @@ CLIENTS = {
       _call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     ),
   ),
+  "verifiers_taskset": Client(("verifiers==0.4.0",), (Message("assistant", "5"),)),
 }
 
 

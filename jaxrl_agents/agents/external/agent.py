@@ -32,8 +32,6 @@ class ExternalAgent(Agent):
       )
     if unknown := set(options.trains) - set(KINDS):
       raise ValueError(f"external.trains has {sorted(unknown)}; kinds are {', '.join(KINDS)}")
-    if options.hook and options.players:
-      raise ValueError("external.players do not go with external.hook; set external.players=()")
 
   def tasks(self, setting: Setting, report: Any = print) -> ExternalTasks:
     """The rows that `external.tasks` names."""

@@ -20,11 +20,11 @@ class ExternalConfig:
       its prompt. The address and key are in its environment (see `starting.environment`).
     function: import path of a function (task, base_url, api_key, folder) -> result; a coroutine
       function, or one that runs in a thread of its own.
-    hook: URL that gets a POST with task, base_url, api_key, control_url and control_key. Its agent
-      attaches the reward and finishes the session there.
+    hook: URL that gets a POST with task, base_url, api_key, control_url, control_key and timeout_s.
+      Its agent attaches the reward and finishes the session there.
     tasks: a file of JSON lines with "id", "prompt" and, if wanted, "split" and further fields, of
-      which the agent sees all but "gold"; or an import path of a function without arguments that
-      returns such rows.
+      which the agent sees all but "gold"; or a URL, beginning with http:// or https://, of such
+      lines; or an import path of a function without arguments that returns such rows.
     reward: import path of a function (task, outcome, trajectory) -> a number, or parts by name with
       one called "reward"; "" where the control plane attaches them.
     players: pairs of a name and an import path of a function (task, messages, tools, seed) ->

@@ -179,14 +179,19 @@ async def hook(
     "api_key": address.key,
     "control_url": control,
     "control_key": address.control_key,
+    "timeout_s": timeout_s,
   }
   request = urllib.request.Request(
     url, json.dumps(body).encode(), {"content-type": "application/json"}
   )
 
   def post() -> None:
-    with urllib.request.urlopen(request, timeout=timeout_s) as reply:
-      reply.read(KEPT_BYTES)
+    try:
+      with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+        reply.read(KEPT_BYTES)
+    except urllib.error.HTTPError as error:
+      said = error.read(KEPT_BYTES).decode("utf-8", "replace").strip()
+      raise ValueError(f"external.hook={url}: {error}: {said}") from error
 
   try:
     async with asyncio.timeout(timeout_s):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import import_path
 from jaxrl_agents.types import Split, Task
+
+REPLY_S = 60.0
+"""Seconds between bytes of the reply of a URL with tasks."""
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 _OF_TEN: Mapping[int, Split] = {8: "dev", 9: "test"}
@@ -21,7 +25,7 @@ class ExternalTasks(Tasks):
   """The rows as tasks.
 
   Args:
-    source: a file of JSON lines, or the import path of a function.
+    source: a file or a URL of JSON lines, or the import path of a function.
 
   Raises:
     ValueError: there are no rows, or one of them is no task; it says which.
@@ -30,11 +34,10 @@ class ExternalTasks(Tasks):
   def __init__(self, source: str):
     if not source:
       raise ValueError(
-        "external.tasks names no tasks; set it to a file of JSON lines, or to a function "
+        "external.tasks names no tasks; set it to a file or a URL of JSON lines, or to a function "
         "package.module:name"
       )
-    is_path = ":" in source and not pathlib.Path(source).exists()
-    rows = import_path.load(source, "external.tasks")() if is_path else _read(pathlib.Path(source))
+    rows = _rows(source)
     found: dict[str, list[Task]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
     for i, row in enumerate(rows):
@@ -60,16 +63,29 @@ class ExternalTasks(Tasks):
     return self._digest
 
 
-def _read(file: pathlib.Path) -> list[Any]:
+def _rows(source: str) -> Sequence[Any]:
+  if source.startswith(("http://", "https://")):
+    try:
+      with urllib.request.urlopen(source, timeout=REPLY_S) as reply:
+        return _parsed(reply.read().decode("utf-8"), source)
+    except OSError as error:
+      raise ValueError(f"external.tasks={source}: {error}") from error
+  file = pathlib.Path(source)
+  if ":" in source and not file.exists():
+    return import_path.load(source, "external.tasks")()
   if not file.is_file():
-    raise ValueError(f"external.tasks={file}: there is no such file")
+    raise ValueError(f"external.tasks={source}: there is no such file")
+  return _parsed(file.read_text("utf-8"), source)
+
+
+def _parsed(lines: str, source: str) -> list[Any]:
   rows = []
-  for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+  for number, line in enumerate(lines.split("\n"), 1):
     if line.strip():
       try:
         rows.append(json.loads(line))
       except ValueError as error:
-        raise ValueError(f"{file} line {number} is not valid JSON: {error}") from None
+        raise ValueError(f"{source} line {number} is not valid JSON: {error}") from None
   return rows
 
 

@@ -77,11 +77,23 @@ class Runtime:
     python: the interpreter that is copied with its standard library.
     exclude: patterns (`fnmatch`) of paths below the standard library that are left out, with what
       was compiled from them.
+    links: pairs of a name below / and the folder below /work or /tmp that it leads to, for programs
+      that expect their files there.
   """
 
   programs: tuple[str, ...] = (*REQUIRED, *COREUTILS.split(), *COMMON.split())
   python: str = sys.executable
   exclude: tuple[str, ...] = tuple(_STANDARD_LIBRARY.split())
+  links: tuple[tuple[str, str], ...] = ()
+
+  def __post_init__(self):
+    taken = {path.split("/")[0] for path in (*_LINKS, *_FOLDERS.split())}
+    for name, target in self.links:
+      inside = re.fullmatch(r"/(work|tmp)(/[\w-]+)*", target)
+      if not inside or not re.fullmatch(r"[\w-]+", name) or name in taken:
+        raise ValueError(
+          f"link {name!r} to {target!r}: a new name below / must lead to a folder in /work or /tmp"
+        )
 
 
 def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
@@ -96,7 +108,7 @@ def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
     raise NoSandbox(f"this machine has no {', '.join(missing)}; install them or correct PATH")
   python = _python_paths(runtime.python)
   sources = {name: os.path.realpath(path) for name, path in found.items()}
-  facts = [_VERSION, sorted(sources.items()), python, runtime.exclude]
+  facts = [_VERSION, sorted(sources.items()), python, runtime.exclude, *runtime.links]
   seen = [*sources.values(), python["executable"], "/etc/ld.so.cache"]  # libraries were updated
   facts += [os.stat(path).st_mtime_ns for path in seen if os.path.exists(path)]
   built = folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -104,6 +116,8 @@ def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
     part = folder / f"{built.name}.{os.getpid()}.part"
     overlay.remove(str(part))
     _build(part, sources, python, runtime.exclude)
+    for name, target in runtime.links:
+      (part / name).symlink_to(target)
     try:
       part.rename(built)
     except OSError:  # another process was faster

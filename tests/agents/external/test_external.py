@@ -1,6 +1,7 @@
 """Rollouts of agents that exist already: started, listened to, rewarded, ended."""
 
 import asyncio
+import contextlib
 import http.server
 import json
 import pathlib
@@ -119,13 +120,28 @@ def test_a_fault_of_the_sampler_fails_the_rollout_even_if_the_agent_goes_on():
   assert trajectory.error and not trajectory.segments
 
 
-def test_a_server_behind_a_hook_runs_the_agent_rewards_it_and_ends_its_session():
+@contextlib.contextmanager
+def hook_server(refusal=""):
+  """A server that gives a task, plays rollouts in threads, and rewards them with their length."""
+
   class Hook(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+      self.answer(
+        200, b'{"id": "t", "prompt": "say it", "split": "train", "gold": "\xe2\x80\xa8"}\r\n'
+      )
+
     def do_POST(self):
       told = json.loads(self.rfile.read(int(self.headers["content-length"])))
-      self.send_response(200)
-      self.end_headers()
+      if refusal:
+        return self.answer(400, refusal.encode())
+      self.answer(202, b"")
       threading.Thread(target=run, args=(told,), daemon=True).start()
+
+    def answer(self, status, body):
+      self.send_response(status)
+      self.send_header("content-length", str(len(body)))
+      self.end_headers()
+      self.wfile.write(body)
 
     def log_message(self, *arguments):
       pass
@@ -136,19 +152,38 @@ def test_a_server_behind_a_hook_runs_the_agent_rewards_it_and_ends_its_session()
     urllib.request.urlopen(urllib.request.Request(url, raw, head), timeout=10).read()
 
   def run(told):
-    assert told["task"] == {"id": "t", "prompt": "say it", "split": "train", "seen": 2}
-    agents_of_tests.talk(told["base_url"], told["api_key"], told["task"]["prompt"])
-    control(told, "/rewards", {"parts": {"reward": 0.25}, "event_id": "1"})
+    if told["task"] == {"id": "t", "prompt": "say it", "split": "train"}:
+      said = agents_of_tests.talk(told["base_url"], told["api_key"], told["task"]["prompt"])
+      parts = {"reward": len(said), "seconds": told["timeout_s"]}
+      control(told, "/rewards", {"parts": parts, "event_id": "1"})
     control(told, "/finish", {})
 
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
   threading.Thread(target=server.serve_forever, daemon=True).start()
   try:
-    chosen = options(hook=f"http://127.0.0.1:{server.server_address[1]}/", reward="")
-    for trajectory in play(chosen).trajectories:
-      assert not trajectory.error and trajectory.rewards == {"reward": 0.25}
+    yield f"http://127.0.0.1:{server.server_address[1]}"
   finally:
     server.shutdown()
+    server.server_close()
+
+
+def test_a_server_gives_tasks_plays_them_behind_a_hook_rewards_and_ends_its_sessions():
+  with hook_server() as url:
+    (task,) = ExternalTasks(f"{url}/tasks").tasks["train"]
+    assert task.facts == {"gold": "\u2028"}
+    chosen = options(hook=f"{url}/", reward="", players=((DEMONSTRATOR, f"{MODULE}:player"),))
+    for trajectory in play(chosen, "well", task=task).trajectories:
+      assert not trajectory.error and trajectory.rewards == {"reward": 4.0, "seconds": 20.0}
+    for trajectory in play(chosen, task=task, player=DEMONSTRATOR).trajectories:
+      assert not trajectory.error and trajectory.log[1].content.startswith("1 ")
+  with pytest.raises(ValueError, match=f"external.tasks={url}/tasks: .*refused"):
+    ExternalTasks(f"{url}/tasks")
+
+
+def test_a_hook_that_refuses_is_an_error_with_its_words():
+  with hook_server(refusal="there is no task t") as url:
+    (trajectory,) = play(options(hook=url, reward=""), rollouts=1).trajectories
+    assert "400" in trajectory.error and "there is no task t" in trajectory.error
 
 
 def test_scripted_players_answer_in_the_place_of_the_policy():
@@ -194,7 +229,6 @@ def test_an_agent_needs_exactly_one_way_to_start():
     ({}, "has none"),
     ({"command": "a", "hook": "http://b"}, "has command and hook"),
     ({"command": "a", "trains": ("main", "sidd")}, "kinds are main, sub, side"),
-    ({"hook": "http://b", "players": (("a", "b:c"),)}, "do not go with external.hook"),
   ):
     with pytest.raises(ValueError, match=named):
       AGENT.check(options(**changes), 1, 1.0)

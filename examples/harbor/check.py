@@ -1,0 +1,43 @@
+"""Checks task folders: the solution of each must score 1, doing nothing 0.
+
+python -m examples.harbor.check --config=examples/harbor/config.py
+"""
+
+import argparse
+import asyncio
+import sys
+
+from examples.harbor import folders
+from examples.harbor.worlds import Worlds
+from jaxrl_agents import config as config_lib
+
+
+async def check(options) -> bool:
+  """Prints a line for each task; whether all are sound."""
+  tasks, worlds = folders.read_all(options.folder, dict(options.images)), Worlds(options.backend)
+  all_sound = True
+  try:
+    for task in tasks:
+      try:
+        solved, nothing = await worlds.check(task)
+        is_sound = (solved, nothing) == (1.0, 0.0)
+        said = f"solution {solved:g}, nothing {nothing:g}"
+      except ValueError as error:
+        is_sound, said = False, str(error)
+      all_sound = all_sound and is_sound
+      print(f"{'ok ' if is_sound else 'BAD'} {task.name}: {said}")
+  finally:
+    await worlds.close()
+  return all_sound
+
+
+def main() -> None:
+  """Exits with 1 if a task is not sound."""
+  flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  flags.add_argument("--config", default="examples/harbor/config.py")
+  options = config_lib.load(flags.parse_args().config).agent_config
+  sys.exit(0 if asyncio.run(check(options)) else 1)
+
+
+if __name__ == "__main__":
+  main()
