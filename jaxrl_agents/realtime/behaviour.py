@@ -19,6 +19,18 @@ SHARES = ("invalid_tool", "question", "refusal")
 
 FIGURES = (*SHARES, "edit_size", "length", "latency_s", "entropy")
 
+TOLERANCE: Mapping[str, float] = {
+  "invalid_tool": 0.02,
+  "question": 0.02,
+  "refusal": 0.02,
+  "edit_size": 0.25,
+  "length": 0.25,
+  "latency_s": 1.0,
+  "entropy": 0.5,
+}
+"""Moves that pass in any case: of shares by so much, of the others by this share of their mean over
+the history. A policy that learns what users prefer becomes surer of it, so its entropy falls."""
+
 _REFUSAL = re.compile(
   r"\bI(?:'m| am)? (?:sorry|unable|not able)\b|\bI (?:cannot|can't|won't|will not)\b", re.IGNORECASE
 )
@@ -80,7 +92,9 @@ def guards(
     history: {figure: mean} of each accepted version, oldest first.
     candidate: as of `means`.
   """
-  return [
-    Guard(name, [row[name] for row in history if name in row], mean, error)
-    for name, (mean, error) in candidate.items()
-  ]
+  found = []
+  for name, (mean, error) in candidate.items():
+    earlier = [row[name] for row in history if name in row]
+    unit = 1.0 if name in SHARES else sum(earlier) / max(len(earlier), 1)
+    found.append(Guard(name, earlier, mean, error, TOLERANCE[name] * unit))
+  return found

@@ -120,6 +120,11 @@ def from_record(record: Mapping[str, Any]) -> LoggedCall:
   return LoggedCall(**rest, prompt=prompt, generation=generation, errors=errors)
 
 
+def prompt(call: LoggedCall, of_id: Callable[[str], LoggedCall]) -> np.ndarray:
+  """All ids that a call was sampled from, int32 [P]; `of_id` as of `segment`."""
+  return segment(call, of_id).tokens[: -len(call.generation.tokens) or None]
+
+
 def segment(call: LoggedCall, of_id: Callable[[str], LoggedCall]) -> Segment:
   """The whole context of a call as a training segment, in which its own tokens alone have a loss.
 

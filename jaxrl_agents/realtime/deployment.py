@@ -255,7 +255,8 @@ def check(folder: str | os.PathLike[str], wanted: Pointer) -> None:
   if found != wanted:
     raise ValueError(
       f"the manifest of version {wanted.version} in {folder} has the digest "
-      f"{found.digest[:12]}..., and {wanted.digest[:12]}... was deployed; somebody published it again: restore the folder"
+      f"{found.digest[:12]}..., and {wanted.digest[:12]}... was deployed; somebody published it "
+      "again: restore the folder"
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.realtime import calls as calls_lib
@@ -113,6 +113,8 @@ class Join:
     counts: what became of the events: "joined" (at least one call took its value), "late" (no
       window was open), "repeated" (the call had a value of this kind), "duplicate" (its id was
       there before).
+    batches: {number: the calls that it trains}.
+    versions: {number of a batch: the version of the weights that it leads to}.
     late: (count, sum) of the values of late events of each kind: metrics only.
   """
 
@@ -125,10 +127,20 @@ class Join:
     self._users: dict[str, str] = {}
     self._events: set[tuple[str, str]] = set()
     self.batches: dict[int, tuple[str, ...]] = {}
+    self.versions: dict[int, int] = {}
 
   def has(self, event: Event) -> bool:
     """Whether an event of this id and user is in the log."""
     return (event.user, event.event_id) in self._events
+
+  def sessions(self) -> Mapping[str, Sequence[Joined]]:
+    """The calls of each session, in the order of the log."""
+    return self._sessions
+
+  @property
+  def longest_window_s(self) -> float:
+    """Seconds after which nothing changes the reward of a call."""
+    return max(kind.window_s for kind in self.kinds.values())
 
   def user_of(self, session: str) -> str:
     """Whose session it is; "" if it has no call yet."""
@@ -148,14 +160,14 @@ class Join:
       self.counts[self._take(Event(**record["event"]))] += 1
     elif record["kind"] == BATCH:
       self.batches[record["number"]] = tuple(record["calls"])
-      for name in record["calls"]:
+      self.versions[record["number"]] = record["version"]
+      for name in (*record["calls"], *record["dropped"]):
         self.calls[name].batch = record["number"]
 
   def closed(self, now_s: float) -> list[Joined]:
     """The delivered calls all of whose windows are over, and which are in no batch, in the order of
     the log."""
-    wait = max(kind.window_s for kind in self.kinds.values())
-    over = lambda j: now_s > j.call.time_s + wait
+    over = lambda j: now_s > j.call.time_s + self.longest_window_s
     return [j for j in self.calls.values() if j.delivered and j.batch < 0 and over(j)]
 
   def _take(self, event: Event) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import pathlib
 import queue
 import secrets
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from jaxrl_agents.gateway.server import MISSING, Server
 from jaxrl_agents.gateway.sessions import Served
 from jaxrl_agents.runs import evaluation, setup
 from jaxrl_agents.runs.rollout_workers import make_engine
-from jaxrl_agents.sampler.engine_protocol import EngineProtocol
+from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.types import Generation, SamplingLimits
 
@@ -28,6 +30,15 @@ _IDLE_S = 0.2
 """Longest wait for a request, after which the thread looks whether it is to end."""
 
 _Request = tuple[np.ndarray, SamplingLimits, "asyncio.Future[Generation]"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Swap:
+  """Weights that replace those of the engine."""
+
+  params: dict[str, Any]
+  version: int
+  done: asyncio.Future[None]
 
 
 class EngineSampler:
@@ -41,9 +52,9 @@ class EngineSampler:
     loop: in which requests are made and answered.
   """
 
-  def __init__(self, engine: EngineProtocol, loop: asyncio.AbstractEventLoop):
+  def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop):
     self._engine, self._loop = engine, loop
-    self._inbox: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+    self._inbox: queue.SimpleQueue[_Request | _Swap | None] = queue.SimpleQueue()
     self._asked: dict[int, asyncio.Future[Generation]] = {}
     self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -56,6 +67,24 @@ class EngineSampler:
     finally:
       self._inbox.put(None)
       self._thread.join(timeout=60.0)
+
+  @property
+  def version(self) -> int:
+    """Of the weights of the engine."""
+    return self._engine.version
+
+  async def set_params(self, params: dict[str, Any], version: int) -> None:
+    """Replaces the weights between two steps of the engine, see `Engine.set_params`.
+
+    Raises:
+      ValueError: the version goes back, or the parameters have other shapes.
+      RuntimeError: the engine has ended.
+    """
+    if not self._thread.is_alive():
+      raise RuntimeError("the engine has ended; start the server again")
+    done: asyncio.Future[None] = self._loop.create_future()
+    self._inbox.put(_Swap(params, version, done))
+    await done
 
   async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
     """Asks for a generation; the caller sets the deadline.
@@ -95,12 +124,22 @@ class EngineSampler:
         return True
       if request is None:
         return False
+      wait = False
+      if isinstance(request, _Swap):
+        self._swap(request)
+        continue
       prompt, limits, future = request
       try:
         self._asked[self._engine.submit(prompt, limits)] = future
       except ValueError as error:
         self._answer(future, error)
-      wait = False
+
+  def _swap(self, swap: _Swap) -> None:
+    try:
+      self._engine.set_params(swap.params, swap.version)
+      self._answer(swap.done, None)
+    except ValueError as error:
+      self._answer(swap.done, error)
 
   def _drop_abandoned(self) -> None:
     for request_id in [each for each, future in self._asked.items() if future.done()]:
@@ -108,16 +147,17 @@ class EngineSampler:
       del self._asked[request_id]
 
   def _answer(
-    self, future: asyncio.Future[Generation], result: Generation | Failure | Exception
+    self, future: asyncio.Future[Any], result: Generation | Failure | Exception | None
   ) -> None:
     def deliver() -> None:
       if future.done():
         return
-      if isinstance(result, Generation):
-        future.set_result(result)
+      if isinstance(result, Failure):
+        future.set_exception(RuntimeError(result.text))
+      elif isinstance(result, Exception):
+        future.set_exception(result)
       else:
-        text = result.text if isinstance(result, Failure) else ""
-        future.set_exception(RuntimeError(text) if isinstance(result, Failure) else result)
+        future.set_result(result)
 
     self._loop.call_soon_threadsafe(deliver)
 

@@ -75,7 +75,7 @@ def test_a_call_is_due_after_its_longest_window_if_its_reply_was_delivered():
   join = joined(record("a"), record("b"), record("c"), delivered("a"), event("e", about="c"))
   assert join.closed(100.0) == []
   assert [each.call.id for each in join.closed(100.5)] == ["a", "c"]
-  join.apply({"kind": feedback.BATCH, "number": 3, "calls": ["a"]})
+  join.apply({"kind": feedback.BATCH, "number": 3, "version": 4, "calls": ["a"], "dropped": []})
   assert [each.call.id for each in join.closed(100.5)] == ["c"]
   assert join.batches == {3: ("a",)} and join.calls["a"].batch == 3
 
