@@ -13,39 +13,23 @@ and events that were lost or doubled when the server was killed.
 """
 
 import asyncio
-import dataclasses
 import json
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 
 import jax
 import numpy as np
 from absl import flags
-from realtime import crashes, rollbacks, small_policy
+from realtime import crashes, rollbacks, small_policy, world
+from realtime.world import AFTER, BEFORE, World
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.chat import Chat
-from jaxrl_agents.gateway.app import make_app
-from jaxrl_agents.gateway.registry import Registry
-from jaxrl_agents.gateway.server import Server
-from jaxrl_agents.gateway.sessions import Served
-from jaxrl_agents.harness.rollout import Sampling, generate
-from jaxrl_agents.learner import losses, train_step
 from jaxrl_agents.realtime import advantage
 from jaxrl_agents.realtime.arms import CANARY, STABLE, user_hash
-from jaxrl_agents.realtime.deployment import Deployer
-from jaxrl_agents.realtime.feedback import KINDS, Kind
 from jaxrl_agents.realtime.traffic import Traffic
-from jaxrl_agents.realtime.trial import Rules
 from jaxrl_agents.runs import entry_point
-from jaxrl_agents.runs.realtime import Cycles, Learning
-from jaxrl_agents.runs.serving import EngineSampler
-from jaxrl_agents.sampler.engine import Engine
-from jaxrl_agents.types import Sampler, SamplingLimits
-from jaxrl_agents.weights import store
 
 _SEEDS = flags.DEFINE_integer("seeds", 1, "whole simulations")
 _CYCLES = flags.DEFINE_integer("cycles", 6, "before preferences change, and as many after")
@@ -55,78 +39,6 @@ _PLANTS = flags.DEFINE_integer("plants", 50, "regressions, and as many harmless 
 _ROLLBACKS = flags.DEFINE_integer("rollbacks", 50, "candidates that are worse past the gate")
 _KILLS = flags.DEFINE_integer("kills", 20, "of a server with kill -9")
 _JSON = flags.DEFINE_string("json", None, "also write the figures to this file")
-
-SERVICE_KEY = "key of the simulation"
-BEFORE, AFTER = (0.3, 0.9, 0.5, 0.3), (0.5, 0.2, 0.3, 0.9)
-WINDOW_S = 600.0
-PREFERENCE_KINDS = {name: dataclasses.replace(KINDS[name], window_s=WINDOW_S) for name in KINDS} | {
-  "persist": Kind(WINDOW_S, silence=0.5)
-}
-RULES = Rules(sessions=(1, 12))
-"""Few sessions, so that a candidate reaches all users within a cycle of a few hundred."""
-EVALUATED, REPLY_TOKENS = 256, 20
-
-
-class Clock:
-  """Simulated seconds."""
-
-  def __init__(self) -> None:
-    self.now_s = 0.0
-
-  def __call__(self) -> float:
-    """Now."""
-    return self.now_s
-
-
-class Users:
-  """The process of the users."""
-
-  def __init__(self, process: asyncio.subprocess.Process):
-    self._process = process
-
-  async def play(self, now_s: float, sessions: int, preference) -> dict[str, float]:
-    """Feedback that is due, and sessions; returns counts."""
-    told = {"now_s": now_s, "sessions": sessions, "preference": preference}
-    assert self._process.stdin and self._process.stdout
-    self._process.stdin.write(json.dumps(told).encode() + b"\n")
-    line = await asyncio.wait_for(self._process.stdout.readline(), 600)
-    if not line:
-      raise RuntimeError("the process of the users ended; its error is above")
-    return json.loads(line)
-
-
-async def evaluated(chat: Chat, sampler: Sampler) -> dict[str, float]:
-  """{task: whether the answer is right}: the evaluation knows what is right, not what is liked."""
-  things = list(small_policy.COLOURS)
-  room = asyncio.Semaphore(32)
-
-  async def one(i: int) -> float:
-    thing = things[i % len(things)]
-    limits = SamplingLimits(REPLY_TOKENS, chat.stop_tokens, seed=i)
-    async with room:
-      found = await generate(sampler, chat.render([small_policy.prompt(thing)]), limits)
-    said = chat.parse(found.tokens)
-    style = small_policy.style_of(said.content, len(said.tool_calls), thing)
-    return float(style < len(small_policy.STYLES))
-
-  return {str(i): score for i, score in enumerate(await asyncio.gather(*map(one, range(EVALUATED))))}
-
-
-async def preferred(chat: Chat, sampler: Sampler, preference, seed: int) -> float:
-  """Mean preference for the replies of a policy."""
-  things, total = list(small_policy.COLOURS), []
-
-  async def one(i: int) -> float:
-    thing = things[i % len(things)]
-    limits = SamplingLimits(REPLY_TOKENS, chat.stop_tokens, seed=seed * 10_000 + i)
-    found = await generate(sampler, chat.render([small_policy.prompt(thing)]), limits)
-    said = chat.parse(found.tokens)
-    style = small_policy.style_of(said.content, len(said.tool_calls), thing)
-    return preference[style] if style < len(preference) else 0.05
-
-  for start in range(0, 200, 40):
-    total += await asyncio.gather(*map(one, range(start, start + 40)))
-  return statistics.mean(total)
 
 
 def movement(traffic: Traffic, number: int) -> float:
@@ -140,3 +52,136 @@ def movement(traffic: Traffic, number: int) -> float:
   spread = [k.weight * (k.high - k.low) for k in join.kinds.values()]
   honest = [each for each in batch if each.call.user not in bad]
   return abs(mean(batch) - mean(honest)) / (sum(map(abs, spread)) + 0.5)
+
+
+async def cycle(at: World, preference) -> dict[str, float]:
+  """Traffic in three rounds, in which a candidate reaches all users; then training and the gate."""
+  counts: dict[str, float] = {}
+  for _ in range(3):
+    told = await at.play(_SESSIONS.value // 3, preference)
+    counts = {name: counts.get(name, 0) + told.get(name, 0) for name in counts | told}
+  for _ in range(3):  # by chance nobody may have been in the canary
+    if at.cycles.traffic.deployer.now.trial:
+      await at.play(_SESSIONS.value // 3, preference)
+  found = {"preference": counts["liked"] / counts["honest"], **counts}
+  version, metrics = await at.cycles.train()
+  if version >= 0:
+    verdict = await at.cycles.judge(version)
+    found |= {"passed": float(verdict.passed), **metrics}
+    found["movement"] = movement(at.cycles.traffic, max(at.cycles.traffic.join.batches))
+    for reason in verdict.reasons:
+      print(f"  refused: {reason}", flush=True)
+  return found
+
+
+async def learned(at: World) -> dict[str, float]:
+  """Cycles before and after the change of preferences."""
+  rows = []
+  await at.play(_SESSIONS.value // 3, BEFORE)
+  for _ in range(5):
+    await at.cycles.remember()
+  stable = at.samplers[STABLE]
+  start = await world.preferred(at.chat, stable, BEFORE, 0)
+  for preference in (BEFORE, AFTER):
+    if preference is AFTER:
+      adapted = await world.preferred(at.chat, stable, BEFORE, 1)
+      frozen = await world.preferred(at.chat, stable, AFTER, 2)
+    for number in range(_CYCLES.value):
+      rows.append(await cycle(at, preference))
+      row = rows[-1]
+      now = at.cycles.traffic.deployer.now
+      print(
+        f"cycle {number}: preference {row['preference']:.3f}, stable v{now.stable.version}, "
+        + ", ".join(
+          f"{k} {row[k]:.3g}" for k in ("reward", "entropy", "gap_p99", "movement") if k in row
+        ),
+        flush=True,
+      )
+  after = await world.preferred(at.chat, stable, AFTER, 3)
+  return {
+    "start": start,
+    "adapted": adapted,
+    "gained": adapted - start,
+    "frozen_after_drift": frozen,
+    "after_drift": after,
+    "regained": (after - frozen) / max(adapted - frozen, 1e-9),
+    "adversaries_moved_reward": max(row.get("movement", 0.0) for row in rows),
+    "updates_refused": sum(1 - row.get("passed", 1.0) for row in rows),
+    "events_lost": sum(row.get("lost", 0) for row in rows),
+    "foreign_events_refused": sum(
+      row.get("status 401", 0) + row.get("status 403", 0) for row in rows
+    ),
+    "deployments": float(len(at.cycles.traffic.deployer.now.history) - 1),
+  }
+
+
+async def gated(at: World, params) -> dict[str, float]:
+  """What the gate says of planted regressions, and of harmless updates."""
+  cfg, plants = small_policy.config(at.chat), small_policy.PLANTS
+  found: dict[str, list[bool]] = {"harmless": []}
+  number = at.samplers[CANARY].version
+
+  async def passes(changed) -> bool:
+    nonlocal number
+    number += 1
+    await at.samplers[CANARY].set_params(changed, number)
+    verdict, _ = await at.cycles.verdict(at.samplers[CANARY])
+    return verdict.passed
+
+  worst = {p.name: small_policy.planted(params, cfg, at.chat, p, 0) for p in plants}
+  for i in range(_PLANTS.value):
+    plant = plants[i % len(plants)]
+    strength = 1.0 - 0.05 * (i // len(plants))
+    mixed = jax.tree.map(lambda a, b, s=strength: a + s * (b - a), params, worst[plant.name])
+    found.setdefault(plant.name, []).append(not await passes(mixed))
+    harmless = small_policy.planted(params, cfg, at.chat, small_policy.HARMLESS, i)
+    found["harmless"].append(not await passes(harmless))
+  refused = {name: statistics.mean(map(float, each)) for name, each in found.items()}
+  print("refused", {name: round(share, 3) for name, share in refused.items()}, flush=True)
+  rows = [each for name, each in found.items() if name != "harmless"]
+  return {
+    "planted": float(sum(map(len, rows))),
+    "planted_refused": float(sum(map(sum, rows))),
+    "harmless_refused_share": refused["harmless"],
+  }
+
+
+async def simulated(seed: int) -> dict[str, float]:
+  """One simulation with the learner."""
+  chat = chat_lib.load("base")
+  began = time.monotonic()
+  params = small_policy.start(small_policy.config(chat), chat, seed=seed)
+  print(f"seed {seed}: warm start {time.monotonic() - began:.0f} s", flush=True)
+  adversaries = _USERS.value // 9
+  with tempfile.TemporaryDirectory() as folder:
+    async with world.opened(
+      pathlib.Path(folder), chat, params, users=_USERS.value, adversaries=adversaries, seed=seed
+    ) as at:
+      found = await learned(at)
+      if not seed and _PLANTS.value:
+        served = at.cycles.traffic.deployer.now.stable.version
+        found |= await gated(at, at.cycles.fetched(served))
+  return found
+
+
+def main() -> None:
+  """Runs all parts and prints their figures."""
+  found: dict[str, float] = {}
+  if _KILLS.value:
+    found |= crashes.measured(_KILLS.value)
+  if _ROLLBACKS.value:
+    found |= rollbacks.measured(_ROLLBACKS.value)
+  runs = [asyncio.run(simulated(seed)) for seed in range(_SEEDS.value)]
+  for name in runs[0] if runs else ():
+    values = [run[name] for run in runs if name in run]
+    found[name] = statistics.mean(values)
+    if len(values) > 1:
+      found[f"{name}_least"], found[f"{name}_most"] = min(values), max(values)
+  for name, value in found.items():
+    print(f"{name:32} {value:,.3f}")
+  if _JSON.value:
+    pathlib.Path(_JSON.value).write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  entry_point.run(main)

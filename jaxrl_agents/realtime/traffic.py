@@ -44,6 +44,10 @@ class Traffic:
     kinds: of feedback.
     clock: seconds since the epoch, of the server: it decides about windows.
 
+  Attributes:
+    user_key: with which names of users are hashed.
+    refused: how many events were.
+
   Raises:
     DamagedLog, BlockingIOError: see `log.Log`.
   """
@@ -62,7 +66,7 @@ class Traffic:
     self.deployer, self.clock = deployer, clock
     self.refused = 0
     self._samplers = samplers
-    self._key = user_key(folder / "user.key")
+    self.user_key = user_key(folder / "user.key")
     for record in log_lib.scan(self.log.path):
       self.join.apply(record)
 
@@ -82,7 +86,7 @@ class Traffic:
       return
     if not isinstance(name, str):
       raise Refusal(400, f"metadata.user={name!r}; send a text", param="metadata.user")
-    user, now = user_hash(name, self._key), self.deployer.now
+    user, now = user_hash(name, self.user_key), self.deployer.now
     arm = now.arm(user)
     served = now.served(arm)
     session.observer = _Watched(self, user, arm, served, _features(session))
@@ -102,7 +106,7 @@ class Traffic:
       event_id=fields.need("event_id", str),
       session=fields.need("session", str),
       call=fields.take("call", str, ""),
-      user=user_hash(fields.need("user", str), self._key),
+      user=user_hash(fields.need("user", str), self.user_key),
       kind=fields.need("kind", str),
       value=_number(fields.number("value", least=-1e9, most=1e9)),
       time_s=self.clock(),

@@ -123,7 +123,7 @@ class Cycles:
     for arm, served in ((STABLE, now.stable), (CANARY, now.trial)):
       sampler = self._samplers[arm]
       if served and served.version > sampler.version:
-        params = await asyncio.to_thread(self._fetched, served.version)
+        params = await asyncio.to_thread(self.fetched, served.version)
         await sampler.set_params(params, served.version)
 
   async def train(self) -> tuple[int, dict[str, float]]:
@@ -238,13 +238,14 @@ class Cycles:
     weights = advantage.user_weights([join.calls[n].call.user for n in names])
     return advantage.fit(rows, weights)
 
-  def _fetched(self, version: int) -> dict[str, Any]:
+  def fetched(self, version: int) -> dict[str, Any]:
+    """The published parameters of a version."""
     return jax.tree.map(jnp.asarray, store.fetch(self.traffic.deployer.folder, version))
 
   def _learn(self, samples: Sequence[Sample], version: int) -> dict[str, float]:
     """Trains on samples and publishes the result; returns metrics."""
     learning, now = self._learning, self.traffic.deployer.now
-    state = make_state(self._fetched(now.stable.version), learning.tx, jax.random.key(version))
+    state = make_state(self.fetched(now.stable.version), learning.tx, jax.random.key(version))
     moments, self._moments = self._moments, None
     if moments and moments[0] == now.stable.version:  # else those of weights that were withdrawn
       state = dataclasses.replace(state, opt_state=moments[1])

@@ -93,7 +93,9 @@ def imitated(params, cfg: PolicyConfig, chat: Chat, shares, *, steps: int, seed:
   made = state.make_state(jax.tree.map(jnp.array, params), tx, jax.random.key(seed))
   for _ in range(steps):
     batches = packing.pack(
-      demonstrations(chat, shares, rng, 2 * ROWS - 8), row_tokens=ROW_TOKENS, rows_per_microbatch=ROWS
+      demonstrations(chat, shares, rng, 2 * ROWS - 8),
+      row_tokens=ROW_TOKENS,
+      rows_per_microbatch=ROWS,
     )
     made, _ = train_step.update(made, batches, cfg, train_step.Objective("sft"), tx)
   return made.policy.params

@@ -59,7 +59,7 @@ def tell(gateway, key, **fields):
 def of_arm(traffic, arm):
   """A user of an arm."""
   names = (f"user {i}" for i in range(10_000))
-  return next(n for n in names if traffic.deployer.now.arm(user_hash(n, traffic._key)) == arm)
+  return next(n for n in names if traffic.deployer.now.arm(user_hash(n, traffic.user_key)) == arm)
 
 
 def test_sessions_of_users_are_logged_and_others_are_not(at):
@@ -73,7 +73,7 @@ def test_sessions_of_users_are_logged_and_others_are_not(at):
     assert said(gateway, other)["content"] == "nobody's"
   found = [r for r in log_lib.scan(traffic.log.path) if r["kind"] == "call"]
   first, second = (traffic.join.calls[r["id"]].call for r in found)
-  assert (first.arm, first.user, first.time_s) == (STABLE, user_hash("ann", traffic._key), 7.0)
+  assert (first.arm, first.user, first.time_s) == (STABLE, user_hash("ann", traffic.user_key), 7.0)
   assert first.features["repo"] == 2.5 and second.features["turn"] == 1.0
   assert second.parent == first.id and len(second.prompt) < len(first.prompt) + 10
   assert words(first.generation.tokens) == "old<|end|>"
