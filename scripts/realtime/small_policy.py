@@ -6,6 +6,7 @@ sometimes it breaks a tool call.
 """
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -101,14 +102,14 @@ def imitated(params, cfg: PolicyConfig, chat: Chat, shares, *, steps: int, seed:
   return made.policy.params
 
 
-_OPTIMIZERS: dict = {}
+@functools.cache
+def optimizer(cfg: PolicyConfig, lr: float, eps: float = 1e-8):
+  """AdamW, made once, so that its programs compile once.
 
-
-def optimizer(cfg: PolicyConfig, lr: float):
-  """The optimizer of a rate, made once, so that its programs compile once."""
-  if lr not in _OPTIMIZERS:
-    _OPTIMIZERS[lr] = state.make_optimizer(cfg, learning_rate=lr)
-  return _OPTIMIZERS[lr]
+  With a large `eps`, as the learner uses, the rows of the many words that no reply has stay where
+  they are: their gradients are tiny, and Adam would scale them up.
+  """
+  return state.make_optimizer(cfg, learning_rate=lr, eps=eps)
 
 
 def start(cfg: PolicyConfig, chat: Chat, *, steps: int = 150, seed: int = 0):

@@ -37,7 +37,8 @@ PREFERENCE_KINDS = {name: dataclasses.replace(KINDS[name], window_s=WINDOW_S) fo
 RULES = Rules(sessions=(1, 12))
 """Few sessions, so that a candidate reaches all users within a cycle of a few hundred."""
 EVALUATED, REPLY_TOKENS = 256, 20
-RL_LR, KL, SUBSTEPS = 2e-3, 0.05, 4
+RL_LR, RL_EPS, KL, SUBSTEPS = 2e-3, 1e-3, 0.6, 4
+"""A strong pull to the start keeps a share of every style, without which no change can be learned."""
 
 
 class Clock:
@@ -145,6 +146,8 @@ async def opened(
     )
     for _ in range(2)
   ]
+  for engine in engines:
+    engine.warm_up()  # so that no guard of latencies sees how long compiling takes
   async with contextlib.AsyncExitStack() as stack:
     made = [stack.enter_context(EngineSampler(engine, loop).running()) for engine in engines]
     samplers = {STABLE: made[0], CANARY: made[1]}
@@ -157,7 +160,7 @@ async def opened(
       samplers,
       Learning(
         cfg,
-        small_policy.optimizer(cfg, RL_LR),
+        small_policy.optimizer(cfg, RL_LR, RL_EPS),
         objective,
         small_policy.ROW_TOKENS,
         small_policy.ROWS,
