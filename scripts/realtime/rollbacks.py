@@ -47,7 +47,7 @@ def measured(runs: int) -> dict[str, float]:
 
 
 def _one(quality: float, seed: int, most: int = MOST_SESSIONS) -> tuple[int, float, bool]:
-  """(canary sessions, share of the users that came who met it, whether it was rolled back) of one candidate."""
+  """(canary sessions, share of users that came who met it, whether it was rolled back)."""
   rng = random.Random(seed)
   with tempfile.TemporaryDirectory() as folder:
     for version in (0, 1):
