@@ -34,7 +34,7 @@ from jaxrl_agents.runs import entry_point
 _SEEDS = flags.DEFINE_integer("seeds", 1, "whole simulations")
 _CYCLES = flags.DEFINE_integer("cycles", 6, "before preferences change, and as many after")
 _SESSIONS = flags.DEFINE_integer("sessions", 240, "of a cycle")
-_USERS = flags.DEFINE_integer("users", 180, "honest ones; one in ten beside them is an adversary")
+_USERS = flags.DEFINE_integer("users", 180, "honest ones; a ninth as many are adversaries")
 _PLANTS = flags.DEFINE_integer("plants", 50, "regressions, and as many harmless updates")
 _ROLLBACKS = flags.DEFINE_integer("rollbacks", 50, "candidates that are worse past the gate")
 _KILLS = flags.DEFINE_integer("kills", 20, "of a server with kill -9")
@@ -107,7 +107,6 @@ async def learned(at: World) -> dict[str, float]:
     "regained": (after - frozen) / max(adapted - frozen, 1e-9),
     "adversaries_moved_reward": max(row.get("movement", 0.0) for row in rows),
     "updates_refused": sum(1 - row.get("passed", 1.0) for row in rows),
-    "events_lost": sum(row.get("lost", 0) for row in rows),
     "foreign_events_refused": sum(
       row.get("status 401", 0) + row.get("status 403", 0) for row in rows
     ),

@@ -60,7 +60,7 @@ class Users:
     """One session of a user."""
     bad = name.startswith("bad")
     head = {"authorization": f"Bearer {self.key}"}
-    body = {"metadata": {"user": name, "features": {"bad": 0.0}}}
+    body = {"metadata": {"user": name, "features": {"hour": now_s % 86_400 / 3_600}}}
     opened = (await self.http.post("/sessions", json=body, headers=head)).json()
     client = self.openai.with_options(api_key=opened["api_key"])
     for _ in range(3 if bad else 1):
