@@ -5,6 +5,7 @@ import contextlib
 
 import jax
 import numpy as np
+import pytest
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.gateway.requests import Request
@@ -150,6 +151,7 @@ async def goes_on(world):
   assert world.made_again().traffic.deployer.now.quarantined == (1, 2, 4)
 
 
+@pytest.mark.slow
 def test_cycles_learn_from_traffic_refuse_what_is_worse_and_go_on_after_a_crash(tmp_path):
   params = params_lib.init(CFG, jax.random.key(0))
   store.publish(params, 0, tmp_path / "weights")
