@@ -11,7 +11,7 @@ token.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -217,6 +217,16 @@ class Env(Protocol):
   def rewards(self, trajectory: Trajectory) -> dict[str, float]: ...
 
   async def close(self) -> None: ...
+
+
+class EnvWithTools(Env, Protocol):
+  """An environment whose policy may be given tools (`harness.tools.Tool`) that are not its own.
+
+  `add_tools` is called once, before `start`. The environment lists them in its contexts, runs their
+  calls like those of its own tools, and shortens their results to its own limit.
+  """
+
+  def add_tools(self, tools: Sequence[Any]) -> None: ...
 
 
 class Sampler(Protocol):

@@ -117,13 +117,13 @@ async def directly(served: Served, sessions: int, calls: int, tokens: int):
 
 
 def match_ms(chat: chat_lib.Chat, turns: int = 200) -> float:
-  """Milliseconds to find the replies of a history of so many turns and the call it extends."""
+  """Milliseconds of processor time to find replies in a history, and the call that it extends."""
   tree, history, times = TokenTree(), [Message("user", "begin")], []
   for i in range(turns):
-    began = time.perf_counter()
+    began = time.process_time()
     prompt = chat.render(tree.with_ids(history))
     tree.parent_of(prompt)
-    times.append(time.perf_counter() - began)
+    times.append(time.process_time() - began)
     tokens = chat.encode_reply(Message("assistant", f"reply {i}"))
     n = len(tokens)
     found = Generation(tokens, np.zeros(n, np.float32), np.zeros(n, np.int32), None, "stop")

@@ -13,6 +13,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # Distributions whose import name is another.
 IMPORT_NAMES = {"absl-py": "absl", "orbax-checkpoint": "orbax", "pystemmer": "Stemmer"}
 # "bench" is scripts/bench, which the scripts beside it import.
+# Programs that scripts/try_clients.py runs in environments of their own.
+PROGRAMS = ROOT / "scripts" / "clients"
 OURS = {"bench", "configs", "examples", "jaxrl_agents", "scripts", "tests"}
 
 
@@ -21,6 +23,8 @@ def imported(*folders):
   names = set()
   for folder in folders:
     for path in (ROOT / folder).rglob("*.py"):
+      if path.is_relative_to(PROGRAMS):
+        continue
       for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
           names.update(alias.name.partition(".")[0] for alias in node.names)

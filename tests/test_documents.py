@@ -135,6 +135,7 @@ def option_problems(text):
       name in options
       or (name in sections and not value.startswith("="))
       or name.startswith("learner.loss_options.")
+      or name.endswith(".py")  # a file, whose name may be that of a section
     ):
       continue
     parts = name.split(".")

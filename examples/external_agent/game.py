@@ -13,7 +13,7 @@ import openai
 
 from jaxrl_agents.types import Message, ToolCall
 
-SIZE, GUESSES = 7, 3
+SIZE, GUESSES = 3, 2
 
 agents.set_tracing_disabled(True)
 logging.getLogger("openai.agents").setLevel(logging.CRITICAL)  # it tells of each reply cut short

@@ -102,6 +102,10 @@ class ToolUseAgent(Agent):
     """Makes the tasks, and the database that they are about."""
     return ShopTasks(setting.cache / "tool_use" / "shops.sqlite")
 
+  def own_tools(self, options):
+    """The one tool; with this method, episodes also have those of `--set tools.mcp`."""
+    return ("look",)
+
   def services(self, chat, options, shared):
     """Opens the database once for each worker process."""
     return Services(chat, options, shops.Shops(shared))

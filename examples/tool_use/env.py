@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from examples.tool_use.shops import Shops
+from jaxrl_agents.agents import added_tools
 from jaxrl_agents.agents.episode import TurnLoop
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.harness.tools import run_call
+from jaxrl_agents.harness.tools import Tool, run_call
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
 
 
@@ -29,13 +30,18 @@ class ShopEnv:
     self._tools = {tool.spec.name: tool}
     self._right, self._options = task.facts["right"], services.options
     self._messages = [Message("user", task.prompt)]
-    self._calls = 0
+    self._calls, self._chat = 0, services.chat
     self._loop = TurnLoop(
       services.chat.stop_tokens,
       max_turns=services.options.max_turns,
       cut_off="Your reply was cut off. Give a shorter one.",
       run_calls=self._run_calls,
     )
+
+  def add_tools(self, tools: Sequence[Tool]) -> None:
+    """Takes the tools of `--set tools.mcp`, and cuts their results to half of a context."""
+    most, count = self._options.token_budget // 2, self._chat.count
+    self._tools |= added_tools.taken(tools, self._tools, max_tokens=lambda: most, count=count)
 
   async def start(self) -> Context:
     """The question."""

@@ -8,11 +8,12 @@ has a plain default.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import pathlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,10 +23,15 @@ from jaxrl_agents.agents.hostile_player import HOSTILE, HostilePlayer
 from jaxrl_agents.agents.story import Story
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import CorpusConfig, SftConfig, import_path
+from jaxrl_agents.harness import mcp_tools
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.harness.worker_process import Services, WorkerSpec
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task, Trajectory
+
+if TYPE_CHECKING:  # the package mcp, an extra, is imported where a run has servers
+  from jaxrl_agents.harness.mcp_tools.listing import Listing
 
 DEMONSTRATOR = "demonstrator"
 """The scripted player whose episodes the warm-up imitates."""
@@ -147,6 +153,27 @@ class Agent(abc.ABC):
     """Raises ValueError where options contradict each other, learner.steps or workers.stall_s."""
     return None
 
+  def own_tools(self, options: Any) -> Sequence[str] | None:
+    """Names of the tools of its episodes; None if they take no further tools (`tools.mcp`).
+
+    An agent that names them has environments with a method `add_tools` (`types.EnvWithTools`).
+    """
+    return None
+
+  def served(
+    self, task: Task | None, services: Any
+  ) -> contextlib.AbstractAsyncContextManager[Mapping[str, Tool]]:
+    """Its tools by name, outside of an episode, while the context lasts (scripts/serve_mcp.py).
+
+    Args:
+      task: whose repository or names the tools are about, if they need one.
+      services: what `services` returned.
+
+    Raises:
+      ValueError: the agent serves none, or needs a task for them.
+    """
+    raise ValueError(f"agent {self.name} serves no tools; give it a method served")
+
   def turn_s(self, options: Any, stall_s: float) -> float:
     """Most seconds of a turn, its tools included."""
     return stall_s
@@ -259,35 +286,65 @@ class Agent(abc.ABC):
     return {"eval": found, "paired_bootstrap": gains}
 
 
-def worker_spec(agent: str, tokenizer: str, options: Any, shared: Any, player: str) -> WorkerSpec:
+def worker_spec(
+  agent: str,
+  tokenizer: str,
+  options: Any,
+  shared: Any,
+  player: str,
+  listing: Listing | None = None,
+) -> WorkerSpec:
   """Workers that play episodes of an agent (named as in RunConfig): those of the policy if `player`
-  is empty, else those of a scripted player of the agent, or of `HOSTILE`.
+  is empty, else those of a scripted player of the agent, or of `HOSTILE`. Their environments have
+  the tools of `listing` (harness.mcp_tools.listing), if there is one.
   """
-  arguments = (agent, tokenizer, options, shared, player)
+  arguments = (agent, tokenizer, options, shared, player, listing)
   return WorkerSpec("jaxrl_agents.agents.agent:worker_services", arguments)
 
 
-def worker_services(name: str, tokenizer: str, options: Any, shared: Any, player: str) -> Services:
+def worker_services(
+  name: str,
+  tokenizer: str,
+  options: Any,
+  shared: Any,
+  player: str,
+  listing: Listing | None = None,
+) -> Services:
   """Builds the services of a worker (`WorkerSpec.build`). With a scripted player, the policy's
   sampler stays unused.
+
+  Raises:
+    ValueError: there is a listing of MCP tools, and this machine lacks the package for them.
   """
   agent, chat = import_path.agent(name), chat_lib.load(tokenizer)
   services = agent.services(chat, options, shared)
+  equipped = _equipment(listing)
 
   def policy(task: Task, seed: int, sampler: Sampler) -> tuple[Env | SelfDriven, Sampler]:
-    return agent.episode(task, services, seed, sampler), sampler
+    return equipped(agent.episode(task, services, seed, sampler)), sampler
 
   def scripted(task: Task, seed: int, sampler: Sampler) -> tuple[Env | SelfDriven, Sampler]:
     played = agent.player(player, task, services, seed, chat)
-    return played, played if isinstance(played, Scripted) else sampler
+    return equipped(played), played if isinstance(played, Scripted) else sampler
 
   def hostile(task: Task, seed: int, sampler: Sampler) -> tuple[Env | SelfDriven, Sampler]:
     player = HostilePlayer(chat, seed)
     episode = agent.episode(task, services, seed, player)
-    return episode if isinstance(episode, SelfDriven) else player.plays(episode), player
+    return episode if isinstance(episode, SelfDriven) else player.plays(equipped(episode)), player
 
   players = {"": policy, HOSTILE: hostile}
   return Services(chat, players.get(player, scripted))
+
+
+def _equipment(listing: Listing | None) -> Callable[[Any], Any]:
+  """Gives an environment the tools of a listing; the environment itself where there is none."""
+  if listing is None:
+    return lambda env: env
+  mcp_tools.require()
+  from jaxrl_agents.harness.mcp_tools import episodes
+
+  sessions = episodes.Sessions(listing)
+  return lambda env: episodes.Equipped(env, sessions)
 
 
 def rewarded(

@@ -27,6 +27,7 @@ def messages(option: str, own: str) -> list[Message]:
 def tool_lines(specs: Iterable[ToolSpec]) -> str:
   """A line for each tool: its name, the names of its arguments, and its description."""
   return "\n".join(
-    f"- {spec.name}({', '.join(spec.parameters['properties'])}): {spec.description}"
+    f"- {spec.name}({', '.join(spec.parameters.get('properties', ()))}): "
+    + " ".join(spec.description.split())
     for spec in specs
   )

@@ -12,6 +12,7 @@ from jaxrl_agents.config.loading import load as load
 from jaxrl_agents.config.loading import options as options
 from jaxrl_agents.config.loading import sha256 as sha256
 from jaxrl_agents.config.loading import with_overrides as with_overrides
+from jaxrl_agents.config.mcp_servers import McpServer as McpServer
 from jaxrl_agents.config.sections import BASE_MODEL as BASE_MODEL
 from jaxrl_agents.config.sections import SFT_SOURCES as SFT_SOURCES
 from jaxrl_agents.config.sections import CorpusConfig as CorpusConfig
@@ -26,4 +27,5 @@ from jaxrl_agents.config.sections import RunConfig as RunConfig
 from jaxrl_agents.config.sections import SamplerConfig as SamplerConfig
 from jaxrl_agents.config.sections import SftConfig as SftConfig
 from jaxrl_agents.config.sections import ToggleConfig as ToggleConfig
+from jaxrl_agents.config.sections import ToolsConfig as ToolsConfig
 from jaxrl_agents.config.sections import WorkersConfig as WorkersConfig

@@ -39,6 +39,7 @@ def validate(config: RunConfig) -> RunConfig:
     )
   _check_mesh(config.mesh, learner)
   _check_fleet(config)
+  _check_tools(config)
   _check_toggle(config)
   if learner.replay_threshold and not learner.router_replay:
     raise ValueError(
@@ -113,6 +114,28 @@ def _check_warm_up(sft: SftConfig) -> None:
     raise ValueError(
       f"sft.steps={sft.steps} leaves no step after sft.warmup_steps={sft.warmup_steps}; raise the "
       "first or lower the second"
+    )
+
+
+def _check_tools(config: RunConfig) -> None:
+  names = [server.name for server in config.tools.mcp]
+  twice = next((name for name in names if names.count(name) > 1), None)
+  if twice:
+    raise ValueError(f"tools.mcp has two servers called {twice!r}; rename one")
+  for server in config.tools.mcp:
+    ranges.check(server, f"tools.mcp.{server.name}.")
+    longest_s = 2 * (server.start_s + server.deadline_s)
+    if longest_s > config.workers.stall_s:
+      raise ValueError(
+        f"a call of the MCP server {server.name!r} may take 2 x (start_s={server.start_s:g} + "
+        f"deadline_s={server.deadline_s:g}) = {longest_s:g} s, more than workers.stall_s="
+        f"{config.workers.stall_s:g}; lower these or raise workers.stall_s"
+      )
+  agent = import_path.agent(config.agent)
+  if config.tools.mcp and agent.own_tools(config.agent_config) is None:
+    raise ValueError(
+      f"tools.mcp has no effect with agent={config.agent}, whose episodes take no further tools; "
+      "give its environment a method add_tools, and the agent own_tools (docs/own-tools.md)"
     )
 
 

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jaxrl_agents.config import import_path
+from jaxrl_agents.config import import_path, mcp_servers
 from jaxrl_agents.config.checks import validate
 from jaxrl_agents.config.ranges import LIMIT, shown
 from jaxrl_agents.config.sections import RunConfig
@@ -71,12 +71,14 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def options(config: Any, prefix: str = "") -> dict[str, Any]:
-  """Every option as {"section.option": value}, sections flattened."""
+  """Every option as {"section.option": value}, sections flattened, records in a value as text."""
   flat: dict[str, Any] = {}
   for name, field in fields(config).items():
     value = getattr(config, field)
     if dataclasses.is_dataclass(value):
       flat |= options(value, f"{prefix}{name}.")
+    elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+      flat[prefix + name] = tuple(map(str, value))
     else:
       flat[prefix + name] = value
   return flat
@@ -126,7 +128,8 @@ def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
   if dataclasses.is_dataclass(current):
     inner = [f"{full}.{f.name}" for f in dataclasses.fields(current)]
     raise ValueError(f"{full!r} is a section; set one of its options: {', '.join(inner)}")
-  value = _value(typing.get_type_hints(type(section))[name], text, full)
+  hint = typing.get_type_hints(type(section))[name]
+  value = _servers(text, full) if hint == _SERVERS else _value(hint, text, full)
   changes = {name: value}
   if isinstance(section, RunConfig) and name == "agent" and value != section.agent:
     changes["agent_config"] = None
@@ -177,6 +180,16 @@ def _number(text: str, full: str) -> float | bool:
 
 _MOST_VALUES = 64
 """Of an option that holds several, on a command line."""
+
+
+_SERVERS = tuple[mcp_servers.McpServer, ...]
+
+
+def _servers(text: str, full: str) -> tuple[mcp_servers.McpServer, ...]:
+  try:
+    return mcp_servers.read(text)
+  except ValueError as error:
+    raise ValueError(f"{full}: {error}") from error
 
 
 class _TooLargeError(ValueError):

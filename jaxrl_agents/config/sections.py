@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from jaxrl_agents.config import import_path
+from jaxrl_agents.config.mcp_servers import McpServer
 from jaxrl_agents.config.ranges import (
   Count,
   NotNegative,
@@ -126,6 +127,18 @@ class WorkersConfig:
   episodes: Count = 64
   stall_s: Positive = 120.0
   deterministic: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolsConfig:
+  """Tools that every episode has beside those of its agent.
+
+  Attributes:
+    mcp: MCP servers, as a JSON object {name: {"command": ..., "args": [...]}} or the name of a file
+      with one (config.mcp_servers). Needs the extra `mcp`.
+  """
+
+  mcp: tuple[McpServer, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,6 +361,7 @@ class RunConfig:
   corpus: CorpusConfig = CorpusConfig()
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
+  tools: ToolsConfig = ToolsConfig()
   fleet: FleetConfig = FleetConfig()
   toggle: ToggleConfig = ToggleConfig()
   lora: LoraConfig = LoraConfig()

@@ -37,6 +37,9 @@ from jaxrl_agents.types import (
 REMEMBERED_S = 600.0
 """Seconds for which a request that is sent again gets the reply of the first."""
 
+MOST_CHARS_PER_TOKEN = 256
+"""A prompt with more characters for each token of a context is not tokenised to find its length."""
+
 DRAIN_S = 30.0
 """Most seconds that `finish` waits for calls that are being sampled."""
 
@@ -201,6 +204,9 @@ class Session:
     """
     if request.prompt is not None:
       return request.prompt
+    size = sum(len(message.content) for message in request.messages)
+    if size > MOST_CHARS_PER_TOKEN * self.served.max_context_tokens:
+      raise self._too_long(f"{size} characters")
     try:
       return self.served.chat.render(self.tree.with_ids(request.messages), request.tools)
     except ValueError as error:
@@ -296,14 +302,7 @@ class Session:
       prompt = self.prompt(request)
       room = self.served.max_context_tokens - len(prompt)
       if room < 1:
-        raise Refusal(
-          400,
-          f"the prompt has {len(prompt)} tokens, and the context of this policy holds "
-          f"{self.served.max_context_tokens} with the reply",
-          code="context_length_exceeded",
-          param="messages",
-          retry=False,
-        )
+        raise self._too_long(f"{len(prompt)} tokens")
       limits = self._limits(request, prompt, room)
       return list(
         await asyncio.gather(*(self._one(request, prompt, limits) for _ in range(request.n)))
@@ -317,6 +316,16 @@ class Session:
       raise Refusal(503, f"the sampler failed: {error}", retry=False) from error
     finally:
       self._run(-request.n)
+
+  def _too_long(self, size: str) -> Refusal:
+    most = self.served.max_context_tokens
+    return Refusal(
+      400,
+      f"the prompt has {size}, and the context of this policy holds {most} tokens with the reply",
+      code="context_length_exceeded",
+      param="messages",
+      retry=False,
+    )
 
   def _run(self, more: int) -> None:
     """Counts replies that are being sampled; the sampler knows of one player for each session."""

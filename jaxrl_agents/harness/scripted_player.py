@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.types import Context, Env, Generation, Message, SamplingLimits
+from jaxrl_agents.types import Context, Env, EnvWithTools, Generation, Message, SamplingLimits
 
 
 class Scripted:
@@ -24,6 +25,10 @@ class Scripted:
     self._context = Context(messages=())
     self.rewards = env.rewards
     self.close = env.close
+
+  def add_tools(self, tools: Sequence[Any]) -> None:
+    """Gives the environment further tools, if it takes any."""
+    cast(EnvWithTools, self._env).add_tools(tools)
 
   async def start(self) -> Context:
     """Starts the environment."""

@@ -25,7 +25,7 @@ from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy import copying_heads, lora, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import processes, weight_files
+from jaxrl_agents.runs import mcp_tools, processes, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 
@@ -81,6 +81,7 @@ def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
   with contextlib.ExitStack() as stack:
     if processes.is_first():
       stack.enter_context(workdir.held())
+      mcp_tools.keep(config, workdir)
     with processes.first_alone("corpus"):
       tasks = open_tasks(config)
     stack.enter_context(devices(config))
@@ -90,7 +91,10 @@ def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
 def worker_spec(config: RunConfig, tasks: Tasks, player: str = "") -> WorkerSpec:
   """How workers are made in which the policy (or a scripted player of the agent) acts."""
   shared, tokenizer = tasks.shared, config.policy.tokenizer
-  return agent_lib.worker_spec(config.agent, tokenizer, config.agent_config, shared, player)
+  listing = mcp_tools.listing(config) if config.tools.mcp and processes.is_first() else None
+  return agent_lib.worker_spec(
+    config.agent, tokenizer, config.agent_config, shared, player, listing
+  )
 
 
 def sampling(config: RunConfig, seed: int) -> Sampling:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_agents.harness.tools import Tool, ToolError, late, run_call
+from jaxrl_agents.harness.tools import Tool, ToolError, late, run_call, shortened
 from jaxrl_agents.types import ToolCall, ToolSpec
 
 SCHEMA = {
@@ -75,6 +75,51 @@ def test_a_good_call_returns_what_the_tool_returned():
 )
 def test_arguments_that_break_the_schema_are_named_with_the_remedy(arguments, expected):
   assert observe(arguments) == f"Error: search_corpus: {expected}"
+
+
+LETTER = {
+  "type": "object",
+  "properties": {
+    "name": {"type": ["string", "null"]},
+    "size": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
+    "who": {"$ref": "#/$defs/who"},
+  },
+  "$defs": {"who": {"type": "object", "required": ["id"]}},
+}
+
+
+@pytest.mark.parametrize(
+  ("arguments", "expected"),
+  [
+    ({"name": None, "size": 2.0, "other": 1, "who": {"id": 1}}, ""),
+    ({"name": 3}, "'name' must be of type string or null, not integer 3."),
+    (
+      {"size": 0},
+      "'size' has none of the allowed forms: 'size' is 0; at least 1 required; or 'size' must be "
+      "of type null, not integer 0.",
+    ),
+    ({"who": {}}, "'who' lack 'id'; add it (value)."),
+    ({"who": 1}, "'who' must be of type object, not integer 1."),
+  ],
+)
+def test_a_tool_that_is_not_strict_takes_what_json_schema_allows(arguments, expected):
+  tool = Tool(ToolSpec("t", "", LETTER), lambda **given: "ran", strict=False)
+  text = asyncio.run(run_call({"t": tool}, ToolCall("", "t", arguments)))
+  assert text == (f"Error: t: {expected}" if expected else "ran")
+
+
+def test_a_strict_tool_takes_no_further_argument_and_no_float_for_an_integer():
+  assert "an unknown" in observe({"query": "a", "other": 1})
+  assert "'limit' must be of type integer, not number 1.0" in observe({"query": "a", "limit": 1.0})
+
+
+def test_a_shortened_tool_shortens_results_and_failures():
+  short = {name: shortened(tool, lambda text: text[:9]) for name, tool in tools(refuse).items()}
+  call = ToolCall("", "search_corpus", {"query": "a"})
+  assert asyncio.run(run_call(short, call)) == "Error: the index"
+  short = {name: shortened(tool, lambda text: text[:9]) for name, tool in tools().items()}
+  long = ToolCall("", "search_corpus", {"query": "abcdefghijk"})
+  assert asyncio.run(run_call(short, long)) == "abcdefghi"
 
 
 def test_an_unknown_tool_is_answered_with_the_nearest_name():

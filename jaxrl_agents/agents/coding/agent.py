@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import pathlib
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus import code_digest, documents
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
@@ -98,6 +100,25 @@ class CodingAgent(Agent):
   def check(self, options: CodingConfig, steps: int, stall_s: float) -> None:
     """Raises ValueError where two options contradict each other."""
     config.check(options)
+
+  def own_tools(self, options: CodingConfig) -> Sequence[str]:
+    """The tools of the option `tools`."""
+    return options.tools
+
+  @contextlib.asynccontextmanager
+  async def served(
+    self, task: Task | None, services: CodingServices
+  ) -> AsyncIterator[Mapping[str, Tool]]:
+    """The tools of an episode of a task, which work on its damaged repository in a sandbox."""
+    if task is None:
+      raise ValueError("the coding tools work on the repository of a task; name one by --task")
+    episode = env.make(task, services)
+    try:
+      await episode.start()
+      yield episode.tools
+    finally:
+      await episode.close()
+      await services.workshop.close()
 
   def tasks(self, setting: Setting, report: Any = print) -> CodingTasks:
     """Loads the set in `coding.tasks`. If none is named, makes one of the short functions of

@@ -22,6 +22,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents import added_tools
 from jaxrl_agents.agents.coding import reward as rewards_lib
 from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.conversation import Conversation
@@ -32,7 +33,7 @@ from jaxrl_agents.agents.coding.services import CodingServices, check
 from jaxrl_agents.agents.coding.tools import Change, Workspace
 from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.harness.rollout import EpisodeError
-from jaxrl_agents.harness.tools import problem_with, run_call
+from jaxrl_agents.harness.tools import Tool, problem_with, run_call
 from jaxrl_agents.sandbox.errors import Refused, SandboxError
 from jaxrl_agents.sandbox.host import interruptible
 from jaxrl_agents.sandbox.records import Snapshot
@@ -92,6 +93,22 @@ class CodingEnv:
     self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran after it
     self._verdict: Verdict | None = None
     self._added: list[str] = []
+    self._added_tools: dict[str, Tool] = {}
+
+  @property
+  def tools(self) -> Mapping[str, Tool]:
+    """The tools by name, which work on the sandbox that `start` makes."""
+    return self._workspace.tools
+
+  def add_tools(self, tools: Sequence[Tool]) -> None:
+    """Gives the policy further tools, whose calls a restored sandbox does not repeat."""
+    workspace = self._workspace
+    self._added_tools = added_tools.taken(
+      tools, workspace.tools, max_tokens=lambda: workspace.max_tokens, count=self._chat.count
+    )
+    workspace.tools |= self._added_tools
+    self._specs = tuple(tool.spec for tool in workspace.tools.values())
+    self._talk = Conversation(self._task.prompt, self._limits, self._chat, self._specs)
 
   async def start(self) -> Context:
     """The request after the system prompt, if there is one; or the context of a restored state."""
@@ -236,7 +253,7 @@ class CodingEnv:
         losses[i] += 1
         if losses[i] < MAX_LOSSES:
           continue
-      elif self._saved is not None:
+      elif self._saved is not None and calls[i].name not in self._added_tools:
         self._saved[1].append(calls[i])
       texts.append(text)
     if self._workspace.lost:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents import added_tools
 from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.services import CodeIndexes, Pages
@@ -100,7 +101,7 @@ class Workspace:
         raise ToolError(f"the text holds what is no character: {error.reason}.") from error
       except ValueError as error:
         raise ToolError(str(error)) from error
-      return view.clipped(text, self.max_tokens, self._count)
+      return added_tools.clipped(text, self.max_tokens, self._count)
 
     return guarded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding.config import CodingConfig
@@ -157,20 +157,6 @@ SPECS: Mapping[str, ToolSpec] = {
     ),
   )
 }
-
-
-def clipped(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
-  """About `max_tokens` of `text`: its beginning, its end, and a note on how much is left out."""
-  size = count(text)
-  if size <= max_tokens:
-    return text
-  keep = max(1, int(len(text) * max_tokens / size * 0.9) - 30)
-  while True:
-    head, tail = text[: keep - keep // 2], text[len(text) - keep // 2 :]
-    short = f"{head}\n[{len(text) - keep} characters left out]\n{tail}"
-    if keep < 8 or count(short) <= max_tokens:
-      return short
-    keep = keep * 4 // 5
 
 
 def edited(

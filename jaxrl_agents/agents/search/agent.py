@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,15 @@ from jaxrl_agents import stopwatch
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting
-from jaxrl_agents.agents.search import baselines, config, env, expert, imitation_filter, tools
+from jaxrl_agents.agents.search import (
+  baselines,
+  config,
+  env,
+  expert,
+  imitation_filter,
+  tools,
+  view,
+)
 from jaxrl_agents.agents.search import drills as search_drills
 from jaxrl_agents.agents.search import reward as reward_lib
 from jaxrl_agents.agents.search.config import SearchConfig
@@ -24,6 +33,7 @@ from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
 DRILL_HITS = 4
@@ -58,6 +68,21 @@ class SearchAgent(Agent):
   def check(self, options: SearchConfig, steps: int, stall_s: float) -> None:
     """Raises ValueError where two options contradict one another."""
     config.check(options)
+
+  def own_tools(self, options: SearchConfig) -> Sequence[str]:
+    """Those that look into the corpus, and prune_chunks."""
+    own = (view.SEARCH, view.GREP, view.READ, *((view.PRUNE,) if options.can_prune else ()))
+    return [spec.name for spec in own]
+
+  @contextlib.asynccontextmanager
+  async def served(
+    self, task: Task | None, services: SearchServices
+  ) -> AsyncIterator[Mapping[str, Tool]]:
+    """Search, grep and read; no search of a session finds a chunk twice. A task gives chunks its
+    names, if it has short ones.
+    """
+    made = tools.SearchTools(task or Task("served", "search", "", {}), services)
+    yield {tool.spec.name: tool for tool in made.tools}
 
   def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
     """Tasks of chained clues about the corpus, and its index."""

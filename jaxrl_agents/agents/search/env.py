@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jaxrl_agents.agents import system_prompt
+from jaxrl_agents.agents import added_tools, system_prompt
 from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.agents.search import reward, view
 from jaxrl_agents.agents.search.tools import SearchServices, SearchTools
@@ -29,7 +29,7 @@ class SearchEnv:
   """
 
   def __init__(self, task: Task, services: SearchServices, first: Sequence[Message]):
-    self._task, self._corpus, self._first = task, SearchTools(task, services), first
+    self._task, self._corpus, self._first = task, SearchTools(task, services), list(first)
     self.ids = self._corpus.ids
     self._chat, self._limits = services.chat, services.limits
     self._messages: list[Message] = []
@@ -45,6 +45,13 @@ class SearchEnv:
     if self._limits.can_prune:
       tools.append(Tool(view.PRUNE, self._prune, self._limits.tool_deadline_s))
     self._tools = {tool.spec.name: tool for tool in tools}
+
+  def add_tools(self, tools: Sequence[Tool]) -> None:
+    """Gives the policy further tools; their results cannot be pruned."""
+    self._tools |= added_tools.taken(
+      tools, self._tools, max_tokens=lambda: self._corpus.max_tokens, count=self._chat.count
+    )
+    self._first = added_tools.announced(self._first, tools, self._limits.system_prompt)
 
   async def start(self) -> Context:
     """The question, after the first messages."""

@@ -17,8 +17,9 @@ from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting
 from jaxrl_agents.agents.search import tools
+from jaxrl_agents.agents.search import view as search_view
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
-from jaxrl_agents.agents.swarm import config, env, expert, parl
+from jaxrl_agents.agents.swarm import config, env, expert, parl, view
 from jaxrl_agents.agents.swarm import drills as swarm_drills
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
@@ -68,6 +69,11 @@ class SwarmAgent(Agent):
     """Raises ValueError where options contradict each other or those of the run."""
     config.check(options)
     config.check_run(options, steps, stall_s)
+
+  def own_tools(self, options: SwarmConfig) -> Sequence[str]:
+    """Those of the swarm, and those that look into the corpus."""
+    corpus = (search_view.SEARCH, search_view.GREP, search_view.READ)
+    return [spec.name for spec in (view.CREATE, view.ASSIGN, *corpus)]
 
   def turn_s(self, options: SwarmConfig, stall_s: float) -> float:
     """A turn of the orchestrator may last as long as its sub-agents."""

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxrl_agents.agents import system_prompt
+from jaxrl_agents.agents import added_tools, system_prompt
 from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search import view as search_view
@@ -64,6 +64,7 @@ class SwarmEnv:
     self._roles: dict[str, str] = {}
     self._messages: list[Message] = []
     self._assigned = 0
+    self._added: tuple[Tool, ...] = ()
     self._loop = TurnLoop(
       self._chat.stop_tokens,
       max_turns=self._limits.max_turns,
@@ -75,6 +76,14 @@ class SwarmEnv:
       own = []
     self._max_steps = math.ceil(task.facts["max_steps"] * services.limits.stretch)
     self._tools = {tool.spec.name: tool for tool in (*own, *self._corpus.tools)}
+    self._specs = tuple(tool.spec for tool in self._tools.values())
+
+  def add_tools(self, tools: Sequence[Tool]) -> None:
+    """Gives further tools to the orchestrator and to all its sub-agents."""
+    self._added = tuple(tools)
+    self._tools |= added_tools.taken(
+      tools, self._tools, max_tokens=lambda: self._corpus.max_tokens, count=self._chat.count
+    )
     self._specs = tuple(tool.spec for tool in self._tools.values())
 
   async def start(self) -> Context:
@@ -246,7 +255,7 @@ class SwarmEnv:
       call=place,
     )
     return await subagents.play(
-      assignment, self._task, self._services, self._limits, self._crew, self._seed
+      assignment, self._task, self._services, self._limits, self._crew, self._seed, self._added
     )
 
   async def _look_up(self, calls: Sequence[ToolCall], room: int) -> dict[str, str]:

@@ -7,7 +7,7 @@ assignment, within its deadline, with the status "error".
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import SearchEnv
@@ -17,6 +17,7 @@ from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.parl import FINISHED, Assigned
 from jaxrl_agents.agents.system_prompt import ENVIRONMENT
 from jaxrl_agents.harness.rollout import Record, SamplerRefused, Sampling, failed, run_episode
+from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.types import Env, Message, Sampler, Task, Trajectory
 
 STATUS_OF_STOP = {
@@ -74,8 +75,9 @@ async def play(
   limits: SwarmConfig,
   crew: Crew,
   seed: int,
+  tools: Sequence[Tool] = (),
 ) -> Outcome:
-  """Plays an assignment of `task` to its end.
+  """Plays an assignment of `task` to its end, with `tools` beside those of the search environment.
 
   Raises:
     SamplerRefused: the policy of the sub-agents cannot be sampled at all. Nothing else is raised.
@@ -85,6 +87,8 @@ async def play(
   record = Record()
   try:
     env = SearchEnv(own, _bounded(services, limits, assignment), _first(limits, assignment))
+    if tools:
+      env.add_tools(tools)
     made, player = crew.player(env, assignment, seed)
     trajectory = await run_episode(
       made,

@@ -1,0 +1,86 @@
+"""Gives the tools of a run's MCP servers to environments, in a worker process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from jaxrl_agents.harness.mcp_tools.connection import CannotConnect
+from jaxrl_agents.harness.mcp_tools.listing import Listing
+from jaxrl_agents.harness.mcp_tools.session import PAUSE_S, Session
+from jaxrl_agents.harness.rollout import EpisodeError
+from jaxrl_agents.types import Context, Env, EnvWithTools, Message, Trajectory
+
+STARTS_AT_ONCE = 2
+"""Servers that a worker starts at the same time: more would only make one another late."""
+TRIES = 2
+"""How often an episode tries to start a server before it counts as failed."""
+
+
+class Sessions:
+  """The sessions of a worker process: one of each stateless server, and those of the episodes.
+
+  All uses must be in one event loop.
+  """
+
+  def __init__(self, listing: Listing):
+    self._listing = listing
+    self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+    self._shared = {
+      server.name: self._session(server.name) for server in listing.servers if not server.stateful
+    }
+
+  def of_episode(self) -> tuple[list[Session], list[Session]]:
+    """(sessions of an episode, those of them that end with it)."""
+    own = {s.name: self._session(s.name) for s in self._listing.servers if s.stateful}
+    every = {**self._shared, **own}
+    return [every[server.name] for server in self._listing.servers], list(own.values())
+
+  def _session(self, name: str) -> Session:
+    server = next(each for each in self._listing.servers if each.name == name)
+    return Session(server, self._listing.tools[name], self._starts)
+
+
+class Equipped:
+  """An environment with the tools of `sessions` beside its own."""
+
+  def __init__(self, env: Env, sessions: Sessions):
+    self._env = env
+    self._sessions, self._own = sessions.of_episode()
+
+  async def start(self) -> Context:
+    """Connects to the servers, then starts the environment.
+
+    Raises:
+      EpisodeError: a server cannot be started; the fault is the machine's, not the policy's.
+    """
+    await asyncio.gather(*map(_connected, self._sessions))
+    tools = [tool for session in self._sessions for tool in session.tools]
+    cast(EnvWithTools, self._env).add_tools(tools)
+    return await self._env.start()
+
+  async def step(self, reply: Message) -> Context:
+    """Steps the environment."""
+    return await self._env.step(reply)
+
+  def rewards(self, trajectory: Trajectory) -> dict[str, float]:
+    """The rewards of the environment."""
+    return self._env.rewards(trajectory)
+
+  async def close(self) -> None:
+    """Closes the environment and the sessions of this episode."""
+    try:
+      await self._env.close()
+    finally:
+      await asyncio.gather(*(session.close() for session in self._own))
+
+
+async def _connected(session: Session) -> None:
+  for is_last in (*(False,) * (TRIES - 1), True):
+    try:
+      await session.connect()
+      return
+    except CannotConnect as error:
+      if is_last:
+        raise EpisodeError(f"an MCP server cannot be used: {error}") from error
+      await asyncio.sleep(PAUSE_S)

@@ -1,0 +1,142 @@
+"""The tools of a run's MCP servers, asked for once and the same for all its episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from mcp.types import Tool as Offered
+
+from jaxrl_agents.config import McpServer
+from jaxrl_agents.harness import argument_check
+from jaxrl_agents.harness.mcp_tools.connection import CannotConnect, opened
+from jaxrl_agents.types import ToolSpec
+
+MAX_NAME_CHARS = 64
+"""Longest name of a tool that chat formats and other programs take."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+  """A tool of a server.
+
+  Attributes:
+    name: as the server calls it.
+    spec: as the policy is told of it, `<server>_<tool>`.
+    repeatable: whether the server says that a call changes nothing, or nothing more when it is
+      repeated: such a call is made again where a connection was lost.
+  """
+
+  name: str
+  spec: ToolSpec
+  repeatable: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+  """What the servers of a run offer: {name of the server: its tools}. It can be pickled."""
+
+  servers: tuple[McpServer, ...]
+  tools: Mapping[str, tuple[Listed, ...]]
+
+  @property
+  def names(self) -> list[str]:
+    """The names of all tools, as the policy is told of them."""
+    return [each.spec.name for listed in self.tools.values() for each in listed]
+
+  @property
+  def digest(self) -> str:
+    """A digest of names, descriptions and schemas: of all that a policy is told of the tools."""
+    return digest_of(each for listed in self.tools.values() for each in listed)
+
+
+def digest_of(listed: Iterable[Listed]) -> str:
+  """The sha256 of the tools, in whatever order they are given."""
+  rows = sorted(
+    json.dumps([each.spec.name, each.spec.description, each.spec.parameters], sort_keys=True)
+    for each in listed
+  )
+  return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def listed_tools(server: McpServer, offered: Sequence[Offered]) -> tuple[Listed, ...]:
+  """The tools of `server` that its record chooses, in the order of their names.
+
+  Raises:
+    ValueError: a name or a schema cannot be used, or a tool that the record names is missing.
+  """
+  known = [tool.name for tool in offered]
+  missing = [name for name in server.tools if name not in known]
+  if missing:
+    raise ValueError(
+      f"MCP server {server.name!r} has no tool {missing[0]!r}; it has {', '.join(known) or 'none'}"
+    )
+  chosen = [tool for tool in offered if not server.tools or tool.name in server.tools]
+  return tuple(_listed(server, tool) for tool in sorted(chosen, key=lambda tool: tool.name))
+
+
+def ask(servers: Sequence[McpServer], own: Sequence[str]) -> Listing:
+  """Starts each server, asks for its tools, and ends it again.
+
+  Args:
+    servers: of the run.
+    own: names of the tools that the agent has already.
+
+  Raises:
+    ValueError: a server cannot be asked, or two tools have one name; says which and why.
+  """
+  return joined(servers, asyncio.run(_ask_all(servers)), own)
+
+
+def joined(
+  servers: Sequence[McpServer], found: Mapping[str, tuple[Listed, ...]], own: Sequence[str]
+) -> Listing:
+  """The listing of the tools of all servers.
+
+  Raises:
+    ValueError: two tools have one name, or one has that of the agent's `own`.
+  """
+  owners = dict.fromkeys(own, "the agent itself")
+  for server, listed in found.items():
+    for each in listed:
+      if each.spec.name in owners:
+        raise ValueError(
+          f"the tool {each.name!r} of the MCP server {server!r} would be called "
+          f"{each.spec.name!r}, which {owners[each.spec.name]} has already; rename the server, or "
+          "leave the tool out (tools)"
+        )
+      owners[each.spec.name] = f"the MCP server {server!r}"
+  return Listing(tuple(servers), found)
+
+
+async def _ask_all(servers: Sequence[McpServer]) -> dict[str, tuple[Listed, ...]]:
+  found = {}
+  for server in servers:
+    try:
+      connection = await opened(server)
+    except CannotConnect as error:
+      raise ValueError(f"the MCP server {server.name!r} cannot be asked: {error}") from error
+    try:
+      found[server.name] = listed_tools(server, connection.tools)
+    finally:
+      await connection.close()
+  return found
+
+
+def _listed(server: McpServer, tool: Offered) -> Listed:
+  name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{tool.name}")
+  where = f"the tool {tool.name!r} of the MCP server {server.name!r}"
+  if len(name) > MAX_NAME_CHARS:
+    raise ValueError(f"{where} would be called {name!r}; at most {MAX_NAME_CHARS} characters go")
+  try:
+    argument_check.check_schema(tool.input_schema)
+  except Exception as error:  # whatever jsonschema finds in what another program wrote
+    reason = argument_check.clipped(str(error).partition("\n")[0], 200)
+    raise ValueError(f"{where} has a schema that cannot be used: {reason}") from error
+  hints = tool.annotations
+  repeatable = bool(hints and (hints.read_only_hint or hints.idempotent_hint))
+  return Listed(tool.name, ToolSpec(name, tool.description or "", tool.input_schema), repeatable)
