@@ -117,31 +117,33 @@ async def learned(at: World) -> dict[str, float]:
 async def gated(at: World, params) -> dict[str, float]:
   """What the gate says of planted regressions, and of harmless updates."""
   cfg, plants = small_policy.config(at.chat), small_policy.PLANTS
-  found: dict[str, list[bool]] = {"harmless": []}
+  found: dict[str, list[bool]] = {}
   number = at.samplers[CANARY].version
 
-  async def passes(changed) -> bool:
+  async def refused(name: str, changed) -> None:
     nonlocal number
     number += 1
     await at.samplers[CANARY].set_params(changed, number)
     verdict, _ = await at.cycles.verdict(at.samplers[CANARY])
-    return verdict.passed
+    found.setdefault(name, []).append(not verdict.passed)
+    if name == "harmless" and not verdict.passed:
+      print(f"  harmless, and refused: {verdict.reasons[0]}", flush=True)
 
   worst = {p.name: small_policy.planted(params, cfg, at.chat, p, 0) for p in plants}
   for i in range(_PLANTS.value):
     plant = plants[i % len(plants)]
     strength = 1.0 - 0.05 * (i // len(plants))
     mixed = jax.tree.map(lambda a, b, s=strength: a + s * (b - a), params, worst[plant.name])
-    found.setdefault(plant.name, []).append(not await passes(mixed))
-    harmless = small_policy.planted(params, cfg, at.chat, small_policy.HARMLESS, i)
-    found["harmless"].append(not await passes(harmless))
-  refused = {name: statistics.mean(map(float, each)) for name, each in found.items()}
-  print("refused", {name: round(share, 3) for name, share in refused.items()}, flush=True)
+    await refused(plant.name, mixed)
+    changed = small_policy.planted(params, cfg, at.chat, small_policy.HARMLESS, i)
+    await refused("harmless", changed)
+  shares = {name: statistics.mean(map(float, each)) for name, each in found.items()}
+  print("refused", {name: round(share, 3) for name, share in shares.items()}, flush=True)
   rows = [each for name, each in found.items() if name != "harmless"]
   return {
     "planted": float(sum(map(len, rows))),
     "planted_refused": float(sum(map(sum, rows))),
-    "harmless_refused_share": refused["harmless"],
+    "harmless_refused_share": shares["harmless"],
   }
 
 
