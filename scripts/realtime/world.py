@@ -37,7 +37,7 @@ PREFERENCE_KINDS = {name: dataclasses.replace(KINDS[name], window_s=WINDOW_S) fo
 RULES = Rules(sessions=(1, 12))
 """Few sessions, so that a candidate reaches all users within a cycle of a few hundred."""
 EVALUATED, REPLY_TOKENS = 256, 20
-RL_LR, RL_EPS, KL, SUBSTEPS = 3e-3, 1e-3, 0.8, 5
+RL_LR, RL_EPS, KL, SUBSTEPS = 3e-3, 1e-3, 0.8, 8
 """A strong pull to the start keeps a share of every style: what is never tried is never learned."""
 
 
