@@ -26,8 +26,8 @@ class Kind:
 
   Attributes:
     window_s: seconds after a call during which an event of this kind belongs to its reward.
-    silence: the value where none came. What users do not say is told by who answers: 0 is a guess,
-      too, so it is chosen, for each kind.
+    silence: the value of a call about which no event of this kind came. Users who are not satisfied
+      speak up more often, so it is chosen for each kind.
     weight: of the value in the reward.
     low, high: bounds of a value.
   """
