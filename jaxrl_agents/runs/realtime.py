@@ -168,8 +168,7 @@ class Cycles:
 
   async def verdict(self, sampler: Sampler) -> tuple[Verdict, dict[str, tuple[float, float]]]:
     """What the gate says of the policy behind a sampler, and its figures on logged prompts."""
-    replies = await self._shadow(sampler)
-    figures = behaviour.means(replies)
+    figures = await self._figures(sampler)
     candidate = await self._evaluate(sampler)
     suite = Suite("evaluation", candidate, await self._of_stable(), self._learning.margin)
     guards = behaviour.guards(self.history[-HISTORY:], figures)
@@ -184,7 +183,7 @@ class Cycles:
 
   async def remember(self) -> None:
     """Adds the stable policy's figures on logged prompts to the history of the guards."""
-    self._accept(behaviour.means(await self._shadow(self._samplers[STABLE])))
+    self._accept(await self._figures(self._samplers[STABLE]))
 
   async def step(self) -> bool:
     """Lets the trial go on; returns whether what is served changed."""
@@ -195,6 +194,17 @@ class Cycles:
 
   def _accept(self, figures: Mapping[str, tuple[float, float]]) -> None:
     self.history.append({name: mean for name, (mean, _) in figures.items()})
+
+  async def _figures(self, sampler: Sampler) -> dict[str, tuple[float, float]]:
+    """`behaviour.means` of shadow replies. The latency is divided by that of the stable policy at
+    the same time: other work of the machine must not refuse a candidate."""
+    stable = behaviour.means(await self._shadow(self._samplers[STABLE]))
+    found = behaviour.means(await self._shadow(sampler))
+    if found:
+      base = stable["latency_s"][0]
+      mean, error = found["latency_s"]
+      found["latency_s"] = mean / base, error / base
+    return found
 
   async def _shadow(self, sampler: Sampler) -> list[dict[str, float]]:
     logged = [joined.call for joined in self.traffic.join.calls.values()]
