@@ -36,12 +36,15 @@ class Suite:
 @dataclasses.dataclass(frozen=True)
 class Guard:
   """A rate that must not change in either direction, such as tool errors; `history` of accepted
-  models.
+  models. `standard_error` is that of `value`, measured on a sample; 0 if it is exact. A move by
+  `tolerance` or less never blocks: on enough samples every update moves every rate significantly.
   """
 
   name: str
   history: Sequence[float]
   value: float
+  standard_error: float = 0.0
+  tolerance: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +74,9 @@ def decide(
 
   A suite blocks if the lower 95 % bound of the paired gain is below -margin, or if the candidate
   has no score on tasks that the baseline finished: failing on hard tasks must not improve the
-  score. A guard blocks if it is more than 3 standard deviations from the mean of its history, or
-  not finite; with fewer than 5 values of history it is listed as unchecked.
+  score. A guard blocks if it is more than 3 standard deviations from the mean of its history (the
+  root of the variance of the history and the square of its own standard error) and by more than its
+  tolerance, or not finite; with fewer than 5 values of history it is listed as unchecked.
 
   Raises:
     ValueError: there is no suite, or a suite cannot be compared (see `paired_bootstrap`).
@@ -107,9 +111,11 @@ def _guard_reasons(guard: Guard) -> list[str]:
     return [f"{guard.name}: {guard.value} is not finite"]
   if len(guard.history) < MIN_HISTORY:
     return []
-  mean, deviation = float(np.mean(guard.history)), float(np.std(guard.history, ddof=1))
+  mean = float(np.mean(guard.history))
+  deviation = math.hypot(float(np.std(guard.history, ddof=1)), guard.standard_error)
   # The second term is for rounding: equal values have a deviation of about 0.
-  if abs(guard.value - mean) <= GUARD_SIGMAS * deviation + 1e-9 * abs(mean):
+  allowed = max(GUARD_SIGMAS * deviation + 1e-9 * abs(mean), guard.tolerance)
+  if abs(guard.value - mean) <= allowed:
     return []
   return [
     f"{guard.name}: {guard.value:.4g} is more than {GUARD_SIGMAS:g} standard deviations "

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
@@ -27,8 +27,23 @@ from jaxrl_agents.gateway.requests import Refusal
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
 
 
+class Traffic(Protocol):
+  """The users behind the sessions of a gateway, see `realtime.traffic.Traffic`."""
+
+  def opened(self, session: Session) -> None:
+    """A session was opened: may choose what serves it, and observe it."""
+
+  def feedback(self, body: Any) -> dict[str, Any]:
+    """Takes an event of a user; returns what became of it."""
+
+
 def make_app(
-  registry: Registry, *, service_key: str, served: Served | None = None, limits: Limits = Limits()
+  registry: Registry,
+  *,
+  service_key: str,
+  served: Served | None = None,
+  limits: Limits = Limits(),
+  traffic: Traffic | None = None,
 ) -> Starlette:
   """The application.
 
@@ -37,8 +52,9 @@ def make_app(
     service_key: opens the routes of the control plane.
     served: what new sessions are served by; None if none may be opened over HTTP.
     limits: of new sessions, unless they ask for less.
+    traffic: of users, who give feedback; None if there are none.
   """
-  gateway = _Gateway(registry, service_key, served, limits)
+  gateway = _Gateway(registry, service_key, served, limits, traffic)
   dialects = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
@@ -61,6 +77,7 @@ def make_app(
     Route("/sessions/{id}/rewards", gateway.reward, methods=["POST"]),
     Route("/sessions/{id}/finish", gateway.finish, methods=["POST"]),
     Route("/sessions/{id}/trajectory", gateway.trajectory),
+    Route("/feedback", gateway.feedback, methods=["POST"]),
   ]
   return Starlette(routes=routes)
 
@@ -85,8 +102,16 @@ def _guarded(handler: Callable[..., Awaitable[Response]]) -> Callable[..., Await
 class _Gateway:
   """The handlers of the routes, and what they share."""
 
-  def __init__(self, registry: Registry, key: str, served: Served | None, limits: Limits):
+  def __init__(
+    self,
+    registry: Registry,
+    key: str,
+    served: Served | None,
+    limits: Limits,
+    traffic: Traffic | None,
+  ):
     self._registry, self._key, self._served, self._limits = registry, key, served, limits
+    self._traffic = traffic
 
   def answers(self, dialect: Any) -> Handler:
     """The handler of the requests for replies in one dialect."""
@@ -155,12 +180,15 @@ class _Gateway:
     if self._served is None:
       raise Refusal(403, "this gateway is of a training run, which opens its sessions itself")
     opened = control.opened(as_json(await body_of(http)), self._served, self._limits)
+    if self._traffic:
+      self._traffic.opened(opened)
     self._registry.add(opened)
     base_url = str(http.base_url).rstrip("/")
     return JSONResponse(
       {
         "session_id": opened.id,
         "api_key": opened.key,
+        "control_key": opened.control_key,
         "base_url": f"{base_url}/v1",
         "anthropic_base_url": base_url,
       }
@@ -189,6 +217,17 @@ class _Gateway:
     """What a finished session left."""
     return JSONResponse(control.trajectory(self._controlled(http)))
 
+  @_guarded
+  async def feedback(self, http: HttpRequest) -> Response:
+    """Takes an event of a user, for whoever has the service key or the control key of the session
+    that it names."""
+    body = as_json(await body_of(http))
+    session_id = body.get("session", "") if isinstance(body, dict) else ""
+    self._check_control(http, session_id if isinstance(session_id, str) else "")
+    if self._traffic is None:
+      raise Refusal(404, "this gateway logs no traffic of users and takes no feedback")
+    return JSONResponse(self._traffic.feedback(body))
+
   def _session_of(self, http: HttpRequest) -> Session:
     """The session of a request: of its key, or with the service key the one that X-Session-ID
     names, else one of its own that nothing is kept of."""
@@ -209,12 +248,15 @@ class _Gateway:
   def _controlled(self, http: HttpRequest) -> Session:
     """The session in the path, for whoever has the service key or its own reward key."""
     session_id = http.path_params["id"]
-    if self._registry.has(session_id):
-      session = self._registry.of_id(session_id)
-      if secrets.compare_digest(key_of(http).encode(), session.control_key.encode()):
-        return session
-    self._check_service_key(http)
+    self._check_control(http, session_id)
     return self._registry.of_id(session_id)
+
+  def _check_control(self, http: HttpRequest, session_id: str) -> None:
+    if self._registry.has(session_id):
+      key = self._registry.of_id(session_id).control_key
+      if secrets.compare_digest(key_of(http).encode(), key.encode()):
+        return
+    self._check_service_key(http)
 
   def _check_service_key(self, http: HttpRequest) -> None:
     if not secrets.compare_digest(key_of(http).encode(), self._key.encode()):

@@ -14,7 +14,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -88,6 +88,16 @@ class Served:
   answer: Callable[[Sequence[Message], Sequence[ToolSpec]], Message] | None = None
 
 
+class Observer(Protocol):
+  """Is told of the calls of sessions, as they happen."""
+
+  def called(self, session: Session, call: Call, said: Message, latency_s: float) -> None:
+    """A call was sampled and is in the tree; `said` has its tool calls, broken ones too."""
+
+  def delivered(self, session: Session, calls: Sequence[str]) -> None:
+    """The replies of calls (ids) were handed to the client."""
+
+
 class Session:
   """One rollout. Invariant: each call that was sampled is in `tree`, or an error names why not.
 
@@ -98,6 +108,7 @@ class Session:
     rewards: parts that were attached, by name.
     error: why the trajectory cannot be trained; "" if it can.
     without_effect: how often each field of a request changed nothing.
+    observer: is told of calls; None if nobody is.
   """
 
   def __init__(
@@ -115,6 +126,7 @@ class Session:
     self.key = f"sk-{secrets.token_urlsafe(24)}"
     self.control_key = f"ck-{secrets.token_urlsafe(24)}"
     self.info = dict(info or {})
+    self.observer: Observer | None = None
     self.tree = TokenTree()
     self.rewards: dict[str, float] = {}
     self.stop = self.error = ""
@@ -205,6 +217,8 @@ class Session:
     ids = {reply.id for reply in replies}
     for call in self.tree.calls:
       call.delivered = call.delivered or call.id in ids
+    if self.observer:
+      self.observer.delivered(self, sorted(ids))
 
   def reward(self, parts: Mapping[str, float], event: str) -> bool:
     """Attaches parts of the reward, once for each `event`; returns whether it was new.
@@ -342,6 +356,7 @@ class Session:
   ) -> Reply:
     name = f"{self.id}_{next(self._numbers)}"
     limits = dataclasses.replace(limits, seed=self._seed(request, prompt))
+    began = self._clock()
     generation = await self._generation(request, prompt, limits)
     chat = self.served.chat
     generation, stop_text = cut(chat, generation, prompt, limits, request.stop)
@@ -350,7 +365,10 @@ class Session:
       chat, generation, stop_text, call_ids=f"call_{name}", may_call=request.may_call
     )
     turn = Turn(prompt, generation)
-    self.tree.add(Call(name, request.messages, request.tools, turn, message, delivered=False))
+    call = Call(name, request.messages, request.tools, turn, message, delivered=False)
+    self.tree.add(call)
+    if self.observer:
+      self.observer.called(self, call, chat.parse(generation.tokens), self._clock() - began)
     shown = self.tree.with_ids(request.messages)
     self._log += [*unseen(shown, self._log), message]
     stop = "stop_text" if stop_text else generation.stop

@@ -21,7 +21,7 @@ from jaxrl_agents.gateway.server import MISSING, Server
 from jaxrl_agents.gateway.sessions import Served
 from jaxrl_agents.runs import evaluation, setup
 from jaxrl_agents.runs.engines import make_engine
-from jaxrl_agents.sampler.engine_protocol import EngineProtocol
+from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.types import Generation, SamplingLimits
 
@@ -43,7 +43,7 @@ class EngineSampler:
     loop: in which requests are made and answered.
   """
 
-  def __init__(self, engine: EngineProtocol, loop: asyncio.AbstractEventLoop):
+  def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop):
     self._engine, self._loop = engine, loop
     self._inbox: queue.SimpleQueue[_Request | _Call | None] = queue.SimpleQueue()
     self._asked: dict[int, asyncio.Future[Generation]] = {}
@@ -83,6 +83,20 @@ class EngineSampler:
     future: asyncio.Future[Any] = self._loop.create_future()
     self._inbox.put((function, future))
     return await future
+
+  @property
+  def version(self) -> int:
+    """Of the weights of the engine."""
+    return self._engine.version
+
+  async def set_params(self, params: dict[str, Any], version: int) -> None:
+    """Replaces the weights between two steps, see `Engine.set_params`.
+
+    Raises:
+      ValueError: the version goes back, or the parameters have other shapes.
+      RuntimeError: the engine has ended.
+    """
+    await self.between_steps(lambda: self._engine.set_params(params, version))
 
   def playing(self, more: int) -> None:
     """The engine waits for nobody."""

@@ -15,7 +15,7 @@ from jaxrl_agents.gateway.server import MISSING, Server
 from jaxrl_agents.gateway.tinker.checkpoints import Checkpoints
 from jaxrl_agents.gateway.tinker.service import Served, Service
 from jaxrl_agents.runs import evaluation, setup
-from jaxrl_agents.runs.rollout_workers import make_engine
+from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.serving import EngineSampler, service_key
 from jaxrl_agents.runs.tinker_learner import TinkerLearner
 from jaxrl_agents.runs.tinker_sampler import TinkerSampler

@@ -78,13 +78,13 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def serving(sampler, *, limits=Limits(), max_context_tokens=512, **sampling):
+def serving(sampler, *, limits=Limits(), max_context_tokens=512, traffic=None, **sampling):
   """A gateway over a sampler while the context lasts."""
   served = Served(CHAT, sampler, Sampling(**sampling), max_context_tokens, training=True)
   registry, loop = Registry(), asyncio.new_event_loop()
   thread = threading.Thread(target=loop.run_forever, daemon=True)
   thread.start()
-  app = make_app(registry, service_key=SERVICE_KEY, served=served, limits=limits)
+  app = make_app(registry, service_key=SERVICE_KEY, served=served, limits=limits, traffic=traffic)
   server = Server(app)
   gateway = Gateway("", registry, served, loop)
   gateway.run(server.start())

@@ -1,0 +1,1 @@
+"""The loop from the traffic of users to new weights: log, feedback, gate, canary, roll back."""
