@@ -148,9 +148,10 @@ class SearchAgent(Agent):
       hops = round(HOP_DRILLS * count)
       count -= hops
       train = tasks.tasks["train"]
-      yield from hop_drills.hop_drills(
+      for drill in hop_drills.hop_drills(
         train, text, best_chunks, setting.chat, count=hops, seed=setting.seed
-      )
+      ):
+        yield drill.prompt, drill.reply
     practice = tasks.practice(count, setting.seed + 1, search_drills.MAX_CLUES)
     yield from search_drills.reading_drills(
       practice, text, best_chunks, setting.chat, seed=setting.seed

@@ -13,7 +13,7 @@ import functools
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,22 @@ _SYLLABLES = tuple(
 )
 
 
+class HopDrill(NamedTuple):
+  """A drill.
+
+  Attributes:
+    prompt: token ids, int32 [P].
+    reply: token ids, int32 [R].
+    name_at: index in `reply` of the first token of the name.
+    naming: whether the prompt has no question.
+  """
+
+  prompt: np.ndarray
+  reply: np.ndarray
+  name_at: int
+  naming: bool
+
+
 def hop_drills(
   tasks: Sequence[Task],
   chunk_text: Callable[[str], str],
@@ -55,8 +71,8 @@ def hop_drills(
   *,
   count: int,
   seed: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields `count` drills: the token ids of a prompt and of the reply, int32 [P] and [R].
+) -> Iterator[HopDrill]:
+  """Yields `count` drills.
 
   Args:
     tasks: with hops; see `agents.search.tasks.hops`.
@@ -102,7 +118,7 @@ def _naming(
   words: Sequence[str],
   chat: Chat,
   draw: random.Random,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> HopDrill:
   """A few words of a passage; the reply searches for their first name."""
   clue = task.facts["clues"][place]
   source = task.facts["clues"][clue["refers_to"]]
@@ -115,8 +131,8 @@ def _naming(
     piece = _renamed([piece], words, draw)[0][0]
   first = code_names.names(piece)[0]
   result = Message("tool", view.hit(ids.name(chunk_id), piece, chat.count(piece)))
-  call = ToolCall("", *expert.search(code_names.quoted(first, piece).strip()))
-  return chat.render([result]), chat.encode_reply(Message("assistant", "", (call,)))
+  quoted = code_names.quoted(first, piece)
+  return _drill(chat, [result], "" if quoted[0] == " " else quoted[0], first, naming=True)
 
 
 def _hop(
@@ -127,7 +143,7 @@ def _hop(
   words: Sequence[str],
   chat: Chat,
   draw: random.Random,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> HopDrill:
   """A question, the search for a clue and its hits; the reply searches on with a name of these."""
   clues, ids = task.facts["clues"], ShortIds(task)
   clue = clues[place]
@@ -156,8 +172,19 @@ def _hop(
     Message("assistant", "", (ToolCall("", *expert.search(query)),)),
     Message("tool", "\n".join(results)),
   ]
-  call = ToolCall("", *expert.hop(clue["text"], name, "\n".join(pieces)))
-  return chat.render(messages), chat.encode_reply(Message("assistant", "", (call,)), messages)
+  mark = code_names.quoted(name, "\n".join(pieces))[0]
+  return _drill(chat, messages, clue["text"] + mark, name, naming=False)
+
+
+def _drill(
+  chat: Chat, messages: Sequence[Message], before: str, name: str, *, naming: bool
+) -> HopDrill:
+  """A drill whose reply searches for `before` and `name`."""
+  search = lambda query: Message("assistant", "", (ToolCall("", *expert.search(query)),))
+  reply = chat.encode_reply(search(before + name), messages)
+  other = chat.encode_reply(search(f"{before}\N{SECTION SIGN}"), messages)
+  name_at = next(i for i, pair in enumerate(zip(reply, other, strict=False)) if pair[0] != pair[1])
+  return HopDrill(chat.render(messages), reply, name_at, naming)
 
 
 def _question(task: Task, place: int, draw: random.Random) -> str:
