@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxrl_agents.agents.search.tasks import hops
 from jaxrl_agents.corpus.chunks import Chunk
@@ -30,9 +31,17 @@ class HopSearch:
     """All that decides what is found in given chunks, as a manifest holds it."""
     return {"dense": self.dense, **dataclasses.asdict(self.fusion)}
 
-  def over(self, chunks: Sequence[Chunk]) -> hops.Search:
-    """A search of these chunks; builds their index unless it exists."""
+  @contextlib.contextmanager
+  def over(self, chunks: Sequence[Chunk]) -> Iterator[hops.Search]:
+    """A search of these chunks, while the context lasts; builds their index unless it exists.
+
+    numpy has one thread meanwhile: for products as small as these a second one costs more than it
+    brings, sevenfold on a machine whose cores are busy.
+    """
+    import threadpoolctl  # not needed by those who only play
+
     index = hybrid.build(chunks, self.cache_dir, dense_leg=self.dense)
-    return lambda query, limit: [
-      hit.chunk.id for hit in index.search(query, limit=limit, settings=self.fusion)
-    ]
+    with threadpoolctl.threadpool_limits(1, "blas"):
+      yield lambda query, limit: [
+        hit.chunk.id for hit in index.search(query, limit=limit, settings=self.fusion)
+      ]

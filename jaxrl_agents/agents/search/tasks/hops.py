@@ -73,6 +73,7 @@ class HopMaker:
 
   def __init__(self, graph: Graph, split: Split, search: Search):
     self._graph, self._search = graph, search
+    self._names_in = functools.cache(lambda i: code_names.names(graph.chunk_texts[i]))
     self._described = {
       key: each
       for key, each in sorted(graph.described.items())
@@ -195,9 +196,8 @@ class HopMaker:
     return missed
 
   def _names_of(self, chunk_ids: Sequence[str]) -> list[str]:
-    """Names in these chunks, in order, that an entity of the split has."""
-    texts = self._graph.chunk_texts
-    return list(dict.fromkeys(name for i in chunk_ids for name in code_names.names(texts[i])))
+    """The names in these chunks, in order."""
+    return list(dict.fromkeys(name for i in chunk_ids for name in self._names_in(i)))
 
 
 def tasks(

@@ -102,27 +102,28 @@ def make(
   tasks: dict[str, tuple[Task, ...]] = {}
   clues: dict[str, tuple[Clue, ...]] = {}
   refused: collections.Counter[str] = collections.Counter()
-  search = hop_search.over(chunks) if hop_search else None
-  for split in SPLITS:
-    grounded = entity_graph.build(domain, chunk_map, split)
-    options: dict[str, int] = {"seed": seed, "per_truth": per_truth, "limit": limits[split]}
-    if search is not None:
-      tasks[split] = tuple(hops.tasks(grounded, split, search, **options))
-    else:
-      found = synthesis.chains(grounded, split, **options)
-      made[split] = found.chains
-      refused.update(found.refused)
-      tasks[split] = tuple(
-        chains_lib.task(chain, level, seed)
-        for chain in found.chains
-        for level in range(len(chain.levels))
+  searching = hop_search.over(chunks) if hop_search else contextlib.nullcontext()
+  with searching as search:
+    for split in SPLITS:
+      grounded = entity_graph.build(domain, chunk_map, split)
+      options: dict[str, int] = {"seed": seed, "per_truth": per_truth, "limit": limits[split]}
+      if search is not None:
+        tasks[split] = tuple(hops.tasks(grounded, split, search, **options))
+      else:
+        found = synthesis.chains(grounded, split, **options)
+        made[split] = found.chains
+        refused.update(found.refused)
+        tasks[split] = tuple(
+          chains_lib.task(chain, level, seed)
+          for chain in found.chains
+          for level in range(len(chain.levels))
+        )
+      clues[split] = tuple(
+        Clue(each.clue, each.chunk_ids, each.entity.name, each.entity.kind)
+        for each in grounded.described.values()
+        if splits.split_of(each.entity.group) == split
       )
-    clues[split] = tuple(
-      Clue(each.clue, each.chunk_ids, each.entity.name, each.entity.kind)
-      for each in grounded.described.values()
-      if splits.split_of(each.entity.group) == split
-    )
-    report(f"{split}: {len(clues[split])} clues, {len(tasks[split])} verified tasks")
+      report(f"{split}: {len(clues[split])} clues, {len(tasks[split])} verified tasks")
   if not any(tasks.values()):
     raise ValueError(
       f"{source}: no task could be made of {len(documents)} documents; texts that mention each "

@@ -1,4 +1,4 @@
-"""Tasks with hops: what refers to another clue is found with a name from its hits, and not alone."""
+"""Tasks with hops: what refers to another clue is found with a name from its hits alone."""
 
 import asyncio
 import dataclasses
