@@ -26,4 +26,9 @@ def get_config() -> config.RunConfig:
     name="search_hops_cpu",
     corpus=config.CorpusConfig(chunk_tokens=96),
     agent_config=options,
+    learner=dataclasses.replace(
+      recipe.learner,
+      level_weights_early=(0.6, 0.3, 0.1),
+      level_weights_late=(0.4, 0.35, 0.25),
+    ),
   )

@@ -201,12 +201,15 @@ def _question(task: Task, place: int, draw: random.Random) -> str:
 
 
 def _piece(text: str, name: str, length: int, draw: random.Random) -> str:
-  """About `length` words of a text that hold its first `name`, white space as it stands."""
+  """About `length` words of a text that hold its first `name`, white space as it stands; the whole
+  text if the name is none without what was cut (`class` before it, say).
+  """
   spans = [match.span() for match in re.finditer(r"\S+", text)]
   found = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)
   at = next((i for i, (_, end) in enumerate(spans) if found and end > found.start()), 0)
   first = max(0, at - draw.randrange(max(1, length - 1)))
-  return text[spans[first][0] : spans[min(first + length, len(spans)) - 1][1]]
+  piece = text[spans[first][0] : spans[min(first + length, len(spans)) - 1][1]]
+  return piece if name in code_names.names(piece) else text
 
 
 def _renamed(

@@ -25,11 +25,11 @@ _KEYWORDS = re.compile(
 
 def names(text: str) -> list[str]:
   """The distinct names of a passage in order: what it defines or calls, and words that only code
-  has (joined_words, CamelCase, CAPITALS).
+  has (joined_words, CamelCase, CAPITALS); not keywords, nor what Python calls "__so__".
   """
   found = (match[match.lastgroup or 0] for match in _NAME.finditer(text))
   good = (name for name in found if len(name) >= MIN_NAME and not _KEYWORDS.fullmatch(name))
-  return list(dict.fromkeys(name for name in good if name.strip("_")))
+  return [name for name in dict.fromkeys(good) if name.strip("_") and not name.endswith("__")]
 
 
 def stands_in(name: str, text: str) -> bool:

@@ -103,18 +103,24 @@ class HopMaker:
     return Step(key, each.clue, each.chunk_ids, seen=seen) if seen else None
 
   def after(self, steps: Sequence[Step], last: int, draw: random.Random) -> Step | None:
-    """A clue that only a name in the hits of step `last` finds; None if none was drawn."""
+    """A clue that only a name in the hits of step `last` finds; None if none was drawn.
+
+    Entities with an early name of these hits come first: it is mostly the answer of that clue.
+    """
     used = {step.key for step in steps}
     known = " ".join(step.text for step in steps)
     source = steps[last]
     here = [name for name in self._names_of(source.seen) if not code_names.stands_in(name, known)]
-    ties = {tie.other for tie in self._graph.ties.get(source.key, ())}
-    others = {
-      key for name in here for key in self._users[name] if len(self._users[name]) <= MAX_USERS
-    }
-    drawn = sorted((others | (ties & self._described.keys())) - used)
+    rank: dict[str, int] = {}
+    for place, name in enumerate(here):
+      if len(self._users[name]) <= MAX_USERS:
+        rank |= {key: place for key in self._users[name] if key not in rank}
+    for tie in self._graph.ties.get(source.key, ()):
+      if tie.owner == tie.other in self._described:  # its line of evidence names the source
+        rank[tie.other] = 0
+    drawn = sorted(rank.keys() - used)
     draw.shuffle(drawn)
-    drawn.sort(key=lambda key: key not in ties)
+    drawn.sort(key=rank.__getitem__)
     for key in drawn[:ATTEMPTS]:
       if step := self._hop(source, last, key, here, known):
         return step
