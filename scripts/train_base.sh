@@ -14,16 +14,17 @@ if [ $# = 0 ] || [ "${1#-}" != "$1" ]; then
 fi
 workdir=$1
 shift
-export=
-if [ "${1:-}" = --export ]; then
-  export=yes
-  shift
-fi
+places=("$workdir/base")
+case "${1:-}" in
+  --export)
+    places+=(jaxrl_agents/assets/base)
+    shift
+    ;;
+esac
 python=${PYTHON:-python}
 config=configs/base_cpu.py
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 "$python" scripts/train_sft.py --config="$config" --workdir="$workdir" "$@"
-"$python" scripts/export_policy.py --config="$config" --workdir="$workdir" --out="$workdir/base"
-if [ -n "$export" ]; then
-  "$python" scripts/export_policy.py --config="$config" --workdir="$workdir" --out=jaxrl_agents/assets/base
-fi
+for place in "${places[@]}"; do
+  "$python" scripts/export_policy.py --config="$config" --workdir="$workdir" --out="$place"
+done
