@@ -20,6 +20,7 @@ def get_config() -> config.RunConfig:
     threshold_tokens=512,
     tool_output_tokens=232,  # two hits
     max_turns=12,
+    hasty=0.0,
   )
   return dataclasses.replace(
     recipe,

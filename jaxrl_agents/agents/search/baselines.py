@@ -30,9 +30,9 @@ configs/search_cpu.py (scripts/evaluate.py --split=dev --player=heuristic_2x1, a
 ONE_SEARCH = 6
 """Searches with the whole question: the best on the same tasks (--player=one_search_2, ...)."""
 
-HOPS = (2, 1)
+HOPS = (3, 2)
 """Names that each clue which refers to another one is searched with, and hits of each search in
-the answer: the best on the dev tasks of configs/search_hops_cpu.py (--player=hops_3x2, ...).
+the answer: the best on the dev tasks of configs/search_hops_cpu.py (--player=hops_3x1, ...).
 """
 
 FAULTLESS = ExpertNoise(

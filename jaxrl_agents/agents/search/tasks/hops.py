@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxrl_agents.agents.search.tasks import code_names
 from jaxrl_agents.agents.search.tasks.entity_graph import Graph, Tie
@@ -152,7 +153,8 @@ class HopMaker:
     if code_names.stands_in(each.entity.name, f"{known} {text}"):
       return None
     there = self._names_of(chunk_ids)
-    names, seen = [], ()
+    names: list[str] = []
+    seen: tuple[str, ...] = ()
     for name in (name for name in here if name in there):
       hits = self._search(f"{text} {name}", MISSES)[:SHOWN]
       first = next((i for i in hits if i in chunk_ids or each.entity.kind in self._kinds[i]), "")
@@ -276,7 +278,11 @@ def _task(graph: Graph, steps: Sequence[Step], name: str, split: Split, seed: in
         i for i, text in texts.items() if code_names.stands_in(each.entity.name, text)
       ]
     facts.append(fact)
-    clue = {"text": step.text, "chunk_ids": list(step.chunk_ids), "name": each.entity.name}
+    clue: dict[str, Any] = {
+      "text": step.text,
+      "chunk_ids": list(step.chunk_ids),
+      "name": each.entity.name,
+    }
     if step.refers_to >= 0:
       clue |= {"refers_to": step.refers_to, "names": list(step.names)}
     clues.append(clue)
