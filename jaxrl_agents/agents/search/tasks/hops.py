@@ -123,7 +123,7 @@ class HopMaker:
     draw.shuffle(drawn)
     drawn.sort(key=rank.__getitem__)
     for key in drawn[:ATTEMPTS]:
-      if step := self._hop(source, last, key, here, known):
+      if step := self._hop(source, last, key, here):
         return step
     return None
 
@@ -141,16 +141,12 @@ class HopMaker:
         return step
     return None
 
-  def _hop(
-    self, source: Step, place: int, key: str, here: Sequence[str], known: str
-  ) -> Step | None:
+  def _hop(self, source: Step, place: int, key: str, here: Sequence[str]) -> Step | None:
     each, text = self._described[key], self.cut(key)
     tie = self._tie(key, source.key)
     evidence = (tie.chunk_id,) if tie and tie.owner == key else ()
     chunk_ids = tuple(dict.fromkeys([*each.chunk_ids, *evidence]))
     if not text or set(chunk_ids) & set(source.chunk_ids):
-      return None
-    if code_names.stands_in(each.entity.name, f"{known} {text}"):
       return None
     there = self._names_of(chunk_ids)
     names: list[str] = []
@@ -183,6 +179,14 @@ class HopMaker:
     """Whether what a search for a step shows names its entity."""
     name, texts = self._described[step.key].entity.name, self._graph.chunk_texts
     return any(code_names.stands_in(name, texts[i]) for i in step.seen)
+
+  def tells(self, steps: Sequence[Step]) -> bool:
+    """Whether the clues hold a name that is to be found."""
+    told = " ".join(step.text for step in steps)
+    hops = [step for step in steps if step.refers_to >= 0]
+    names = {self._described[step.key].entity.name for step in hops}
+    names.update(name for step in hops for name in step.names)
+    return any(code_names.stands_in(name, told) for name in names)
 
   def _findable(self, key: str) -> tuple[str, ...]:
     each = self._described[key]
@@ -253,6 +257,8 @@ def _grown(maker: HopMaker, first: Step, draw: random.Random) -> Iterator[list[S
     if hop is None or beside is None:
       return
     steps = [*steps, beside, hop]
+    if maker.tells(steps):
+      return
     last = len(steps) - 1
     yield steps
 

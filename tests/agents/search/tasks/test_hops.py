@@ -27,7 +27,7 @@ def made(source_folder, tmp_path_factory):
     source_folder,
     count_tokens=chunks.count_words_and_marks,
     chunk_tokens=90,
-    limits={"train": 40, "dev": 8, "test": 12},
+    limits={"train": 24, "dev": 4, "test": 8},
     hop_search=HopSearch(cache, "lsa", FUSION),
   )
   assert no_chains == {}
