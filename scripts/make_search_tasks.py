@@ -8,6 +8,12 @@
 beir, hotpotqa, 2wiki, musique, frames and browsecomp_plus (see search.tasks.published_sets). A run
 takes the set with --set corpus.source=tasks. Needs no network and no model.
 
+With --hops, later clues are found only with a name from the hits of earlier ones
+(search.tasks.hops); a run that takes the set needs search.hops=True:
+
+    python scripts/make_search_tasks.py --corpus=python --hops --chunk_tokens=96 \\
+      --dense_weight=0.3 --out=tasks
+
 Prints the yield by split and level and three of the tasks. --format=chroma writes a JSON file per
 seed, as Context-1's generator does, in the place of tasks.jsonl and its corpus.
 """
@@ -16,6 +22,7 @@ from __future__ import annotations
 
 import pathlib
 import random
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -30,6 +37,7 @@ from jaxrl_agents.agents.search.tasks import (
   published_sets,
 )
 from jaxrl_agents.agents.search.tasks.chains import Chain
+from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.runs import entry_point
 
@@ -55,8 +63,11 @@ FORMAT = flags.DEFINE_enum("format", "native", ["native", "chroma"], "What to wr
 TOKENIZER = flags.DEFINE_string("tokenizer", "base", "What counts tokens: as chat.load takes it.")
 PER_TRUTH = flags.DEFINE_integer("per_truth", make_tasks.PER_TRUTH, "Most chains from one truth.")
 GOLD = flags.DEFINE_enum("gold", "fact", ["fact", "document"], "For chroma:FOLDER: what is gold.")
+HOPS = flags.DEFINE_bool("hops", False, "Of documents: tasks with hops.")
 INDEX = flags.DEFINE_string("index", "", "Folder for an index: also prints what one finds.")
-DENSE_WEIGHT = flags.DEFINE_float("dense_weight", 1.0, "Of the dense ranking, with --index.")
+DENSE_WEIGHT = flags.DEFINE_float(
+  "dense_weight", 1.0, "Of the dense ranking, with --index or --hops."
+)
 
 _STARTED = time.monotonic()
 
@@ -66,6 +77,9 @@ def main() -> None:
   count_tokens = chat_lib.load(TOKENIZER.value).count
   form, _, path = CORPUS.value.partition(":")
   chains: dict[str, tuple[Chain, ...]] = {}
+  published_form = form != "package" and path and not pathlib.Path(CORPUS.value).exists()
+  if HOPS.value and published_form:
+    raise ValueError(f"--hops has no effect on --corpus={CORPUS.value}, which brings its questions")
   if CORPUS.value.startswith("chroma:"):
     read = chroma_files.read_folder(CORPUS.value.removeprefix("chroma:"))
     task_set = make_tasks.from_chains(
@@ -76,21 +90,27 @@ def main() -> None:
       seed=SEED.value,
     )
     chains = {"all": tuple(read)}
-  elif path and form != "package" and not pathlib.Path(CORPUS.value).exists():
+  elif published_form:
     task_set = published(form, path, count_tokens)
   else:
-    task_set, chains = make_tasks.make(
-      CORPUS.value,
-      count_tokens=count_tokens,
-      chunk_tokens=CHUNK_TOKENS.value,
-      seed=SEED.value,
-      per_truth=PER_TRUTH.value,
-      report=report,
-    )
+    with tempfile.TemporaryDirectory() as scratch:
+      fusion = index_lib.Fusion(dense_weight=DENSE_WEIGHT.value)
+      task_set, chains = make_tasks.make(
+        CORPUS.value,
+        count_tokens=count_tokens,
+        chunk_tokens=CHUNK_TOKENS.value,
+        seed=SEED.value,
+        per_truth=PER_TRUTH.value,
+        limits=make_tasks.HOP_LIMITS if HOPS.value else make_tasks.LIMITS,
+        hop_search=HopSearch(INDEX.value or scratch, "lsa", fusion) if HOPS.value else None,
+        report=report,
+      )
   if FORMAT.value == "native":
     make_tasks.save(task_set, OUT.value)
   elif not chains:
-    raise ValueError("--format=chroma writes chains of clues, and a question set has none")
+    raise ValueError(
+      "--format=chroma writes chains of clues, and question sets and tasks with hops have none"
+    )
   else:
     for chain in (chain for each in chains.values() for chain in each):
       chroma_files.write(chain, OUT.value)

@@ -17,6 +17,7 @@ from jaxrl_agents.agents.search import (
   config,
   env,
   expert,
+  hop_drills,
   imitation_filter,
   tools,
   view,
@@ -27,6 +28,7 @@ from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
 from jaxrl_agents.agents.search.story import STORY
 from jaxrl_agents.agents.search.tasks import make_tasks
+from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
@@ -38,6 +40,9 @@ from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
 DRILL_HITS = 4
 """Hits of the searches that drills take wrong chunks from."""
+
+HOP_DRILLS = 2 / 3
+"""Share of the reading drills that are of hops, where tasks have these."""
 
 
 class SearchAgent(Agent):
@@ -86,18 +91,21 @@ class SearchAgent(Agent):
 
   def tasks(self, setting: Setting, report: Any = print) -> CorpusTasks:
     """Tasks of chained clues about the corpus, and its index."""
+    options, cache, dense = setting.options, setting.cache, setting.corpus.dense
+    fusion = tools.fusion_of(options)
     with stopwatch.timed("tasks"):
       task_set = make_tasks.prepared(
         setting.corpus.source,
         count_tokens=setting.chat.count,
         chunk_tokens=setting.corpus.chunk_tokens,
-        cache_dir=setting.cache,
+        cache_dir=cache,
         seed=setting.corpus.seed,
+        hop_search=HopSearch(cache, dense, fusion) if options.hops else None,
         report=report,
       )
     with stopwatch.timed("index"):
-      index = index_lib.build(task_set.chunks, setting.cache, dense_leg=setting.corpus.dense)
-    return CorpusTasks(task_set, index, setting.options.short_ids)
+      index = index_lib.build(task_set.chunks, cache, dense_leg=dense)
+    return CorpusTasks(task_set, index, options.short_ids)
 
   def services(self, chat: Chat, options: SearchConfig, shared: str) -> SearchServices:
     """The index of the folder `shared`."""
@@ -145,19 +153,26 @@ class SearchAgent(Agent):
     return tasks.sampled_texts()
 
   def drills(self, setting: Setting, tasks: CorpusTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Exercises in quoting the right ids of a result."""
+    """Exercises in quoting the right ids of a result, and names where tasks have hops."""
     fusion = tools.fusion_of(setting.options)
 
     def best_chunks(query: str) -> list[Chunk]:
       hits = tasks.index.search(query, limit=DRILL_HITS, settings=fusion)
       return [hit.chunk for hit in hits]
 
-    return search_drills.reading_drills(
-      tasks.practice(setting.sft.reading_drills, setting.seed + 1, search_drills.MAX_CLUES),
-      lambda chunk_id: tasks.index.chunk(chunk_id).text,
-      best_chunks,
-      setting.chat,
-      seed=setting.seed,
+    text = lambda chunk_id: tasks.index.chunk(chunk_id).text
+    count = setting.sft.reading_drills
+    if setting.options.hops:
+      hops = round(HOP_DRILLS * count)
+      count -= hops
+      train = tasks.tasks["train"]
+      for drill in hop_drills.hop_drills(
+        train, text, best_chunks, setting.chat, count=hops, seed=setting.seed
+      ):
+        yield drill.prompt, drill.reply
+    practice = tasks.practice(count, setting.seed + 1, search_drills.MAX_CLUES)
+    yield from search_drills.reading_drills(
+      practice, text, best_chunks, setting.chat, seed=setting.seed
     )
 
   def has_stable_ids(self, options: SearchConfig) -> bool:

@@ -7,7 +7,6 @@ them, so a full context costs them nothing: they prune all of it and go on.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
@@ -15,11 +14,12 @@ from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.env import make
 from jaxrl_agents.agents.search.expert import ExpertNoise, make_player, search, usage
+from jaxrl_agents.agents.search.search_plans import HopPlan, Plan
 from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task, ToolCall
 
-BASELINES = ("expert", "heuristic", "one_search", "guesser")
+BASELINES = ("expert", "hops", "heuristic", "one_search", "guesser")
 """Names of the players, of which the first is the ceiling."""
 
 HEURISTIC = (3, 2)
@@ -29,6 +29,11 @@ configs/search_cpu.py (scripts/evaluate.py --split=dev --player=heuristic_2x1, a
 
 ONE_SEARCH = 6
 """Searches with the whole question: the best on the same tasks (--player=one_search_2, ...)."""
+
+HOPS = (3, 2)
+"""Names that each clue which refers to another one is searched with, and hits of each search in
+the answer: the best on the dev tasks of configs/search_hops_cpu.py (--player=hops_3x1, ...).
+"""
 
 FAULTLESS = ExpertNoise(
   scales=(0.0,),
@@ -49,16 +54,7 @@ _CLUE = re.compile(
 )
 _N = r"([1-9]\d*)"
 _HEURISTIC, _ONE_SEARCH = re.compile(rf"heuristic_{_N}x{_N}"), re.compile(rf"one_search_{_N}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """What a player without gold does: it searches for the queries, and lists the first `listed` new
-  hits of each search.
-  """
-
-  queries: tuple[str, ...]
-  listed: int
+_HOPS = re.compile(rf"hops_{_N}x{_N}")
 
 
 def clues(prompt: str) -> list[str]:
@@ -72,8 +68,9 @@ def player(name: str, task: Task, services: SearchServices, seed: int) -> Script
   """An episode of a baseline; None if there is no player of this name.
 
   Names are those of `BASELINES`, "heuristic_SxH" (S searches for each clue, H hits of each in the
-  answer) and "one_search_S" (S searches with the whole question). A question without numbered clues
-  is one clue.
+  answer), "hops_NxH" (each clue that refers to another one with N names, H hits of each search) and
+  "one_search_S" (S searches with the whole question). A question without numbered clues is one
+  clue.
   """
   if name == "expert":
     return make_player(task, services, FAULTLESS, seed)
@@ -87,14 +84,17 @@ def player(name: str, task: Task, services: SearchServices, seed: int) -> Script
   return Scripted(make(task, services), services.chat, Searcher(plan, services))
 
 
-def _plan(name: str, prompt: str, limits: SearchConfig) -> Plan | None:
-  if name == "heuristic":
-    name = "heuristic_{}x{}".format(*HEURISTIC)
-  if name == "one_search":
-    name = f"one_search_{ONE_SEARCH}"
+def _plan(name: str, prompt: str, limits: SearchConfig) -> Plan | HopPlan | None:
+  name = {
+    "heuristic": "heuristic_{}x{}".format(*HEURISTIC),
+    "hops": "hops_{}x{}".format(*HOPS),
+    "one_search": f"one_search_{ONE_SEARCH}",
+  }.get(name, name)
   if found := _HEURISTIC.fullmatch(name):
     searches, listed = map(int, found.groups())
     return Plan(tuple(clues(prompt) or [prompt]) * searches, listed)
+  if found := _HOPS.fullmatch(name):
+    return HopPlan(prompt, _CLUE.findall(prompt) or [("", prompt)], *map(int, found.groups()))
   if found := _ONE_SEARCH.fullmatch(name):
     return Plan((prompt,) * int(found[1]), limits.max_shown)
   return None
@@ -103,22 +103,20 @@ def _plan(name: str, prompt: str, limits: SearchConfig) -> Plan | None:
 class Searcher:
   """Carries a plan out, as many searches a turn as the context has room for."""
 
-  def __init__(self, plan: Plan, services: SearchServices):
+  def __init__(self, plan: Plan | HopPlan, services: SearchServices):
     self._plan, self._services = plan, services
-    self._queries = list(plan.queries)
-    self._listed: list[str] = []
+    self._asked = 0  # searches of the last turn
     self._turns = 0
 
   def __call__(self, context: Context) -> Message:
     """The next turn: searches, with a prune of all in sight where they need the room."""
     limits = self._services.limits
-    results = list(_last_results(context.messages))
-    for result in results:
-      ids = reward.hit_ids(result.content)
-      fresh = [i for i in ids if i not in self._listed]
-      self._listed += fresh[: self._plan.listed]
+    if self._asked:
+      results = [message.content for message in _last_results(context.messages)]
+      self._plan.learn(results[-self._asked :])
     self._turns += 1
-    if not self._queries or self._turns >= limits.max_turns:
+    queries = self._plan.queries
+    if not queries or self._turns >= limits.max_turns:
       return self._answer(context)
     calls: list[ToolCall] = []
     used = usage(context, self._services.chat)
@@ -132,19 +130,20 @@ class Searcher:
     elif room < 1 and used >= limits.threshold_tokens:
       return self._answer(context)
     wanted = max(1, min(room, limits.max_calls - len(calls)))
-    calls += [ToolCall("", *search(query)) for query in self._queries[:wanted]]
+    calls += [ToolCall("", *search(query)) for query in queries[:wanted]]
     while calls:
       reply = Message("assistant", "", tuple(calls))
       tokens = self._services.chat.encode_reply(reply, context.messages)
       if len(tokens) <= context.max_new_tokens:
-        del self._queries[: sum(call.name == "search_corpus" for call in calls)]
+        self._asked = sum(call.name == "search_corpus" for call in calls)
+        self._plan.ask(self._asked)
         return reply
       calls.pop()
     return self._answer(context)
 
   def _answer(self, context: Context) -> Message:
     """Lists as many of the ids as fit the reply."""
-    ids = self._listed[: self._services.limits.max_documents]
+    ids = self._plan.listed[: self._services.limits.max_documents]
     while ids:
       reply = reward.answer(ids)
       tokens = self._services.chat.encode_reply(reply, context.messages)

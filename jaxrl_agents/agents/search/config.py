@@ -52,6 +52,8 @@ class SearchConfig:
     tool_latency_s: median of a delay before each call, as of a service on a network.
     system_prompt: first message: "environment" for `view.system_prompt`, which explains tools,
       limits and the form of an answer; "" for none, as the shipped base was trained; else the text.
+    hops: tasks whose later clues are found only with a name from the hits of earlier ones
+      (agents.search.tasks.hops).
     hasty: share of the demonstrator's episodes in which it searches for one clue and answers.
     reward: weights of the reward.
   """
@@ -75,6 +77,7 @@ class SearchConfig:
   tool_deadline_s: Positive = 10.0
   tool_latency_s: NotNegative = 0.0
   system_prompt: str = ENVIRONMENT
+  hops: bool = False
   hasty: Share = 0.3
   reward: SearchReward = SearchReward()
 

@@ -16,6 +16,7 @@ from jaxrl_agents.agents.random_draws import Draws
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import make
 from jaxrl_agents.agents.search.short_ids import ShortIds
+from jaxrl_agents.agents.search.tasks import code_names
 from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.scripted_player import Scripted
@@ -93,7 +94,7 @@ class SearchExpert:
     self._note_best_hits(context)
     self._turn += 1
     used = usage(context, self._services.chat)
-    open_clues = self._open_clues(visible)
+    open_clues = [i for i in self._open_clues(visible) if self._can_try(i, visible)]
     done = not open_clues or self._turn >= self._limits.max_turns
     hasty = self._hasty or self._draws.errs(self._noise.early_answer)
     if done or (self._turn > 1 and hasty):
@@ -170,13 +171,29 @@ class SearchExpert:
         self._given_up.add(i)
     return [i for i in missing if i not in self._given_up]
 
+  def _can_try(self, i: int, visible: Sequence[str]) -> bool:
+    """False for a clue that refers to another one while no name of it is in sight."""
+    return "names" not in self._clues[i] or bool(self._names_in_sight(i, visible))
+
+  def _names_in_sight(self, i: int, visible: Sequence[str]) -> list[str]:
+    """The names that find clue i, which refers to another one, in the order of sight."""
+    named = code_names.names(self._texts(visible))
+    return [name for name in named if name in self._clues[i]["names"]]
+
+  def _texts(self, visible: Sequence[str]) -> str:
+    return "\n".join(self._index.chunk(chunk_id).text for chunk_id in visible)
+
   def _attempt(self, i: int, visible: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-    """The next call for clue i: its words first, then fewer of them, or a name seen elsewhere.
+    """The next call for clue i: its words first, then fewer of them, or a name seen elsewhere. A
+    clue that refers to another one is searched for with the first fitting name in sight.
 
     A clue without a description can only be looked up by a name in sight: None if there is none.
     """
     text, happens = self._clues[i]["text"], self._draws.happens
     self._tries[i] += 1
+    if "names" in self._clues[i]:
+      fitting = self._names_in_sight(i, visible)
+      return hop(text, fitting[(self._tries[i] - 1) % len(fitting)], self._texts(visible))
     if not text:
       name = self._seen_name(i, visible)
       return search(name) if name else None
@@ -246,6 +263,11 @@ def search(query: str) -> tuple[str, dict[str, Any]]:
   token: the policy can copy the first word from the question.
   """
   return "search_corpus", {"query": f" {query}"}
+
+
+def hop(clue: str, name: str, text: str) -> tuple[str, dict[str, Any]]:
+  """A search for a clue that refers to another one, with a name as it stands in its hits."""
+  return search(clue + code_names.quoted(name, text))
 
 
 def make_player(task: Task, services: SearchServices, noise: ExpertNoise, seed: int) -> Scripted:

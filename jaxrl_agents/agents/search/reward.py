@@ -154,11 +154,28 @@ def prune_accuracy(pruned: Sequence[str], facts: Mapping[str, Any]) -> float | N
 
 
 def verbatim_queries(log: Sequence[Message]) -> float | None:
-  """The share of the queries that stand in the question word for word; None without a search."""
-  queries = [call.arguments.get("query") for call in calls(log) if call.name == SEARCH_TOOL]
+  """The share of the queries that are quotes; None without a search.
+
+  A quote stands in the question word for word, or begins with words of the question and ends with
+  words of an earlier result.
+  """
   question = "".join(message.content for message in log if message.role == "user")
-  quoted = [isinstance(q, str) and q.strip() != "" and q.strip() in question for q in queries]
+  read, quoted = "", []
+  for message in log:
+    if message.role == "tool":
+      read += f"{message.content}\n"
+    for call in calls([message]):
+      if call.name == SEARCH_TOOL:
+        quoted.append(_is_quote(call.arguments.get("query"), question, read))
   return sum(quoted) / len(quoted) if quoted else None
+
+
+def _is_quote(query: Any, question: str, read: str) -> bool:
+  if not isinstance(query, str) or not query.strip():
+    return False
+  query = query.strip()
+  ends = [match.start() for match in re.finditer(r"\W|$", query)]
+  return any(query[:end] in question and query[end:].strip() in read for end in ends)
 
 
 def search_parts(

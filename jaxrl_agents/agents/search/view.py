@@ -117,6 +117,12 @@ def hit(chunk_id: str, text: str, tokens: int) -> str:
   return f"\n{MARK}{chunk_id} ({tokens} tokens) \n{disarmed(text).strip(chr(10))}"
 
 
+def hits(text: str) -> list[tuple[str, str]]:
+  """The (chunk id, text) of the displayed chunks of a tool result."""
+  shown = re.split(rf"^{MARK}(\S+) \(\d+ tokens\) *$", text.partition(USAGE)[0], flags=re.MULTILINE)
+  return [(i, passage.strip("\n")) for i, passage in zip(shown[1::2], shown[2::2], strict=True)]
+
+
 def disarmed(text: str) -> str:
   """`text` in which nothing reads as the start of a hit or as the usage line."""
   return text.replace(MARK, "# DOCUMENT-ID: ").replace("[Token usage: ", "[Token-usage: ")

@@ -200,3 +200,19 @@ def test_queries_that_stand_in_the_question_are_counted():
 
   assert asked(" prints a tree", "prints the tree", "Method", "trees") == 0.5
   assert asked() is None
+
+
+def test_a_query_may_end_with_words_of_an_earlier_result():
+  search = lambda query: Message(
+    "assistant", "", (ToolCall("", "search_corpus", {"query": query}),)
+  )
+  log = (
+    Message("user", "1. Method: prints a tree. 2. Class used by 1: holds leaves."),
+    search(" prints a tree"),
+    Message("tool", "def show(leaf_list): pass"),
+    search(" holds leaves(leaf_list"),  # quoted from both
+    search(" holds leaves(leaf_lists"),
+    search(" leaf_list holds leaves"),
+  )
+  assert reward.verbatim_queries(log) == 0.5
+  assert reward.verbatim_queries((*log[:2], log[3])) == 0.5  # nothing was read yet

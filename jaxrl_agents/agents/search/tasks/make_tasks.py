@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxrl_agents.agents.search.tasks import (
   chain_writer,
+  code_names,
   entity_graph,
   everyday_words,
+  hops,
   page_chains,
   python_facts,
   quote_verification,
@@ -25,6 +27,7 @@ from jaxrl_agents.agents.search.tasks import (
 from jaxrl_agents.agents.search.tasks import chains as chains_lib
 from jaxrl_agents.agents.search.tasks import clue_wording as clues_lib
 from jaxrl_agents.agents.search.tasks import task_set as task_set_lib
+from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.agents.search.tasks.practice import Clue
 from jaxrl_agents.agents.search.tasks.task_set import TaskSet, load, save
 from jaxrl_agents.corpus import chunks as chunks_lib
@@ -36,6 +39,9 @@ from jaxrl_agents.types import Task
 
 LIMITS: Mapping[str, int] = {"train": 4000, "dev": 160, "test": 480}
 """Most tasks, about, of each split."""
+
+HOP_LIMITS: Mapping[str, int] = {"train": 1200, "dev": 160, "test": 400}
+"""The same for tasks with hops, each of which takes some twenty searches to make."""
 
 PER_TRUTH = 4
 """Most chains that start with the same truth."""
@@ -49,6 +55,8 @@ _MAKERS = (
   text_facts,
   entity_graph,
   chain_writer,
+  code_names,
+  hops,
   python_facts,
   python_source,
   synthesis,
@@ -65,6 +73,7 @@ def make(
   seed: int = 0,
   per_truth: int = PER_TRUTH,
   limits: Mapping[str, int] = LIMITS,
+  hop_search: HopSearch | None = None,
   report: Callable[[str], None] = lambda line: None,
 ) -> tuple[TaskSet, dict[str, tuple[chains_lib.Chain, ...]]]:
   """Makes documents, chunks and verified tasks of a corpus; also returns the chains by split.
@@ -76,6 +85,7 @@ def make(
     seed: of document numbers and tasks. Splits do not depend on it.
     per_truth: most chains that start with the same truth.
     limits: most tasks of each split, about.
+    hop_search: makes tasks with hops (see `hops`), of which there are no chains.
     report: told of each stage when it ends.
 
   Raises:
@@ -92,22 +102,28 @@ def make(
   tasks: dict[str, tuple[Task, ...]] = {}
   clues: dict[str, tuple[Clue, ...]] = {}
   refused: collections.Counter[str] = collections.Counter()
-  for split in SPLITS:
-    grounded = entity_graph.build(domain, chunk_map, split)
-    found = synthesis.chains(grounded, split, seed=seed, per_truth=per_truth, limit=limits[split])
-    made[split] = found.chains
-    refused.update(found.refused)
-    tasks[split] = tuple(
-      chains_lib.task(chain, level, seed)
-      for chain in found.chains
-      for level in range(len(chain.levels))
-    )
-    clues[split] = tuple(
-      Clue(each.clue, each.chunk_ids, each.entity.name, each.entity.kind)
-      for each in grounded.described.values()
-      if splits.split_of(each.entity.group) == split
-    )
-    report(f"{split}: {len(clues[split])} clues, {len(tasks[split])} verified tasks")
+  searching = hop_search.over(chunks) if hop_search else contextlib.nullcontext()
+  with searching as search:
+    for split in SPLITS:
+      grounded = entity_graph.build(domain, chunk_map, split)
+      options: dict[str, int] = {"seed": seed, "per_truth": per_truth, "limit": limits[split]}
+      if search is not None:
+        tasks[split] = tuple(hops.tasks(grounded, split, search, **options))
+      else:
+        found = synthesis.chains(grounded, split, **options)
+        made[split] = found.chains
+        refused.update(found.refused)
+        tasks[split] = tuple(
+          chains_lib.task(chain, level, seed)
+          for chain in found.chains
+          for level in range(len(chain.levels))
+        )
+      clues[split] = tuple(
+        Clue(each.clue, each.chunk_ids, each.entity.name, each.entity.kind)
+        for each in grounded.described.values()
+        if splits.split_of(each.entity.group) == split
+      )
+      report(f"{split}: {len(clues[split])} clues, {len(tasks[split])} verified tasks")
   if not any(tasks.values()):
     raise ValueError(
       f"{source}: no task could be made of {len(documents)} documents; texts that mention each "
@@ -119,6 +135,7 @@ def make(
     "chunk_tokens": chunk_tokens,
     "per_truth": per_truth,
     "limits": dict(limits),
+    "hops": hop_search.settings if hop_search else None,
     "python": platform.python_version(),
     "counts": yield_table(tasks),
     "refused": dict(refused.most_common(20)),
@@ -200,7 +217,8 @@ def yield_table(tasks: Mapping[str, Sequence[Task]]) -> dict[str, dict[str, dict
 
 def _shape(task: Task) -> str:
   """The kind of a task without its relations."""
-  return task.facts["kind"].rpartition(" ")[0] or "unnamed"
+  kind = task.facts["kind"]
+  return kind if kind.startswith("hops") else kind.rpartition(" ")[0] or "unnamed"
 
 
 def prepared(
@@ -210,25 +228,45 @@ def prepared(
   chunk_tokens: int,
   cache_dir: str | os.PathLike[str],
   seed: int = 0,
+  hop_search: HopSearch | None = None,
   report: Callable[[str], None] = lambda line: None,
 ) -> TaskSet:
   """The task set of a corpus: made once, then loaded from a folder named by all that decides it.
 
   A `source` that is the folder of a frozen task set is loaded as it is.
+
+  Raises:
+    ValueError: no tasks can be made, or those of a frozen set have hops and should not, or the
+      other way around.
   """
   if task_set_lib.is_there(source):
-    return task_set_lib.opened(source, env="search", chunk_tokens=chunk_tokens, seed=seed)
+    frozen = task_set_lib.opened(source, env="search", chunk_tokens=chunk_tokens, seed=seed)
+    has_hops = bool(frozen.manifest.get("hops"))
+    if has_hops != (hop_search is not None):
+      raise ValueError(
+        f"search.hops={not has_hops} has no effect on the frozen task set corpus.source={source}, "
+        f"which was made with{'' if has_hops else 'out'} hops; set search.hops={has_hops}"
+      )
+    return frozen
   documents = documents_lib.load(source, seed=seed)
   digest = hashlib.sha256(documents_lib.content_hash(documents).encode())
   probes = [document.text[:2000] for document in documents[:100]]
   digest.update(json.dumps([seed, chunk_tokens, *map(count_tokens, probes)]).encode())
+  if hop_search:
+    digest.update(json.dumps(hop_search.settings).encode())
   for module in _MAKERS:
     digest.update(pathlib.Path(str(module.__file__)).read_bytes())
   folder = pathlib.Path(cache_dir) / f"tasks_{digest.hexdigest()[:16]}"
   if not (folder / "manifest.json").is_file():
     with rare_garbage_collection():
       made, _ = make(
-        source, count_tokens=count_tokens, chunk_tokens=chunk_tokens, seed=seed, report=report
+        source,
+        count_tokens=count_tokens,
+        chunk_tokens=chunk_tokens,
+        seed=seed,
+        limits=HOP_LIMITS if hop_search else LIMITS,
+        hop_search=hop_search,
+        report=report,
       )
     save(made, folder)
   return load(folder)

@@ -1,0 +1,182 @@
+"""Tasks with hops: what refers to another clue is found with a name from its hits alone."""
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.agents.search import expert, hop_drills, reward, tools
+from jaxrl_agents.agents.search.agent import AGENT
+from jaxrl_agents.agents.search.tasks import code_names, hops, make_tasks, task_set
+from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
+from jaxrl_agents.corpus import chunks
+from jaxrl_agents.corpus.index import hybrid
+from jaxrl_agents.harness.rollout import Sampling, run_episode
+from tests.agents.search.arena import LIMITS
+
+FUSION = hybrid.Fusion(dense_weight=0.3)
+
+
+@pytest.fixture(scope="module")
+def made(source_folder, tmp_path_factory):
+  """(task set, index) of tasks with hops."""
+  cache = tmp_path_factory.mktemp("hops")
+  hop_set, no_chains = make_tasks.make(
+    source_folder,
+    count_tokens=chunks.count_words_and_marks,
+    chunk_tokens=90,
+    limits={"train": 24, "dev": 4, "test": 8},
+    hop_search=HopSearch(cache, "lsa", FUSION),
+  )
+  assert no_chains == {}
+  return hop_set, hybrid.build(hop_set.chunks, cache)
+
+
+def every(made):
+  return [task for tasks in made[0].tasks.values() for task in tasks]
+
+
+def found(index, query, limit):
+  return [hit.chunk.id for hit in index.search(query, limit=limit, settings=FUSION)]
+
+
+def hop_clues(task):
+  return [clue for clue in task.facts["clues"] if "names" in clue]
+
+
+def test_a_clue_that_refers_to_another_is_found_with_a_name_and_not_alone(made):
+  index = made[1]
+  for task in every(made):
+    for clue in hop_clues(task):
+      assert not set(clue["chunk_ids"]) & set(found(index, clue["text"], 12))
+      for name in clue["names"]:
+        assert set(clue["chunk_ids"]) & set(found(index, f"{clue['text']} {name}", 2))
+
+
+def test_the_names_stand_in_the_hits_of_the_clue_referred_to_and_not_in_the_question(made):
+  index = made[1]
+  for task in every(made):
+    clues = task.facts["clues"]
+    for clue in hop_clues(task):
+      source = clues[clue["refers_to"]]
+      queries = [f"{source['text']} {name}" for name in source.get("names", ())] or [source["text"]]
+      seen = {i for query in queries for i in found(index, query, 2)} & set(source["chunk_ids"])
+      text = "\n".join(index.chunk(i).text for i in seen)
+      for name in clue["names"]:
+        assert code_names.stands_in(name, text)
+        assert not code_names.stands_in(name, task.prompt)
+    assert not code_names.stands_in(task.facts["truth"], task.prompt)
+
+
+def test_all_other_clues_are_found_by_their_own_words(made):
+  for task in every(made):
+    for clue in task.facts["clues"]:
+      if "names" not in clue:
+        assert set(clue["chunk_ids"]) & set(found(made[1], clue["text"], 2))
+
+
+def test_a_level_more_is_a_hop_more_and_two_clues(made):
+  levels = [task.facts["level"] for task in every(made)]
+  assert set(levels) == {0, 1, 2}
+  for task in every(made):
+    level = task.facts["level"]
+    assert (len(hop_clues(task)), len(task.facts["clues"])) == (level + 1, 2 * level + 3)
+    final = [fact for fact in task.facts["facts"] if fact["is_final_answer"]]
+    assert len(final) == 1 and set(final[0]["answer_chunk_ids"]) <= set(final[0]["chunk_ids"])
+
+
+def test_no_gold_chunk_is_shared_by_two_splits(made):
+  gold = [
+    {i for task in tasks for i in reward.gold_ids(task.facts)} for tasks in made[0].tasks.values()
+  ]
+  assert all(gold)
+  assert not (gold[0] & gold[1] or gold[0] & gold[2] or gold[1] & gold[2])
+
+
+def test_a_frozen_set_with_hops_needs_the_option_and_one_without_refuses_it(made, tmp_path):
+  task_set.save(made[0], tmp_path / "set")
+  options = {
+    "count_tokens": chunks.count_words_and_marks,
+    "chunk_tokens": 90,
+    "cache_dir": tmp_path,
+  }
+  search = HopSearch(tmp_path, "lsa", FUSION)
+  assert make_tasks.prepared(tmp_path / "set", hop_search=search, **options).tasks == made[0].tasks
+  with pytest.raises(ValueError, match=r"made with hops; set search\.hops=True"):
+    make_tasks.prepared(tmp_path / "set", **options)
+
+
+def test_names_are_what_a_passage_defines_or_calls_and_words_of_code():
+  text = "def send(self, file_name):\n  return Reader(file_name).close(HTTP_OK, speed) or lastly"
+  assert code_names.names(text) == ["send", "file_name", "Reader", "close", "HTTP_OK"]
+  assert code_names.quoted("Reader", text) == " Reader"
+  assert code_names.quoted("close", text) == ".close"
+  assert code_names.quoted("HTTP_OK", text) == "(HTTP_OK"
+  assert code_names.quoted("speed", text) == " speed"
+
+
+@pytest.fixture(scope="module")
+def services(made):
+  limits = dataclasses.replace(
+    LIMITS, max_shown=2, dense_weight=0.3, token_budget=4_096, threshold_tokens=4_000, max_turns=20
+  )
+  return tools.SearchServices(
+    chat_lib.load(), made[1], dataclasses.replace(limits, tool_output_tokens=900)
+  )
+
+
+def play(name, task, services):
+  player = AGENT.player(name, task, services, 0, services.chat)
+  sampling = Sampling(max_new_tokens=services.limits.max_new_tokens)
+  return asyncio.run(run_episode(player, services.chat, player, task=task, sampling=sampling))
+
+
+def test_the_expert_follows_hops_that_the_heuristic_cannot(made, services):
+  tasks = [task for task in made[0].tasks["train"] if task.facts["level"] == 1][:4]
+  for task in tasks:
+    log = play("expert", task, services)
+    assert log.rewards["output_recall"] == 1.0
+    queries = [call.arguments["query"] for call in reward.calls(log.log)]
+    for clue in hop_clues(task):
+      text, names = clue["text"], clue["names"]
+      assert any(q.startswith(f" {text}") and q.endswith(tuple(names)) for q in queries)
+  recall = lambda name: np.mean([play(name, t, services).rewards["output_recall"] for t in tasks])
+  assert recall("heuristic_1x2") < recall("hops_9x2") <= 1
+
+
+def test_drills_quote_the_name_from_the_hits_and_renamed_ones_no_name_of_the_corpus(made):
+  talk, index = chat_lib.load("base"), made[1]
+  drills = list(
+    hop_drills.hop_drills(
+      made[0].tasks["train"],
+      lambda i: index.chunk(i).text,
+      lambda query: [hit.chunk for hit in index.search(query, limit=4, settings=FUSION)],
+      talk,
+      count=60,
+      seed=1,
+    )
+  )
+  naming = [drill for drill in drills if drill.naming]
+  assert 20 < len(naming) < 50
+  known = "\n".join(chunk.text for chunk in made[0].chunks)
+  made_up = 0
+  for drill in drills:
+    prompt, reply = talk.decode(drill.prompt), talk.parse(drill.reply)
+    query = reply.tool_calls[0].arguments["query"]
+    name = code_names.names(f"{query}(")[-1]
+    assert code_names.stands_in(name, prompt)
+    made_up += not code_names.stands_in(name, known)
+    assert talk.decode(drill.reply[drill.name_at : drill.name_at + 1]).strip(" (.[*@") in name
+  assert 0.5 < made_up / len(drills) < 0.95
+
+
+def test_drills_without_hops_are_refused():
+  with pytest.raises(ValueError, match=r"search\.hops=True"):
+    next(hop_drills.hop_drills([], str, lambda query: [], chat_lib.load(), count=1, seed=0))
+
+
+def test_the_query_of_a_hop_ends_with_the_name_as_it_stands_in_the_text():
+  assert expert.hop("look up any", "size", "read(size)")[1] == {"query": " look up any(size"}
+  assert hops.MAX_HOPS == 3
