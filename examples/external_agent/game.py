@@ -51,7 +51,7 @@ async def play(task, base_url, api_key, folder):
 def tasks():
   """Every number, many times over."""
   rows = []
-  for split, count in (("train", 400), ("dev", 20), ("test", 20)):
+  for split, count in (("train", 400), ("dev", 20), ("test", 80)):
     for i in range(count * SIZE):
       prompt = f"Find a number from 1 to {SIZE}."
       rows.append({"id": f"{split} {i}", "prompt": prompt, "split": split, "number": 1 + i % SIZE})

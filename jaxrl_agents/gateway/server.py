@@ -39,7 +39,8 @@ class Server:
     except ModuleNotFoundError:
       raise ValueError(MISSING) from None
     family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio turns Nagle's algorithm off, which costs 40 ms a reply.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind((self._host, self._port))
     config = uvicorn.Config(

@@ -1,5 +1,7 @@
 """Sampler slices on the nodes of a Ray cluster give what an engine in this process gives."""
 
+import contextlib
+
 import jax
 import numpy as np
 import pytest
@@ -150,6 +152,27 @@ def test_a_run_that_samples_on_a_node_has_the_numbers_of_one_with_its_own_engine
   assert found["version"] == expected["version"] == 6
   for name in expected.files:
     assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+@whole_run
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_slice_follows_differences_of_the_weights(cluster, cache, tmp_path, hosts):
+  """To bitwise the numbers of a run that reads them whole."""
+  exact = {"policy": {"dtype": "bfloat16"}, "learner": {"steps": 3, "canary_bound": 0.1}}
+  fleet = {"backend": "ray", "address": cluster.address}
+  found = {}
+  mesh = {"sampler_mesh": {"expert": 2}} if hosts > 1 else {}
+  for kind in ("full", "delta"):
+    publish = {"kind": kind} | ({"anchor_every": 3} if kind == "delta" else {})
+    with contextlib.ExitStack() as stack:
+      for _ in range(hosts):
+        stack.enter_context(another_node(cluster, resources={"slice0": 1}))
+      sampler = {"slices": 1, "hosts": hosts}
+      options = {"fleet": fleet, "sampler": sampler, "publish": publish, **exact, **mesh}
+      ended(start("small_run.py", tmp_path / kind, cache, 1, **options))
+    found[kind] = np.load(tmp_path / kind / "params.npz")
+  for name in found["full"].files:
+    assert found["full"][name].tobytes() == found["delta"][name].tobytes(), name
 
 
 @whole_run

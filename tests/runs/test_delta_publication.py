@@ -11,7 +11,7 @@ from jaxrl_agents.runs import weight_files
 from jaxrl_agents.weights import manifest
 from jaxrl_agents.weights.receiver import Receiver
 from tests.runs.small_run import CFG
-from tests.runs.test_several import ended, free_port, start, start_both, stop, wait_for
+from tests.runs.test_several import ended, start, start_both, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -52,15 +52,6 @@ def test_the_engine_holds_bitwise_what_it_would_have_read_whole(full, cache, tmp
   (first,) = manifest.versions(weights)
   assert len(manifest.versions(manifest.differences(weights))) == 2
   assert manifest.versions(manifest.differences(weights))[0] > first
-
-
-@pytest.mark.timeout(400)
-def test_a_sampler_of_its_own_follows_differences_to_the_same_numbers(full, cache, tmp_path):
-  listen = {"workers": {"listen": f"127.0.0.1:{free_port()}"}, "sampler": {"slices": 1}}
-  sampler = start("small_sampler.py", tmp_path, cache, 1, **DELTA, **listen)
-  ended(start("small_run.py", tmp_path, cache, 1, **DELTA, **listen))
-  stop(sampler)
-  assert_bitwise("params.npz", full, tmp_path)
 
 
 @pytest.mark.timeout(400)
