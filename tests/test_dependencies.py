@@ -17,10 +17,20 @@ IMPORT_NAMES = {
   "pystemmer": "Stemmer",
   "pyyaml": "yaml",
 }
-# "bench" is scripts/bench, which the scripts beside it import.
+# Folders and files of scripts/ that scripts beside them import.
 # Programs that scripts/try_clients.py runs in environments of their own.
 PROGRAMS = ROOT / "scripts" / "clients"
-OURS = {"bench", "configs", "examples", "jaxrl_agents", "scripts", "tests"}
+OURS = {
+  "bench",
+  "configs",
+  "examples",
+  "jaxrl_agents",
+  "scripts",
+  "tests",
+  "published",
+  "realtime",
+  "small_policy",
+}
 
 
 def imported(*folders):
