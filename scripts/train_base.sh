@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Trains the base policy of configs/base_cpu.py from scratch, on two cores in about an hour and a
-# half:
+# Trains the base policy of configs/base_cpu.py from scratch:
 #   scripts/train_base.sh WORKDIR                 policy and curve.csv in WORKDIR/base
 #   scripts/train_base.sh WORKDIR --export        also in jaxrl_agents/assets/base; config.BASE_MODEL
 #                                                 must then have the sizes of configs/base_cpu.py

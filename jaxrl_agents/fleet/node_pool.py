@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.fleet.worker_node import Report, WorkerNode
-from jaxrl_agents.harness.worker_pool import WorkerPoolError
+from jaxrl_agents.harness.worker_pool import WorkerPoolError, check_new
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 
 _LOOK_S = 2.0
@@ -142,12 +142,7 @@ class NodePool:
     Raises:
       ValueError: a job without rollouts, or whose group id is already unfinished.
     """
-    ids = {j.group_id for j in self._backlog}.union(*(n.jobs for n in self._nodes.values()))
-    if job.num_rollouts < 1 or job.group_id in ids:
-      raise ValueError(
-        f"group {job.group_id!r} with {job.num_rollouts} rollouts: a group needs at least one "
-        "rollout and an id that no unfinished group has"
-      )
+    check_new(job, [{j.group_id for j in self._backlog}, *(n.jobs for n in self._nodes.values())])
     self._backlog.append(job)
     self._dispatch()
 

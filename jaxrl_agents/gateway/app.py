@@ -53,7 +53,12 @@ def make_app(
     served: what new sessions are served by; None if none may be opened over HTTP.
     limits: of new sessions, unless they ask for less.
     traffic: of users, who give feedback; None if there are none.
+
+  Raises:
+    ValueError: the service key is empty, which a request without a key would fit.
   """
+  if not service_key:
+    raise ValueError("the service key is empty; choose one, as requests without a key would fit it")
   gateway = _Gateway(registry, service_key, served, limits, traffic)
   dialects = {
     "/v1/chat/completions": chat,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable
 
@@ -23,7 +24,8 @@ class Registry:
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
-    self._by_id: dict[str, tuple[float, Session]] = {}
+    self._by_id: dict[str, Session] = {}
+    self._until: list[tuple[float, str]] = []  # a heap, with keys
     self._by_key: dict[str, Session] = {}
 
   def __len__(self) -> int:
@@ -41,7 +43,8 @@ class Registry:
     if len(self._by_id) >= MOST:
       raise Refusal(503, f"{MOST} sessions are held; finish some", retry=True)
     until = self._clock() + session.limits.ttl_s + session.limits.reward_s + KEPT_S
-    self._by_id[session.id] = until, session
+    heapq.heappush(self._until, (until, session.key))
+    self._by_id[session.id] = session
     self._by_key[session.key] = session
     return session
 
@@ -52,7 +55,7 @@ class Registry:
 
   def sessions(self) -> list[Session]:
     """All of them."""
-    return [session for _, session in self._by_id.values()]
+    return list(self._by_id.values())
 
   def of_key(self, key: str) -> Session | None:
     """The session that a key opens."""
@@ -66,7 +69,7 @@ class Registry:
     """
     if id not in self._by_id:
       raise Refusal(404, f"there is no session {id!r}, or it is over", code="session_not_found")
-    return self._by_id[id][1]
+    return self._by_id[id]
 
   def has(self, id: str) -> bool:
     """Whether there is a session of this id."""
@@ -74,6 +77,7 @@ class Registry:
 
   def _forget(self) -> None:
     now = self._clock()
-    over = [session for until, session in self._by_id.values() if until < now]
-    for session in over:
-      self.remove(session)
+    while self._until and self._until[0][0] < now:
+      _, key = heapq.heappop(self._until)
+      if session := self._by_key.get(key):
+        self.remove(session)

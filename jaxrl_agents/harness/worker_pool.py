@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Container, Iterable
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
@@ -53,6 +54,15 @@ class _Worker:
   ready: bool = False
   last_error: str = ""
   jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
+
+
+def check_new(job: Job, unfinished: Iterable[Container[str]]) -> None:
+  """Raises ValueError for a job without rollouts, or with the group id of an unfinished one."""
+  if job.num_rollouts < 1 or any(job.group_id in ids for ids in unfinished):
+    raise ValueError(
+      f"group {job.group_id!r} with {job.num_rollouts} rollouts: a group needs at least one "
+      "rollout and an id that no unfinished group has"
+    )
 
 
 class WorkerPool:
@@ -144,12 +154,7 @@ class WorkerPool:
     Raises:
       ValueError: a job without rollouts, or whose group id is already unfinished.
     """
-    ids = {j.group_id for j in self._backlog}.union(*(w.jobs for w in self._workers.values()))
-    if job.num_rollouts < 1 or job.group_id in ids:
-      raise ValueError(
-        f"group {job.group_id!r} with {job.num_rollouts} rollouts: a group needs at least one "
-        "rollout and an id that no unfinished group has"
-      )
+    check_new(job, [{j.group_id for j in self._backlog}, *(w.jobs for w in self._workers.values())])
     self._backlog.append(job)
     self._dispatch()
 

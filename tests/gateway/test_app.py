@@ -10,6 +10,8 @@ import urllib.parse
 import pytest
 
 from jaxrl_agents.gateway import http_requests, sse
+from jaxrl_agents.gateway.app import make_app
+from jaxrl_agents.gateway.registry import Registry
 from jaxrl_agents.gateway.sessions import Limits, Session
 from tests.gateway.serving import SERVICE_KEY, Says, body, serving, tool, words
 
@@ -230,3 +232,23 @@ def test_ids_in_and_ids_out(gateway):
   for wrong in ([], [-1], ["a"], [10**9], "text"):
     asked["token_ids"] = wrong
     assert send(gateway, "POST", "/inference/v1/generate", asked, session.key)[0] == 400
+
+
+def test_a_gateway_without_a_service_key_is_refused():
+  with pytest.raises(ValueError, match="service key is empty"):
+    make_app(Registry(), service_key="")
+
+
+def test_the_registry_forgets_what_is_over_and_nothing_that_came_later_under_its_name():
+  now = [0.0]
+  registry = Registry(clock=lambda: now[0])
+  make = lambda ttl_s: Session(None, Limits(ttl_s=ttl_s, reward_s=0), id="a", clock=lambda: now[0])
+  first = registry.add(make(10))
+  registry.remove(first)
+  second = registry.add(make(1_000))
+  now[0] = 100.0  # the time of the first is over
+  registry.add(Session(None, Limits(ttl_s=1, reward_s=0), id="b"))
+  assert registry.of_id("a") is second and registry.of_key(first.key) is None
+  now[0] = 2_000.0
+  registry.add(Session(None, Limits(), id="c"))
+  assert len(registry) == 1

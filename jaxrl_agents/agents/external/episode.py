@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import math
 import pathlib
+import secrets
 import shutil
 import tempfile
 import time
@@ -44,8 +45,9 @@ class ExternalServices:
       from jaxrl_agents.gateway import app
     except ModuleNotFoundError as error:
       raise ValueError(MISSING) from error
-    # Nobody has the service key: sessions are opened by the rollouts alone.
-    self._server = Server(app.make_app(self.registry, service_key=""), options.host)
+    # Nobody is told the service key: sessions are opened by the rollouts alone.
+    key = secrets.token_urlsafe(24)
+    self._server = Server(app.make_app(self.registry, service_key=key), options.host)
 
   async def url(self) -> str:
     """The address of the gateway."""

@@ -4,6 +4,8 @@ import json
 import os
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import openai
 
@@ -38,6 +40,29 @@ async def sleeps(task, base_url, api_key, folder):
 
 def silent(task, base_url, api_key, folder):
   """Makes no call."""
+
+
+def cheat(task, base_url, api_key, folder):
+  """Tries to reward itself with its own key and with none; returns what it was told."""
+  client = openai.OpenAI(base_url=base_url, api_key=api_key)
+  raw = client.chat.completions.with_raw_response.create(
+    model="policy", messages=[{"role": "user", "content": task.prompt}]
+  )
+  place = f"{base_url.removesuffix('/v1')}/sessions/{raw.headers['x-session-id']}/rewards"
+  body = json.dumps({"parts": {"reward": 100.0}}).encode()
+  told = []
+  for head in ({}, {"authorization": "Bearer "}, {"authorization": f"Bearer {api_key}"}):
+    try:
+      urllib.request.urlopen(urllib.request.Request(place, body, head), timeout=10)
+      told.append(200)
+    except urllib.error.HTTPError as error:
+      told.append(error.code)
+  return told
+
+
+def told(task, outcome, trajectory):
+  """What the cheat was told, and what is attached to its session."""
+  return {"reward": float(outcome.result == [401] * 3), "attached": float(len(trajectory.rewards))}
 
 
 def length(task, outcome, trajectory):

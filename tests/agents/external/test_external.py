@@ -186,6 +186,12 @@ def test_a_hook_that_refuses_is_an_error_with_its_words():
     assert "400" in trajectory.error and "there is no task t" in trajectory.error
 
 
+def test_an_agent_cannot_reward_itself():
+  chosen = options(function=f"{MODULE}:cheat", reward=f"{MODULE}:told")
+  (trajectory,) = play(chosen, rollouts=1).trajectories
+  assert not trajectory.error and trajectory.rewards == {"reward": 1.0, "attached": 0.0}
+
+
 def test_scripted_players_answer_in_the_place_of_the_policy():
   players = ((DEMONSTRATOR, f"{MODULE}:player"), ("other", f"{MODULE}:player"))
   chosen = options(function=f"{MODULE}:function", players=players)
