@@ -39,6 +39,7 @@ class Ahead:
     server: plays the jobs.
     pacing: says which.
     job: (draw) -> what the server plays.
+    ended: called in the sampler's thread with each group before `take` may return it.
     devices: context manager of the sampler's thread, which makes the mesh of its engines ambient.
     patience_s: longest time without a sign of the thread, also at its end.
   """
@@ -49,11 +50,12 @@ class Ahead:
     pacing: Pacing,
     job: Callable[[Draw], Any],
     *,
+    ended: Callable[[Group], None] = lambda group: None,
     devices: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     patience_s: float = 300.0,
   ):
     self._server, self._pacing, self._job, self._devices = server, pacing, job, devices
-    self._patience_s = patience_s
+    self._ended, self._patience_s = ended, patience_s
     self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._changed = threading.Condition()
     self._closed = False
@@ -119,10 +121,10 @@ class Ahead:
       return idle_s
 
   @contextlib.contextmanager
-  def still(self) -> Iterator[list[Group]]:
-    """Nothing begins or ends while the context lasts, which has the groups that are ready."""
+  def still(self) -> Iterator[None]:
+    """Nothing begins or ends while the context lasts."""
     with self._changed:
-      yield [group for _, group in self._pacing.ready.values()]
+      yield
 
   def _check(self) -> None:
     if self._error:
@@ -140,6 +142,8 @@ class Ahead:
           self._last_sign = time.monotonic()
           self._make_calls()
           ended = self._server.round(self._next_job)
+          for group in ended:
+            self._ended(group)
           with self._changed:
             for group in ended:
               self._pacing.finished(group)
@@ -161,5 +165,8 @@ class Ahead:
 
   def _next_job(self) -> Any:
     with self._changed:
+      ready = len(self._pacing.ready)
       draw = self._pacing.next() if self._calls.empty() else None
+      if len(self._pacing.ready) > ready:  # a draw whose group an earlier run had played
+        self._changed.notify_all()
     return None if draw is None else self._job(draw)

@@ -57,7 +57,8 @@ class Pacing:
     batches: how many are still to be taken.
     state: of an earlier object, see `state`; its depth may have been another.
     tasks: the tasks that `state` may name.
-    groups: those that were ready then; without some of them, these are played again.
+    groups: that ended and were not trained, by their ids those of draws in `state` or of later
+      ones; these are not played again. Others are ignored, and those of another task.
   """
 
   def __init__(
@@ -75,12 +76,12 @@ class Pacing:
     self._draw, self._batch, self._depth = draw, batch, depth
     self._left = batches * batch
     self._drawn, self._learning = first, 0
+    self._kept = {group.id: group for group in groups}
     self.waiting: collections.deque[Draw] = collections.deque()
     self.in_flight: dict[str, Draw] = {}
     self.ready: dict[str, tuple[Draw, Group]] = {}
     if state:
       known = {task.id: task for task in tasks}
-      kept = {group.id: group for group in groups}
       self._drawn = state["drawn"]
       for number, place, task_id in state["unfinished"]:
         if task_id not in known:
@@ -88,24 +89,37 @@ class Pacing:
             f"the checkpoint names task {task_id!r}, which the task set does not have; continue "
             "with the tasks that the run began with"
           )
-        unfinished = Draw(number, place, known[task_id])
-        if unfinished.label in kept:
-          self.ready[unfinished.label] = (unfinished, kept[unfinished.label])
-        else:
-          self.waiting.append(unfinished)
+        self._admit(Draw(number, place, known[task_id]))
+    later = lambda group_id: draw_of(group_id)[0] >= self._drawn
+    self._kept = {name: group for name, group in self._kept.items() if later(name)}
+
+  @property
+  def kept(self) -> set[str]:
+    """Ids of the groups of an earlier object that are ready, or will be once they are drawn."""
+    return {*self.ready, *self._kept}
 
   def next(self) -> Draw | None:
     """The next task to play, which is in flight from now on; None if no more may be played yet."""
-    ahead = len(self.in_flight) + len(self.ready)
-    if ahead + self._learning >= (self._depth + 1) * self._batch or ahead >= self._left:
-      return None
-    if not self.waiting:
-      tasks = self._draw(self._drawn)
-      self.waiting.extend(Draw(self._drawn, place, task) for place, task in enumerate(tasks))
+    while True:
+      ahead = len(self.in_flight) + len(self.ready)
+      if ahead + self._learning >= (self._depth + 1) * self._batch or ahead >= self._left:
+        return None
+      if self.waiting:
+        break
+      for place, task in enumerate(self._draw(self._drawn)):
+        self._admit(Draw(self._drawn, place, task))
       self._drawn += 1
     draw = self.waiting.popleft()
     self.in_flight[draw.label] = draw
     return draw
+
+  def _admit(self, draw: Draw) -> None:
+    """Takes a draw in: it is ready if its group was played by an earlier run, else it waits."""
+    group = self._kept.pop(draw.label, None)
+    if group and (group.task.id, group.task.prompt) == (draw.task.id, draw.task.prompt):
+      self.ready[draw.label] = (draw, group)
+    else:
+      self.waiting.append(draw)
 
   def finished(self, group: Group) -> None:
     """A group in flight has ended."""
@@ -138,6 +152,12 @@ class Pacing:
     draws.sort(key=lambda draw: (draw.batch, draw.place))
     unfinished = [[draw.batch, draw.place, draw.task.id] for draw in draws]
     return {"drawn": self._drawn, "unfinished": unfinished}
+
+
+def draw_of(group_id: str) -> tuple[int, int]:
+  """The batch and the place of the draw that a group is of."""
+  _, batch, place = group_id.split(" ")
+  return int(batch), int(place)
 
 
 def oldest_version(group: Group) -> int | None:

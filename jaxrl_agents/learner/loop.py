@@ -46,6 +46,7 @@ class Plan:
     collect: (step) -> complete groups with rewards.
     publish: (params, version) -> None: makes them the sampler's weights.
     save: (next step, state, ledger) -> None: one atomic checkpoint.
+    learnt: (step, groups with advantages) -> None: called once a step, before `kept`.
     report: (step, metrics, groups) -> None: called once a step, after saving.
     kept: () -> the entries of a checkpoint's ledger: state of `collect`, JSON by name.
     published: (version) -> its parameters, adapters merged, or None if they are kept no more. If
@@ -59,6 +60,7 @@ class Plan:
   publish: Callable[[Any, int], None]
   save: Callable[[int, TrainState, dict[str, Any]], None]
   report: Callable[[int, dict[str, float], list[Group]], None]
+  learnt: Callable[[int, list[Group]], None] = lambda step, groups: None
   kept: Callable[[], dict[str, Any]] = dict
   published: Callable[[int], Any] | None = None
   held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -107,6 +109,7 @@ def train(
         learnt = time.monotonic()
         if metrics["optimizer_steps"]:
           plan.publish(state.policy.params, int(state.policy.version))
+        plan.learnt(step, groups)
         ledger = plan.kept() | {"tasks": [group.task.id for group in groups]}
         if (step + 1) % learner.save_every == 0 or step + 1 == learner.steps:
           plan.save(step + 1, state, ledger)

@@ -22,11 +22,11 @@ from jaxrl_agents.gateway.sessions import Session
 from jaxrl_agents.gateway.token_tree import Call
 from jaxrl_agents.realtime import behaviour, feedback
 from jaxrl_agents.realtime import calls as calls_lib
-from jaxrl_agents.realtime import log as log_lib
+from jaxrl_agents import record_log
 from jaxrl_agents.realtime.arms import CANARY, STABLE, user_hash
 from jaxrl_agents.realtime.deployment import Deployer, Pointer
 from jaxrl_agents.realtime.feedback import Event, Join, Kind
-from jaxrl_agents.realtime.log import Log
+from jaxrl_agents.record_log import Log
 from jaxrl_agents.types import Generation, Message, Sampler, SamplingLimits
 
 KEY_BYTES = 32
@@ -49,7 +49,7 @@ class Traffic:
     refused: how many events were.
 
   Raises:
-    DamagedLog, BlockingIOError: see `log.Log`.
+    DamagedLog, BlockingIOError: see `record_log.Log`.
   """
 
   def __init__(
@@ -67,10 +67,10 @@ class Traffic:
     self.refused = 0
     self._samplers = samplers
     self.user_key = user_key(folder / "user.key")
-    for record in log_lib.scan(self.log.path):
+    for record in record_log.scan(self.log.path):
       self.join.apply(record)
 
-  def append(self, record: log_lib.Record, *, durable: bool = False) -> None:
+  def append(self, record: record_log.Record, *, durable: bool = False) -> None:
     """Adds a record to the log, and to the join."""
     self.log.append(record, durable=durable)
     self.join.apply(record)

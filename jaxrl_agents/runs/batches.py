@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,14 @@ from jaxrl_agents.agents import toggle
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import pacing
 from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.pacing import Draw, Pacing
-from jaxrl_agents.harness import group_files
+from jaxrl_agents.fleet.ready_groups import ReadyGroups
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.learner import loop
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import processes, setup
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
@@ -55,25 +55,31 @@ class Batches:
     config: of the run.
     players: play the episodes.
     start: of the run.
+    ledger: of the run, in its first process; None in the others.
     groups: complete ones that `start` does not count as trained, and that need not be played again.
   """
 
   def __init__(
-    self, config: RunConfig, players: RolloutWorkers, start: Start, groups: Sequence[Group] = ()
+    self,
+    config: RunConfig,
+    players: RolloutWorkers,
+    start: Start,
+    ledger: Ledger | None,
+    groups: Sequence[Group] = (),
   ):
-    self._config, self._players = config, players
-    learner, ledger = config.learner, start.ledger
+    self._config, self._players, self._ledger = config, players, ledger
+    learner, kept = config.learner, start.ledger
     self._stream = TaskStream(
-      start.tasks, config.seed, ledger.get("stream"), single_epoch=learner.single_epoch
+      start.tasks, config.seed, kept.get("stream"), single_epoch=learner.single_epoch
     )
-    self._budgets = toggle.LengthBudgets(ledger.get("length_budgets"))
+    self._budgets = toggle.LengthBudgets(kept.get("length_budgets"))
     self._pacing = Pacing(
       self._draw,
       batch=learner.groups_per_step,
       depth=config.fleet.depth,
       first=start.step,
       batches=learner.steps - start.step,
-      state=ledger.get("pacing"),
+      state=kept.get("pacing"),
       tasks=start.tasks,
       groups=groups,
     )
@@ -85,6 +91,7 @@ class Batches:
     draws = list(iter(self._pacing.next, None))
     played = lambda: list(self._players.play(map(self._job, draws)))
     for group in self._players.shared(played):
+      self._ended(group)
       self._pacing.finished(group)
     groups = self._pacing.take(len(draws))
     assert groups is not None
@@ -111,8 +118,18 @@ class Batches:
       "pacing": self._pacing.state(),
     }
 
-  def save_ready(self) -> None:
-    """Writes what `state` named last; to be called before a checkpoint with it is written."""
+  def learnt(self, step: int, groups: Sequence[Group]) -> None:
+    """A step has learnt from groups, which have their advantages; see loop.Plan."""
+    if self._ledger:
+      self._ledger.learnt(step, {group.id: _not_learnt(group) for group in groups})
+
+  def before_save(self) -> None:
+    """Makes durable what a checkpoint needs beside it; to be called before it is written."""
+
+  def after_save(self, step: int) -> None:
+    """Removes what is not needed any more, since there is a complete checkpoint of this step."""
+    if self._ledger:
+      self._ledger.saved()
 
   def _draw(self, batch: int) -> list[Task]:
     """The tasks of a batch; each batch is drawn once, in order."""
@@ -122,8 +139,15 @@ class Batches:
   def _job(self, draw: Draw) -> Job:
     """What the workers play for a task."""
     config = self._config
+    if self._ledger:
+      self._ledger.dispatched(draw.label, draw.task.id, config.learner.group_size)
     sampling = setup.sampling(config, config.seed + 1 + draw.batch)
     return Job(draw.label, draw.task, config.learner.group_size, sampling)
+
+  def _ended(self, group: Group) -> None:
+    """Takes note of a group whose rollouts have all ended."""
+    if self._ledger:
+      self._ledger.finished(group)
 
   def _progress(self, step: int) -> float:
     return step / max(self._config.learner.steps, 1)
@@ -152,17 +176,28 @@ class PlayedAhead(Batches):
 
   Args:
     config, players, start: see Batches.
-    folder: where groups that are ready are kept beside a checkpoint.
+    ledger: of the run.
+    ready: the groups that an earlier process of the run left, and where those of this one are kept.
   """
 
   def __init__(
-    self, config: RunConfig, players: RolloutWorkers, start: Start, folder: pathlib.Path
+    self,
+    config: RunConfig,
+    players: RolloutWorkers,
+    start: Start,
+    ledger: Ledger,
+    ready: ReadyGroups,
   ):
-    earlier = start.ledger.get("ahead", {})
-    super().__init__(config, players, start, _loaded(folder, earlier.get("ready", "")))
-    self._published = [*earlier.get("published", ()), start.version]
-    self._folder = folder
-    self._to_save: tuple[str, list[Group]] = ("", [])
+    # Without a checkpoint nothing says that version 0 is the one which earlier groups are of.
+    groups = ready.load(newest=start.version) if start.ledger else []
+    super().__init__(config, players, start, ledger, groups)
+    ready.remove_others(self._pacing.kept)
+    for group in groups:
+      if group.id in self._pacing.kept:
+        ledger.kept(group)
+    self._published = [*start.ledger.get("published", ()), start.version]
+    self._ready = ready
+    self._used: dict[str, int] = {}  # the step that used a group whose file is still there
     self._ages: list[int] = []
     players.keep(lora.merged(start.params), start.version)
     self._ahead: Ahead | None = None
@@ -170,7 +205,7 @@ class PlayedAhead(Batches):
   @contextlib.contextmanager
   def playing(self) -> Iterator[None]:
     """Plays in a thread of its own while the context lasts."""
-    with self._players.ahead(self._pacing, self._job) as self._ahead:
+    with self._players.ahead(self._pacing, self._job, self._ended) as self._ahead:
       yield
 
   def collect(self, step: int) -> list[Group]:
@@ -181,7 +216,9 @@ class PlayedAhead(Batches):
     self._ages = []
     groups: list[Group] = []
     while (lack := self._config.learner.groups_per_step - len(groups)) > 0:
-      groups += [group for group in map(self._of_age, self._ahead.take(lack)) if group]
+      taken = self._ahead.take(lack)
+      self._used |= {group.id: step for group in taken}
+      groups += [group for group in (self._of_age(each, step) for each in taken) if group]
     return self._rewarded(groups, step)
 
   def publish(self, params: dict[str, Any], version: int) -> None:
@@ -209,45 +246,46 @@ class PlayedAhead(Batches):
   def state(self) -> dict[str, Any]:
     """For a checkpoint's ledger, with the tasks whose groups were not trained yet."""
     assert self._ahead is not None
-    with self._ahead.still() as groups:
-      name = f"ready_{self._published[-1]:010d}.npz" if groups else ""
+    with self._ahead.still():
       found = super().state()
-    self._to_save = name, groups
-    earlier = self._published[-1 - self._config.fleet.max_age : -1]
-    return found | {"ahead": {"published": earlier, "ready": name}}
+    return found | {"published": self._published[-1 - self._config.fleet.max_age : -1]}
 
-  def save_ready(self) -> None:
-    """Writes the groups that were ready, and removes those of checkpoints that are gone."""
-    name, groups = self._to_save
-    if groups:
-      group_files.save_groups(self._folder / name, groups, routing=True)
-    files = sorted(self._folder.glob("ready_*.npz"))
-    for old in files[: -1 - self._config.learner.keep_checkpoints]:
-      old.unlink()
+  def before_save(self) -> None:
+    """Waits until all groups that ended are on the disk."""
+    self._ready.flush()
 
-  def _of_age(self, group: Group) -> Group | None:
+  def after_save(self, step: int) -> None:
+    """Removes the groups that the steps before this one have used."""
+    super().after_save(step)
+    done = [name for name, used in self._used.items() if used < step]
+    self._ready.remove(done)
+    for name in done:
+      del self._used[name]
+
+  def _ended(self, group: Group) -> None:
+    """Has the group written, beside the checkpoints; in the sampler's thread."""
+    super()._ended(group)
+    self._ready.keep(group)
+
+  def _of_age(self, group: Group, step: int) -> Group | None:
     """The group without the loss of tokens that are too old; None if it is dropped for them."""
-    assert self._ahead is not None
+    assert self._ahead is not None and self._ledger is not None
     fleet = self._config.fleet
     age = pacing.age(group, self._published)
     self._ages.append(age)
     if age <= fleet.max_age:
       return group
     if fleet.too_old == "drop":
+      self._ledger.learnt(step, {group.id: f"{age} publications old"})
       self._ahead.replace(1)
       return None
     return masked(group, self._published[-1 - fleet.max_age])
 
 
-def _loaded(folder: pathlib.Path, name: str) -> list[Group]:
-  """The groups of a file that `save_ready` wrote; none if it is lost or damaged, which it says."""
-  if not name:
-    return []
-  try:
-    return group_files.load_groups(folder / name)
-  except (FileNotFoundError, ValueError) as error:
-    print(f"groups that were ready are played again: {error}", file=sys.stderr, flush=True)
-    return []
+def _not_learnt(group: Group) -> str:
+  """Why a step learnt nothing from a group; "" if it did."""
+  learnt = any(each.metrics.get("advantage") for each in group.trajectories)
+  return "" if learnt else "all its rewards are equal"
 
 
 def masked(group: Group, oldest: int) -> Group:
@@ -270,21 +308,36 @@ def masked(group: Group, oldest: int) -> Group:
 
 @contextlib.contextmanager
 def opened(
-  config: RunConfig, players: RolloutWorkers, start: Start, folder: pathlib.Path
+  config: RunConfig,
+  players: RolloutWorkers,
+  start: Start,
+  *,
+  ledger: pathlib.Path,
+  ready: pathlib.Path,
 ) -> Iterator[Batches]:
-  """The batches of a run, played ahead if `fleet.depth` says so; `folder` as of `PlayedAhead`.
+  """The batches of a run, played ahead if `fleet.depth` says so.
+
+  Args:
+    config, players, start: see Batches.
+    ledger: file of the states of the rollouts.
+    ready: folder of groups that were played ahead.
 
   Raises:
     ValueError: they are to be played ahead in a run of several processes.
   """
-  if not config.fleet.depth:
-    yield Batches(config, players, start)
-    return
-  if jax.process_count() > 1:
+  if config.fleet.depth and jax.process_count() > 1:
     raise ValueError(
       f"fleet.depth={config.fleet.depth} needs a run of one process, and this run has "
       f"{jax.process_count()}; set fleet.depth=0"
     )
-  ahead = PlayedAhead(config, players, start, folder)
-  with ahead.playing():
-    yield ahead
+  if not processes.is_first():
+    yield Batches(config, players, start, None)
+    return
+  with Ledger(ledger, start.step) as states, players.noted(states):
+    if not config.fleet.depth:
+      yield Batches(config, players, start, states)
+      return
+    with ReadyGroups(ready, states.ready) as groups:
+      ahead = PlayedAhead(config, players, start, states, groups)
+      with ahead.playing():
+        yield ahead

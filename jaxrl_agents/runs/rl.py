@@ -98,7 +98,8 @@ def _train(
         config,
         players,
         Start(first, current.policy.params, version, ledger, corpus.tasks["train"]),
-        workdir.path / "ready",
+        ledger=workdir.ledger,
+        ready=workdir.path / "ready",
       ) as batches,
     ):
       current = loop.train(
@@ -112,6 +113,7 @@ def _train(
             if channel.is_first
             else _no_report
           ),
+          learnt=batches.learnt,
           kept=lambda: batches.state() | {"start": start},
           published=batches.published,
           held=notice.held,
@@ -166,9 +168,10 @@ def _save(
   state: TrainState,
   ledger: dict[str, Any],
 ) -> None:
-  """Writes a checkpoint, and first the groups that its ledger names."""
-  batches.save_ready()
+  """Writes a checkpoint, once what it needs beside it is on the disk."""
+  batches.before_save()
   checkpoint.save(manager, step, state, ledger, keep=config.learner.keep_checkpoints)
+  batches.after_save(step)
 
 
 def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> dict[str, Any]:

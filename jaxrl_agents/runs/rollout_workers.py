@@ -14,6 +14,7 @@ import jax
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.node_pool import NodePool
 from jaxrl_agents.fleet.pacing import Draw, Pacing
 from jaxrl_agents.harness.rollout import Sampling
@@ -179,13 +180,26 @@ class RolloutWorkers:
     return self._server.collect(jobs)
 
   @contextlib.contextmanager
-  def ahead(self, pacing: Pacing, job: Callable[[Draw], Job]) -> Iterator[Ahead]:
+  def noted(self, ledger: Ledger) -> Iterator[None]:
+    """Notes in a ledger which rollouts are played again, while the context lasts."""
+    ignored, self._server.played_again = self._server.played_again, ledger.played_again
+    try:
+      yield
+    finally:
+      self._server.played_again = ignored
+
+  @contextlib.contextmanager
+  def ahead(
+    self, pacing: Pacing, job: Callable[[Draw], Job], ended: Callable[[Group], None]
+  ) -> Iterator[Ahead]:
     """Plays in a thread of its own, paced, while the context lasts; `publish` then lets the engine
-    swap the weights between two of its steps.
+    swap the weights between two of its steps. `ended` as of `Ahead`.
     """
     devices = lambda: setup.devices(self._config)
     patience_s = 2 * self._config.workers.stall_s
-    with Ahead(self._server, pacing, job, devices=devices, patience_s=patience_s) as self._ahead:
+    with Ahead(
+      self._server, pacing, job, ended=ended, devices=devices, patience_s=patience_s
+    ) as self._ahead:
       try:
         yield self._ahead
       finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,10 @@ class RolloutServer:
       aside: the group is returned with failed rollouts, which name the cause.
     others: {policy: Engine} of requests whose `SamplingLimits.policy` names them.
       A request for any other is refused.
+
+  Attributes:
+    played_again: called with (group id, samples, or () for all of them, why) where rollouts are to
+      be played again because their worker died.
   """
 
   def __init__(
@@ -68,6 +72,7 @@ class RolloutServer:
     self._engines: dict[str, EngineProtocol] = {"": engine, **(others or {})}
     self._stand_ins: dict[str, str] = {}
     self._pool = pool
+    self.played_again: Callable[[str, Sequence[int], str], None] = lambda group, samples, why: None
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
     self._stall_s, self._set_aside = stall_s, SetAside(max_retries)
     self._asked: dict[tuple[str, int], tuple[int, int]] = {}
@@ -234,7 +239,7 @@ class RolloutServer:
     self._finished.clear()
     return done
 
-  def _retry(self, worker: int, text: str, jobs: Iterable[Any]) -> None:
+  def _retry(self, worker: int, text: str, jobs: Sequence[Any]) -> None:
     """Forgets what a dead worker waited for; its jobs are played again from the start."""
     self._held = [held for held in self._held if held[0] != worker]
     del self._more_players[worker]
@@ -242,9 +247,15 @@ class RolloutServer:
       name, engine_id = asked
       self._engines[name].cancel(engine_id)
       del self._asked[asked]
+    given_up = set()
     for lost in self._set_aside.after_death(jobs, text):
+      given_up.add(lost.id)
       self._rollouts_in_play -= len(lost.trajectories)
       self._finished.append(lost)
+    for part in (job.group_id for job in jobs if job.group_id not in given_up):
+      group_id = self._group_of[part]
+      samples = () if part == group_id else (int(part.rpartition("/")[2]),)
+      self.played_again(group_id, samples, text)
 
   def _check_progress(self) -> None:
     waited = time.monotonic() - self._last_progress

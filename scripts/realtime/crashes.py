@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 
-from jaxrl_agents.realtime import log as log_lib
+from jaxrl_agents import record_log
 from jaxrl_agents.realtime.deployment import Deployer
 from jaxrl_agents.realtime.feedback import Join
 
@@ -45,8 +45,8 @@ def measured(kills: int, seed: int = 0) -> dict[str, float]:
         print(f"broken deployment: {error}", flush=True)
         broken += 1
     path = pathlib.Path(folder) / "traffic.log"
-    log_lib.Log(path).close()
-    records = list(log_lib.scan(path))
+    record_log.Log(path).close()
+    records = list(record_log.scan(path))
   join = Join()
   for record in records:
     join.apply(record)

@@ -8,9 +8,9 @@ import pytest
 
 from jaxrl_agents.realtime import calls as calls_lib
 from jaxrl_agents.realtime import feedback
-from jaxrl_agents.realtime import log as log_lib
+from jaxrl_agents import record_log
 from jaxrl_agents.realtime.feedback import Event, Join, Kind
-from jaxrl_agents.realtime.log import Log
+from jaxrl_agents.record_log import Log
 from tests.realtime.logged import call, record
 
 KINDS = {"persist": Kind(100.0, silence=0.25), "revert": Kind(10.0, weight=-0.5)}
@@ -127,7 +127,7 @@ def test_after_kills_at_200_random_bytes_every_acknowledged_event_is_joined_once
   while waiting or kills < 200:
     join = Join(KINDS)
     with Log(path) as log:
-      for each in log_lib.scan(path):
+      for each in record_log.scan(path):
         join.apply(each)
       for _ in range(rng.randrange(4)):  # until it dies
         name = rng.choice(waiting or acknowledged)
@@ -140,10 +140,10 @@ def test_after_kills_at_200_random_bytes_every_acknowledged_event_is_joined_once
           acknowledged.append(name)
     torn = event(rng.choice(waiting or acknowledged))
     with path.open("ab") as file:
-      whole = log_lib.packed(torn)
+      whole = record_log.packed(torn)
       file.write(whole[: rng.randrange(len(whole))])
     kills += 1
   Log(path).close()
-  join = joined(*log_lib.scan(path))
+  join = joined(*record_log.scan(path))
   assert join.counts == {"joined": 20}
   assert all(each.values == {"persist": 1.0} for each in join.calls.values())

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_agents.realtime import log as log_lib
+from jaxrl_agents import record_log
 from jaxrl_agents.realtime.arms import CANARY, STABLE, user_hash
 from jaxrl_agents.realtime.deployment import Deployer
 from jaxrl_agents.realtime.feedback import Kind
@@ -71,7 +71,7 @@ def test_sessions_of_users_are_logged_and_others_are_not(at):
     said(gateway, session, USER, answer, {"role": "user", "content": "again"})
     _, _, other = send(gateway, "POST", "/sessions", {}, SERVICE_KEY)
     assert said(gateway, other)["content"] == "nobody's"
-  found = [r for r in log_lib.scan(traffic.log.path) if r["kind"] == "call"]
+  found = [r for r in record_log.scan(traffic.log.path) if r["kind"] == "call"]
   first, second = (traffic.join.calls[r["id"]].call for r in found)
   assert (first.arm, first.user, first.time_s) == (STABLE, user_hash("ann", traffic.user_key), 7.0)
   assert first.features["repo"] == 2.5 and second.features["turn"] == 1.0

@@ -123,15 +123,18 @@ def trained(
     contextlib.ExitStack() as stack,
   ):
     start = batches_lib.Start(first, current.policy.params, version, ledger, TASKS)
-    batches = stack.enter_context(batches_lib.opened(config, players, start, folder / "ready"))
+    files = {"ledger": folder / "ledger.log", "ready": folder / "ready"}
+    batches = stack.enter_context(batches_lib.opened(config, players, start, **files))
 
     def save(step: int, saved: state.TrainState, found: dict[str, Any]) -> None:
-      batches.save_ready()
+      batches.before_save()
       checkpoint.save(manager, step, saved, found, keep=2)
+      batches.after_save(step)
 
     plan = loop.Plan(
       collect=batches.collect,
       publish=batches.publish,
+      learnt=batches.learnt,
       kept=batches.state,
       published=batches.published,
       save=save,

@@ -106,6 +106,20 @@ class Log:
       self._file.truncate(before)
       raise
 
+  @property
+  def size(self) -> int:
+    """Bytes of the file."""
+    return os.fstat(self._file.fileno()).st_size
+
+  def sync(self) -> None:
+    """Waits until all records would survive a loss of power.
+
+    Raises:
+      FullDiskError: there is no room.
+    """
+    with full_disk.named(self.path):
+      os.fsync(self._file.fileno())
+
   def close(self) -> None:
     """Closes the file, durably."""
     if not self._file.closed:

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from jaxrl_agents.realtime import log as log_lib
-from jaxrl_agents.realtime.log import DamagedLog, Log, Torn
+from jaxrl_agents import record_log
+from jaxrl_agents.record_log import DamagedLog, Log, Torn
 
 RECORDS = [{"n": 1, "text": "a"}, {"n": 2, "text": "é\n"}, {"n": 3, "tokens": [1, 2, 3]}]
 
@@ -28,12 +28,12 @@ def written(path, records=RECORDS):
 
 def test_records_come_back_in_order(tmp_path):
   written(tmp_path / "log")
-  assert list(log_lib.scan(tmp_path / "log")) == RECORDS
+  assert list(record_log.scan(tmp_path / "log")) == RECORDS
 
 
 def test_a_record_is_mark_length_digest_and_json(tmp_path):
-  assert log_lib.packed({"a": 1})[:8] == log_lib.MARK + b"\x07\0\0\0"
-  assert json.loads(log_lib.packed({"a": 1})[16:]) == {"a": 1}
+  assert record_log.packed({"a": 1})[:8] == record_log.MARK + b"\x07\0\0\0"
+  assert json.loads(record_log.packed({"a": 1})[16:]) == {"a": 1}
 
 
 def test_a_log_that_is_cut_at_any_byte_keeps_the_whole_records_and_goes_on(tmp_path):
@@ -48,7 +48,7 @@ def test_a_log_that_is_cut_at_any_byte_keeps_the_whole_records_and_goes_on(tmp_p
       kept = ends[whole] if size >= ends[0] else 0
       assert log.torn == (Torn(kept, size - kept) if size > kept else None)
       log.append({"n": "next"})
-    assert list(log_lib.scan(path)) == [*RECORDS[:whole], {"n": "next"}]
+    assert list(record_log.scan(path)) == [*RECORDS[:whole], {"n": "next"}]
 
 
 def test_zeros_that_a_loss_of_power_left_at_the_end_are_cut(tmp_path):
@@ -58,7 +58,7 @@ def test_zeros_that_a_loss_of_power_left_at_the_end_are_cut(tmp_path):
     file.write(bytes(100))
   with Log(path) as log:
     assert log.torn == Torn(end, 100)
-  assert list(log_lib.scan(path)) == RECORDS
+  assert list(record_log.scan(path)) == RECORDS
 
 
 def test_damage_before_the_last_record_is_an_error_that_names_the_byte(tmp_path):
@@ -73,7 +73,7 @@ def test_damage_before_the_last_record_is_an_error_that_names_the_byte(tmp_path)
     with pytest.raises(DamagedLog, match=f"damaged at byte {begin}, and whole records follow"):
       Log(path)
     with pytest.raises(DamagedLog):
-      list(log_lib.scan(path))
+      list(record_log.scan(path))
 
 
 def test_a_file_that_is_no_log_is_refused_and_left_alone(tmp_path):
@@ -92,7 +92,7 @@ def test_one_process_at_a_time_writes(tmp_path):
 
 WRITER = """
 import sys
-from jaxrl_agents.realtime.log import Log
+from jaxrl_agents.record_log import Log
 log = Log(sys.argv[1])
 n = 0
 while True:
@@ -112,5 +112,5 @@ def test_what_was_acknowledged_is_there_after_kill_9(tmp_path):
   acknowledged = int(told[-2]) if len(told) > 1 else 0
   process.wait(10)
   Log(path).close()
-  found = [record["n"] for record in log_lib.scan(path)]
+  found = [record["n"] for record in record_log.scan(path)]
   assert found == list(range(len(found))) and len(found) > acknowledged
