@@ -63,7 +63,7 @@ class State:
 
 @dataclasses.dataclass
 class _Open:
-  """A group that is neither trained nor dropped: the attempt of each sample, and how some failed."""
+  """A group that is neither trained nor dropped: the attempt of each sample, how some failed."""
 
   task: str
   attempts: list[int]
@@ -178,8 +178,8 @@ class Ledger:
     self._log = record_log.Log(path)
     if torn := self._log.torn:
       print(
-        f"{path}: the last {torn.size} bytes, from byte {torn.at} on, are the beginning of a record "
-        "that a crash cut off; they were removed",
+        f"{path}: the last {torn.size} bytes, from byte {torn.at} on, were the beginning of a "
+        "record that a crash cut off; they are removed",
         file=sys.stderr,
         flush=True,
       )

@@ -1,5 +1,5 @@
-"""Groups that have ended and were not trained yet, each in a file of its own: what a killed run does
-not have to play again.
+"""Groups that have ended and were not trained yet, each in a file of its own: what a run that was
+killed does not have to play again.
 
 A thread writes them, so that the sampler does not wait for the disk.
 """

@@ -268,7 +268,7 @@ class WorkerPool:
     worker = self._workers.pop(number)
     cause = self._cause(worker)
     text = f"worker {number} (process {worker.process.pid}) died: {cause}. {worker.last_error}"
-    if not worker.ready:
+    if not worker.ready and worker.process.returncode >= 0:  # by itself: another would fail too
       raise WorkerPoolError(f"{text.strip()} It never became ready; see {self._spec.build}.")
     self._deaths_left -= 1
     if self._deaths_left < 0:

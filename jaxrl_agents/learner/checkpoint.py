@@ -18,11 +18,10 @@ import sys
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from jaxrl_agents import file_digests, full_disk
+from jaxrl_agents.learner import meetings
 from jaxrl_agents.learner.state import TrainState
 
 DAMAGED = "damaged"
@@ -75,9 +74,8 @@ def save(
   folder = pathlib.Path(manager.directory) / str(step)
   with full_disk.named(folder):
     manager.save(step, args=items)
-    manager.wait_until_finished()
     file_digests.write(folder, part=jax.process_index(), parts=jax.process_count())
-  multihost_utils.sync_global_devices(f"digests of step {step}")
+  meetings.wait_for_all(f"digests of step {step}")
   for old in sorted(manager.all_steps())[:-keep]:
     manager.delete(old)
 
@@ -154,10 +152,8 @@ def _damage(manager: ocp.CheckpointManager, step: int) -> str:
   """What is wrong with a step, the same in every process; "" if nothing is."""
   folder = pathlib.Path(manager.directory) / str(step)
   found = file_digests.damage(folder, part=jax.process_index(), parts=jax.process_count())
-  if jax.process_count() > 1:
-    anywhere = multihost_utils.process_allgather(np.asarray(bool(found)))
-    found = found or ("a file that another process verified" if np.any(anywhere) else "")
-  return found
+  anywhere = meetings.any_of(bool(found), f"damage of step {step}")
+  return found or ("a file that another process verified" if anywhere else "")
 
 
 def _set_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
@@ -170,7 +166,7 @@ def _set_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
       os.replace(pathlib.Path(manager.directory) / str(step), place / f"{step}-{number}")
     print(f"checkpoint {step} was moved to {place}", file=sys.stderr, flush=True)
   if steps:
-    multihost_utils.sync_global_devices("damaged checkpoints were set aside")
+    meetings.wait_for_all("damaged checkpoints were set aside")
     manager.reload()
 
 

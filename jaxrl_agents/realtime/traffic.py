@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents import record_log
 from jaxrl_agents.gateway.requests import Fields, Refusal
 from jaxrl_agents.gateway.sessions import Session
 from jaxrl_agents.gateway.token_tree import Call
 from jaxrl_agents.realtime import behaviour, feedback
 from jaxrl_agents.realtime import calls as calls_lib
-from jaxrl_agents import record_log
 from jaxrl_agents.realtime.arms import CANARY, STABLE, user_hash
 from jaxrl_agents.realtime.deployment import Deployer, Pointer
 from jaxrl_agents.realtime.feedback import Event, Join, Kind

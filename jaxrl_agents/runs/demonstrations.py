@@ -35,6 +35,8 @@ from jaxrl_agents.types import Group, Segment, Task
 DRILL_TOKENS = 128
 DRILL_PERIOD = 48
 
+_IMPORT_S = 600.0
+
 _OPTIONS = {
   "demonstrations": (
     "demonstration_tasks",
@@ -198,7 +200,7 @@ def play(
         if agent.headline in parts:
           scored, total = scored + 1, total + parts[agent.headline]
       progress.advance(**{agent.headline: total / max(scored, 1)})
-  importing.join()
+  importing.join(_IMPORT_S)  # one that takes longer still holds the lock of the import below
   return [groups[f"{label} {i}"] for i in range(len(tasks))]
 
 

@@ -12,17 +12,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
-import numpy as np
 from absl import flags
-from jax.experimental import multihost_utils
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.learner import preemption
+from jaxrl_agents.learner.meetings import wait_for_all
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.runs.process_channel import ProcessChannel
 
@@ -104,24 +103,6 @@ def first_alone(name: str) -> Iterator[None]:
   yield
   if is_first():
     wait_for_all(name)
-
-
-def gathered(tree: Any) -> Any:
-  """The whole arrays of a tree on the host of every process; unchanged in a single process."""
-  return multihost_utils.process_allgather(tree, tiled=True) if jax.process_count() > 1 else tree
-
-
-def wait_for_all(name: str) -> None:
-  """Returns when every process has called it with this name."""
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)
-
-
-def any_of(happened: bool) -> bool:
-  """Whether it happened in any process. Every process must call it."""
-  if jax.process_count() == 1:
-    return happened
-  return bool(multihost_utils.process_allgather(np.asarray(happened)).any())
 
 
 @contextlib.contextmanager

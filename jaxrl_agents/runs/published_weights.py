@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.learner import meetings
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import processes
@@ -142,7 +143,7 @@ class Loader:
         places=_places(config, sharding.SERVE_RULES),
         hold=functools.partial(held_params.own, cfg=cfg),
         layout=sharding.served,
-        any_of=processes.any_of,
+        any_of=meetings.any_of,
       )
 
   def warm_up(self) -> None:

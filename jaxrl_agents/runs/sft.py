@@ -16,7 +16,7 @@ import optax
 from jaxrl_agents import stopwatch
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.learner import checkpoint, packing, state, train_step
+from jaxrl_agents.learner import checkpoint, meetings, packing, state, train_step
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import demonstrations, processes, setup, weight_files
@@ -115,7 +115,7 @@ def imitate(
       metrics["learner_tokens_per_s"] = tokens / (time.monotonic() - began)
       log(step, metrics)
       progress.advance(loss=metrics["loss"], tokens_per_s=metrics["learner_tokens_per_s"])
-      stop = processes.any_of(notice.arrived)
+      stop = meetings.any_of(notice.arrived)
       if stop or (step + 1) % sft.save_every == 0 or step + 1 == sft.steps:
         save(step + 1, current)
       if stop:
@@ -155,7 +155,7 @@ def distilled(
       current, metrics = train_step.update(current, next(rows), cfg, objective, tx)
       log(step, metrics)
       progress.advance(acceptance=metrics["mtp_acceptance"])
-      if processes.any_of(notice.arrived):
+      if meetings.any_of(notice.arrived):
         raise Preempted("SIGTERM")
   return current.policy.params
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
+from jaxrl_agents.learner import meetings
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.published_weights import Loader, read
@@ -86,7 +86,7 @@ class SliceMember:
     """A published version. All members begin with the complete one that the first has found."""
     start, params = read(self._config, self._weights, version)
     if jax.process_count() > 1:
-      agreed = int(multihost_utils.broadcast_one_to_all(np.int32(start)))
+      agreed = int(meetings.gathered(np.asarray([start]), "version to begin with")[0])
       if agreed != start:
         _, params = read(self._config, self._weights, version, agreed)
     return params()

@@ -18,7 +18,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrl_agents import full_disk
-from jaxrl_agents.weights import boxes, streams
+from jaxrl_agents.weights import boxes, patience, streams
 from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
 
@@ -62,8 +62,8 @@ def write_part(
     for kind, size in ends.items():
       if size:
         whole = np.concatenate([found[kind] for *_, found in encoded if kind in found])
-        array = ts.open(_spec(target, part, kind, size), create=True, open=True).result()
-        array.write(whole).result()
+        opening = ts.open(_spec(target, part, kind, size), create=True, open=True)
+        patience.result(patience.result(opening, target).write(whole), target)
     written = Manifest(version, None, tuple(_with(t, shards[t.name]) for t in tensors))
     manifest_lib.part(target, part).write_text(manifest_lib.text_of(written), encoding="utf-8")
 
@@ -95,7 +95,8 @@ class Differences:
     for part, kind in sorted(kinds):
       try:
         location = _location(target, part, kind)
-        self._arrays[part, kind] = ts.open(location, read=True, context=context).result()
+        opening = ts.open(location, read=True, context=context)
+        self._arrays[part, kind] = patience.result(opening, target)
       except ValueError as error:
         raise CorruptWeights(
           f"differences of version {self._version}: {kind!r} of part {part} cannot be opened: "
@@ -134,7 +135,8 @@ class Differences:
       kind: self._arrays[shard.part, kind][first : first + size].read()
       for kind, first, size in shard.streams
     }
-    found = {kind: np.asarray(read.result()) for kind, read in reads.items()}
+    place = f"version {self._version}"
+    found = {kind: np.asarray(patience.result(read, place)) for kind, read in reads.items()}
     if _digest(found) != shard.sha256:
       raise ValueError("it does not have its published digest")
     if target.flags.c_contiguous and target.shape == shard.shape:

@@ -127,7 +127,7 @@ def test_a_torn_end_is_cut_and_named_and_damage_elsewhere_is_an_error(tmp_path, 
   with Ledger(path, 0):
     assert [each.group for each in states(path)] == [A]
   error = capfd.readouterr().err
-  assert "ledger.log: the last" in error and "record that a crash cut off; they were" in error
+  assert "ledger.log: the last" in error and "record that a crash cut off; they are" in error
   path.write_bytes(whole.replace(b"t1", b"t9"))
   with pytest.raises(record_log.DamagedLog, match="is damaged at byte"):
     Ledger(path, 0)

@@ -1,5 +1,6 @@
 """Spawned workers: groups come back, deaths are events, no process outlives pool or parent."""
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -162,6 +163,16 @@ def test_too_many_deaths_end_the_pool_with_a_named_error():
     pool.submit(job("lethal", prompt="kill"))
     with pytest.raises(WorkerPoolError, match="Too many workers have died"):
       serve(pool, until=lambda _, events: events)
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_replaced():
+  with WorkerPool(SPEC, 1) as pool:
+    (first,) = pool.pids.values()
+    os.kill(first, signal.SIGKILL)
+    pool.submit(job("g"))
+    groups, events, _ = serve(pool, until=lambda groups, _: groups)
+  assert len(groups["g"].trajectories) == 2
+  assert [(message[0], message[2]) for _, message in events] == [("died", ())]
 
 
 def test_services_that_cannot_be_built_end_the_pool_with_their_error():

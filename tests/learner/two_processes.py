@@ -12,7 +12,7 @@ import sys
 import jax
 import numpy as np
 
-from jaxrl_agents.learner import checkpoint, state
+from jaxrl_agents.learner import checkpoint, meetings, state
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import processes
 from tests.policy import eight_devices
@@ -51,7 +51,7 @@ def run(folder):
       jax.tree.map(close, restored.replace(key=0), after.replace(key=0))
   found = {
     "loss": float(loss),
-    "grad_norms": [float(np.linalg.norm(g)) for g in jax.tree.leaves(processes.gathered(grads))],
+    "grad_norms": [float(np.linalg.norm(g)) for g in jax.tree.leaves(meetings.gathered(grads))],
     "tokens": [g.tokens.tolist() for g in generations],
     "logprobs": [g.logprobs.tolist() for g in generations],
   }

@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
+from jaxrl_agents import record_log
 from jaxrl_agents.realtime import calls as calls_lib
 from jaxrl_agents.realtime import feedback
-from jaxrl_agents import record_log
 from jaxrl_agents.realtime.feedback import Event, Join, Kind
 from jaxrl_agents.record_log import Log
 from tests.realtime.logged import call, record

@@ -24,7 +24,7 @@ from jaxrl_agents.config import (
   WorkersConfig,
 )
 from jaxrl_agents.harness.worker_process import WorkerSpec
-from jaxrl_agents.learner import checkpoint, loop, state, train_step
+from jaxrl_agents.learner import checkpoint, loop, meetings, state, train_step
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -152,13 +152,13 @@ def trained(
       first_step=first,
     )
     if engine := players._engine:
-      leaves = jax.tree.leaves(processes_lib.gathered(engine.params))
+      leaves = jax.tree.leaves(meetings.gathered(engine.params))
       held = {f"p{i}": bits(x) for i, x in enumerate(leaves)}
       np.savez(folder / "held.npz", version=engine.version, **held)
   manager.close()
   print(f"trained on {len(current.policy.version.sharding.device_set)} devices", flush=True)
   weight_files.save(current.policy.params, CFG, folder / "trained")
-  params = processes_lib.gathered(current.policy.params)
+  params = meetings.gathered(current.policy.params)
   leaves = {f"p{i}": bits(x) for i, x in enumerate(jax.tree.leaves(params))}
   if channel.is_first:
     np.savez(folder / "params.npz", version=int(current.policy.version), **leaves)

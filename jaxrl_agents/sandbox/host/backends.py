@@ -119,7 +119,7 @@ class Namespaces:
         await asyncio.to_thread(self._process.wait, 5.0)
       except subprocess.TimeoutExpired:
         self._process.kill()
-        self._process.wait()
+        await asyncio.to_thread(self._process.wait, 10.0)
     self._lose_all()
 
   async def _send(self, text: bytes, fds: list[int]) -> None:

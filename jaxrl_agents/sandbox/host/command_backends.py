@@ -131,7 +131,7 @@ class Commands:
   def _reap(self, number: int, fd: int, folder: pathlib.Path) -> None:
     asyncio.get_running_loop().remove_reader(fd)
     os.close(fd)
-    self._running.pop(number).wait()
+    self._running.pop(number).wait(10.0)  # its pipe is closed: it ends
     self._store.discard(folder)
     self._ended(number)
 

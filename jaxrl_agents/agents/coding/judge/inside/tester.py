@@ -175,7 +175,7 @@ class _started:
 
   def __exit__(self, *_: object) -> None:
     self._process.kill()
-    self._process.wait()
+    self._process.wait(10.0)
     for fd in self._fds:
       os.close(fd)
 
