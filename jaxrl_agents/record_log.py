@@ -85,8 +85,8 @@ class Log:
   def __exit__(self, *_: object) -> None:
     self.close()
 
-  def append(self, record: Record, *, durable: bool = False) -> None:
-    """Adds a record.
+  def append(self, record: Record, *, durable: bool = False) -> int:
+    """Adds a record; returns the byte at which it begins, see `read_at`.
 
     Args:
       record: to be written as JSON.
@@ -105,6 +105,7 @@ class Log:
     except OSError:
       self._file.truncate(before)
       raise
+    return before
 
   @property
   def size(self) -> int:
@@ -139,8 +140,32 @@ def packed(record: Record) -> bytes:
   return MARK + size + _digest(size, content) + content
 
 
+def read_at(path: str | os.PathLike[str], begin: int) -> dict[str, Any]:
+  """The record that begins at a byte.
+
+  Raises:
+    DamagedLog: there is no whole one.
+  """
+  with open(path, "rb") as file:
+    file.seek(begin)
+    head = file.read(_HEAD)
+    content = head + file.read(int.from_bytes(head[len(MARK) : len(MARK) + 4], "little"))
+  if _end(content, 0) != len(content):
+    raise DamagedLog(f"{path} has no whole record at byte {begin}; restore it, or remove it")
+  return json.loads(content[_HEAD:])
+
+
 def scan(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
   """The whole records of a log, in order; a record that is torn at its end is left out.
+
+  Raises:
+    FileNotFoundError, DamagedLog: see `places`.
+  """
+  return (record for *_, record in places(path))
+
+
+def places(path: str | os.PathLike[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+  """The same, each with the bytes at which it begins and ends.
 
   Raises:
     FileNotFoundError: there is no log.
@@ -151,7 +176,7 @@ def scan(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     return
   begin = len(MAGIC)
   for end in _ends(content, pathlib.Path(path)):
-    yield json.loads(content[begin + _HEAD : end])
+    yield begin, end, json.loads(content[begin + _HEAD : end])
     begin = end
 
 

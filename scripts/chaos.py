@@ -33,6 +33,7 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents import record_log
 from jaxrl_agents.fleet import ledger as ledger_lib
 from jaxrl_agents.harness import group_files
+from jaxrl_agents.runs.workdir import Workdir
 
 _JSON = flags.DEFINE_string("json", None, "file to write")
 _KILLS = flags.DEFINE_integer("kills", 50, "processes to kill", lower_bound=1)
@@ -159,6 +160,7 @@ def found(run: Run, batch: int) -> dict[str, Any]:
     seen.update(groups)
     files += 1
     differ += set(groups) != steps[int(path.stem.removeprefix("step_"))]
+  rows = Workdir(run.workdir).lines()
   closed = {group for group, _ in ends}
   doubled = {group for (group, _), count in ends.items() if count > 1}
   doubled |= {group for group, count in seen.items() if count > 1}
@@ -172,6 +174,7 @@ def found(run: Run, batch: int) -> dict[str, Any]:
     "trained_rollouts": sum(s.state == ledger_lib.TRAINED for s in states),
     "dropped_attempts": dict(why),
     "groups_used_after_a_restart": _used_after_a_restart(run.workdir / "ledger.log"),
+    "replies_used_again": int(sum(row.get("replies_used_again", 0) for row in rows)),
     "ledger_bytes": (run.workdir / "ledger.log").stat().st_size,
   }
 

@@ -98,6 +98,13 @@ class Pacing:
     """Ids of the groups of an earlier object that are ready, or will be once they are drawn."""
     return {*self.ready, *self._kept}
 
+  def is_to_play(self, group_id: str) -> bool:
+    """Whether a group is that of a draw which waits, or is to come."""
+    if group_id in self.kept:
+      return False
+    waits = any(draw.label == group_id for draw in self.waiting)
+    return waits or draw_of(group_id)[0] >= self._drawn
+
   def next(self) -> Draw | None:
     """The next task to play, which is in flight from now on; None if no more may be played yet."""
     while True:

@@ -7,6 +7,7 @@ A thread writes them, so that the sampler does not wait for the disk.
 from __future__ import annotations
 
 import collections
+import math
 import pathlib
 import sys
 import threading
@@ -68,13 +69,17 @@ class ReadyGroups:
   def keep(self, group: Group) -> None:
     """Hands a group over to be written.
 
+    One with a reward that is no number is left out: it ends the run, and is played again once its
+    environment is mended.
+
     Raises:
       Exception: what ended the thread, such as FullDiskError.
     """
     with self._changed:
       self._check()
-      self._waiting.append(group)
-      self._changed.notify_all()
+      if all(math.isfinite(part) for each in group.trajectories for part in each.rewards.values()):
+        self._waiting.append(group)
+        self._changed.notify_all()
 
   def flush(self) -> None:
     """Returns when all groups that were handed over are on the disk.

@@ -129,7 +129,8 @@ TRAJECTORY = _trajectory(_MAX_GENERATIONS)
 
 _KINDS: dict[str, tuple[Check, ...]] = {
   "ready": (),
-  "generate": (integer(0), array(np.int32), LIMITS),  # request id, prompt int32 [P], limits
+  # request id, prompt int32 [P], limits, id of the group
+  "generate": (integer(0), array(np.int32), LIMITS, text),
   "playing": (integer(-(1 << 31)),),
   "group": (text, many(TRAJECTORY)),  # its id, the rollouts
   "error": (text,),

@@ -2,7 +2,7 @@
 
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
-    worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], SamplingLimits)
+    worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], SamplingLimits, group_id)
                      ("playing", more)  ("group", group_id, trajectories)  ("error", text)
 
 A worker ends on "close", when the connection breaks because the main process died, or when its
@@ -83,13 +83,13 @@ class RemoteSampler:
     self._waiting: dict[int, asyncio.Future[Generation]] = {}
     self._next_id = 0
 
-  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
+  async def generate(self, prompt: np.ndarray, limits: SamplingLimits, group_id: str) -> Generation:
     """Asks for a generation and waits for it; the caller sets the deadline."""
     request_id, self._next_id = self._next_id, self._next_id + 1
     future = asyncio.get_running_loop().create_future()
     self._waiting[request_id] = future
     try:
-      self._send(("generate", request_id, prompt, limits))
+      self._send(("generate", request_id, prompt, limits, group_id))
       return await future
     finally:
       del self._waiting[request_id]
@@ -109,6 +109,22 @@ class RemoteSampler:
     future = self._waiting.get(request_id)
     if future is not None and not future.done():
       future.set_exception(SamplerRefused(f"the sampler refused: {text}"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfGroup:
+  """The sampler of the rollouts of one group."""
+
+  remote: RemoteSampler
+  group_id: str
+
+  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
+    """Asks for a generation in the name of the group."""
+    return await self.remote.generate(prompt, limits, self.group_id)
+
+  def playing(self, more: int) -> None:
+    """See RemoteSampler.playing."""
+    self.remote.playing(more)
 
 
 def worker_main(fd: int) -> NoReturn:
@@ -191,7 +207,7 @@ async def _play(
       job.task,
       job.num_rollouts,
       chat=services.chat,
-      sampler=sampler,
+      sampler=_OfGroup(sampler, job.group_id),
       sampling=job.sampling,
       group_id=job.group_id,
     )

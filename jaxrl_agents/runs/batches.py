@@ -19,6 +19,7 @@ from jaxrl_agents.fleet.ahead import Ahead
 from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.pacing import Draw, Pacing
 from jaxrl_agents.fleet.ready_groups import ReadyGroups
+from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.learner import loop
 from jaxrl_agents.learner.curriculum import TaskStream
@@ -44,6 +45,21 @@ class Start:
   version: int
   ledger: Mapping[str, Any]
   tasks: Sequence[Task]
+
+
+class Files:
+  """Where a run keeps what it has beside its checkpoints, in its folder.
+
+  Attributes:
+    ledger: the states of rollouts (fleet.ledger).
+    ready: folder of groups that were played ahead and not trained yet (fleet.ready_groups).
+    replies: what was sampled for rollouts that are played ahead (fleet.replies).
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self.ledger = folder / "ledger.log"
+    self.ready = folder / "ready"
+    self.replies = folder / "replies.log"
 
 
 class Batches:
@@ -189,7 +205,8 @@ class PlayedAhead(Batches):
     ready: ReadyGroups,
   ):
     # Without a checkpoint nothing says that version 0 is the one which earlier groups are of.
-    groups = ready.load(newest=start.version) if start.ledger else []
+    self._goes_on = bool(start.ledger)
+    groups = ready.load(newest=start.version) if self._goes_on else []
     super().__init__(config, players, start, ledger, groups)
     ready.remove_others(self._pacing.kept)
     for group in groups:
@@ -197,15 +214,22 @@ class PlayedAhead(Batches):
         ledger.kept(group)
     self._published = [*start.ledger.get("published", ()), start.version]
     self._ready = ready
+    self._replies: Replies | None = None
     self._used: dict[str, int] = {}  # the step that used a group whose file is still there
     self._ages: list[int] = []
     players.keep(lora.merged(start.params), start.version)
     self._ahead: Ahead | None = None
 
   @contextlib.contextmanager
-  def playing(self) -> Iterator[None]:
-    """Plays in a thread of its own while the context lasts."""
-    with self._players.ahead(self._pacing, self._job, self._ended) as self._ahead:
+  def playing(self, replies: pathlib.Path) -> Iterator[None]:
+    """Plays in a thread of its own while the context lasts; `replies` as of `Files`."""
+    assert self._ledger is not None
+    newest = self._published[-1] if self._goes_on else -1
+    with (
+      Replies(replies, newest, self._pacing.is_to_play) as self._replies,
+      self._players.noted(self._ledger, self._replies),
+      self._players.ahead(self._pacing, self._job, self._ended) as self._ahead,
+    ):
       yield
 
   def collect(self, step: int) -> list[Group]:
@@ -234,13 +258,16 @@ class PlayedAhead(Batches):
     return self._players.published
 
   def metrics(self) -> dict[str, float]:
-    """Ages of the groups in publications, how many were too old, and the sampler's idle seconds."""
-    assert self._ahead is not None
+    """Ages of the groups in publications, how many were too old, the sampler's idle seconds, and
+    how many replies of earlier attempts were used again.
+    """
+    assert self._ahead is not None and self._replies is not None
     return {
       "age_mean": float(np.mean(self._ages)),
       "age_max": float(max(self._ages)),
       "groups_too_old": float(sum(age > self._config.fleet.max_age for age in self._ages)),
       "sampler_idle_s": self._ahead.take_idle_s(),
+      "replies_used_again": float(self._replies.take_found()),
     }
 
   def state(self) -> dict[str, Any]:
@@ -256,7 +283,9 @@ class PlayedAhead(Batches):
 
   def after_save(self, step: int) -> None:
     """Removes the groups that the steps before this one have used."""
+    assert self._replies is not None
     super().after_save(step)
+    self._replies.shrink()
     done = [name for name, used in self._used.items() if used < step]
     self._ready.remove(done)
     for name in done:
@@ -264,8 +293,10 @@ class PlayedAhead(Batches):
 
   def _ended(self, group: Group) -> None:
     """Has the group written, beside the checkpoints; in the sampler's thread."""
+    assert self._replies is not None
     super()._ended(group)
     self._ready.keep(group)
+    self._replies.ended(group.id)
 
   def _of_age(self, group: Group, step: int) -> Group | None:
     """The group without the loss of tokens that are too old; None if it is dropped for them."""
@@ -311,16 +342,13 @@ def opened(
   config: RunConfig,
   players: RolloutWorkers,
   start: Start,
-  *,
-  ledger: pathlib.Path,
-  ready: pathlib.Path,
+  files: Files,
 ) -> Iterator[Batches]:
   """The batches of a run, played ahead if `fleet.depth` says so.
 
   Args:
     config, players, start: see Batches.
-    ledger: file of the states of the rollouts.
-    ready: folder of groups that were played ahead.
+    files: of the run.
 
   Raises:
     ValueError: they are to be played ahead in a run of several processes.
@@ -333,11 +361,12 @@ def opened(
   if not processes.is_first():
     yield Batches(config, players, start, None)
     return
-  with Ledger(ledger, start.step) as states, players.noted(states):
+  with Ledger(files.ledger, start.step) as ledger:
     if not config.fleet.depth:
-      yield Batches(config, players, start, states)
+      with players.noted(ledger):
+        yield Batches(config, players, start, ledger)
       return
-    with ReadyGroups(ready, states.ready) as groups:
-      ahead = PlayedAhead(config, players, start, states, groups)
-      with ahead.playing():
+    with ReadyGroups(files.ready, ledger.ready) as ready:
+      ahead = PlayedAhead(config, players, start, ledger, ready)
+      with ahead.playing(files.replies):
         yield ahead

@@ -98,8 +98,7 @@ def _train(
         config,
         players,
         Start(first, current.policy.params, version, ledger, corpus.tasks["train"]),
-        ledger=workdir.ledger,
-        ready=workdir.path / "ready",
+        batches_lib.Files(workdir.path),
       ) as batches,
     ):
       current = loop.train(

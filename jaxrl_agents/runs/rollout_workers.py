@@ -17,6 +17,7 @@ from jaxrl_agents.fleet.ahead import Ahead
 from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.node_pool import NodePool
 from jaxrl_agents.fleet.pacing import Draw, Pacing
+from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
@@ -180,13 +181,16 @@ class RolloutWorkers:
     return self._server.collect(jobs)
 
   @contextlib.contextmanager
-  def noted(self, ledger: Ledger) -> Iterator[None]:
-    """Notes in a ledger which rollouts are played again, while the context lasts."""
+  def noted(self, ledger: Ledger, replies: Replies | None = None) -> Iterator[None]:
+    """Notes which rollouts are played again, and what they need not sample, while the context
+    lasts.
+    """
     ignored, self._server.played_again = self._server.played_again, ledger.played_again
+    self._server.replies = replies
     try:
       yield
     finally:
-      self._server.played_again = ignored
+      self._server.played_again, self._server.replies = ignored, None
 
   @contextlib.contextmanager
   def ahead(

@@ -6,6 +6,7 @@ checkpoints/      orbax steps: parameters, optimizer, key, cursor, ledger
 weights/          published versions
 ledger.log        the state of every rollout (fleet.ledger)
 ready/            groups that were played ahead and not trained yet
+replies.log       what was sampled for groups that are being played ahead
 warm_start/       the policy after supervised warm-up (policy.safetensors)
 trained/          the policy after reinforcement learning
 summary.json      the result, with its digest
@@ -50,7 +51,6 @@ class Workdir:
     self.warm_start = self.path / "warm_start"
     self.trained = self.path / "trained"
     self.metrics = self.path / "metrics.jsonl"
-    self.ledger = self.path / "ledger.log"
     self.summary = self.path / "summary.json"
     self.report = self.path / "report.html"
 

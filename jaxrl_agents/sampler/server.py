@@ -1,8 +1,8 @@
 """Serves the generations that rollout workers ask for, from one engine or several named ones, until
 their groups are done.
 
-    worker -> here   ("generate", request_id, prompt int32[P], SamplingLimits)  ("playing", more)
-                     ("group", Group)  ("error", text)
+    worker -> here   ("generate", request_id, prompt int32[P], SamplingLimits, group_id)
+                     ("playing", more)  ("group", Group)  ("error", text)
                      ("died", text, jobs), the last from the pool itself
     here -> worker   ("generation", request_id, Generation)  ("refused", request_id, text)
 """
@@ -13,14 +13,14 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
-from jaxrl_agents.types import Group, SamplingLimits
+from jaxrl_agents.types import Generation, Group, SamplingLimits
 
 _POLL_S = 0.1
 """Longest wait for a message, after which jobs and weights that came meanwhile are looked for."""
@@ -28,6 +28,31 @@ _POLL_S = 0.1
 
 class RolloutError(RuntimeError):
   """Rollouts cannot go on; the message says why and what the engine and the pool were doing."""
+
+
+class Replies(Protocol):
+  """Replies of rollouts in play, which those that are played again need not sample again."""
+
+  def find(self, group: str, prompt: np.ndarray, limits: SamplingLimits) -> Generation | None: ...
+
+  def sampled(
+    self, group: str, prompt: np.ndarray, limits: SamplingLimits, reply: Generation
+  ) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+  """Of a worker, for a group in play."""
+
+  worker: int
+  request_id: int
+  prompt: np.ndarray
+  limits: SamplingLimits
+  group: str
+
+  def canonical(self) -> tuple[str, int, bytes]:
+    """A key that does not depend on when a request came or from which worker."""
+    return self.limits.policy, self.limits.seed, self.prompt.tobytes()
 
 
 class RolloutServer:
@@ -54,6 +79,8 @@ class RolloutServer:
   Attributes:
     played_again: called with (group id, samples, or () for all of them, why) where rollouts are to
       be played again because their worker died.
+    replies: if set, asked before a request of the policy in training is sampled, and told of the
+      reply.
   """
 
   def __init__(
@@ -75,8 +102,9 @@ class RolloutServer:
     self.played_again: Callable[[str, Sequence[int], str], None] = lambda group, samples, why: None
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
     self._stall_s, self._set_aside = stall_s, SetAside(max_retries)
-    self._asked: dict[tuple[str, int], tuple[int, int]] = {}
-    self._held: list[tuple[int, int, np.ndarray, SamplingLimits]] = []
+    self.replies: Replies | None = None
+    self._asked: dict[tuple[str, int], _Request] = {}
+    self._held: list[_Request] = []
     self._finished: list[Group] = []
     self._rollouts_in_play = 0
     self._more_players: collections.Counter[int] = collections.Counter()  # by worker
@@ -182,7 +210,7 @@ class RolloutServer:
       self._last_progress = time.monotonic()
       kind, *content = message
       if kind == "generate":
-        self._held.append((worker, *content))
+        self._held.append(_Request(worker, *content))
       elif kind == "playing":
         self._more_players[worker] += content[0]
       elif kind == "group":
@@ -196,14 +224,23 @@ class RolloutServer:
 
   def _ask_engines(self) -> None:
     """Submits what workers asked for, in an order that depends on the requests alone."""
-    for worker, request_id, prompt, limits in sorted(self._held, key=_canonical):
+    for request in sorted(self._held, key=_Request.canonical):
+      if (known := self._known(request)) is not None:
+        self._pool.send(request.worker, ("generation", request.request_id, known))
+        continue
       try:
-        name = self._engine_of(limits)
-        engine_id = self._engines[name].submit(prompt, limits)
-        self._asked[name, engine_id] = (worker, request_id)
+        name = self._engine_of(request.limits)
+        engine_id = self._engines[name].submit(request.prompt, request.limits)
+        self._asked[name, engine_id] = request
       except ValueError as error:
-        self._pool.send(worker, ("refused", request_id, str(error)))
+        self._pool.send(request.worker, ("refused", request.request_id, str(error)))
     self._held.clear()
+
+  def _known(self, request: _Request) -> Generation | None:
+    """The reply to a request that an earlier attempt of its rollout made."""
+    if self.replies is None or request.limits.policy or request.group not in self._group_of:
+      return None
+    return self.replies.find(self._group_of[request.group], request.prompt, request.limits)
 
   def _engine_of(self, limits: SamplingLimits) -> str:
     name = self._stand_ins.get(limits.policy, limits.policy)
@@ -219,11 +256,14 @@ class RolloutServer:
     self._last_progress = time.monotonic()
     for name, engine in self._engines.items():
       for engine_id, result in engine.step() if engine.num_unfinished else ():
-        worker, request_id = self._asked.pop((name, engine_id))
+        request = self._asked.pop((name, engine_id))
         if isinstance(result, Failure):
-          self._pool.send(worker, ("refused", request_id, result.text))
-        else:
-          self._pool.send(worker, ("generation", request_id, result))
+          self._pool.send(request.worker, ("refused", request.request_id, result.text))
+          continue
+        if self.replies and not name and request.group in self._group_of:
+          group = self._group_of[request.group]
+          self.replies.sampled(group, request.prompt, request.limits, result)
+        self._pool.send(request.worker, ("generation", request.request_id, result))
 
   def _take_finished(self) -> list[Group]:
     """Groups all of whose jobs are done, in the order of their ids."""
@@ -241,9 +281,9 @@ class RolloutServer:
 
   def _retry(self, worker: int, text: str, jobs: Sequence[Any]) -> None:
     """Forgets what a dead worker waited for; its jobs are played again from the start."""
-    self._held = [held for held in self._held if held[0] != worker]
+    self._held = [held for held in self._held if held.worker != worker]
     del self._more_players[worker]
-    for asked in [key for key, (asked_by, _) in self._asked.items() if asked_by == worker]:
+    for asked in [key for key, each in self._asked.items() if each.worker == worker]:
       name, engine_id = asked
       self._engines[name].cancel(engine_id)
       del self._asked[asked]
@@ -268,12 +308,6 @@ class RolloutServer:
         f"pool: {self._pool.describe()}; engine: {engines}; "
         f"last error: {self._last_error or 'none'}"
       )
-
-
-def _canonical(held: tuple[int, int, np.ndarray, SamplingLimits]) -> tuple[str, int, bytes]:
-  """A key that does not depend on when a request came or from which worker."""
-  _, _, prompt, limits = held
-  return limits.policy, limits.seed, prompt.tobytes()
 
 
 def _single_rollouts(job: Any) -> list[Any]:

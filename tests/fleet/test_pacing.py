@@ -116,6 +116,21 @@ def test_groups_that_were_ready_are_taken_after_a_restart_without_being_played_a
   assert sorted(again.ready) == ["step 0 1", "step 0 2"]
 
 
+def test_a_group_that_an_earlier_run_played_is_ready_as_soon_as_it_is_drawn_again():
+  """Killed after its checkpoint, a run had drawn a second batch, of which two groups ended."""
+  paced = made(1)
+  state = paced.state()
+  draws = all_of(paced)
+  ended = [group(draws[5]), group(draws[7]), Group(task("another"), (), "step 0 2")]
+  again = made(1, state=state, groups=ended)
+  assert again.kept == {"step 1 1", "step 1 3", "step 0 2"}
+  assert again.is_to_play("step 1 2") and not again.is_to_play("step 1 3")
+  played = [draw.label for draw in all_of(again)]
+  assert played == [*(f"step 0 {place}" for place in range(4)), "step 1 0", "step 1 2"]
+  assert sorted(again.ready) == ["step 1 1", "step 1 3"]
+  assert not again.is_to_play("step 0 0") and again.is_to_play("step 2 0")
+
+
 def simulated(depth, durations, *, batches, learn=10.0, slots=8):
   """(durations of the trained groups, largest age, time) with these durations by task."""
   now, waiting, running, published = 0.0, [], [], 0

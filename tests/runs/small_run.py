@@ -123,8 +123,8 @@ def trained(
     contextlib.ExitStack() as stack,
   ):
     start = batches_lib.Start(first, current.policy.params, version, ledger, TASKS)
-    files = {"ledger": folder / "ledger.log", "ready": folder / "ready"}
-    batches = stack.enter_context(batches_lib.opened(config, players, start, **files))
+    files = batches_lib.Files(folder)
+    batches = stack.enter_context(batches_lib.opened(config, players, start, files))
 
     def save(step: int, saved: state.TrainState, found: dict[str, Any]) -> None:
       batches.before_save()

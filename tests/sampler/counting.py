@@ -17,14 +17,17 @@ CHAT = chat.load("base")
 
 
 class TwoTurns:
-  """Asks twice. A task with `facts["dies"]` ends its worker that many times."""
+  """Asks twice. A task with `facts["dies"]` ends its worker that many times, as it starts or, if
+  `facts["late"]` is set, when the first reply has come.
+  """
 
   def __init__(self, task):
     self.task = task
     self.messages = (Message("user", task.prompt),)
 
   async def start(self):
-    self.maybe_die()
+    if not self.task.facts.get("late"):
+      self.maybe_die()
     return Context(self.messages, max_new_tokens=6)
 
   def maybe_die(self):
@@ -37,6 +40,8 @@ class TwoTurns:
         os._exit(3)
 
   async def step(self, reply):
+    if self.task.facts.get("late"):
+      self.maybe_die()
     self.messages += (reply, Message("user", "again"))
     return Context(self.messages, max_new_tokens=6, done=len(self.messages) > 4, stop="answer")
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat
+from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
@@ -108,6 +109,22 @@ def test_a_group_whose_worker_died_is_played_again(engine, pool, tmp_path):
   groups = list(server.collect(jobs))
   assert sorted(g.task.id for g in groups) == ["c0", "c1", "c2"]
   assert not any(t.error for g in groups for t in g.trajectories)
+
+
+def test_a_rollout_whose_worker_died_goes_on_with_the_replies_that_it_had(engine, pool, tmp_path):
+  server = RolloutServer(engine, pool, max_rollouts=4)
+  again = []
+  server.played_again = lambda *what: again.append(what)
+  (tmp_path / "marks").mkdir()
+  with Replies(tmp_path / "replies.log", 0, lambda group: True) as replies:
+    server.replies = replies
+    facts = {"dies": 1, "late": True, "folder": str(tmp_path / "marks")}
+    (group,) = server.collect([job("l0", 1, **facts)])
+    assert replies.take_found() == 1
+  ((name, samples, why),) = again
+  assert (name, samples) == ("l0", ()) and "exit status 3" in why
+  (plain,) = RolloutServer(engine, pool, max_rollouts=4).collect([job("l0", 1)])
+  assert bits([group]) == bits([plain])  # as if its worker had lived
 
 
 def test_a_task_that_kills_every_worker_is_set_aside_and_the_others_are_played(
