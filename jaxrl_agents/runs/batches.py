@@ -28,6 +28,9 @@ from jaxrl_agents.runs import processes, setup
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
+LEDGER, READY, REPLIES = "ledger.log", "ready", "replies.log"
+"""Files of a run beside its checkpoints: fleet.ledger, fleet.ready_groups, fleet.replies."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Start:
@@ -45,21 +48,6 @@ class Start:
   version: int
   ledger: Mapping[str, Any]
   tasks: Sequence[Task]
-
-
-class Files:
-  """Where a run keeps what it has beside its checkpoints, in its folder.
-
-  Attributes:
-    ledger: the states of rollouts (fleet.ledger).
-    ready: folder of groups that were played ahead and not trained yet (fleet.ready_groups).
-    replies: what was sampled for rollouts that are played ahead (fleet.replies).
-  """
-
-  def __init__(self, folder: pathlib.Path):
-    self.ledger = folder / "ledger.log"
-    self.ready = folder / "ready"
-    self.replies = folder / "replies.log"
 
 
 class Batches:
@@ -222,7 +210,7 @@ class PlayedAhead(Batches):
 
   @contextlib.contextmanager
   def playing(self, replies: pathlib.Path) -> Iterator[None]:
-    """Plays in a thread of its own while the context lasts; `replies` as of `Files`."""
+    """Plays in a thread of its own while the context lasts; `replies` is their file."""
     assert self._ledger is not None
     newest = self._published[-1] if self._goes_on else -1
     with (
@@ -342,13 +330,13 @@ def opened(
   config: RunConfig,
   players: RolloutWorkers,
   start: Start,
-  files: Files,
+  folder: pathlib.Path,
 ) -> Iterator[Batches]:
   """The batches of a run, played ahead if `fleet.depth` says so.
 
   Args:
     config, players, start: see Batches.
-    files: of the run.
+    folder: of the run, in which LEDGER, READY and REPLIES lie.
 
   Raises:
     ValueError: they are to be played ahead in a run of several processes.
@@ -361,12 +349,12 @@ def opened(
   if not processes.is_first():
     yield Batches(config, players, start, None)
     return
-  with Ledger(files.ledger, start.step) as ledger:
+  with Ledger(folder / LEDGER, start.step) as ledger:
     if not config.fleet.depth:
       with players.noted(ledger):
         yield Batches(config, players, start, ledger)
       return
-    with ReadyGroups(files.ready, ledger.ready) as ready:
+    with ReadyGroups(folder / READY, ledger.ready) as ready:
       ahead = PlayedAhead(config, players, start, ledger, ready)
-      with ahead.playing(files.replies):
+      with ahead.playing(folder / REPLIES):
         yield ahead

@@ -98,7 +98,7 @@ def _train(
         config,
         players,
         Start(first, current.policy.params, version, ledger, corpus.tasks["train"]),
-        batches_lib.Files(workdir.path),
+        workdir.path,
       ) as batches,
     ):
       current = loop.train(

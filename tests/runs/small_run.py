@@ -123,8 +123,7 @@ def trained(
     contextlib.ExitStack() as stack,
   ):
     start = batches_lib.Start(first, current.policy.params, version, ledger, TASKS)
-    files = batches_lib.Files(folder)
-    batches = stack.enter_context(batches_lib.opened(config, players, start, files))
+    batches = stack.enter_context(batches_lib.opened(config, players, start, folder))
 
     def save(step: int, saved: state.TrainState, found: dict[str, Any]) -> None:
       batches.before_save()
