@@ -10,8 +10,8 @@ while they start; the same command then goes on. At the end the ledger must have
 step exactly once, and the groups in trajectories/ must be those that the ledger says.
 
 Prints `kills`, `lost` and `doubled`, and what the ledger costs a rollout: microseconds of a core,
-and bytes before and after it is compacted, for groups of eight. The exit status is 0 only if there were so many kills and
-nothing was lost or doubled.
+and bytes before and after it is compacted, for groups of eight. The exit status is 0 only if there
+were so many kills and nothing was lost or doubled.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def play(run: Run, draw: random.Random) -> dict[str, int]:
 def found(run: Run, batch: int) -> dict[str, Any]:
   """What the ledger and the trajectories say of a run that has ended."""
   expected = {f"step {step} {place}" for step in range(run.steps) for place in range(batch)}
-  states = list(ledger_lib.read(run.workdir / "ledger.log"))
+  ledger = ledger_lib.read(run.workdir / "ledger.log")
+  states = list(ledger)
   ends = collections.Counter((s.group, s.sample) for s in states if s.step >= 0)
   steps: dict[int, set[str]] = collections.defaultdict(set)
   for state in states:
@@ -164,7 +165,7 @@ def found(run: Run, batch: int) -> dict[str, Any]:
     differ += set(groups) != steps[int(path.stem.removeprefix("step_"))]
   rows = Workdir(run.workdir).lines()
   closed = {group for group, _ in ends}
-  doubled = {group for (group, _), count in ends.items() if count > 1}
+  doubled = {group for (group, _), count in ends.items() if count > 1} | set(ledger.doubled)
   doubled |= {group for group, count in seen.items() if count > 1}
   why = collections.Counter(_kind(s.why) for s in states if s.state == ledger_lib.DROPPED)
   return {

@@ -74,9 +74,14 @@ class _Open:
 class States:
   """What the records say. Invariant: a sample of a group has at most one attempt that is open or
   was trained or dropped in a step; every earlier one was dropped outside of any.
+
+  Attributes:
+    doubled: {group: step} of steps that used a group which was trained or dropped already. There
+      are none, unless the run is wrong.
   """
 
   def __init__(self) -> None:
+    self.doubled: dict[str, int] = {}
     self._open: dict[str, _Open] = {}
     self._closed: list[tuple[str, str, int, list[int], int, str]] = []  # as in the compact file
 
@@ -98,7 +103,8 @@ class States:
     packed = zlib.compress(json.dumps(self._closed, separators=(",", ":")).encode(), 9)
     rows = base64.b64encode(packed).decode()
     groups = {group: dataclasses.astuple(each) for group, each in self._open.items()}
-    return [{"is": "all_closed", "rows": rows}, {"is": "all_open", "groups": groups}]
+    closed = {"is": "all_closed", "rows": rows, "doubled": self.doubled}
+    return [closed, {"is": "all_open", "groups": groups}]
 
   def is_open(self, group: str) -> bool:
     """Whether a group was dispatched and is neither trained nor dropped."""
@@ -109,7 +115,7 @@ class States:
     attempts = [0] * rollouts
     if earlier:
       self._close(group, earlier, -1, KILLED)
-      attempts = earlier.attempts
+      attempts = [*earlier.attempts, *attempts][:rollouts]
     self._open[group] = _Open(task, [attempt + 1 for attempt in attempts])
 
   def _again(self, group: str, samples: list[int], why: str) -> None:
@@ -130,6 +136,8 @@ class States:
     for group, why in groups.items():
       if group in self._open:
         self._close(group, self._open.pop(group), step, why)
+      else:
+        self.doubled[group] = step
 
   def _close(self, group: str, each: _Open, step: int, why: str) -> None:
     """Adds a row for the samples of one attempt and one reason."""
@@ -142,13 +150,15 @@ class States:
   def _resumed(self, step: int) -> None:
     undone = [row for row in self._closed if row[4] >= step]
     self._closed = [row for row in self._closed if row[4] < step]
+    self.doubled = {group: used for group, used in self.doubled.items() if used < step}
     for group, task, attempt, samples, _, _ in undone:
       each = self._open.setdefault(group, _Open(task, [], "finished"))
       each.attempts += [0] * (max(samples) + 1 - len(each.attempts))
       for sample in samples:
         each.attempts[sample] = attempt
 
-  def _all_closed(self, rows: str) -> None:
+  def _all_closed(self, rows: str, doubled: Mapping[str, int]) -> None:
+    self.doubled = dict(doubled)
     packed = zlib.decompress(base64.b64decode(rows))
     self._closed = [tuple(row) for row in json.loads(packed)]
 

@@ -98,6 +98,19 @@ def test_what_was_trained_after_the_checkpoint_is_undone_and_trained_once_more_a
   ]
 
 
+def test_a_group_that_two_steps_use_is_told_of_until_the_second_is_undone(tmp_path):
+  path = tmp_path / "ledger.log"
+  with Ledger(path, 0) as ledger:
+    ledger.dispatched(A, "t1", 1)
+    ledger.finished(group(A, ""))
+    ledger.learnt(3, {A: ""})
+    assert ledger_lib.read(path).doubled == {}
+    ledger.learnt(4, {A: ""})
+  assert ledger_lib.read(path).doubled == {A: 4}
+  Ledger(path, 4).__exit__()
+  assert ledger_lib.read(path).doubled == {} and states(path)[0].step == 3
+
+
 def test_a_group_that_was_ready_is_used_under_its_attempt_and_one_of_a_lost_ledger_too(
   tmp_path, capfd
 ):
