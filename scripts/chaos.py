@@ -39,7 +39,9 @@ from jaxrl_agents.types import Group, Task, Trajectory
 
 _JSON = flags.DEFINE_string("json", None, "file to write")
 _KILLS = flags.DEFINE_integer("kills", 50, "processes to kill", lower_bound=1)
-_LEARNER_SHARE = flags.DEFINE_float("learner_share", 0.16, "share of the kills that hit the learner")
+_LEARNER_SHARE = flags.DEFINE_float(
+  "learner_share", 0.16, "share of the kills that hit the learner"
+)
 _SEED = flags.DEFINE_integer("seed", 0, "of the moments and the victims")
 _STEPS = flags.DEFINE_integer("steps", 40, "of the run", lower_bound=2)
 _DEADLINE_S = flags.DEFINE_float("deadline_s", 1800.0, "for all of it")
