@@ -141,7 +141,8 @@ class CodingAgent(Agent):
 
   def check_player(self, name: str, options: CodingConfig) -> None:
     """Raises ValueError where the options do not offer a tool that the expert uses."""
-    missing = [tool for tool in scripted_edits.USED_TOOLS if tool not in options.tools]
+    used = scripted_edits.used_tools(options)
+    missing = [tool for tool in used if tool not in options.tools]
     if missing:
       raise ValueError(
         f"coding.tools lacks {', '.join(missing)}, which demonstrations and drills use; add what "
@@ -162,8 +163,11 @@ class CodingAgent(Agent):
     return found or super().player(name, task, services, seed, chat)
 
   def baselines(self, options: Any) -> Sequence[str]:
-    """The expert without mistakes, blind enumeration, and a player that does nothing."""
-    return baselines.BASELINES
+    """The expert without mistakes, blind enumeration, and a player that does nothing; where test
+    runs are counted, also one that reads the failing example.
+    """
+    reads = bool(options.test_runs) and options.damage in baselines.READ_DAMAGE
+    return (*baselines.BASELINES, *[baselines.READER] * reads)
 
   def reward(
     self, options: CodingConfig, parts: Mapping[str, float], progress: float | None = None
@@ -272,6 +276,7 @@ def _made(setting: Setting, report: Any) -> pathlib.Path:
   seed, options = setting.corpus.seed, setting.options
   versions = _versions(options.sources)
   asked = [options.sources, versions, seed, options.damage, options.tasks_per_repo]
+  asked += [options.max_files] * (options.max_files > 1)
   found = hashlib.sha256(json.dumps(asked).encode())
   found.update(platform.python_version().encode())
   found.update(code_digest.of(task_set.__name__, calls.__name__, tested.__name__).encode())
@@ -284,6 +289,7 @@ def _made(setting: Setting, report: Any) -> pathlib.Path:
         options.sources,
         kinds=("calls",),
         damage=options.damage,
+        max_files=options.max_files,
         per_repo=options.tasks_per_repo,
         seed=seed,
         report=report,
