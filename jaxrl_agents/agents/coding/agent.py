@@ -83,6 +83,7 @@ class CodingAgent(Agent):
     "broken_calls",
     "summaries",
     "edits",
+    "test_runs",
     "tool_calls",
     "turns",
     "completed",
@@ -202,14 +203,15 @@ class CodingAgent(Agent):
     damaged = damaged_functions.damaged(
       (each for source in options.sources for each in documents.load(source)),
       split="train",
-      flips=options.damage == "flip",
+      flips=options.damage in ("flip", "mixed"),
+      lines=options.damage == "mixed",
       count=setting.sft.reading_drills,
       max_characters=options.max_file_characters,
       seed=setting.seed,
       without=[repo.files[path] for repo in held_back for path in repo.sources],
     )
     return coding_drills.repair_drills(
-      damaged, make_tasks.FAULTS, options.tools, setting.chat, seed=setting.seed
+      damaged, make_tasks.FAULTS, options, setting.chat, seed=setting.seed
     )
 
   def variants(self, options: CodingConfig) -> Mapping[str, CodingConfig]:
@@ -225,12 +227,15 @@ class CodingAgent(Agent):
   def scores(
     self, setting: Setting, tasks: CodingTasks, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """The policy's scores, over all tasks and by level."""
+    """The policy's scores, over all tasks, by level, and by damage: the first word of its kind."""
+    damages = sorted({_damage(group.task) for group in groups})
+    of_damage = lambda damage: [g for g in groups if _damage(g.task) == damage]
     levels = sorted({group.task.facts["level"] for group in groups})
     at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]
     return {
       "policy": self.entry(setting, groups),
       "by_level": {str(level): self.entry(setting, at_level(level)) for level in levels},
+      "by_damage": {damage: self.entry(setting, of_damage(damage)) for damage in damages},
     }
 
   def compare(
@@ -266,6 +271,10 @@ class CodingAgent(Agent):
       "paired_bootstrap": bootstrap,
       "repositories": len({group.task.facts["repo"] for group in evaluations["trained"]}),
     }
+
+
+def _damage(task: Task) -> str:
+  return str(task.facts["kind"]).partition(" ")[0]
 
 
 AGENT = CodingAgent()

@@ -27,6 +27,7 @@ STORY = Story(
     ("trained", "Trained"),
     ("no_summary", "No summaries"),
     ("enumeration", "Blind enumeration"),
+    ("reader", "Script that reads the failing calls"),
     ("expert", "Script with the damage"),
   ),
   titles={
@@ -38,6 +39,7 @@ STORY = Story(
     "turns": "Turns",
     "tool_calls": "Tool calls",
     "edits": "Edits",
+    "test_runs": "Test runs, where they are counted",
     "summaries": "Summaries",
     "invalid_tool_calls": "Invalid tool calls",
     "tampered": "Tests tampered with",
@@ -65,6 +67,7 @@ STORY = Story(
       "no_summary",
       "do_nothing",
       "enumeration_16",
+      "reader",
       "expert",
       "enumeration",
     ),

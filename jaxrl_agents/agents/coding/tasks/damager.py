@@ -89,7 +89,7 @@ class Damager:
     if plan != "lines":
       plan = "flip" if mutations.is_flip(source, mutation) else plan
     lines = _changed_lines(source, mutation)
-    return Damage(f"{plan} {mutation.kind}", (_edit(path, source, mutation),), (name,), lines)
+    return Damage(f"{plan} {mutation.kind}", (edit_of(path, source, mutation),), (name,), lines)
 
   def _drawn(self, plan: str, source: ParsedModule, function: Function) -> Mutation | None:
     """A mutation of a function, all kinds of a plan alike likely; None if it has none."""
@@ -111,12 +111,10 @@ class Damager:
     found = sorted((m for m in drawn if m is not None), key=lambda m: (m.start, m.end))
     if len(found) < 2 or not all(map(mutations.changing(source, function), found)):
       return None
-    (first, second), text = found, source.text
-    apart = first.end <= second.start and "\n" in text[first.start : second.start]
-    if not apart or suite_repos.parsed(path, first.applied(second.applied(text))) is None:
+    if not are_apart(source.text, *found):
       return None
     kind = "pair " + " ".join(mutation.kind for mutation in found)
-    edits = tuple(_edit(path, source, mutation) for mutation in found)
+    edits = tuple(edit_of(path, source, mutation) for mutation in found)
     return Damage(kind, edits, (name,), sum(_changed_lines(source, m) for m in found))
 
   def _features(self, plan: str) -> Damage | None:
@@ -156,7 +154,17 @@ class Damager:
     return self._removals[path]
 
 
-def _edit(path: str, source: ParsedModule, mutation: Mutation) -> Mapping[str, Any]:
+def are_apart(text: str, first: Mutation, second: Mutation) -> bool:
+  """Whether the second mutation begins in a later line than the first one, and both together still
+  parse.
+  """
+  if first.end > second.start or "\n" not in text[first.start : second.start]:
+    return False
+  return suite_repos.parsed("main.py", first.applied(second.applied(text))) is not None
+
+
+def edit_of(path: str, source: ParsedModule, mutation: Mutation) -> Mapping[str, Any]:
+  """The edit that makes a mutation, as `agents.coding.judge.repo.broken` takes it."""
   fixed = source.text[mutation.start : mutation.end]
   return {"path": path, "start": mutation.start, "fixed": fixed, "broken": mutation.new}
 

@@ -152,7 +152,8 @@ def prompt_of(repo: Repo, damage: Damage, draw: random.Random) -> str:
   if len(damage.names) > 12:
     listed = f"{len(damage.names)} functions"
   forms = _FEATURES if damage.kind.startswith("feature") else FAULTS
-  return draw.choice(forms).format(check=check, path=" and ".join(paths), names=listed)
+  path = (" or " if repo.kind == "calls" else " and ").join(paths)
+  return draw.choice(forms).format(check=check, path=path, names=listed)
 
 
 @dataclasses.dataclass
