@@ -92,37 +92,18 @@ def _drill(
   """
   path = mended[0].path
   text = repo_lib.broken(repo, edits)[path]
-  count = draw.choices(range(len(TRIES)), TRIES)[0]
-  if limits.test_runs:  # one is left for what is made last, and one saw the damage
-    count = min(count, max(limits.test_runs - 2, 0))
-  if limits.max_edits:
-    count = min(count, max(limits.max_edits - len(mended), 0))
+  count = min(draw.choices(range(len(TRIES)), TRIES)[0], _most_tries(limits, len(mended)))
   others = wrong_edits(repo, path, text, edits) if count else []
-  check, runs, made_edits = check_call(limits, _COMMAND), 0, 0
   tried = draw.sample(others, min(count, len(others)))
-  together, tests = draw.random() < TOGETHER, draw.randint(3, 8)
+  together = draw.random() < TOGETHER
+  check, results_of = check_call(limits, _COMMAND), _Results(limits, draw)
   read = ("read_file", {"path": path})
 
-  def tool(content: str) -> Message:
-    return Message("tool", content)
-
   def shown(content: str) -> Message:
-    return tool(view.lines_of(path, content, 1, len(content)))
+    return _tool(view.lines_of(path, content, 1, len(content)))
 
   def edited(made: Replacement) -> Message:
-    nonlocal made_edits
-    made_edits += 1
-    line = text[: text.index(made.old)].count("\n") + 1
-    most = limits.max_edits
-    note = f" {view.left(most - made_edits, 'edit')}" if most else ""
-    return tool(f"Edited {path}, line {line}.{note}")
-
-  def failing() -> Message:
-    nonlocal runs
-    runs += 1
-    most = limits.test_runs
-    note = f"\n{view.left(most - runs, 'test run')}" if most else ""
-    return tool(f"{draw.randint(1, tests)} of {tests} fail{note}")
+    return results_of.edited(path, text[: text.index(made.old)].count("\n") + 1)
 
   def asked(*pairs: tuple[Any, Message]) -> list[Message]:
     """Turns with calls, and their results."""
@@ -140,21 +121,54 @@ def _drill(
     messages += asked((read, shown(changed if standing else text)))
     undo = [last.undo] if standing else []
   else:
-    messages, undo = asked((check, failing()), (read, shown(text))), []
+    messages, undo = asked((check, results_of.failing()), (read, shown(text))), []
     for made, _ in tried:
-      results = [tool(view.UNDONE.format(path=path)) for _ in undo]
+      results = [_tool(view.UNDONE.format(path=path)) for _ in undo]
       if draw.random() < MISSED:
         wrong = missed(made, text)
         if elsewhere and elsewhere.new not in text and draw.random() < 0.5:
           wrong = missed(dataclasses.replace(elsewhere, path=path), text)
         _, _, problem = view.edited(**dataclasses.asdict(wrong), text=text)
-        calls, results, undo = [*undo, wrong.call], [*results, tool(f"Error: {problem}")], []
+        calls, results, undo = [*undo, wrong.call], [*results, _tool(f"Error: {problem}")], []
       else:
         calls, results, undo = [*undo, made.call], [*results, edited(made)], [made.undo]
       if together:
-        messages += [turn(*calls, check), *results, failing()]
+        messages += [turn(*calls, check), *results, results_of.failing()]
       else:
         messages += [turn(*calls), *results]
-        messages += [turn(check), failing()] if undo else []
+        messages += [turn(check), results_of.failing()] if undo else []
   calls = [each.call for each in mended]
   return messages, turn(*undo, *calls, *([check] * together))
+
+
+def _tool(content: str) -> Message:
+  """A result without a call's id."""
+  return Message("tool", content)
+
+
+def _most_tries(limits: CodingConfig, repairs: int) -> int:
+  """How many edits may have been tried so that the limits leave room for `repairs` right ones. One
+  test run has shown the damage, and one is left.
+  """
+  most = max(limits.test_runs - 2, 0) if limits.test_runs else len(TRIES)
+  return min(most, max(limits.max_edits - repairs, 0)) if limits.max_edits else most
+
+
+class _Results:
+  """Results of test runs and edits, with the notes on what is left of their limits."""
+
+  def __init__(self, limits: CodingConfig, draw: random.Random):
+    self._limits, self._draw, self._tests = limits, draw, draw.randint(3, 8)
+    self._runs = self._edits = 0
+
+  def failing(self) -> Message:
+    self._runs += 1
+    most = self._limits.test_runs
+    note = f"\n{view.left(most - self._runs, 'test run')}" if most else ""
+    return _tool(f"{self._draw.randint(1, self._tests)} of {self._tests} fail{note}")
+
+  def edited(self, path: str, line: int) -> Message:
+    self._edits += 1
+    most = self._limits.max_edits
+    note = f" {view.left(most - self._edits, 'edit')}" if most else ""
+    return _tool(f"Edited {path}, line {line}.{note}")

@@ -55,8 +55,8 @@ def damaged(
 ) -> Iterator[Damaged]:
   """Yields at most `count` damaged functions of the modules of a split, each of at most
   `max_characters`. One token is damaged; with `flips` it is replaced by its counterpart
-  (mutations.is_flip). With `lines`, damage of whole lines (tasks.statements) is among the kinds, and
-  some functions have a flip besides.
+  (mutations.is_flip). With `lines`, damage of whole lines (tasks.statements) is among the kinds,
+  and some functions have a flip besides.
 
   All kinds of damage are equally frequent, and so are the modules that allow a kind. Half of the
   files have their local names replaced by those of other functions, which makes more drills than
