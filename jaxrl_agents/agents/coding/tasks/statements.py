@@ -34,7 +34,7 @@ def damages(source: ParsedModule, function: Function) -> list[Mutation]:
   found = list(_all(source, function, (ast.Assign, ast.AugAssign, ast.Expr)))
   for block in _blocks(function):
     for statement in block:
-      if _repeats(statement):
+      if _repeats(statement) and _owns_its_lines(source, statement):
         start, end = _lines(source, statement)
         found.append(Mutation("doubled", end, end, source.text[start:end]))
       found += _early_return(source, block, statement)
