@@ -24,7 +24,7 @@ def get_config() -> config.RunConfig:
     test_runs=3,
     max_edits=4,
     token_budget=768,
-    max_new_tokens=192,
+    max_new_tokens=320,  # a repair of several long lines
     hasty=0.0,
   )
   return dataclasses.replace(
