@@ -27,7 +27,6 @@ STORY = Story(
     ("trained", "Trained"),
     ("no_summary", "No summaries"),
     ("enumeration", "Blind enumeration"),
-    ("reader", "Script that reads the failing calls"),
     ("expert", "Script with the damage"),
   ),
   titles={
