@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.agents.coding import view
-from jaxrl_agents.agents.coding.expert import PASSED, CodingExpert, ExpertNoise
+from jaxrl_agents.agents.coding.expert import CodingExpert, ExpertNoise, has_passed
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.possible_edits import possible_edits
 from jaxrl_agents.agents.coding.reader import Reader
@@ -84,15 +84,18 @@ class Enumerator:
     self._edits = itertools.islice(possible_edits(sources, services.limits.damage, draw), most)
     self._check = check_call(services.limits, f"{repo.check_command} 2>&1 | tail -n 1")
     self._undo: tuple[str, Mapping[str, Any]] | None = None
+    self._passed = False
     self._runs_left = services.limits.test_runs or math.inf
 
   def __call__(self, context: Context) -> Message:
     """The next turn: undo, edit, test."""
     last = context.messages[-1]
     if view.asks_for_summary(last):
+      last = context.messages[-2]  # what it says is gone after the summary
+      self._passed = self._passed or has_passed(last)
       return Message("assistant", _TRIED)
-    passed = last.role == "tool" and PASSED.search(last.content)
-    edit = None if passed or self._runs_left < 0 else next(self._edits, None)
+    self._passed = self._passed or has_passed(last)
+    edit = None if self._passed or self._runs_left < 0 else next(self._edits, None)
     if edit is None:
       return Message("assistant", DONE)
     calls = [edit.call]

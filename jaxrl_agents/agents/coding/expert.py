@@ -214,6 +214,11 @@ class CodingExpert:
     return picked
 
 
+def has_passed(message: Message) -> bool:
+  """Whether a message is the result of a test run in which all tests passed."""
+  return message.role == "tool" and PASSED.search(message.content) is not None
+
+
 def _calls(message: Message) -> list[tuple[str, Mapping[str, Any]]]:
   return [(call.name, call.arguments) for call in message.tool_calls]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from jaxrl_agents.agents.coding import view
-from jaxrl_agents.agents.coding.expert import PASSED
+from jaxrl_agents.agents.coding.expert import has_passed
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge import run_tests
 from jaxrl_agents.agents.coding.possible_edits import possible_edits
@@ -56,7 +56,7 @@ class Reader:
     self._edits_left = limits.max_edits or MAX_EDITS
     self._runs_left = (limits.test_runs or MAX_EDITS) - 1  # after the first one
     self._examples: dict[str, str] = {}
-    self._path = ""
+    self._path, self._passed = "", False
     self._left: list[Replacement] = []
     self._made: Replacement | None = None
 
@@ -64,10 +64,11 @@ class Reader:
     """The next turn: tests, then reading, then edits with tests."""
     last = context.messages[-1]
     if view.asks_for_summary(last):
+      self._passed = self._passed or has_passed(context.messages[-2])
       return Message("assistant", "\n".join(f"{c} = {v}" for c, v in self._examples.items()))
     shown = last.content if last.role == "tool" else ""
     self._examples |= {found[1]: found[4] for found in _EXAMPLE.finditer(shown)}
-    if PASSED.search(shown):
+    if self._passed or has_passed(last):
       return Message("assistant", DONE)
     if not self._examples:
       return turn(self._check) if last.role == "user" else Message("assistant", DONE)
