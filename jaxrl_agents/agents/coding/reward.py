@@ -117,6 +117,7 @@ def coding_parts(
   offered: Sequence[str],
   broken: int,
   summaries: int,
+  test_runs: int = 0,
   count: Callable[[str], int],
 ) -> dict[str, float]:
   """The measured parts of one coding episode.
@@ -129,6 +130,7 @@ def coding_parts(
     offered: names of the tools.
     broken: number of calls that could not run, see `broken_calls`.
     summaries: how often the context was replaced by a summary.
+    test_runs: counted runs of the tests (`CodingConfig.test_runs`).
     count: counts the tokens of a text.
 
   Returns:
@@ -160,6 +162,7 @@ def coding_parts(
     "todos": float(todos),
     "edits": float(len(edits)),
     "summaries": float(summaries),
+    "test_runs": float(test_runs),
   }
 
 
