@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import math
 import pathlib
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,16 @@ from jaxrl_agents.agents.agent import Agent, Setting
 from jaxrl_agents.agents.search import tools
 from jaxrl_agents.agents.search import view as search_view
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
-from jaxrl_agents.agents.swarm import config, env, expert, parl, view
+from jaxrl_agents.agents.swarm import (
+  baselines,
+  config,
+  env,
+  expert,
+  pace,
+  parl,
+  table_players,
+  view,
+)
 from jaxrl_agents.agents.swarm import drills as swarm_drills
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
@@ -29,11 +37,6 @@ from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
-
-UNHURRIED = 1.25
-"""The single agent without limits gets this many times the steps and context that a whole table
-takes.
-"""
 
 
 class SwarmAgent(Agent):
@@ -100,6 +103,7 @@ class SwarmAgent(Agent):
       ),
       dense=corpus.dense,
       seed=corpus.seed,
+      sized=options.tables,
     )
     return CorpusTasks(task_set, index, search.short_ids)
 
@@ -118,23 +122,26 @@ class SwarmAgent(Agent):
 
     The demonstrator is, with probability `swarm.single`, a single agent with all the steps and
     context it needs. The expert makes no mistakes: it looks up short tables itself and assigns the
-    rows of all other tasks at once.
+    rows of all other tasks at once. Others are those of `baselines`.
     """
-    if name == "expert":
-      alone = services.limits.alone or task.facts["kind"].startswith("narrow")
+    options = services.limits
+    if name == agent_lib.DEMONSTRATOR:
+      unhurried = pace.unhurried(options)
+      search = dataclasses.replace(services.search, limits=unhurried.search)
+      roomy = SwarmServices(search, unhurried)
+      noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
+      demonstrate = table_players.demonstration if options.tables.max_rows else expert.make_player
+      return demonstrate(task, services, noise, seed, roomy)
+    if name == "expert" and not options.tables.max_rows:
+      alone = options.alone or task.facts["kind"].startswith("narrow")
       noise = dataclasses.replace(expert.FAULTLESS, serial=float(alone))
       return expert.make_player(task, services, noise, seed)
-    if name != agent_lib.DEMONSTRATOR:
-      return super().player(name, task, services, seed, chat)
-    options = services.limits
-    unhurried = _unhurried(options)
-    roomy = SwarmServices(dataclasses.replace(services.search, limits=unhurried.search), unhurried)
-    noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
-    return expert.make_player(task, services, noise, seed, roomy)
+    played = baselines.player(name, task, services, seed)
+    return played or super().player(name, task, services, seed, chat)
 
-  def baselines(self, options: Any) -> Sequence[str]:
-    """The expert without mistakes."""
-    return ("expert",)
+  def baselines(self, options: SwarmConfig) -> Sequence[str]:
+    """The expert without mistakes; for tables of every size, all scripted players."""
+    return baselines.BASELINES if options.tables.max_rows else ("expert",)
 
   def reward(
     self, options: SwarmConfig, parts: Mapping[str, float], progress: float | None = None
@@ -176,7 +183,7 @@ class SwarmAgent(Agent):
     once with the steps and the context that one agent needs for a whole table.
     """
     alone = dataclasses.replace(options, alone=True)
-    return {"single_agent": alone, "single_agent_unhurried": _unhurried(options)}
+    return {"single_agent": alone, "single_agent_unhurried": pace.unhurried(options)}
 
   def frozen(
     self, options: SwarmConfig, start: pathlib.Path
@@ -240,18 +247,6 @@ class SwarmAgent(Agent):
 
 
 AGENT = SwarmAgent()
-
-
-def _unhurried(options: SwarmConfig) -> SwarmConfig:
-  more = UNHURRIED / options.budget_share
-  context = math.ceil(more * options.search.token_budget)
-  return dataclasses.replace(
-    options,
-    alone=True,
-    stretch=more,
-    max_turns=math.ceil(more * options.max_turns),
-    search=dataclasses.replace(options.search, token_budget=context),
-  )
 
 
 def both_roles(groups: Iterable[Group], *, max_children: int, seed: int) -> Iterator[Segment]:
