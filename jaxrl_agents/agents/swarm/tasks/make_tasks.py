@@ -150,7 +150,7 @@ def prepared(
     )
   documents = documents_lib.load(source, seed=seed)
   digest = hashlib.sha256(documents_lib.content_hash(documents).encode())
-  sections = map(dataclasses.asdict, (budgets, sized))
+  sections = (dataclasses.asdict(budgets), dataclasses.asdict(sized))
   settings = [seed, chunk_tokens, dense, *sections, dict(kinds), dict(limits)]
   probes = [count_tokens(document.text[:2000]) for document in documents[:100]]
   digest.update(json.dumps([*settings, *probes]).encode())

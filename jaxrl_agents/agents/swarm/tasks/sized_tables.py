@@ -90,8 +90,10 @@ def tasks(
       draw = random.Random(f"{seed}/{split}/{number}/{attempt}")
       kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
       found = _drawn(pools, kind, size, draw)
-      same = (kind, frozenset(row.name for row in found.rows)) if found else None
-      if found and same not in seen:
+      if found is None:
+        continue
+      same = (kind, frozenset(row.name for row in found.rows))
+      if same not in seen:
         yield _task(f"{split}-{len(seen)}", kind, found, (split, seed), sized, budgets)
         seen.add(same)
         break
