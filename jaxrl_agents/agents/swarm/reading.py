@@ -78,10 +78,6 @@ class Reading:
       if line.startswith("|") and len(cells) == len(self.columns) and cells[0] in known:
         self._told.setdefault(cells[0], cells)
 
-  def forget(self, keys: Sequence[Key]) -> None:
-    """Counts look-ups as not made."""
-    self._tried.subtract(keys)
-
   def lookups(self, calls: int, together: int = 1) -> list[tuple[ToolCall, tuple[Key, ...]]]:
     """At most `calls` next look-ups, with the entries that each is for: searches for `together`
     names at a time, patterns for those that a search did not show.
