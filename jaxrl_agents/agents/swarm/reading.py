@@ -20,7 +20,7 @@ HEADER = re.compile(r"\|[^\n]*\|")
 ASKS = re.compile(r"Which |Two names ")
 CHAIN = "base of base"
 GUESSES = {"class": "Exception", "def": "name", "constant": "1"}
-"""{kind: a frequent value}, for cells that were not looked up."""
+"""{kind: a frequent value}."""
 
 Key = tuple[str, str]
 """(kind, name): "class", "def" or "constant"."""
@@ -112,16 +112,8 @@ class Reading:
     return [key[1], value, end] if end else []
 
   def guessed(self, key: Key) -> list[str]:
-    """A row whose missing cells have the most frequent value so far, or one that is frequent
-    elsewhere.
-    """
-    rows = [row for row in map(self.row, self.names) if row]
-    usual = [collections.Counter(cells).most_common(1)[0][0] for cells in zip(*rows, strict=True)]
-    _, value, last = (usual or ["", GUESSES[key[0]], "0"])[: len(self.columns)] + ["0"] * (
-      3 - len(self.columns)
-    )
-    value, source = self._facts.get(key, (value, last))
-    return [key[1], value, source if self.hops == 1 else last][: len(self.columns)]
+    """A row with values that are frequent elsewhere."""
+    return [key[1], GUESSES[key[0]], "0"][: len(self.columns)]
 
   def shared(self) -> str:
     """The value that two rows have; "" if none is known."""

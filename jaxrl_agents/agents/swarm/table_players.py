@@ -36,12 +36,10 @@ class Style:
   Attributes:
     splits: "always", "never", or "by size": where that finds more rows, or as many in fewer steps.
     names_per_search: names that one search is for; more than one needs as many hits of a search.
-    guesses: whether rows that were not looked up are guessed.
   """
 
   splits: str = "by size"
   names_per_search: int = 1
-  guesses: bool = False
 
 
 class TableSubAgent:
@@ -90,7 +88,7 @@ class TableOrchestrator:
     lonely = draws.happens(noise.lonely)
     self._width = 1 if lonely else services.limits.max_assignments_per_turn
     self._crowded = draws.happens(noise.crowded)
-    self._dropped = {key for key in self._reading.names if draws.errs(noise.drop)}
+    self._reading.names = [key for key in self._reading.names if not draws.errs(noise.drop)]
     self._read, self._created = 0, False
 
   def __call__(self, context: Context) -> Message:
@@ -106,9 +104,7 @@ class TableOrchestrator:
     hasty = not first and self._draws.errs(self._noise.hasty)
     if left == 1 or hasty or (reading.question and reading.answer()):
       return self._answer(context)
-    missing = [key for key in reading.missing() if key not in self._dropped]
-    if reading.question and reading.shared():
-      missing = []
+    missing = [] if reading.question and reading.shared() else reading.missing()
     each = pace.rows_each(left)
     if self._splits and missing and each:
       return self._assign(missing, each, context)
@@ -159,11 +155,8 @@ class TableOrchestrator:
     """The table of the rows found, cut to the tokens of a reply; or the answer to the question."""
     reading = self._reading
     if reading.question:
-      guess = reading.guessed(reading.names[0])[1] if self._style.guesses else NOTHING
-      return Message("assistant", reading.answer() or guess)
+      return Message("assistant", reading.answer() or NOTHING)
     rows = [row for row in map(reading.row, reading.names) if row]
-    if self._style.guesses:
-      rows += [reading.guessed(key) for key in reading.missing()]
     said = [reading.header, *lines(reading, rows)]
     reply = Message("assistant", "\n".join(said))
     chat = self._services.search.chat
