@@ -36,6 +36,7 @@ def get_config() -> config.RunConfig:
       # answer: who asks for more waits longer, whoever answers.
       tables=TablesConfig(max_rows=40, steps=2.0, steps_per_lookup=0.25),
       max_turns=24,
+      single=0.0,  # a table of 40 rows takes one agent more tokens than a row of the learner has
       sub_max_new_tokens=96,
       message_tokens=64,
     ),
