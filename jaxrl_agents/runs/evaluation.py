@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxrl_agents.agents import agent as agent_lib
-from jaxrl_agents.agents import scores
+from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import MeshConfig, RunConfig
 from jaxrl_agents.harness.worker_process import Job
@@ -48,7 +48,9 @@ def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str
   scored, sum_of_means = 0, 0.0
   with Progress(label, count) as progress:
     for group in groups:
-      rewarded += agent_lib.rewarded(agent, config.agent_config, [group])
+      rewarded += agent_lib.rewarded(
+        agent, config.agent_config, [group], judge_weight=config.judge.weight
+      )
       for mean in scores.scores(rewarded[-1:]).get(agent.headline, {}).values():
         scored, sum_of_means = scored + 1, sum_of_means + mean
       progress.advance(**{agent.headline: sum_of_means / max(scored, 1)})
@@ -99,7 +101,13 @@ def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any
     "split": config.eval.split,
     **agent.scores(setting, corpus, groups),
     **{name: agent.entry(setting, groups) for name, groups in played.items()},
+    **_judged(agreement.metrics(groups, agent.success)),
   }
+
+
+def _judged(found: dict[str, float]) -> dict[str, Any]:
+  """What is known of the judge, under one key; {} if there is none."""
+  return {"judge": found} if found else {}
 
 
 def evaluate_player(config: RunConfig, corpus: Tasks, name: str) -> dict[str, Any]:
