@@ -88,6 +88,7 @@ class Setting:
     cache: folder of files that can be remade.
     seed: of the run.
     resamples: number of resamples of a paired bootstrap.
+    judge_weight: of a judge's grades in the reward, for `rewarded`.
   """
 
   options: Any
@@ -97,6 +98,7 @@ class Setting:
   cache: pathlib.Path
   seed: int
   resamples: int
+  judge_weight: float = 0.0
 
 
 class Agent(abc.ABC):

@@ -74,7 +74,7 @@ def messages(text: str, rubric: Rubric) -> list[dict[str, str]]:
   """
   mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
   criteria = "\n".join(f'- "{name}": {rubric.texts[name]}' for name in rubric.weights)
-  form = {name: LOWEST for name in rubric.weights} | {
+  form = dict.fromkeys(rubric.weights, LOWEST) | {
     "violates": False,
     "injects": False,
     "rationale": "...",

@@ -178,9 +178,7 @@ def check(rubrics: Sequence[Rubric], trained: Sequence[str] = ()) -> None:
       f"{len(set(trained) or usable)} rubrics to draw from; give at least 2 that are not held out"
     )
   if len(usable) == len(rubrics):
-    raise ValueError(
-      "no rubric is held out; mark one, which shows whether the others are exploited"
-    )
+    raise ValueError("no rubric is held out; mark one, to see whether the others are exploited")
 
 
 _RESERVED = ("held_out",)

@@ -60,27 +60,27 @@ def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str
   return sorted(rewarded, key=lambda group: group.task.id)
 
 
-def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any]:
-  """The scores of a checkpoint and of the agent's baselines on the tasks of `config.eval`.
+def by_checkpoint(
+  config: RunConfig, corpus: Tasks, checkpoint: str, tasks: Sequence[Task], *, label: str
+) -> list[Group]:
+  """`eval.rollouts` rollouts of each task by a checkpoint, with their rewards.
 
   The checkpoint is sampled on the devices of this process; `sampler.slices` is not read.
   """
   folder = pathlib.Path(newest_policy(checkpoint))
   params = setup.loaded(config, str(folder))
-  tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
   here = dataclasses.replace(
     config,
     sampler=dataclasses.replace(config.sampler, slices=0),
     sampler_mesh=MeshConfig(),
   )
-  agent, spec = setup.agent(config), setup.worker_spec(config, corpus)
   run = folder if checkpoint == "base" else folder.parent  # the shipped policy is of no run
   with (
     processes.bound(here) as channel,
     processes.stoppable(channel) as notice,
     RolloutWorkers(
       here,
-      spec,
+      setup.worker_spec(config, corpus),
       params,
       0,
       weights=None,
@@ -90,7 +90,14 @@ def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any
     ) as players,
   ):
     players.warm_up()
-    groups = play(here, players, tasks, label="evaluate")
+    return play(here, players, tasks, label=label)
+
+
+def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any]:
+  """The scores of a checkpoint and of the agent's baselines on the tasks of `config.eval`."""
+  tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
+  groups = by_checkpoint(config, corpus, checkpoint, tasks, label="evaluate")
+  agent = setup.agent(config)
   setting = setup.setting(config)
   played = {
     name: play_baseline(config, corpus, tasks, name)

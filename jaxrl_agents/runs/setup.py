@@ -63,6 +63,7 @@ def setting(config: RunConfig) -> Setting:
     cache=cache(config),
     seed=config.seed,
     resamples=config.eval.bootstrap_resamples,
+    judge_weight=config.judge.weight,
   )
 
 
