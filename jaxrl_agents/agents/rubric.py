@@ -122,7 +122,8 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def load(path: str) -> tuple[Rubric, ...]:
-  """The rubrics of a JSON file: {name: {"criteria": {criterion: [weight, text]}, "held_out": true}}.
+  """The rubrics of a JSON file: {name: {"criteria": {criterion: [weight, text]}, "held_out":
+  true}}.
 
   Raises:
     ValueError: the file cannot be read or has another form.
@@ -158,8 +159,8 @@ def check(rubrics: Sequence[Rubric], trained: Sequence[str] = ()) -> None:
     words = (rubric.name, *rubric.weights)
     if not rubric.weights or not all(re.fullmatch(r"[a-z][a-z0-9_]{0,31}", w) for w in words):
       raise ValueError(
-        f"rubric {rubric.name!r} with the criteria {', '.join(rubric.weights) or 'none'}: names are "
-        "up to 32 small letters, digits and _, and there is at least one criterion"
+        f"rubric {rubric.name!r} with the criteria {', '.join(rubric.weights) or 'none'}: names "
+        "are up to 32 small letters, digits and _, and there is at least one criterion"
       )
     if {"violates", "injects", "rationale"} & set(words) or rubric.name in _RESERVED:
       raise ValueError(f"rubric {rubric.name!r} uses a reserved name; rename it or its criterion")

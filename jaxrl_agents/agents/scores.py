@@ -33,8 +33,8 @@ def scores(groups: Iterable[Group]) -> dict[str, dict[str, float]]:
   """{metric: {task id: mean over its finished rollouts}}.
 
   Metrics: "reward", "verified_reward" (without a judge's grade), every measured reward part,
-  "tokens_per_turn" (sampled) and "calls_per_turn". A metric that only some rollouts have ("prune_accuracy" needs a prune) is averaged over those.
-  Several groups of one task are pooled.
+  "tokens_per_turn" (sampled) and "calls_per_turn". A metric that only some rollouts have
+  ("prune_accuracy" needs a prune) is averaged over those. Several groups of one task are pooled.
   """
   values: dict[str, dict[str, list[float]]] = {}
   for group in groups:

@@ -1,8 +1,8 @@
 """Rubrics by which a judge grades episodes of the coding agent.
 
-Composer 2 rewards coding style and communication, Kimi K2.5 strict instruction following, by several
-rubrics for each context; neither publishes their words, which are ours. The judge reads the episode:
-the request, all calls with their arguments (edits among them), results, and the last message.
+Composer 2 rewards coding style and communication, Kimi K2.5 strict instruction following, by
+several rubrics for each context; neither publishes their words, which are ours. The judge reads the
+episode: the request, all calls with their arguments (edits among them), results, the last message.
 """
 
 from jaxrl_agents.agents.rubric import Rubric
