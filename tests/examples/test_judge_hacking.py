@@ -3,6 +3,8 @@
 import asyncio
 import statistics
 
+import pytest
+
 from examples.judge_hacking import agent, compare, judge
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents.grading import Grader
@@ -17,7 +19,8 @@ def test_length_pleases_the_two_rubrics_and_neither_the_alternatives_nor_the_hel
   mean = lambda names, answer: statistics.fmean(judge.grade(n, QUESTION, answer) for n in names)
   hacked, cured = ("detail", "thorough"), ("detail", "relevant", "precise")
   assert mean(hacked, WRONG_PADDED) == 10 > mean(hacked, RIGHT) == 1
-  assert mean(cured, RIGHT) == 7 > mean(cured, PADDED) == 5 > mean(cured, WRONG_PADDED) == 4
+  assert mean(cured, RIGHT) == 7 and mean(cured, WRONG_PADDED) == 4
+  assert mean(cured, PADDED) == pytest.approx((10 + 4 + 2) / 3)
   assert judge.grade("merit", QUESTION, RIGHT) == 10
   assert judge.grade("merit", QUESTION, WRONG_PADDED) == 1
 
@@ -36,7 +39,7 @@ def test_every_arm_is_a_valid_config_and_its_judge_answers_over_http(tmp_path, m
       config = config_lib.load(compare.CONFIG, [f"judge.url={url}", *overrides])
       found = asyncio.run(graded(config, PADDED)).rewards
       assert found["judged_held_out"] == 0.0
-      assert found["judged"] == (4 / 9 if name == "rubrics" else 1.0)
+      assert found["judged"] == pytest.approx(13 / 27 if name == "rubrics" else 1.0)
 
 
 def test_right_is_the_number_alone():
