@@ -30,7 +30,7 @@ from jaxrl_agents.agents.teacher import Teacher
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import CorpusConfig, SftConfig, import_path
 from jaxrl_agents.harness import mcp_tools
-from jaxrl_agents.harness.rollout import SelfDriven
+from jaxrl_agents.harness.rollout import MakeRollout, SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.harness.worker_process import Services, WorkerSpec
@@ -350,7 +350,7 @@ def worker_services(
     episode = agent.episode(task, services, seed, player)
     return episode if isinstance(episode, SelfDriven) else player.plays(equipped(episode)), player
 
-  players = {"": policy, HOSTILE: hostile}
+  players: dict[str, MakeRollout] = {"": policy, HOSTILE: hostile}
   if teacher is not None:
     players[teacher_lib.NAME] = _taught(agent, chat, services, equipped, teacher)
   grade = Grader(judging).graded if judging else None
@@ -359,7 +359,7 @@ def worker_services(
 
 def _taught(
   agent: Agent, chat: Chat, services: Any, equipped: Callable[[Any], Any], teacher: Teacher
-) -> Callable[[Task, int, Sampler], tuple[Env | SelfDriven, Sampler]]:
+) -> MakeRollout:
   """Makes the episodes in which a model behind an endpoint plays.
 
   An agent that asks for replies itself is refused: it can be pointed at the endpoint as it is.
