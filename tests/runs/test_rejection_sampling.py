@@ -16,11 +16,11 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.harness.rollout import Sampling, run_group
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import rejection_sampling
+from jaxrl_agents.runs import evaluation, rejection_sampling, setup
 from jaxrl_agents.runs.rejection_sampling import Filter
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Context, Group, Message, Segment, Task, ToolSpec, Trajectory
-from tests.agents.judge_server import serving
+from tests.agents.judge_server import serving, verdict
 
 CONFIG: RunConfig = config_lib.load("examples/number_game/config.py")
 AGENT = "examples.number_game.agent:AGENT"
@@ -130,3 +130,20 @@ def test_a_teachers_calls_are_read_and_its_nonsense_is_asked_for_again():
 
     assert asyncio.run(reply()).tool_calls[0].arguments == {"query": "b"}
   assert len(requests) == 2 and requests[0]["tools"][0]["function"]["name"] == "find"
+
+
+@pytest.mark.slow
+def test_worker_processes_have_their_rollouts_graded(tmp_path, monkeypatch):
+  monkeypatch.setenv("JAXRL_CACHE", str(tmp_path))
+  with serving(lambda handler, request, number: verdict(request, 10)) as (url, requests):
+    overrides = [f"judge.url={url}", "workers.processes=1"]
+    config = config_lib.load("examples/number_game/config.py", overrides)
+    corpus = setup.open_tasks(config)
+    tasks = corpus.sample("test", 2, 0)
+    groups = evaluation.play_baseline(config, corpus, tasks, "halving")
+  for group in groups:
+    (trajectory,) = group.trajectories
+    assert not trajectory.error and trajectory.rewards["judged_held_out"] == 1.0
+    assert trajectory.metrics["verified_reward"] == 1.0
+    assert trajectory.reward == pytest.approx(1.3)
+  assert len(requests) == 2 * 4
