@@ -44,8 +44,9 @@ def row(arm: str, evaluation: str, summary) -> str:
   found = summary["eval"][evaluation]
   agreements = summary["judge"]["eval"][evaluation]
   of = lambda name: f"{name} {agreements[f'agreement_{name}']:.2f}"
-  names = sorted(key.removeprefix("agreement_") for key in agreements if key != "judge_gap")
-  trained = [of(name) for name in names if name not in ("held_out", "merit")]
+  keys = [key for key in agreements if key.startswith("agreement_")]
+  names = sorted(key.removeprefix("agreement_") for key in keys)
+  trained = [of(name) for name in names if name != "held_out"]
   numbers = (found[key] for key in ("right", "words", "judged", "judged_held_out"))
   cells = [arm, evaluation, *(f"{number:.3f}" for number in numbers), ", ".join(trained)]
   return " | ".join(cells)

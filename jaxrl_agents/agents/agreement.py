@@ -58,13 +58,16 @@ def summary(
 ) -> dict[str, Any]:
   """The part of a run's summary about its judge; {} if it had none.
 
-  {"judge": {"eval": {evaluation: metrics}, "gap_gain", "gap_gain_lower95", "gap_gain_upper95",
+  {"judge": {"eval": {evaluation: mean grades and metrics}, "gap_gain", "gap_gain_lower95", "gap_gain_upper95",
   "exploited"}}. The gap's gain is that of the trained policy over the warm start, on the same
   tasks. It is above 0 if the rewarded grades rose more than the held-out ones; "exploited" is 1 if
   even its lower bound is.
   """
-  found = {name: metrics(groups, success) for name, groups in evaluations.items()}
-  found = {name: each for name, each in found.items() if each}
+  found = {
+    name: scores.entry(groups, ("verified_reward", "judged", HELD_OUT)) | each
+    for name, groups in evaluations.items()
+    if (each := metrics(groups, success))
+  }
   if not {"trained", "warm_start"} <= set(found):
     return {}
   gaps = {name: _gaps(evaluations[name]) for name in ("trained", "warm_start")}
