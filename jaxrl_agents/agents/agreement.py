@@ -58,10 +58,10 @@ def summary(
 ) -> dict[str, Any]:
   """The part of a run's summary about its judge; {} if it had none.
 
-  {"judge": {"eval": {evaluation: mean grades and metrics}, "gap_gain", "gap_gain_lower95", "gap_gain_upper95",
-  "exploited"}}. The gap's gain is that of the trained policy over the warm start, on the same
-  tasks. It is above 0 if the rewarded grades rose more than the held-out ones; "exploited" is 1 if
-  even its lower bound is.
+  {"judge": {"eval": {evaluation: mean grades and metrics}, "gap_gain", "gap_gain_lower95",
+  "gap_gain_upper95", "exploited"}}. The gap's gain is that of the trained policy over the warm
+  start, on the same tasks. It is above 0 if the rewarded grades rose more than the held-out ones;
+  "exploited" is 1 if even its lower bound is.
   """
   found = {
     name: scores.entry(groups, ("verified_reward", "judged", HELD_OUT)) | each
