@@ -7,6 +7,7 @@ An option that does not exist, or that nothing would read, is an error that name
 from jaxrl_agents.config.checks import validate as validate
 from jaxrl_agents.config.description import described as described
 from jaxrl_agents.config.description import options_text as options_text
+from jaxrl_agents.config.judge import JudgeConfig as JudgeConfig
 from jaxrl_agents.config.loading import changed as changed
 from jaxrl_agents.config.loading import load as load
 from jaxrl_agents.config.loading import options as options

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from jaxrl_agents.config import import_path
+from jaxrl_agents.config.judge import JudgeConfig
 from jaxrl_agents.config.mcp_servers import McpServer
 from jaxrl_agents.config.ranges import (
   Count,
@@ -383,6 +384,7 @@ class RunConfig:
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
   tools: ToolsConfig = ToolsConfig()
+  judge: JudgeConfig = JudgeConfig()
   fleet: FleetConfig = FleetConfig()
   publish: PublishConfig = PublishConfig()
   toggle: ToggleConfig = ToggleConfig()

@@ -17,7 +17,7 @@ class Scripted:
 
   Invariant: `generate` speaks to the context that `start` or `step` returned last. Its tokens have
   logprob 0 and version -1: no weights sampled them. They are not trained where `play` says of its
-  last turn, by an attribute `erred`, that it was a mistake.
+  last turn, by an attribute `erred`, that it was a mistake. `play` may also return an awaitable.
   """
 
   def __init__(self, env: Env, chat: Chat, play: Callable[[Context], Message | Awaitable[Message]]):

@@ -141,7 +141,13 @@ class Batches:
         solved=config.toggle.solved,
         percentile=config.toggle.percentile,
       )
-    return agent_lib.rewarded(agent, config.agent_config, groups, self._progress(step))
+    return agent_lib.rewarded(
+      agent,
+      config.agent_config,
+      groups,
+      self._progress(step),
+      judge_weight=config.judge.weight,
+    )
 
 
 class PlayedAhead(Batches):

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.agents import scores
+from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
@@ -153,6 +153,12 @@ def _train(
   workdir.keep_seconds()
   return workdir.merge_summary(
     setup.agent(config).compare(setup.setting(config), corpus, evaluations)
+    | agreement.summary(
+      evaluations,
+      setup.agent(config).success,
+      resamples=config.eval.bootstrap_resamples,
+      seed=config.seed,
+    )
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
@@ -274,7 +280,8 @@ class Reporter:
     """Reports one step."""
     engine = self.players.take_stats()
     agent = setup.agent(self.config)
-    row = scores.summary(groups) | metrics | self.batches.metrics()
+    row = scores.summary(groups) | agreement.metrics(groups, agent.success)
+    row |= metrics | self.batches.metrics()
     sampling_s = metrics["collect_s"]
     if self.config.fleet.depth:  # it goes on while the learner learns
       sampling_s += metrics["learn_s"] + metrics["save_s"]

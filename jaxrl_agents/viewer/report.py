@@ -145,7 +145,7 @@ def _page(run: Run, sampled: dict[str, Any]) -> str:
     fine=story.fine,
     rows=headline.table(run),
     counts=headline.counts(run),
-    sections=[*headline.beside(run), *story.sections(run.summary)],
+    sections=[*headline.beside(run), *headline.judge(run), *story.sections(run.summary)],
     signed=formats.signed,
     phases=phases,
     clock=[(name, s, formats.duration(s), 100 * s / sum(p[1] for p in clock)) for name, s in clock],

@@ -21,6 +21,7 @@ from jaxrl_agents.agents.agent import Agent, Setting, Tasks
 from jaxrl_agents.agents.coding import baselines, config, env, expert, scripted_edits
 from jaxrl_agents.agents.coding import drills as coding_drills
 from jaxrl_agents.agents.coding import reward as reward_lib
+from jaxrl_agents.agents.coding import rubrics as coding_rubrics
 from jaxrl_agents.agents.coding import services as services_lib
 from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge.inside import calls, tested
@@ -28,6 +29,7 @@ from jaxrl_agents.agents.coding.services import CodingServices
 from jaxrl_agents.agents.coding.story import STORY
 from jaxrl_agents.agents.coding.tasks import damaged_functions, make_tasks, task_set
 from jaxrl_agents.agents.coding.tasks.task_set import CodingSet
+from jaxrl_agents.agents.rubric import Rubric
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus import code_digest, documents
 from jaxrl_agents.harness.rollout import SelfDriven
@@ -97,6 +99,10 @@ class CodingAgent(Agent):
     "failed",
   )
   story = STORY
+
+  def rubrics(self, options: CodingConfig) -> Sequence[Rubric]:
+    """Code review, instructions, intent; whether one would merge it is held out."""
+    return coding_rubrics.RUBRICS
 
   def check(self, options: CodingConfig, steps: int, stall_s: float) -> None:
     """Raises ValueError where two options contradict each other."""
@@ -249,7 +255,8 @@ class CodingAgent(Agent):
     repositories; "repositories" is their number.
     """
     cut = baselines.at_equal_edits(evaluations[baselines.ENUMERATION], evaluations["trained"])
-    enumeration = agent_lib.rewarded(self, setting.options, cut)
+    weight = setting.judge_weight
+    enumeration = agent_lib.rewarded(self, setting.options, cut, judge_weight=weight)
     evaluations = {**evaluations, "enumeration": enumeration}
     settings: dict[str, Any] = {
       "cluster": lambda task: task.facts["repo"],

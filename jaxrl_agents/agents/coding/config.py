@@ -30,13 +30,17 @@ class CodingReward:
 
   R = solved + progress * share of failing tests mended - behaviour - length * C_{k,q}(effort)
 
+  The costs of style and of poor last messages are 0, as the CPU recipes were measured.
+
   Attributes:
     progress: weight of the share of tests that failed before and pass now: that of the visible
       tests or that of the hidden ones, whichever is lower.
     broken_calls: cost of each malformed, refused or unknown call; at most five are counted.
     open_todos: cost per share of to-dos left open.
-    comment_thinking, shell_only: cost of an episode that shows the behaviour. The four costs
-      together are at most 0.2.
+    comment_thinking, shell_only: cost of an episode that shows the behaviour.
+    style: cost of each style warning per 100 added lines (reward.style_warnings), five at most.
+    last_message: cost of a last message that is empty, has over 400 tokens, or names no changed
+      file (reward.is_poor_message). All these costs together are at most 0.2.
     length_k, length_q, length: shape and weight of the nonlinear length penalty
       (agents.coding.length_penalty); length=0 turns it off.
     length_of_solved_only: whether only solved episodes pay for their length.
@@ -47,6 +51,8 @@ class CodingReward:
   open_todos: NotNegative = 0.05
   comment_thinking: NotNegative = 0.05
   shell_only: NotNegative = 0.05
+  style: NotNegative = 0.0
+  last_message: NotNegative = 0.0
   length_k: NotNegative = 1.0
   length_q: NotNegative = 1.0
   length: NotNegative = 0.05

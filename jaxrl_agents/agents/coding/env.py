@@ -97,6 +97,7 @@ class CodingEnv:
     self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran after it
     self._verdict: Verdict | None = None
     self._added: list[str] = []
+    self._changed: list[str] = []
     self._added_tools: dict[str, Tool] = {}
 
   @property
@@ -162,6 +163,7 @@ class CodingEnv:
       trajectory.stop,
       dataclasses.asdict(self._verdict),
       added=self._added,
+      changed=self._changed,
       offered=list(self._workspace.tools),
       broken=rewards_lib.broken_calls(
         trajectory.log,
@@ -308,6 +310,9 @@ class CodingEnv:
     else:
       self._added = added_lines(self._damaged, changes)
       self._refuse_searches(changes)
+      now = {path: text.encode() for path, text in self._repo.files.items()} | changes
+      was = {path: text.encode() for path, text in self._damaged.items()}
+      self._changed = sorted(path for path in now if now[path] != was.get(path))
     return Context(tuple(self._talk.messages), self._specs, done=True, stop=stop)
 
   async def _blame_the_agent(self, error: Exception) -> None:
