@@ -4,6 +4,7 @@ metrics.jsonl     one JSON object per optimizer step or batch: phase, step, time
 trajectories/     what was played, a file per step
 checkpoints/      orbax steps: parameters, optimizer, key, cursor, ledger
 weights/          published versions
+services/         what each service does and waits for, a file per service (service_log)
 warm_start/       the policy after supervised warm-up (policy.safetensors)
 trained/          the policy after reinforcement learning
 summary.json      the result, with its digest
@@ -44,6 +45,7 @@ class Workdir:
     self.trajectories = self._folder("trajectories")
     self.checkpoints = self._folder("checkpoints")
     self.weights = self._folder("weights")
+    self.services = self.path / "services"
     self.demonstrations = self.path / "demonstrations"
     self.warm_start = self.path / "warm_start"
     self.trained = self.path / "trained"
