@@ -17,13 +17,22 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents import service_log
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.fleet.version_scores import VersionScores
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.learner.state import PolicyState, TrainState
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import batches as batches_lib
-from jaxrl_agents.runs import evaluation, processes, resumption, setup, watched, weight_files
+from jaxrl_agents.runs import (
+  evaluation,
+  evaluator_process,
+  processes,
+  resumption,
+  setup,
+  watched,
+  weight_files,
+)
 from jaxrl_agents.runs.batches import Batches, Start
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.runs.progress import Progress
@@ -47,22 +56,25 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     with contextlib.ExitStack() as stack:
       tells: list[Tell] = [service_log.silent] * 3
+      look: Callable[[], None] = lambda: None
       if channel.is_first:
+        look = stack.enter_context(evaluator_process.serving(config, corpus, workdir))
         names = ("learner", "sampler", "publisher")
         logs = (service_log.opened(workdir.services, name) for name in names)
         tells = [stack.enter_context(log) for log in logs]
-      summary = _train(config, corpus, workdir, channel, notice, Services(*tells))
+      summary = _train(config, corpus, workdir, channel, notice, Services(*tells, look))
     processes.wait_for_all("trained")
     return summary
 
 
 @dataclasses.dataclass(frozen=True)
 class Services:
-  """What tells the states of each service of a run."""
+  """What tells the states of each service of a run, and looks after the evaluator."""
 
   learner: Tell
   sampler: Tell
   publisher: Tell
+  look: Callable[[], None] = lambda: None
 
 
 def _train(
@@ -135,7 +147,7 @@ def _train(
       )
       current = loop.train(
         current,
-        watched.plan(plan, services.learner, services.publisher),
+        watched.plan(plan, services.learner, services.publisher, services.look),
         cfg=cfg,
         learner=config.learner,
         tx=tx,
@@ -186,6 +198,7 @@ def _begin(config: RunConfig, workdir: Workdir, first: int, version: int) -> Non
   workdir.merge_summary(description(config))
   workdir.drop_metrics_from("rl", first)
   weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
+  VersionScores(workdir.evaluations, 0.0).withdraw_after(version)
 
 
 def _save(
