@@ -131,6 +131,13 @@ class Panel {
   }
 
   drawSeries(root, values, name) {
+    const known = values.map((value, i) => [i, value]).filter(([, v]) => v !== null && Number.isFinite(this.y(v)));
+    if (known.length * 2 < values.length) { // few and far between, such as evaluations: joined over the gaps
+      const path = known.map(([i, v], n) => (n ? "L" : "M") + this.x(i).toFixed(1) + " " + this.y(v).toFixed(1));
+      root.append(svg("path", { class: "line " + name, d: path.join("") }), ...known.map(([i, v]) =>
+        svg("circle", { class: "point " + name, cx: this.x(i), cy: this.y(v), r: 2.6 })));
+      return;
+    }
     const long = values.length >= 30;
     root.append(svg("path", { class: "line " + name + (long ? " raw" : ""), d: linePath(values, this.x, this.y) }));
     if (long) root.append(svg("path", { class: "line " + name, d: linePath(smooth(values), this.x, this.y) }));
