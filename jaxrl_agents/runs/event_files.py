@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pathlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,7 +53,10 @@ class EventFiles:
     """
     if phase not in self._writers:
       self._writers[phase] = self._library.SummaryWriter(
-        logdir=str(self._folder / phase), purge_step=step, flush_secs=_FLUSH_S
+        logdir=str(self._folder / phase),
+        purge_step=step,
+        flush_secs=_FLUSH_S,
+        filename_suffix=f".{time.time_ns()}",  # the library's names have whole seconds
       )
     for name, value in numbers.items():
       if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
