@@ -9,6 +9,7 @@ import pytest
 from jaxrl_agents import service_log
 from jaxrl_agents.learner.loop import Plan
 from jaxrl_agents.runs import watched
+from jaxrl_agents.runs.remote_states import RemoteStates
 from jaxrl_agents.service_log import ServiceLog
 
 
@@ -88,3 +89,12 @@ def test_the_learner_waits_for_the_sampler_then_for_the_publisher(tmp_path):
   ]
   lines = (tmp_path / "publisher.jsonl").read_text().splitlines()
   assert json.loads(lines[0])["host"] == socket.gethostname()
+
+
+def test_a_node_that_is_lost_is_told_as_stopped_and_counted_again_when_it_is_back(tmp_path):
+  states = RemoteStates(tmp_path)
+  one, two = {"workers-a": {"ready": 4, "groups": 2}}, {"workers-b": {"ready": 4, "groups": 0}}
+  for places in (one | two, one, one | two):
+    states.tell(places)
+  assert told(tmp_path, "workers-a") == [("serves", "", {"ready": 4, "groups": 2})]
+  assert [does for does, _, _ in told(tmp_path, "workers-b")] == ["serves", "stopped", "serves"]

@@ -10,6 +10,7 @@ from jaxrl_agents.harness import group_files
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.batches import Batches
 from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.remote_states import RemoteStates
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir, rss_mib
 from jaxrl_agents.types import Group
@@ -25,6 +26,7 @@ class Reporter:
   players: RolloutWorkers
   batches: Batches
   progress: Progress
+  remote: RemoteStates
 
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     """Reports one step."""
@@ -52,6 +54,7 @@ class Reporter:
       version = int(metrics["version"])
       row["publish_bytes"] = float(manifest_lib.stored_bytes(self.workdir.weights, version))
     self.workdir.log("rl", step, row)
+    self.remote.tell(self.players.places)
     group_files.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
     shown = {name: row.get(name, 0.0) for name in ("reward", agent.headline)}
     self.progress.advance(**shown, tokens_per_s=row["sampler_tokens_per_s"])

@@ -36,6 +36,7 @@ from jaxrl_agents.runs import (
 from jaxrl_agents.runs.batches import Batches, Start
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.remote_states import RemoteStates
 from jaxrl_agents.runs.reporter import Reporter, no_report
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir
@@ -133,12 +134,15 @@ def _train(
         workdir.path / "ready",
       ) as batches,
     ):
+      remote = RemoteStates(workdir.services)
       plan = loop.Plan(
         collect=batches.collect,
         publish=batches.publish,
         save=functools.partial(_save, config, manager, batches),
         report=(
-          Reporter(config, workdir, players, batches, progress) if channel.is_first else no_report
+          Reporter(config, workdir, players, batches, progress, remote)
+          if channel.is_first
+          else no_report
         ),
         kept=lambda: batches.state() | {"start": start},
         published=batches.published,

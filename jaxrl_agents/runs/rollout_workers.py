@@ -248,6 +248,11 @@ class RolloutWorkers:
     assert self._loader is not None, "slices load by themselves"
     self._between_steps(functools.partial(self._swap, self._loader.prepare(version), version))
 
+  @property
+  def places(self) -> dict[str, dict[str, int]]:
+    """{service: counts} of the workers of each node, and of the slices; of the first process."""
+    return self._pool.places | (self._slices.places if self._slices else {})
+
   def take_pause_s(self) -> float:
     """Seconds since the last call in which the engine stood still for new weights."""
     pauses, self._pauses = self._pauses, []

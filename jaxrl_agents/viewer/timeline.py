@@ -25,6 +25,7 @@ _NARROW = 0.5
 _COLOURS = 6  # s0 ... s5 of the style sheet
 _ORDER = ("learner", "sampler", "publisher", "evaluator")
 _TICKS = 6
+_STEADY = "serves"  # of what is only counted, and has no lane
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def of(services: Mapping[str, Sequence[State]]) -> Timeline | None:
   names = sorted(found, key=lambda name: (_ORDER.index(name) if name in _ORDER else 9, name))
   lanes, bars = [], []
   inside = {name: _within(found[name], began, ended) for name in names}
-  names = [name for name in names if inside[name]]
+  names = [name for name in names if any(span.does != _STEADY for span in inside[name])]
   colours = {name: i % _COLOURS for i, name in enumerate(names)}
   for i, name in enumerate(names):
     y = TOP + LANE * i + LANE / 2
