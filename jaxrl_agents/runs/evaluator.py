@@ -102,7 +102,7 @@ class _Evaluated:
 
   def go_on(self, players: RolloutWorkers, events: list[event_files.EventFiles]) -> None:
     """Evaluates with these workers, until all is done or they must be made anew."""
-    last_news = time.monotonic()
+    last_news, holds_start = time.monotonic(), True
     while True:
       over = self.is_over()  # before the look: what was published until then is seen
       steps = published(self.workdir)
@@ -113,6 +113,8 @@ class _Evaluated:
         last_step=self.config.learner.steps,
         given_up=self.given_up,
       )
+      if version == 0 and not holds_start:
+        return  # the run began again: its first weights are read anew
       claim = None if version is None else self.results.claim(version)
       if version is None or claim is None:
         if over or time.monotonic() - last_news > self.config.evaluator.patience_s:
@@ -121,7 +123,7 @@ class _Evaluated:
         self.tell("waits", on="publisher")
         time.sleep(_LOOK_S)
         continue
-      last_news = time.monotonic()
+      last_news, holds_start = time.monotonic(), holds_start and version == 0
       try:
         record = self._scored(players, version, steps[version])
         if self.results.keep(claim, record):
