@@ -18,6 +18,7 @@ import jax
 from jaxrl_agents import service_log
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import MeshConfig, RunConfig
+from jaxrl_agents.learner.preemption import Preempted
 from jaxrl_agents.runs import evaluator, setup
 from jaxrl_agents.runs.workdir import Workdir
 
@@ -119,7 +120,7 @@ def _serve(config: RunConfig, folder: str, over: Event) -> None:
   )
   workdir = Workdir(folder)
   corpus = setup.open_tasks(config, report=lambda *_: None)
-  with service_log.opened(workdir.services, "evaluator") as tell:
+  with contextlib.suppress(Preempted), service_log.opened(workdir.services, "evaluator") as tell:
     evaluator.follow(config, corpus, workdir, tell, over.is_set)
 
 
