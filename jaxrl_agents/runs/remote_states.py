@@ -27,6 +27,6 @@ class RemoteStates:
     for service, counts in places.items():
       if service not in self._logs:
         self._logs[service] = ServiceLog(self._folder, service)
-      self._logs[service].now(SERVES, **counts)
+      self._logs[service].now(SERVES, on="", **counts)
     for service in self._logs.keys() - places.keys():
       self._logs[service].now(service_log.STOPPED)

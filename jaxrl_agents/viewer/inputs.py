@@ -86,7 +86,7 @@ def read_held_out(folder: Path) -> list[Mapping[str, Any]]:
   Each has "version", "step" (steps learnt before it), "time" and "scores", {metric: mean over
   tasks}.
   """
-  found = []
+  found: list[Mapping[str, Any]] = []
   for path in sorted(folder.glob("v*.json")):
     try:
       record = file_digests.read_record(path.read_bytes())

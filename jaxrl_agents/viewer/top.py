@@ -74,13 +74,14 @@ def _head(live: Live) -> Text:
 
 def _services(live: Live) -> Table:
   table = Table(box=None, pad_edge=False, header_style="dim")
-  for title in ("service", "does", "since", "waited for, last 10 min", "process"):
-    table.add_column(title)
+  for title in ("service", "does", "since", "waited for (10 min)", "process"):
+    table.add_column(title, no_wrap=True)
   shares = spans.all_waits(live.services, live.now, live.now - WINDOW_S)
   for service, states in live.services.items():
     last = states[-1]
     waited = sorted(
-      ((share, on) for on, share in shares.get(service, {}).items() if on), reverse=True
+      ((share, on) for on, share in shares.get(service, {}).items() if on and share >= 0.01),
+      reverse=True,
     )
     table.add_row(
       Text(_plain(service), "bold"),
@@ -104,7 +105,7 @@ def _doing(state: State) -> Text:
 def _numbers(rows: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> Table:
   table = Table(box=None, pad_edge=False, header_style="dim")
   for title in ("", "last", f"last {_POINTS}"):
-    table.add_column(title, justify="right" if title == "last" else "left")
+    table.add_column(title, justify="right" if title == "last" else "left", no_wrap=True)
   for name, title in _SCALARS:
     if name.startswith("held_out/"):
       values = [each["scores"].get(name.partition("/")[2]) for each in held_out]
