@@ -92,9 +92,13 @@ def test_the_learner_waits_for_the_sampler_then_for_the_publisher(tmp_path):
 
 
 def test_a_node_that_is_lost_is_told_as_stopped_and_counted_again_when_it_is_back(tmp_path):
-  states = RemoteStates(tmp_path)
   one, two = {"workers-a": {"ready": 4, "groups": 2}}, {"workers-b": {"ready": 4, "groups": 0}}
-  for places in (one | two, one, one | two):
-    states.tell(places)
-  assert told(tmp_path, "workers-a") == [("serves", "", {"ready": 4, "groups": 2})]
-  assert [does for does, _, _ in told(tmp_path, "workers-b")] == ["serves", "stopped", "serves"]
+  with RemoteStates(tmp_path) as states:
+    for places in (one | two, one, one | two):
+      states.tell(places)
+  assert told(tmp_path, "workers-a") == [
+    ("serves", "", {"ready": 4, "groups": 2}),
+    ("ended", "", {}),
+  ]
+  does = [does for does, _, _ in told(tmp_path, "workers-b")]
+  assert does == ["serves", "stopped", "serves", "ended"]

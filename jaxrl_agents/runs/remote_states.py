@@ -12,7 +12,7 @@ SERVES = "serves"
 
 
 class RemoteStates:
-  """Tells, once a step, what the run knows of each place.
+  """Tells, once a step, what the run knows of each place. Use as a context manager.
 
   Args:
     folder: of the services of the run.
@@ -21,6 +21,13 @@ class RemoteStates:
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
     self._logs: dict[str, ServiceLog] = {}
+
+  def __enter__(self) -> RemoteStates:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    for log in self._logs.values():
+      log.now(service_log.ENDED)
 
   def tell(self, places: Mapping[str, Mapping[str, int]]) -> None:
     """Tells {service: counts} of all places that there are now; those that are lost are stopped."""

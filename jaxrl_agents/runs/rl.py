@@ -127,6 +127,7 @@ def _train(
     players.take_stats()  # the evaluation's tokens are not counted in the first step
     with (
       Progress("learning", config.learner.steps, first) as progress,
+      RemoteStates(workdir.services) as remote,
       batches_lib.opened(
         config,
         players,
@@ -134,7 +135,6 @@ def _train(
         workdir.path / "ready",
       ) as batches,
     ):
-      remote = RemoteStates(workdir.services)
       plan = loop.Plan(
         collect=batches.collect,
         publish=batches.publish,

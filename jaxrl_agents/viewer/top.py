@@ -75,7 +75,7 @@ def _head(live: Live) -> Text:
 def _services(live: Live) -> Table:
   table = Table(box=None, pad_edge=False, header_style="dim")
   for title in ("service", "does", "since", "waited for (10 min)", "process"):
-    table.add_column(title, no_wrap=True)
+    table.add_column(title, no_wrap=title in ("service", "since"))
   shares = spans.all_waits(live.services, live.now, live.now - WINDOW_S)
   for service, states in live.services.items():
     last = states[-1]
