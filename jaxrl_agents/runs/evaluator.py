@@ -214,5 +214,5 @@ def _played(
 
 def learner_ended(services: pathlib.Path) -> bool:
   """Whether the learner of a run has said that it ended."""
-  states = service_log.read(services).get("learner", ())
+  states = service_log.read(services).get("learner", [])
   return bool(states) and states[-1].does == service_log.ENDED

@@ -56,14 +56,15 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   """
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     with contextlib.ExitStack() as stack:
-      tells: list[Tell] = [service_log.silent] * 3
+      names = ("learner", "sampler", "publisher")
+      tells: dict[str, Tell] = dict.fromkeys(names, service_log.silent)
       look: Callable[[], None] = lambda: None
       if channel.is_first:
         look = stack.enter_context(evaluator_process.serving(config, corpus, workdir))
-        names = ("learner", "sampler", "publisher")
-        logs = (service_log.opened(workdir.services, name) for name in names)
-        tells = [stack.enter_context(log) for log in logs]
-      summary = _train(config, corpus, workdir, channel, notice, Services(*tells, look))
+        opened = service_log.opened
+        tells = {name: stack.enter_context(opened(workdir.services, name)) for name in names}
+      services = Services(tells["learner"], tells["sampler"], tells["publisher"], look)
+      summary = _train(config, corpus, workdir, channel, notice, services)
     processes.wait_for_all("trained")
     return summary
 

@@ -66,11 +66,13 @@ def phases(run: Run) -> list[dict[str, Any]]:
   """For each phase: steps, elapsed seconds, the columns of numbers, and the panels with data.
 
   Values that are not finite are None (a gap in the line). If there are more than MAX_POINTS rows,
-  evenly spaced ones are kept. A scalar that no panel names gets its own panel under `others`.
+  evenly spaced ones are kept; "count" is the number of all. A scalar that no panel names gets its
+  own panel under `others`. Scores of the evaluator are drawn with the scalars of their names.
   """
   found = []
   for phase in dict.fromkeys(row["phase"] for row in run.rows):
     rows = sorted((row for row in run.rows if row["phase"] == phase), key=lambda row: row["step"])
+    count = len(rows)
     rows = [rows[i] for i in spread(len(rows), MAX_POINTS)]
     if phase == "rl":
       rows = with_held_out(rows, run.held_out)
@@ -91,6 +93,7 @@ def phases(run: Run) -> list[dict[str, Any]]:
       {
         "phase": phase,
         "title": PHASE_TITLES.get(phase, phase),
+        "count": count,
         "steps": [row["step"] for row in rows],
         "wall_s": _elapsed(rows),
         "columns": columns,

@@ -87,7 +87,7 @@ def test_the_page_has_the_picture_with_a_title_for_each_bar():
 def test_held_out_scores_stand_beside_those_of_the_rollouts_of_the_same_weights():
   scored = tuple({"version": v, "step": v, "scores": {"reward": v / 8}} for v in (0, 3))
   (phase,) = curves.phases(run(held_out=scored))
-  assert phase["steps"] == [0, 1, 2, 3]
+  assert phase["steps"] == [0, 1, 2, 3] and phase["count"] == 3
   assert phase["columns"]["reward"] == [0.0, 0.1, 0.2, None]
   assert phase["columns"]["held_out/reward"] == [0.0, None, None, 0.375]
   (panel,) = phase["panels"]

@@ -198,7 +198,7 @@ function chartPhase(phase) {
   const make = (panel) => { const made = new Panel(panel, phase, group); group.panels.push(made); return made.root; };
   const grid = el("div", { class: "grid" }, phase.panels.map(make));
   const section = el("section", { class: "phase" },
-    el("h3", {}, phase.title, el("span", {}, phase.steps.length + (phase.steps.length === 1 ? " step" : " steps"))), grid);
+    el("h3", {}, phase.title, el("span", {}, phase.count + (phase.count === 1 ? " step" : " steps"))), grid);
   if (phase.others.length) {
     section.append(el("details", { class: "more", ontoggle: () => group.panels.forEach((p) => p.draw()) },
       el("summary", {}, phase.others.length + " more recorded scalars"), el("div", { class: "grid" }, phase.others.map(make))));
