@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from jaxrl_agents import service_log
 from jaxrl_agents.agents import formats
 from jaxrl_agents.service_log import State
 from jaxrl_agents.viewer import spans
@@ -74,7 +75,9 @@ def of(services: Mapping[str, Sequence[State]]) -> Timeline | None:
   """The picture of a run; None if its learner has told no step that ended."""
   newest = max((states[-1].time for states in services.values()), default=0.0)
   found = {service: spans.of(states, newest) for service, states in services.items()}
-  steps = [span for span in found.get("learner", ()) if span.step >= 0]
+  starts = [s.time for s in services.get("learner", ()) if s.does == service_log.STARTS]
+  since = max(starts, default=0.0)  # a resumed run repeats steps
+  steps = [span for span in found.get("learner", ()) if span.step >= 0 and span.began >= since]
   if not steps:
     return None
   last = steps[-1].step

@@ -61,6 +61,16 @@ def test_the_last_steps_of_a_long_run_are_drawn():
   assert sum(bar.title.startswith("learner learns") for bar in found.bars) == timeline.STEPS
 
 
+def test_steps_of_a_run_that_was_killed_and_resumed_are_drawn_from_the_new_start_on():
+  told = services(steps=3)
+  again = states("learner", (5000.0, "starts", {}), (5001.0, "learns", {"step": 2}))
+  found = timeline.of(
+    told | {"learner": told["learner"][:-1] + again + states("learner", (5003.0, "ended", {}))}
+  )
+  assert (found.first, found.last) == (2, 2)
+  assert [bar.title for bar in found.bars] == ["learner learns, step 2: 2.00 s"]
+
+
 def test_what_is_too_narrow_to_be_seen_adds_no_bar():
   flicker = [(1000 + i / 1000, ("plays", "waits learner")[i % 2], {}) for i in range(10_000)]
   told = services() | {"sampler": states("sampler", *flicker, (1010, "ended", {}))}
