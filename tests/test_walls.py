@@ -14,7 +14,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = "jaxrl_agents"
 
 # What everybody may import; these themselves import the standard library, numpy and one another.
-FOUNDATION = ("types", "config", "policy.config", "file_digests", "full_disk", "stopwatch")
+FOUNDATION = (
+  "types",
+  "config",
+  "policy.config",
+  "file_digests",
+  "full_disk",
+  "service_log",
+  "stopwatch",
+)
 
 # Room or module -> what else of the package it may import. The longest matching key rules. A room
 # may import itself; a key below a room (sampler.pages) only what it names.

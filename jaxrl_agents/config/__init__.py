@@ -18,10 +18,12 @@ from jaxrl_agents.config.sections import BASE_MODEL as BASE_MODEL
 from jaxrl_agents.config.sections import SFT_SOURCES as SFT_SOURCES
 from jaxrl_agents.config.sections import CorpusConfig as CorpusConfig
 from jaxrl_agents.config.sections import EvalConfig as EvalConfig
+from jaxrl_agents.config.sections import EvaluatorConfig as EvaluatorConfig
 from jaxrl_agents.config.sections import FleetConfig as FleetConfig
 from jaxrl_agents.config.sections import LearnerConfig as LearnerConfig
 from jaxrl_agents.config.sections import LoraConfig as LoraConfig
 from jaxrl_agents.config.sections import MeshConfig as MeshConfig
+from jaxrl_agents.config.sections import MonitorConfig as MonitorConfig
 from jaxrl_agents.config.sections import Optimizer as Optimizer
 from jaxrl_agents.config.sections import PolicySection as PolicySection
 from jaxrl_agents.config.sections import PublishConfig as PublishConfig

@@ -203,9 +203,14 @@ class PlayedAhead(Batches):
     return self._players.published
 
   def metrics(self) -> dict[str, float]:
-    """Ages of the groups in publications, how many were too old, and the sampler's idle seconds."""
+    """Depths of the queue in groups, ages of the batch's groups in publications, how many were too
+    old, and the sampler's idle seconds.
+    """
     assert self._ahead is not None
+    in_flight, ready = self._ahead.depths()
     return {
+      "groups_in_flight": float(in_flight),
+      "groups_ready": float(ready),
       "age_mean": float(np.mean(self._ages)),
       "age_max": float(max(self._ages)),
       "groups_too_old": float(sum(age > self._config.fleet.max_age for age in self._ages)),

@@ -29,7 +29,7 @@ from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy import copying_heads, lora, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import mcp_tools, processes, weight_files
+from jaxrl_agents.runs import event_files, mcp_tools, metrics_server, processes, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 
@@ -86,11 +86,22 @@ def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
   with contextlib.ExitStack() as stack:
     if processes.is_first():
       stack.enter_context(workdir.held())
+      stack.enter_context(_monitored(config, workdir))
       mcp_tools.keep(config, workdir)
     with processes.first_alone("corpus"):
       tasks = open_tasks(config)
     stack.enter_context(devices(config))
     yield tasks
+
+
+@contextlib.contextmanager
+def _monitored(config: RunConfig, workdir: Workdir) -> Iterator[None]:
+  """Writes event files and serves numbers, if `config.monitor` says so."""
+  monitor = config.monitor
+  with event_files.opened(monitor.tensorboard, workdir.path) as files:
+    workdir.listeners += [each.write for each in files]
+    with metrics_server.serving(monitor.port, workdir.path):
+      yield
 
 
 def worker_spec(
