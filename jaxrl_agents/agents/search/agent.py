@@ -185,7 +185,10 @@ class SearchAgent(Agent):
   ) -> dict[str, dict[str, Any]]:
     """The policy's scores, overall and by level; of several rollouts a task also those of the
     answers fused."""
-    found = {"policy": self.entry(setting, groups), "by_level": self._by_level(setting, groups)}
+    found: dict[str, dict[str, Any]] = {
+      "policy": self.entry(setting, groups),
+      "by_level": self._by_level(setting, groups),
+    }
     if any(len(group.trajectories) > 1 for group in groups):
       options = setting.options
       whole = fused_answers.fused(
