@@ -1,6 +1,7 @@
 """Several runs side by side: a table of their evaluations, their curves, bars of all players.
 
     python scripts/compare.py --workdir=runs/0 --workdir=runs/1 --svg=curves.svg --bars=bars.svg
+    python scripts/compare.py --workdir=runs/all --workdir=runs/without --paired
 
 Prints the table in Markdown. A run is named after its folder.
 """
@@ -9,7 +10,7 @@ import pathlib
 
 from absl import flags
 
-from jaxrl_agents.runs import entry_point
+from jaxrl_agents.runs import entry_point, paired_runs
 from jaxrl_agents.viewer import comparison, inputs
 
 _WORKDIRS = flags.DEFINE_multi_string("workdir", None, "folder of a run; once a run", required=True)
@@ -18,10 +19,17 @@ _SVG = flags.DEFINE_string("svg", "", "file for the curves; none are drawn if no
 _BARS = flags.DEFINE_string("bars", "", "SVG file for a bar of each evaluation; none if not given")
 
 
+_PAIRED = flags.DEFINE_bool(
+  "paired", False, "also what the trained policy of the first run scores above that of each other"
+)
+
+
 def main() -> None:
   """Prints the table, writes the drawings."""
   runs = [inputs.read_run(workdir) for workdir in _WORKDIRS.value]
   print(comparison.table(runs))
+  if _PAIRED.value:
+    print("\n" + paired_runs.table(_WORKDIRS.value))
   if _SVG.value:
     comparison.save_svg(runs, pathlib.Path(_SVG.value))
   if _BARS.value:

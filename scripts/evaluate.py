@@ -2,18 +2,26 @@
 
 python scripts/evaluate.py --config=configs/search_cpu.py --checkpoint=W --split=test --json=FILE
 python scripts/evaluate.py --config=configs/search_cpu.py --player=heuristic
+python scripts/evaluate.py --config=configs/search_cpu.py --checkpoint=W --follow
 
 A checkpoint is evaluated with all of the agent's baselines. All play the same tasks in the same
-environment.
+environment. With --follow it stays beside the run in W, also on another machine that sees the
+folder, and evaluates the versions that the run publishes on the dev split (section `evaluator`). It
+ends with the run; --config and --set must be those of the run.
 """
 
+import functools
 import json
+import os
 import pathlib
+import socket
 
 from absl import flags
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
+from jaxrl_agents import service_log
+from jaxrl_agents.runs import config_flags, entry_point, evaluation, evaluator, setup
+from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
 _CHECKPOINT = flags.DEFINE_string(
@@ -23,11 +31,17 @@ _PLAYER = flags.DEFINE_string(
   "player", None, "a scripted player of the agent, which plays in the place of a checkpoint"
 )
 _SPLIT = flags.DEFINE_enum("split", "test", ["train", "dev", "test"], "which tasks")
+_FOLLOW = flags.DEFINE_bool(
+  "follow", False, "evaluate what the run in --checkpoint publishes, as it is published"
+)
 _JSON = flags.DEFINE_string("json", None, "also write the scores to this file")
 
 
 def main() -> None:
   """Opens the corpus, plays, prints."""
+  if _FOLLOW.value:
+    _follow()
+    return
   config = config_lib.with_overrides(_config(), [f"eval.split={_SPLIT.value}"])
   setup.compilation_cache(config)
   with setup.devices(config):
@@ -40,6 +54,22 @@ def main() -> None:
   print(text)
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(text + "\n")
+
+
+def _follow() -> None:
+  """Evaluates what a run publishes, until it ends."""
+  config = _config()
+  if _PLAYER.value or _JSON.value or not pathlib.Path(_CHECKPOINT.value).is_dir():
+    raise ValueError(
+      f"--follow needs the folder of a run in --checkpoint={_CHECKPOINT.value}, and takes neither "
+      "--player nor --json; the scores are left in the folder"
+    )
+  setup.compilation_cache(config)
+  workdir = Workdir(_CHECKPOINT.value)
+  name = f"evaluator-{socket.gethostname()}-{os.getpid()}"
+  over = functools.partial(evaluator.learner_ended, workdir.services)
+  with setup.devices(config), service_log.opened(workdir.services, name) as tell:
+    evaluator.follow(config, setup.open_tasks(config), workdir, tell, over)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,12 @@ SOURCE = flags.DEFINE_multi_string(
 )
 OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 KINDS = flags.DEFINE_list("kinds", ["calls", "suite"], "Kinds of repositories: calls, suite.")
+DAMAGE = flags.DEFINE_enum(
+  "damage", "any", sorted(task_set.DAMAGE), "Damage of short functions, as coding.damage."
+)
+MAX_FILES = flags.DEFINE_integer(
+  "max_files", 1, "Most files of short functions, as coding.max_files.", 1, 2
+)
 PER_REPO = flags.DEFINE_integer("per_repo", 12, "Most tasks of one repository.", lower_bound=1)
 MAX_REPOS = flags.DEFINE_integer("max_repos", 10_000, "Most modules of a source.", lower_bound=1)
 SEED = flags.DEFINE_integer("seed", 0, "Of every draw.")
@@ -53,6 +59,8 @@ async def _make() -> task_set.CodingSet:
       boxes,
       SOURCE.value,
       kinds=KINDS.value,
+      damage=DAMAGE.value,
+      max_files=MAX_FILES.value,
       per_repo=PER_REPO.value,
       max_repos=MAX_REPOS.value,
       seed=SEED.value,

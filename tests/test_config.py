@@ -182,3 +182,17 @@ def test_a_deep_literal_is_an_error_with_an_example():
     config.load(PATH, [f"sft.rates={'(' * 5_000}{')' * 5_000}"])
   with pytest.raises(ValueError, match=r"learner.loss_options.high=nan must be a finite number"):
     config.load(PATH, ["learner.loss_options.high=nan"])
+
+
+@pytest.mark.parametrize(
+  ("override", "message"),
+  [
+    ("swarm.tables.max_rows=0", "have no effect with swarm.tables.max_rows=0; set max_rows"),
+    ("swarm.tables.steps=0", "leave no step for the answer to one look-up; raise steps"),
+    ("swarm.sub_failure_rate=1.5", "swarm.sub_failure_rate=1.5 must be at least 0 and at most 1"),
+  ],
+)
+def test_tables_of_every_size_need_sizes_and_a_step(override, message):
+  overrides = [override, "swarm.tables.steps=3"] if "max_rows" in override else [override]
+  with pytest.raises(ValueError, match=message):
+    config.load("configs/swarm_tables_cpu.py", overrides)

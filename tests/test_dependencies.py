@@ -16,6 +16,7 @@ IMPORT_NAMES = {
   "orbax-checkpoint": "orbax",
   "pystemmer": "Stemmer",
   "pyyaml": "yaml",
+  "tensorboardx": "tensorboardX",
 }
 # Folders and files of scripts/ that scripts beside them import.
 # Programs that scripts/try_clients.py runs in environments of their own.

@@ -21,6 +21,7 @@ FOUNDATION = (
   "file_digests",
   "full_disk",
   "record_log",
+  "service_log",
   "stopwatch",
 )
 

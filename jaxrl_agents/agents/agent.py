@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.agents import rubric as rubric_lib
 from jaxrl_agents.agents import scores as scores_lib
+from jaxrl_agents.agents import teacher as teacher_lib
+from jaxrl_agents.agents.chat_endpoint import Client
+from jaxrl_agents.agents.grading import Grader, Judging
 from jaxrl_agents.agents.hostile_player import HOSTILE, HostilePlayer
+from jaxrl_agents.agents.rubric import Rubric
 from jaxrl_agents.agents.story import Story
+from jaxrl_agents.agents.teacher import Teacher
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import CorpusConfig, SftConfig, import_path
 from jaxrl_agents.harness import mcp_tools
-from jaxrl_agents.harness.rollout import SelfDriven
+from jaxrl_agents.harness.rollout import MakeRollout, SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.tools import Tool
 from jaxrl_agents.harness.worker_process import Services, WorkerSpec
@@ -82,6 +88,7 @@ class Setting:
     cache: folder of files that can be remade.
     seed: of the run.
     resamples: number of resamples of a paired bootstrap.
+    judge_weight: of a judge's grades in the reward, for `rewarded`.
   """
 
   options: Any
@@ -91,6 +98,7 @@ class Setting:
   cache: pathlib.Path
   seed: int
   resamples: int
+  judge_weight: float = 0.0
 
 
 class Agent(abc.ABC):
@@ -148,6 +156,10 @@ class Agent(abc.ABC):
     are done, from 0 to 1; None, at evaluation, counts as after the last step.
     """
     return parts["reward"]
+
+  def rubrics(self, options: Any) -> Sequence[Rubric]:
+    """What a judge (section `judge`) grades its episodes by: at least two, and one held out."""
+    return rubric_lib.GENERAL
 
   def check(self, options: Any, steps: int, stall_s: float) -> None:
     """Raises ValueError where options contradict each other, learner.steps or workers.stall_s."""
@@ -293,12 +305,16 @@ def worker_spec(
   shared: Any,
   player: str,
   listing: Listing | None = None,
+  *,
+  judging: Judging | None = None,
+  teacher: Teacher | None = None,
 ) -> WorkerSpec:
   """Workers that play episodes of an agent (named as in RunConfig): those of the policy if `player`
-  is empty, else those of a scripted player of the agent, or of `HOSTILE`. Their environments have
-  the tools of `listing` (harness.mcp_tools.listing), if there is one.
+  is empty, else those of a scripted player of the agent, of `HOSTILE`, or of the given `teacher`.
+  Their environments have the tools of `listing` (harness.mcp_tools.listing), if there is one. With
+  `judging`, a judge grades the rollouts.
   """
-  arguments = (agent, tokenizer, options, shared, player, listing)
+  arguments = (agent, tokenizer, options, shared, player, listing, judging, teacher)
   return WorkerSpec("jaxrl_agents.agents.agent:worker_services", arguments)
 
 
@@ -309,6 +325,8 @@ def worker_services(
   shared: Any,
   player: str,
   listing: Listing | None = None,
+  judging: Judging | None = None,
+  teacher: Teacher | None = None,
 ) -> Services:
   """Builds the services of a worker (`WorkerSpec.build`). With a scripted player, the policy's
   sampler stays unused.
@@ -332,8 +350,33 @@ def worker_services(
     episode = agent.episode(task, services, seed, player)
     return episode if isinstance(episode, SelfDriven) else player.plays(equipped(episode)), player
 
-  players = {"": policy, HOSTILE: hostile}
-  return Services(chat, players.get(player, scripted))
+  players: dict[str, MakeRollout] = {"": policy, HOSTILE: hostile}
+  if teacher is not None:
+    players[teacher_lib.NAME] = _taught(agent, chat, services, equipped, teacher)
+  grade = Grader(judging).graded if judging else None
+  return Services(chat, players.get(player, scripted), grade)
+
+
+def _taught(
+  agent: Agent, chat: Chat, services: Any, equipped: Callable[[Any], Any], teacher: Teacher
+) -> MakeRollout:
+  """Makes the episodes in which a model behind an endpoint plays.
+
+  An agent that asks for replies itself is refused: it can be pointed at the endpoint as it is.
+  """
+  client = Client(teacher.endpoint)
+
+  def taught(task: Task, seed: int, sampler: Sampler) -> tuple[Env | SelfDriven, Sampler]:
+    env = agent.episode(task, services, seed, sampler)
+    if isinstance(env, SelfDriven):
+      raise ValueError(
+        f"agent {agent.name} asks for its replies itself, as tokens, which a teacher behind an "
+        "endpoint does not give; record its demonstrations by a player of its own"
+      )
+    played = Scripted(equipped(env), chat, teacher_lib.player(teacher, client, seed))
+    return played, played
+
+  return taught
 
 
 def _equipment(listing: Listing | None) -> Callable[[Any], Any]:
@@ -348,15 +391,27 @@ def _equipment(listing: Listing | None) -> Callable[[Any], Any]:
 
 
 def rewarded(
-  agent: Agent, options: Any, groups: Sequence[Group], progress: float | None = None
+  agent: Agent,
+  options: Any,
+  groups: Sequence[Group],
+  progress: float | None = None,
+  *,
+  judge_weight: float = 0.0,
 ) -> list[Group]:
-  """The groups with the reward of every finished rollout added to its metrics as "reward"."""
+  """The groups with the reward of every finished rollout added to its metrics as "reward".
+
+  The grade of a judge, where there is one, is added with its weight; "verified_reward" is without.
+  """
 
   def weighed(trajectory: Trajectory) -> Trajectory:
     if trajectory.error:
       return trajectory
-    reward = agent.reward(options, trajectory.rewards, progress)
-    return dataclasses.replace(trajectory, metrics={**trajectory.metrics, "reward": reward})
+    found = {"reward": agent.reward(options, trajectory.rewards, progress)}
+    if "judged" in trajectory.rewards:
+      found["verified_reward"] = found["reward"]
+      grade = trajectory.rewards["judged"]
+      found["reward"] = rubric_lib.mixed(found["reward"], grade, weight=judge_weight)
+    return dataclasses.replace(trajectory, metrics={**trajectory.metrics, **found})
 
   return [
     dataclasses.replace(group, trajectories=tuple(map(weighed, group.trajectories)))

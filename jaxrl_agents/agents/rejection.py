@@ -11,20 +11,23 @@ from collections.abc import Callable, Iterable, Sequence
 from jaxrl_agents.types import Group, Trajectory
 
 
-def shortest_right(
+def chosen(
   groups: Iterable[Group],
   is_right: Callable[[Trajectory], bool],
   *,
+  best: Callable[[Trajectory], float] | None = None,
   per_prompt: int = 2,
   easy: float = 0.9,
   ngram: int = 8,
   max_overlap: float = 0.8,
 ) -> list[Trajectory]:
-  """The shortest right rollouts of each prompt, shortest first, with the prompts in order.
+  """The best right rollouts of each prompt, best first, with the prompts in order.
 
   Args:
     groups: groups of the same prompt are pooled; failed rollouts are ignored.
     is_right: whether a finished rollout is worth imitating.
+    best: the score by which rollouts of a prompt are preferred, the shorter of equal ones; without
+      one, the shortest are.
     per_prompt: most rollouts of one prompt; an easy prompt gives 1.
     easy: share of right rollouts from which a prompt counts as easy.
     ngram: number of consecutive sampled tokens that are compared.
@@ -36,16 +39,18 @@ def shortest_right(
     pooled.setdefault(group.task.prompt, []).extend(finished)
   kept: list[Trajectory] = []
   for rollouts in pooled.values():
-    right = sorted((t for t in rollouts if is_right(t)), key=lambda t: len(_sampled(t)))
+    right = sorted(filter(is_right, rollouts), key=lambda t: len(_sampled(t)))
+    if best is not None:
+      right.sort(key=best, reverse=True)
     most = 1 if len(right) > easy * len(rollouts) else per_prompt
-    chosen: list[Trajectory] = []
+    taken: list[Trajectory] = []
     for trajectory in right:
       mine = _ngrams(trajectory, ngram)
-      if len(chosen) < most and all(
-        _overlap(mine, _ngrams(other, ngram)) <= max_overlap for other in chosen
+      if len(taken) < most and all(
+        _overlap(mine, _ngrams(other, ngram)) <= max_overlap for other in taken
       ):
-        chosen.append(trajectory)
-    kept += chosen
+        taken.append(trajectory)
+    kept += taken
   return kept
 
 

@@ -32,9 +32,9 @@ class Gain:
 def scores(groups: Iterable[Group]) -> dict[str, dict[str, float]]:
   """{metric: {task id: mean over its finished rollouts}}.
 
-  Metrics: "reward", every measured reward part, "tokens_per_turn" (sampled) and "calls_per_turn". A
-  metric that only some rollouts have ("prune_accuracy" needs a prune) is averaged over those.
-  Several groups of one task are pooled.
+  Metrics: "reward", "verified_reward" (without a judge's grade), every measured reward part,
+  "tokens_per_turn" (sampled) and "calls_per_turn". A metric that only some rollouts have
+  ("prune_accuracy" needs a prune) is averaged over those. Several groups of one task are pooled.
   """
   values: dict[str, dict[str, list[float]]] = {}
   for group in groups:
@@ -50,6 +50,8 @@ def scores(groups: Iterable[Group]) -> dict[str, dict[str, float]]:
 
 def _measured(trajectory: Trajectory) -> dict[str, float]:
   measured = {"reward": trajectory.reward, **trajectory.rewards}
+  if "verified_reward" in trajectory.metrics:
+    measured["verified_reward"] = trajectory.metrics["verified_reward"]
   turns = measured.get("turns", trajectory.metrics.get("turns", 0.0))
   if turns and "sampled_tokens" in trajectory.metrics:
     measured["tokens_per_turn"] = trajectory.metrics["sampled_tokens"] / turns

@@ -7,6 +7,7 @@ An option that does not exist, or that nothing would read, is an error that name
 from jaxrl_agents.config.checks import validate as validate
 from jaxrl_agents.config.description import described as described
 from jaxrl_agents.config.description import options_text as options_text
+from jaxrl_agents.config.judge import JudgeConfig as JudgeConfig
 from jaxrl_agents.config.loading import changed as changed
 from jaxrl_agents.config.loading import load as load
 from jaxrl_agents.config.loading import options as options
@@ -17,10 +18,12 @@ from jaxrl_agents.config.sections import BASE_MODEL as BASE_MODEL
 from jaxrl_agents.config.sections import SFT_SOURCES as SFT_SOURCES
 from jaxrl_agents.config.sections import CorpusConfig as CorpusConfig
 from jaxrl_agents.config.sections import EvalConfig as EvalConfig
+from jaxrl_agents.config.sections import EvaluatorConfig as EvaluatorConfig
 from jaxrl_agents.config.sections import FleetConfig as FleetConfig
 from jaxrl_agents.config.sections import LearnerConfig as LearnerConfig
 from jaxrl_agents.config.sections import LoraConfig as LoraConfig
 from jaxrl_agents.config.sections import MeshConfig as MeshConfig
+from jaxrl_agents.config.sections import MonitorConfig as MonitorConfig
 from jaxrl_agents.config.sections import Optimizer as Optimizer
 from jaxrl_agents.config.sections import PolicySection as PolicySection
 from jaxrl_agents.config.sections import PublishConfig as PublishConfig

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 
-from jaxrl_agents.config import import_path, ranges
+from jaxrl_agents.config import import_path, judge, ranges
 from jaxrl_agents.config.sections import (
   SFT_SOURCES,
   FleetConfig,
@@ -43,6 +43,7 @@ def validate(config: RunConfig) -> RunConfig:
   _check_publish(config)
   _check_tools(config)
   _check_toggle(config)
+  judge.check(config.judge, config.workers.stall_s)
   if learner.replay_threshold and not learner.router_replay:
     raise ValueError(
       f"learner.replay_threshold={learner.replay_threshold:g} has no effect with "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from jaxrl_agents.config import import_path
+from jaxrl_agents.config.judge import JudgeConfig
 from jaxrl_agents.config.mcp_servers import McpServer
 from jaxrl_agents.config.ranges import (
   Count,
@@ -364,6 +365,43 @@ class EvalConfig:
   bootstrap_resamples: Count = 10_000
 
 
+@dataclasses.dataclass(frozen=True)
+class EvaluatorConfig:
+  """A process that scores new versions of the weights on the dev split while training goes on.
+
+  Attributes:
+    every: steps of learning from one evaluation to the next at least; 0: the run starts none.
+      scripts/evaluate.py --follow, anywhere, takes it too (0 there is 1).
+    tasks, rollouts: of each evaluation; temperature and top_p are those of `eval`.
+    threads, nice: cores that it may use, with as many worker processes, and its priority (19 is the
+      lowest), where the run starts it. It computes on the CPU then.
+    deadline_s: a version whose tasks take longer has no score.
+    patience_s: without a new version for so long it ends.
+  """
+
+  every: Whole = 0
+  tasks: Count = 50
+  rollouts: Count = 1
+  threads: Count = 1
+  nice: Annotated[int, Range(0, 19)] = 10
+  deadline_s: Positive = 600.0
+  patience_s: Positive = 3_600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MonitorConfig:
+  """How a run shows itself, beside the files that it always leaves.
+
+  Attributes:
+    tensorboard: whether all metrics are written as event files of TensorBoard too (extra
+      "tensorboard").
+    port: of 127.0.0.1, where the newest numbers are served for Prometheus (/metrics); 0: nowhere.
+  """
+
+  tensorboard: bool = False
+  port: Annotated[int, Range(0, 65_535)] = 0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
   """Everything that a run depends on. Two runs with the same config and code are the same run.
@@ -383,6 +421,7 @@ class RunConfig:
   sampler: SamplerConfig = SamplerConfig()
   workers: WorkersConfig = WorkersConfig()
   tools: ToolsConfig = ToolsConfig()
+  judge: JudgeConfig = JudgeConfig()
   fleet: FleetConfig = FleetConfig()
   publish: PublishConfig = PublishConfig()
   toggle: ToggleConfig = ToggleConfig()
@@ -392,6 +431,8 @@ class RunConfig:
   mesh: MeshConfig = MeshConfig()
   sampler_mesh: MeshConfig = MeshConfig()
   eval: EvalConfig = EvalConfig()
+  evaluator: EvaluatorConfig = EvaluatorConfig()
+  monitor: MonitorConfig = MonitorConfig()
 
   def __post_init__(self):
     expected = import_path.agent(self.agent).config

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from jaxrl_agents import service_log
 from jaxrl_agents.fleet.pacing import Draw, Pacing
+from jaxrl_agents.service_log import Tell
 from jaxrl_agents.types import Group
 
 _IDLE_S = 0.05
@@ -42,6 +44,7 @@ class Ahead:
     ended: called in the sampler's thread with each group before `take` may return it.
     devices: context manager of the sampler's thread, which makes the mesh of its engines ambient.
     patience_s: longest time without a sign of the thread, also at its end.
+    tell: of the sampler's states, see service_log.
   """
 
   def __init__(
@@ -53,9 +56,10 @@ class Ahead:
     ended: Callable[[Group], None] = lambda group: None,
     devices: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     patience_s: float = 300.0,
+    tell: Tell = service_log.silent,
   ):
     self._server, self._pacing, self._job, self._devices = server, pacing, job, devices
-    self._ended, self._patience_s = ended, patience_s
+    self._ended, self._patience_s, self._tell = ended, patience_s, tell
     self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._changed = threading.Condition()
     self._closed = False
@@ -120,6 +124,11 @@ class Ahead:
       idle_s, self._idle_s = self._idle_s, 0.0
       return idle_s
 
+  def depths(self) -> tuple[int, int]:
+    """How many groups are in play, and how many are ready for the learner."""
+    with self._changed:
+      return len(self._pacing.in_flight), len(self._pacing.ready)
+
   @contextlib.contextmanager
   def still(self) -> Iterator[None]:
     """Nothing begins or ends while the context lasts."""
@@ -151,8 +160,11 @@ class Ahead:
               self._changed.notify_all()
             elif not self._pacing.in_flight and self._calls.empty() and not self._closed:
               began = time.monotonic()
+              self._tell("waits", on="learner")
               self._changed.wait(_IDLE_S)
               self._idle_s += time.monotonic() - began
+            else:
+              self._tell("plays")
         self._make_calls()  # the last weights are to be evaluated
     except BaseException as error:
       with self._changed:

@@ -136,6 +136,14 @@ class NodePool:
           "(ray start --num-cpus; ray status shows them)"
         )
 
+  @property
+  def places(self) -> dict[str, dict[str, int]]:
+    """{service: counts} of each node for whoever watches the run, from any thread."""
+    return {
+      f"workers-{node.name}": {"ready": node.num_ready, "groups": len(node.jobs)}
+      for node in list(self._nodes.values())
+    }
+
   def submit(self, job: Job) -> None:
     """Queues a group; it starts as soon as a node has room.
 

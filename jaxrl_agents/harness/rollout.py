@@ -201,6 +201,10 @@ MakeRollout = Callable[[Task, int, Sampler], tuple[Env | SelfDriven, Sampler]]
 """The same, where the episode may drive itself."""
 
 
+Grade = Callable[[Task, str, Trajectory], Awaitable[Trajectory]]
+"""(task, id of the group, finished rollout) -> the rollout with further parts of the reward."""
+
+
 async def run_group(
   make_episode: MakeRollout,
   task: Task,
@@ -210,30 +214,35 @@ async def run_group(
   sampler: Sampler,
   sampling: Sampling,
   group_id: str = "",
+  grade: Grade | None = None,
 ) -> Group:
-  """Plays `num_rollouts` episodes of one task at the same time.
+  """Plays `num_rollouts` episodes of one task at the same time, and has each graded as it ends.
 
   An episode that raises becomes a trajectory with `error` and without rewards or segments; the
-  others are not affected.
+  others are not affected. So does one whose grading raises.
   """
 
   async def one(rollout: int) -> Trajectory:
     record = Record()
     try:
-      env, player = make_episode(task, turn_seed(sampling.seed, task.id, rollout, -1), sampler)
-      if isinstance(env, SelfDriven):
-        return await env.play(player, task=task, sampling=sampling, rollout=rollout)
-      return await run_episode(
-        env,
-        chat,
-        player,
-        task=task,
-        sampling=sampling,
-        rollout=rollout,
-        record=record,
-      )
+      played = await play(rollout, record)
+      return await grade(task, group_id, played) if grade else played
     except Exception as error:
       return failed(task, record, error)
+
+  async def play(rollout: int, record: Record) -> Trajectory:
+    env, player = make_episode(task, turn_seed(sampling.seed, task.id, rollout, -1), sampler)
+    if isinstance(env, SelfDriven):
+      return await env.play(player, task=task, sampling=sampling, rollout=rollout)
+    return await run_episode(
+      env,
+      chat,
+      player,
+      task=task,
+      sampling=sampling,
+      rollout=rollout,
+      record=record,
+    )
 
   played = await asyncio.gather(*(one(i) for i in range(num_rollouts)))
   return Group(task, tuple(played), group_id)

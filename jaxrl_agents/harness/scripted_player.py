@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,10 +17,10 @@ class Scripted:
 
   Invariant: `generate` speaks to the context that `start` or `step` returned last. Its tokens have
   logprob 0 and version -1: no weights sampled them. They are not trained where `play` says of its
-  last turn, by an attribute `erred`, that it was a mistake.
+  last turn, by an attribute `erred`, that it was a mistake. `play` may also return an awaitable.
   """
 
-  def __init__(self, env: Env, chat: Chat, play: Callable[[Context], Message]):
+  def __init__(self, env: Env, chat: Chat, play: Callable[[Context], Message | Awaitable[Message]]):
     self._env, self._chat, self._play = env, chat, play
     self._context = Context(messages=())
     self.rewards = env.rewards
@@ -42,7 +42,8 @@ class Scripted:
 
   async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
     """The player's turn as tokens, cut at `limits.max_new_tokens` as a policy's would be."""
-    reply = self._play(self._context)
+    played = self._play(self._context)
+    reply = played if isinstance(played, Message) else await played
     generation = spoken(self._chat, reply, self._context.messages, limits.max_new_tokens)
     return dataclasses.replace(generation, trained=not getattr(self._play, "erred", False))
 

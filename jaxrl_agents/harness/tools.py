@@ -1,4 +1,4 @@
-"""Tools: a registry, a check of arguments against their JSON schema, calls that never raise.
+"""Tools: a registry, a check of arguments against their JSON schema, errors as replies.
 
 Whatever is wrong with a call becomes an observation that names the cause and the remedy, so that
 the policy can read it and try again.
@@ -26,6 +26,12 @@ LATENCY_SIGMA = 0.5
 
 class ToolError(Exception):
   """A tool refuses or fails; the message is what the policy reads."""
+
+
+class ServiceDown(Exception):
+  """What a tool asks is down. The episode fails with this error: the policy cannot help it, and
+  earns no reward.
+  """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +105,15 @@ def problem_with(tools: Mapping[str, Tool], call: ToolCall) -> str:
 
 
 async def run_call(tools: Mapping[str, Tool], call: ToolCall) -> str:
-  """The observation for one call. Raises nothing but cancellation."""
+  """The observation for one call. Raises nothing but cancellation and ServiceDown."""
   text, _ = await outcome(tools, call)
   return text
 
 
 async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]:
-  """(the observation for one call, whether the call failed). Raises nothing but cancellation."""
+  """(the observation for one call, whether the call failed). Raises nothing but cancellation and
+  ServiceDown.
+  """
   problem = problem_with(tools, call)
   if problem:
     return problem, True
@@ -114,6 +122,8 @@ async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]
     return str(await asyncio.wait_for(_run(tool, call.arguments), tool.deadline_s)), False
   except ToolError as error:
     return f"Error: {error}", True
+  except ServiceDown:
+    raise
   except TimeoutError:
     late = f"{call.name} took longer than {tool.deadline_s:g} s. Ask for something simpler."
     return f"Error: {late}", True

@@ -129,6 +129,13 @@ class WorkerPool:
     """Workers that have built their services."""
     return sum(worker.ready for worker in self._workers.values())
 
+  @property
+  def places(self) -> dict[str, dict[str, int]]:
+    """{service: counts} for whoever watches the run, from any thread."""
+    workers = list(self._workers.values())
+    groups = len(self._backlog) + sum(len(worker.jobs) for worker in workers)
+    return {"workers": {"ready": sum(worker.ready for worker in workers), "groups": groups}}
+
   def describe(self) -> str:
     """One line on the state, for messages about a lack of progress."""
     return f"{len(self._workers)} workers ({self.num_ready} ready) with {self.unfinished} groups"

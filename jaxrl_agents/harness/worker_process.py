@@ -32,6 +32,7 @@ import numpy as np
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness import schema
 from jaxrl_agents.harness.rollout import (
+  Grade,
   MakeRollout,
   Record,
   SamplerRefused,
@@ -48,10 +49,11 @@ UNFIT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Services:
-  """What a worker needs to play: the chat, and an episode for a task."""
+  """What a worker needs to play: the chat, an episode for a task, and who grades it, if anyone."""
 
   chat: Chat
   make_episode: MakeRollout
+  grade: Grade | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +212,7 @@ async def _play(
       sampler=_OfGroup(sampler, job.group_id),
       sampling=job.sampling,
       group_id=job.group_id,
+      grade=services.grade,
     )
     try:
       packed = pack(group.trajectories)

@@ -109,6 +109,7 @@ def train(
         learnt = time.monotonic()
         if metrics["optimizer_steps"]:
           plan.publish(state.policy.params, int(state.policy.version))
+        published = time.monotonic()
         plan.learnt(step, groups)
         ledger = plan.kept() | {"tasks": [group.task.id for group in groups]}
         if (step + 1) % learner.save_every == 0 or step + 1 == learner.steps:
@@ -118,7 +119,9 @@ def train(
         metrics |= {
           "collect_s": collected - began,
           "learn_s": learnt - collected,
-          "save_s": time.monotonic() - learnt,
+          "publish_s": published - learnt,
+          "save_s": time.monotonic() - published,
+          "version": float(state.policy.version),
           "learner_tokens_per_s": metrics["trained_tokens"] / max(learnt - collected, 1e-9),
         }
         plan.report(step, metrics, groups)

@@ -169,7 +169,13 @@ class Batches:
         solved=config.toggle.solved,
         percentile=config.toggle.percentile,
       )
-    return agent_lib.rewarded(agent, config.agent_config, groups, self._progress(step))
+    return agent_lib.rewarded(
+      agent,
+      config.agent_config,
+      groups,
+      self._progress(step),
+      judge_weight=config.judge.weight,
+    )
 
 
 class PlayedAhead(Batches):
@@ -246,11 +252,14 @@ class PlayedAhead(Batches):
     return self._players.published
 
   def metrics(self) -> dict[str, float]:
-    """Ages of the groups in publications, how many were too old, the sampler's idle seconds, and
-    how many replies of earlier attempts were used again.
+    """Depths of the queue in groups, ages of the batch's groups in publications, how many were too
+    old, the sampler's idle seconds, and how many replies of earlier attempts were used again.
     """
     assert self._ahead is not None and self._replies is not None
+    in_flight, ready = self._ahead.depths()
     return {
+      "groups_in_flight": float(in_flight),
+      "groups_ready": float(ready),
       "age_mean": float(np.mean(self._ages)),
       "age_max": float(max(self._ages)),
       "groups_too_old": float(sum(age > self._config.fleet.max_age for age in self._ages)),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxrl_agents.agents import agent as agent_lib
-from jaxrl_agents.agents import scores
+from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import MeshConfig, RunConfig
 from jaxrl_agents.harness.worker_process import Job
@@ -48,7 +48,9 @@ def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str
   scored, sum_of_means = 0, 0.0
   with Progress(label, count) as progress:
     for group in groups:
-      rewarded += agent_lib.rewarded(agent, config.agent_config, [group])
+      rewarded += agent_lib.rewarded(
+        agent, config.agent_config, [group], judge_weight=config.judge.weight
+      )
       for mean in scores.scores(rewarded[-1:]).get(agent.headline, {}).values():
         scored, sum_of_means = scored + 1, sum_of_means + mean
       progress.advance(**{agent.headline: sum_of_means / max(scored, 1)})
@@ -58,27 +60,27 @@ def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str
   return sorted(rewarded, key=lambda group: group.task.id)
 
 
-def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any]:
-  """The scores of a checkpoint and of the agent's baselines on the tasks of `config.eval`.
+def by_checkpoint(
+  config: RunConfig, corpus: Tasks, checkpoint: str, tasks: Sequence[Task], *, label: str
+) -> list[Group]:
+  """`eval.rollouts` rollouts of each task by a checkpoint, with their rewards.
 
   The checkpoint is sampled on the devices of this process; `sampler.slices` is not read.
   """
   folder = pathlib.Path(newest_policy(checkpoint))
   params = setup.loaded(config, str(folder))
-  tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
   here = dataclasses.replace(
     config,
     sampler=dataclasses.replace(config.sampler, slices=0),
     sampler_mesh=MeshConfig(),
   )
-  agent, spec = setup.agent(config), setup.worker_spec(config, corpus)
   run = folder if checkpoint == "base" else folder.parent  # the shipped policy is of no run
   with (
     processes.bound(here) as channel,
     processes.stoppable(channel) as notice,
     RolloutWorkers(
       here,
-      spec,
+      setup.worker_spec(config, corpus),
       params,
       0,
       weights=None,
@@ -88,7 +90,14 @@ def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any
     ) as players,
   ):
     players.warm_up()
-    groups = play(here, players, tasks, label="evaluate")
+    return play(here, players, tasks, label=label)
+
+
+def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any]:
+  """The scores of a checkpoint and of the agent's baselines on the tasks of `config.eval`."""
+  tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
+  groups = by_checkpoint(config, corpus, checkpoint, tasks, label="evaluate")
+  agent = setup.agent(config)
   setting = setup.setting(config)
   played = {
     name: play_baseline(config, corpus, tasks, name)
@@ -99,7 +108,13 @@ def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any
     "split": config.eval.split,
     **agent.scores(setting, corpus, groups),
     **{name: agent.entry(setting, groups) for name, groups in played.items()},
+    **_judged(agreement.metrics(groups, agent.success)),
   }
+
+
+def _judged(found: dict[str, float]) -> dict[str, Any]:
+  """What is known of the judge, under one key; {} if there is none."""
+  return {"judge": found} if found else {}
 
 
 def evaluate_player(config: RunConfig, corpus: Tasks, name: str) -> dict[str, Any]:

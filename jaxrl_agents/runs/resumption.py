@@ -14,6 +14,9 @@ from jaxrl_agents.runs.workdir import Workdir
 JUDGED = ("agent", "seed", "corpus", "policy", "eval")
 """Options and sections that an evaluation depends on, beside the agent's own section."""
 
+OF_JUDGE = ("model", "rubrics", "trained", "weight", "samples", "temperature", "max_characters")
+"""Options of the section judge on which its grades depend."""
+
 
 def check_start(workdir: Workdir, ledger: dict[str, Any]) -> None:
   """Raises ValueError if the warm start is no longer the one that a resumed run began with."""
@@ -58,8 +61,10 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
     )
   differ = config_lib.changed(begun, config)
   changes = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
-  judged = (*JUDGED, setup.agent(config).name)
-  refused = [text for name, text in changes.items() if name.partition(".")[0] in judged]
+  judged = (*JUDGED, setup.agent(config).name, *(f"judge.{option}" for option in OF_JUDGE))
+  refused = [
+    text for name, text in changes.items() if name in judged or name.partition(".")[0] in judged
+  ]
   if refused:
     raise ValueError(
       f"{workdir.path} holds a run with other options: {', '.join(refused)}; set them as they "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -13,21 +14,34 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.agents import scores
+from jaxrl_agents import service_log
+from jaxrl_agents.agents import agreement
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.fleet.version_scores import VersionScores
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import checkpoint, loop, train_step
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.learner.state import PolicyState, TrainState
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import batches as batches_lib
-from jaxrl_agents.runs import evaluation, processes, resumption, setup, weight_files
+from jaxrl_agents.runs import (
+  evaluation,
+  evaluator_process,
+  processes,
+  resumption,
+  setup,
+  watched,
+  weight_files,
+)
 from jaxrl_agents.runs.batches import Batches, Start
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.runs.progress import Progress
+from jaxrl_agents.runs.remote_states import RemoteStates
+from jaxrl_agents.runs.reporter import Reporter, no_report
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
-from jaxrl_agents.runs.workdir import Workdir, rss_mib
+from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.service_log import Tell
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store as weights_store
 
@@ -42,13 +56,37 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   alone runs episodes and writes files.
   """
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
-    summary = _train(config, corpus, workdir, channel, notice)
+    with contextlib.ExitStack() as stack:
+      names = ("learner", "sampler", "publisher")
+      tells: dict[str, Tell] = dict.fromkeys(names, service_log.silent)
+      look: Callable[[], None] = lambda: None
+      if channel.is_first:
+        look = stack.enter_context(evaluator_process.serving(config, corpus, workdir))
+        opened = service_log.opened
+        tells = {name: stack.enter_context(opened(workdir.services, name)) for name in names}
+      services = Services(tells["learner"], tells["sampler"], tells["publisher"], look)
+      summary = _train(config, corpus, workdir, channel, notice, services)
     processes.wait_for_all("trained")
     return summary
 
 
+@dataclasses.dataclass(frozen=True)
+class Services:
+  """What tells the states of each service of a run, and looks after the evaluator."""
+
+  learner: Tell
+  sampler: Tell
+  publisher: Tell
+  look: Callable[[], None] = lambda: None
+
+
 def _train(
-  config: RunConfig, corpus: Tasks, workdir: Workdir, channel: ProcessChannel, notice: Notice
+  config: RunConfig,
+  corpus: Tasks,
+  workdir: Workdir,
+  channel: ProcessChannel,
+  notice: Notice,
+  services: Services,
 ) -> dict[str, Any]:
   """The body of `train`; returns {} in every process but the first."""
   began = time.monotonic()
@@ -65,12 +103,7 @@ def _train(
   start = weight_files.digest(workdir.warm_start)
   version = int(current.policy.version)
   if channel.is_first:
-    resumption.check_goes_on(config, workdir, first)
-    if first < config.learner.steps:
-      resumption.forget_results(workdir, setup.agent(config).baselines(config.agent_config))
-    workdir.merge_summary(description(config))
-    workdir.drop_metrics_from("rl", first)
-    weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
+    _begin(config, workdir, first, version)
 
   def players_of(config: RunConfig, policy: PolicyState | None = None) -> RolloutWorkers:
     return RolloutWorkers(
@@ -82,18 +115,21 @@ def _train(
       channel=channel,
       notice=notice,
       frozen=evaluation.frozen(config, evaluation.started_from(config, workdir.path)),
+      tell=services.sampler,
     )
 
   with players_of(config) as players:
     opened = time.monotonic()
     players.warm_up()
     ready = time.monotonic()
+    services.learner("evaluates")
     before = evaluated(config, corpus, workdir, players, "warm_start")
     measured = time.monotonic()
     compiles = players.stats.compiles
     players.take_stats()  # the evaluation's tokens are not counted in the first step
     with (
       Progress("learning", config.learner.steps, first) as progress,
+      RemoteStates(workdir.services) as remote,
       batches_lib.opened(
         config,
         players,
@@ -101,23 +137,24 @@ def _train(
         workdir.path,
       ) as batches,
     ):
+      plan = loop.Plan(
+        collect=batches.collect,
+        publish=batches.publish,
+        save=functools.partial(_save, config, manager, batches),
+        report=(
+          Reporter(config, workdir, players, batches, progress, remote)
+          if channel.is_first
+          else no_report
+        ),
+        learnt=batches.learnt,
+        kept=lambda: batches.state() | {"start": start},
+        published=batches.published,
+        held=notice.held,
+        devices=lambda: setup.learner_devices(config),
+      )
       current = loop.train(
         current,
-        loop.Plan(
-          collect=batches.collect,
-          publish=batches.publish,
-          save=functools.partial(_save, config, manager, batches),
-          report=(
-            Reporter(config, workdir, players, batches, progress)
-            if channel.is_first
-            else _no_report
-          ),
-          learnt=batches.learnt,
-          kept=lambda: batches.state() | {"start": start},
-          published=batches.published,
-          held=notice.held,
-          devices=lambda: setup.learner_devices(config),
-        ),
+        watched.plan(plan, services.learner, services.publisher, services.look),
         cfg=cfg,
         learner=config.learner,
         tx=tx,
@@ -126,6 +163,7 @@ def _train(
         reference=reference,
       )
     trained = time.monotonic()
+    services.learner("evaluates")
     players.turn_to(1.0)
     evaluations = {
       "warm_start": before,
@@ -154,9 +192,26 @@ def _train(
   workdir.keep_seconds()
   return workdir.merge_summary(
     setup.agent(config).compare(setup.setting(config), corpus, evaluations)
+    | agreement.summary(
+      evaluations,
+      setup.agent(config).success,
+      resamples=config.eval.bootstrap_resamples,
+      seed=config.seed,
+    )
     | {"wall_s": walls, "recompiles_after_warmup": recompiles}
     | _from_rows(rows)
   )
+
+
+def _begin(config: RunConfig, workdir: Workdir, first: int, version: int) -> None:
+  """Checks that the folder is of this run, and removes what lies after its first step."""
+  resumption.check_goes_on(config, workdir, first)
+  if first < config.learner.steps:
+    resumption.forget_results(workdir, setup.agent(config).baselines(config.agent_config))
+  workdir.merge_summary(description(config))
+  workdir.drop_metrics_from("rl", first)
+  weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
+  VersionScores(workdir.evaluations, 0.0).withdraw_after(version)
 
 
 def _save(
@@ -260,43 +315,6 @@ def description(config: RunConfig) -> dict[str, Any]:
     "versions": {"python": platform.python_version(), **versions},
     "seed": config.seed,
   }
-
-
-@dataclasses.dataclass
-class Reporter:
-  """Writes metrics and trajectories of each step and advances the progress bar."""
-
-  config: RunConfig
-  workdir: Workdir
-  players: RolloutWorkers
-  batches: Batches
-  progress: Progress
-
-  def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
-    """Reports one step."""
-    engine = self.players.take_stats()
-    agent = setup.agent(self.config)
-    row = scores.summary(groups) | metrics | self.batches.metrics()
-    sampling_s = metrics["collect_s"]
-    if self.config.fleet.depth:  # it goes on while the learner learns
-      sampling_s += metrics["learn_s"] + metrics["save_s"]
-    if engine["drafted"]:
-      row["draft_acceptance"] = engine["accepted"] / engine["drafted"]
-    row |= {
-      "accepted_draft_tokens": engine["accepted"],
-      "prefix_hit_share": engine["prefix_hit_tokens"] / max(engine["prompt_tokens"], 1),
-      "sampled_tokens": engine["tokens"],
-      "sampler_tokens_per_s": engine["tokens"] / max(sampling_s, 1e-9),
-      "rss_mib": rss_mib(),
-    }
-    self.workdir.log("rl", step, row)
-    group_files.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
-    shown = {name: row.get(name, 0.0) for name in ("reward", agent.headline)}
-    self.progress.advance(**shown, tokens_per_s=row["sampler_tokens_per_s"])
-
-
-def _no_report(step: int, metrics: dict[str, float], groups: list[Group]) -> None:
-  """The report of every process but the first: nothing."""
 
 
 def _from_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

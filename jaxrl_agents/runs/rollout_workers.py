@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jaxrl_agents import service_log
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.fleet.ahead import Ahead
@@ -32,6 +34,7 @@ from jaxrl_agents.sampler.server import RolloutServer
 from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
 from jaxrl_agents.sampler.slices import Slices
 from jaxrl_agents.sampler.stats import Stats
+from jaxrl_agents.service_log import Tell
 from jaxrl_agents.types import Group, Task
 
 
@@ -101,6 +104,7 @@ class RolloutWorkers:
     notice: of a request to stop, which interrupts `shared`.
     frozen: {policy: its weights} of policies that are sampled but not trained. The last weights of
       a policy are sampled first. The index of the weights is the version of their tokens.
+    tell: of the sampler's states, see service_log.
   """
 
   def __init__(
@@ -114,10 +118,12 @@ class RolloutWorkers:
     channel: ProcessChannel,
     notice: Notice,
     frozen: Mapping[str, Sequence[FrozenWeights]] | None = None,
+    tell: Tell = service_log.silent,
   ):
     self._config, self._spec = config, spec
     self._weights = weights or pathlib.Path()
-    self._channel, self._notice = channel, notice
+    self._channel, self._notice, self._tell = channel, notice, tell
+    self._pauses: list[float] = []
     self._clock = Clock()
     self._engine: Engine | None = None
     self._loader: published_weights.Loader | None = None
@@ -178,7 +184,9 @@ class RolloutWorkers:
 
   def play(self, jobs: Iterable[Job]) -> Iterator[Group]:
     """Yields the groups of the jobs as they end. Only the first process may call it."""
-    return self._server.collect(jobs)
+    self._tell("plays")
+    yield from self._server.collect(jobs)
+    self._tell("waits", on="learner")
 
   @contextlib.contextmanager
   def noted(self, ledger: Ledger, replies: Replies | None = None) -> Iterator[None]:
@@ -202,7 +210,13 @@ class RolloutWorkers:
     devices = lambda: setup.devices(self._config)
     patience_s = 2 * self._config.workers.stall_s
     with Ahead(
-      self._server, pacing, job, ended=ended, devices=devices, patience_s=patience_s
+      self._server,
+      pacing,
+      job,
+      ended=ended,
+      devices=devices,
+      patience_s=patience_s,
+      tell=self._tell,
     ) as self._ahead:
       try:
         yield self._ahead
@@ -242,9 +256,38 @@ class RolloutWorkers:
     else:
       self._follow("load")
     if self._loader:
-      self._between_steps(self._loader.prepare(version))
+      self.load(version)
     if self._slices:
       self._slices.load(version)
+
+  def load(self, version: int) -> None:
+    """Fetches a published version while the engine goes on, which swaps it in between two steps.
+
+    Raises:
+      FileNotFoundError: no such version (it may have been deleted since).
+      CorruptWeights: it is damaged beyond repair.
+    """
+    assert self._loader is not None, "slices load by themselves"
+    self._between_steps(functools.partial(self._swap, self._loader.prepare(version), version))
+
+  @property
+  def places(self) -> dict[str, dict[str, int]]:
+    """{service: counts} of the workers of each node, and of the slices; of the first process."""
+    return self._pool.places | (self._slices.places if self._slices else {})
+
+  def take_pause_s(self) -> float:
+    """Seconds since the last call in which the engine stood still for new weights."""
+    pauses, self._pauses = self._pauses, []
+    return sum(pauses)
+
+  def _swap(self, change: Callable[[], None], version: int) -> None:
+    """Runs in the thread that has the server."""
+    self._tell("swaps weights", version=version)
+    began = time.monotonic()
+    change()
+    self._pauses.append(time.monotonic() - began)
+    if not self._ahead:
+      self._tell("waits", on="learner")
 
   def keep(self, params: dict[str, Any], version: int) -> None:
     """Writes the weights that the samplers begin with, in the place of any that another run left

@@ -15,7 +15,11 @@ import optax
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.agents import agent as agent_lib
-from jaxrl_agents.agents.agent import Agent, Setting, Tasks
+from jaxrl_agents.agents import chat_endpoint
+from jaxrl_agents.agents import rubric as rubric_lib
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Setting, Tasks
+from jaxrl_agents.agents.grading import Judging
+from jaxrl_agents.agents.teacher import Teacher
 from jaxrl_agents.chat import Chat, document_numbers
 from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig, import_path
 from jaxrl_agents.harness.rollout import Sampling
@@ -25,7 +29,7 @@ from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy import copying_heads, lora, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import mcp_tools, processes, weight_files
+from jaxrl_agents.runs import event_files, mcp_tools, metrics_server, processes, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 
@@ -59,6 +63,7 @@ def setting(config: RunConfig) -> Setting:
     cache=cache(config),
     seed=config.seed,
     resamples=config.eval.bootstrap_resamples,
+    judge_weight=config.judge.weight,
   )
 
 
@@ -81,6 +86,7 @@ def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
   with contextlib.ExitStack() as stack:
     if processes.is_first():
       stack.enter_context(workdir.held())
+      stack.enter_context(_monitored(config, workdir))
       mcp_tools.keep(config, workdir)
     with processes.first_alone("corpus"):
       tasks = open_tasks(config)
@@ -88,12 +94,66 @@ def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
     yield tasks
 
 
-def worker_spec(config: RunConfig, tasks: Tasks, player: str = "") -> WorkerSpec:
-  """How workers are made in which the policy (or a scripted player of the agent) acts."""
+@contextlib.contextmanager
+def _monitored(config: RunConfig, workdir: Workdir) -> Iterator[None]:
+  """Writes event files and serves numbers, if `config.monitor` says so."""
+  monitor = config.monitor
+  with event_files.opened(monitor.tensorboard, workdir.path) as files:
+    workdir.listeners += [each.write for each in files]
+    with metrics_server.serving(monitor.port, workdir.path):
+      yield
+
+
+def worker_spec(
+  config: RunConfig, tasks: Tasks, player: str = "", *, teacher: Teacher | None = None
+) -> WorkerSpec:
+  """How workers are made in which the policy (or a scripted player of the agent) acts. The judge of
+  the config, if there is one, grades all but the demonstrator.
+  """
   shared, tokenizer = tasks.shared, config.policy.tokenizer
   listing = mcp_tools.listing(config) if config.tools.mcp and processes.is_first() else None
   return agent_lib.worker_spec(
-    config.agent, tokenizer, config.agent_config, shared, player, listing
+    config.agent,
+    tokenizer,
+    config.agent_config,
+    shared,
+    player,
+    listing,
+    judging=None if player == DEMONSTRATOR else judging(config),
+    teacher=teacher,
+  )
+
+
+def judging(config: RunConfig) -> Judging | None:
+  """What workers need to ask the judge of the section `judge`; None if there is none.
+
+  Raises:
+    ValueError: its key cannot be read, or its rubrics cannot be used.
+  """
+  judge = config.judge
+  if not judge.url:
+    return None
+  own = rubric_lib.load(judge.rubrics) if judge.rubrics else None
+  rubrics = tuple(agent(config).rubrics(config.agent_config)) if own is None else own
+  rubric_lib.check(rubrics, judge.trained)
+  return Judging(
+    endpoint=chat_endpoint.Endpoint(
+      judge.url,
+      judge.model,
+      chat_endpoint.read_key(judge.key_file, judge.key_env),
+      request_s=judge.request_s,
+      tries=judge.tries,
+      at_once=judge.at_once,
+    ),
+    rubrics=rubrics,
+    trained=judge.trained,
+    samples=judge.samples,
+    temperature=judge.temperature,
+    max_tokens=judge.max_tokens,
+    max_characters=judge.max_characters,
+    deadline_s=judge.deadline_s,
+    cache=str(cache(config) / "verdicts"),
+    seed=config.seed,
   )
 
 

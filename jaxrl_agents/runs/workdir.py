@@ -7,6 +7,9 @@ weights/          published versions
 ledger.log        the state of every rollout (fleet.ledger)
 ready/            groups that were played ahead and not trained yet
 replies.log       what was sampled for groups that are being played ahead
+evaluations/      scores of versions, a file per version (fleet.version_scores)
+tensorboard/      the metrics as event files of TensorBoard, if they are asked for
+services/         what each service does and waits for, a file per service (service_log)
 warm_start/       the policy after supervised warm-up (policy.safetensors)
 trained/          the policy after reinforcement learning
 summary.json      the result, with its digest
@@ -24,7 +27,7 @@ import pathlib
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import psutil
@@ -35,18 +38,28 @@ HELD_S = 60.0
 """A run that was told to stop, and whose place another takes, ends within this time."""
 
 
+Listener = Callable[[str, int, Mapping[str, Any], float], None]
+"""(phase, step, numbers, seconds since the epoch) of a line of metrics."""
+
+
 class Workdir:
   """Paths and append-only metrics of one run. Invariant: a line of metrics is whole or absent.
+
+  Attributes:
+    listeners: what else is told each line of metrics.
 
   Raises:
     ValueError: the path is that of a file, cannot be resolved, or may not be written to.
   """
 
   def __init__(self, path: str | os.PathLike[str]):
+    self.listeners: list[Listener] = []
     self.path = _made(pathlib.Path(path))
     self.trajectories = self._folder("trajectories")
     self.checkpoints = self._folder("checkpoints")
     self.weights = self._folder("weights")
+    self.evaluations = self.path / "evaluations"
+    self.services = self.path / "services"
     self.demonstrations = self.path / "demonstrations"
     self.warm_start = self.path / "warm_start"
     self.trained = self.path / "trained"
@@ -71,12 +84,15 @@ class Workdir:
   def log(self, phase: str, step: int, numbers: Mapping[str, float]) -> None:
     """Appends one line to metrics.jsonl; numbers that are not finite become null."""
     finite = {k: v if math.isfinite(v) else None for k, v in numbers.items()}
-    record = {"phase": phase, "step": step, "time": time.time(), **finite}
+    now = time.time()
+    record = {"phase": phase, "step": step, "time": now, **finite}
     line = json.dumps(file_digests.with_digest(record)) + "\n"
     with full_disk.named(self.path), self.metrics.open("ab+") as file:
       if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
         line = "\n" + line  # what a crash cut off ends there
       file.write(line.encode())
+    for listener in self.listeners:
+      listener(phase, step, finite, now)
 
   def drop_metrics_from(self, phase: str, step: int) -> None:
     """Removes the lines of `phase` at or after `step`: a resumed run writes them again.

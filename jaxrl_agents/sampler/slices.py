@@ -154,6 +154,15 @@ class Slices:
     """The counters of all slices since each was ready."""
     return stats_lib.total([*map(_since_ready, self._slices.values()), *self._gone])
 
+  @property
+  def places(self) -> dict[str, dict[str, int]]:
+    """{service: counts} of each slice that is ready, for whoever watches the run."""
+    return {
+      f"slice-{each.number}": {"version": each.version, "requests": len(each.requests)}
+      for each in list(self._slices.values())
+      if each.version >= 0
+    }
+
   def wait_until_ready(self) -> None:
     """Returns when every slice holds the weights and has compiled.
 

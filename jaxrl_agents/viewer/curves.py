@@ -29,6 +29,8 @@ _PART_TITLES = {
 }
 
 _NOT_DRAWN = ("phase", "step", "wall_s", "time")
+HELD_OUT = "held_out/"
+"""Before the name of a score of the evaluator, which is drawn beside that of training."""
 
 
 PANELS = (
@@ -50,9 +52,12 @@ PANELS = (
   Panel("Gradient norm", "before clipping", ("grad_norm",), low=0.0),
   Panel("Largest ratio", "policy over behaviour, per token", ("ratio_max",)),
   Panel("Throughput", "tokens per second", ("sampler_tokens_per_s", "learner_tokens_per_s"), 0.0),
-  Panel("Seconds per step", "", ("collect_s", "learn_s", "save_s"), low=0.0),
+  Panel("Seconds per step", "", ("collect_s", "learn_s", "publish_s", "save_s"), low=0.0),
+  Panel("Idle", "share of the time", ("sampler_idle_share", "learner_idle_share"), 0.0, 1.0),
+  Panel("Queue", "groups", ("groups_in_flight", "groups_ready"), low=0.0),
   Panel("Age of rollouts", "publications since the oldest token", ("age_mean", "age_max"), low=0.0),
-  Panel("Sampler idle", "seconds of a step", ("sampler_idle_s",), low=0.0),
+  Panel("Pause for new weights", "seconds of a step", ("pause_s",), low=0.0),
+  Panel("Published", "bytes of a version", ("publish_bytes",), low=0.0),
   Panel("Memory", "resident, MiB", ("rss_mib",), low=0.0),
 )
 
@@ -61,12 +66,16 @@ def phases(run: Run) -> list[dict[str, Any]]:
   """For each phase: steps, elapsed seconds, the columns of numbers, and the panels with data.
 
   Values that are not finite are None (a gap in the line). If there are more than MAX_POINTS rows,
-  evenly spaced ones are kept. A scalar that no panel names gets its own panel under `others`.
+  evenly spaced ones are kept; "count" is the number of all. A scalar that no panel names gets its
+  own panel under `others`. Scores of the evaluator are drawn with the scalars of their names.
   """
   found = []
   for phase in dict.fromkeys(row["phase"] for row in run.rows):
     rows = sorted((row for row in run.rows if row["phase"] == phase), key=lambda row: row["step"])
+    count = len(rows)
     rows = [rows[i] for i in spread(len(rows), MAX_POINTS)]
+    if phase == "rl":
+      rows = with_held_out(rows, run.held_out)
     columns = _columns(rows)
     own: tuple[Panel, ...] = ()
     if phase == "rl":
@@ -76,12 +85,15 @@ def phases(run: Run) -> list[dict[str, Any]]:
     panels = [panel for panel in (_panel(p, columns) for p in (*own, *PANELS)) if panel]
     drawn = {key for panel in panels for key in panel["keys"]}
     others = [
-      _panel(Panel(_words(key), "", (key,)), columns) for key in columns if key not in drawn
+      _panel(Panel(_words(key), "", (key,)), columns)
+      for key in columns
+      if key not in drawn and key.removeprefix(HELD_OUT) not in columns.keys() - {key}
     ]
     found.append(
       {
         "phase": phase,
         "title": PHASE_TITLES.get(phase, phase),
+        "count": count,
         "steps": [row["step"] for row in rows],
         "wall_s": _elapsed(rows),
         "columns": columns,
@@ -90,6 +102,22 @@ def phases(run: Run) -> list[dict[str, Any]]:
       }
     )
   return sorted(found, key=lambda entry: entry["phase"] != "rl")
+
+
+def with_held_out(
+  rows: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+  """The rows with what the evaluator found, as "held_out/NAME", at the step that it is of.
+
+  The score of weights after n steps stands beside the rollouts of step n, which the same weights
+  have sampled unless they were played ahead. Steps without a row get one.
+  """
+  found: dict[int, Mapping[str, Any]] = {row["step"]: row for row in rows}
+  for record in held_out:
+    step = int(record["step"])
+    scored = {HELD_OUT + name: value for name, value in record["scores"].items()}
+    found[step] = {"phase": "rl", "step": step, **found.get(step, {}), **scored}
+  return [found[step] for step in sorted(found)]
 
 
 def wall_clock(run: Run) -> list[tuple[str, float]]:
@@ -135,14 +163,17 @@ def _panel(panel: Panel, columns: Mapping[str, Any]) -> dict[str, Any] | None:
   keys: list[str] = []
   for key in panel.keys:
     keys += [k for k in columns if k.startswith(key)] if key.endswith("/") else [key]
-  keys = [key for key in keys if key in columns]
+  keys = [each for key in keys for each in (key, HELD_OUT + key) if each in columns]
   if not keys:
     return None
   return {
     "title": panel.title,
     "note": panel.note,
     "keys": keys,
-    "labels": [_words(key.rpartition("/")[2]) for key in keys],
+    "labels": [
+      ("held out: " if key.startswith(HELD_OUT) else "") + _words(key.rpartition("/")[2])
+      for key in keys
+    ],
     "scale": panel.scale,
     "low": panel.low,
     "high": panel.high,

@@ -192,6 +192,38 @@ def beside(run: Run) -> list[Section]:
   return [Section("Beside the baselines", text, header, tuple(rows))]
 
 
+def judge(run: Run) -> list[Section]:
+  """A section on the judge's rubrics: grades, and agreement with gold; none without a judge."""
+  found = mapping(run.summary.get("judge"))
+  evaluations = {name: mapping(each) for name, each in mapping(found.get("eval")).items()}
+  before, after = evaluations.get("warm_start", {}), evaluations.get("trained", {})
+  names = [key.removeprefix("agreement_") for key in after if key.startswith("agreement_")]
+  told = lambda value: "" if value is None else f"{value:.3f}"
+  rows = tuple(
+    (
+      name.replace("_", " "),
+      told(number(before.get(f"agreement_{name}"))),
+      told(number(after.get(f"agreement_{name}"))),
+    )
+    for name in names
+  )
+  gain, lower, upper = (number(found.get(f"gap_gain{end}")) for end in _BOUNDS)
+  if gain is None or lower is None or upper is None:
+    return []
+  text = (
+    "Agreement is the share of pairs of rollouts that a rubric orders as the verified reward does; "
+    "0.5 knows nothing of it. Rewarded grades minus held-out ones changed by "
+    f"{signed(gain)} ({signed(lower)} to {signed(upper)}) from the warm start to the trained "
+    "policy. "
+  )
+  text += (
+    "The policy has learnt what pleases the rewarded rubrics and not the held-out one."
+    if lower > 0
+    else "This is no sign that the rewarded rubrics are exploited."
+  )
+  return [Section("Judge", text, ("Rubric", "Agreement before", "Agreement trained"), rows)]
+
+
 def counts(run: Run) -> list[str]:
   """A sentence per column about how many tasks it covers and how many rollouts failed."""
   evaluation = mapping(run.summary.get("eval"))

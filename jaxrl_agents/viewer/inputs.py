@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_agents import file_digests
+from jaxrl_agents import file_digests, service_log
+from jaxrl_agents.service_log import State
 from jaxrl_agents.types import Group, Trajectory
 
 _ORDER = ("base", "warm", "trained")
@@ -28,12 +29,16 @@ class Run:
       wins, because an interrupted run repeats the steps after its checkpoint.
     summary: summary.json, empty while the run has not finished.
     problems: sentences about what is missing or unreadable.
+    held_out: what the evaluator found of each version, see `read_held_out`.
+    services: {service: its states} (service_log).
   """
 
   name: str
   rows: tuple[Mapping[str, Any], ...]
   summary: Mapping[str, Any]
   problems: tuple[str, ...]
+  held_out: tuple[Mapping[str, Any], ...] = ()
+  services: Mapping[str, Sequence[State]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +70,32 @@ def read_run(workdir: str | Path) -> Run:
   problems: list[str] = []
   rows = _read_rows(workdir / "metrics.jsonl", problems)
   summary = _read_summary(workdir / "summary.json", problems)
-  return Run(workdir.resolve().name, tuple(rows), summary, tuple(problems))
+  return Run(
+    workdir.resolve().name,
+    tuple(rows),
+    summary,
+    tuple(problems),
+    tuple(read_held_out(workdir / "evaluations")),
+    service_log.read(workdir / "services"),
+  )
+
+
+def read_held_out(folder: Path) -> list[Mapping[str, Any]]:
+  """The records of an evaluator (fleet.version_scores), by version; damaged ones are left out.
+
+  Each has "version", "step" (steps learnt before it), "time" and "scores", {metric: mean over
+  tasks}.
+  """
+  found: list[Mapping[str, Any]] = []
+  for path in sorted(folder.glob("v*.json")):
+    try:
+      record = file_digests.read_record(path.read_bytes())
+      int(record["version"]), int(record["step"]), float(record["time"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+      continue
+    if isinstance(record.get("scores"), Mapping):
+      found.append(record)
+  return found
 
 
 def _read_rows(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:

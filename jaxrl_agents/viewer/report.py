@@ -20,7 +20,7 @@ import markupsafe
 
 from jaxrl_agents.agents import formats
 from jaxrl_agents.types import Group
-from jaxrl_agents.viewer import curves, headline, stories, tokens, trajectory
+from jaxrl_agents.viewer import curves, headline, stories, timeline, tokens, trajectory
 from jaxrl_agents.viewer.inputs import Run, Snapshot, sample_rollouts, spread, total_reward
 
 MAX_BYTES = 5_000_000
@@ -145,9 +145,10 @@ def _page(run: Run, sampled: dict[str, Any]) -> str:
     fine=story.fine,
     rows=headline.table(run),
     counts=headline.counts(run),
-    sections=[*headline.beside(run), *story.sections(run.summary)],
+    sections=[*headline.beside(run), *headline.judge(run), *story.sections(run.summary)],
     signed=formats.signed,
     phases=phases,
+    timeline=timeline.of(run.services),
     clock=[(name, s, formats.duration(s), 100 * s / sum(p[1] for p in clock)) for name, s in clock],
     settings=formats.flatten(config) if isinstance(config, dict) else [],
     config_sha256=str(run.summary.get("config_sha256", "")),

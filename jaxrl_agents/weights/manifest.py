@@ -187,6 +187,13 @@ def versions(folder: Folder) -> list[int]:
   return sorted(int(m.group(1)) for m in matches if m)
 
 
+def stored_bytes(folder: Folder, version: int) -> int:
+  """Bytes of the shard files of a version; of its differences, if it was published as such."""
+  places = (files(differences(folder), version), files(folder, version))
+  place = next((each for each in places if each.is_dir()), places[-1])
+  return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+
+
 def latest(folder: Folder) -> int | None:
   """The newest published version, or None."""
   return max(versions(folder), default=None)

@@ -13,6 +13,7 @@ from jaxrl_agents.agents.search.tasks import make_tasks
 from jaxrl_agents.corpus import chunks
 from jaxrl_agents.corpus.index import hybrid
 from tests.agents.search.arena import LIMITS, corpus
+from tests.agents.swarm.library import library
 
 PARTS = (
   "json",
@@ -75,3 +76,9 @@ def limited(services):
   return lambda **changes: dataclasses.replace(
     services, limits=dataclasses.replace(LIMITS, **changes)
   )
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory):
+  """(index, tasks) of `tests.agents.swarm.library`."""
+  return library(tmp_path_factory.mktemp("library"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxrl_agents.agents.rejection import shortest_right
+from jaxrl_agents.agents.rejection import chosen
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 
@@ -16,7 +16,7 @@ def rollout(name, tokens, right=True, error=""):
 def names(*rollouts, **options):
   group = Group(Task("t", "swarm", "prompt", {}), rollouts)
   is_right = lambda trajectory: trajectory.rewards["success"] == 1
-  return [t.task_id for t in shortest_right([group], is_right, **options)]
+  return [t.task_id for t in chosen([group], is_right, **options)]
 
 
 LONG = rollout("long", range(40))
@@ -26,7 +26,7 @@ WRONG = rollout("wrong", range(10), right=False)
 LOST = rollout("lost", range(5), error="RuntimeError: gone")
 
 
-def test_the_two_shortest_right_rollouts_of_a_prompt_are_kept():
+def test_the_two_chosen_rollouts_of_a_prompt_are_kept():
   assert names(LONG, WRONG, SHORT, LOST, MIDDLE) == ["short", "middle"]
 
 
@@ -44,5 +44,5 @@ def test_a_rollout_that_repeats_one_that_is_kept_is_left_out():
 def test_groups_of_one_prompt_are_pooled():
   one = Group(Task("t", "swarm", "prompt", {}), (SHORT, WRONG))
   other = Group(Task("t", "swarm", "prompt", {}), (MIDDLE, LONG))
-  kept = shortest_right([one, other], lambda t: t.rewards["success"] == 1)
+  kept = chosen([one, other], lambda t: t.rewards["success"] == 1)
   assert [t.task_id for t in kept] == ["short", "middle"]

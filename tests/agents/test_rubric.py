@@ -27,28 +27,25 @@ def test_broken_instructions_are_capped_and_words_to_the_judge_are_worth_nothing
     rubric.grade([], PLAIN)
 
 
-def test_a_group_has_one_rubric_a_step_and_never_the_held_out_one():
-  rubrics = [PLAIN, HIDDEN, OTHER]
-  draw = lambda group, step: rubric.drawn(rubrics, group_id=group, step=step, seed=0).name
-  assert len({draw("g", 3) for _ in range(5)}) == 1
-  assert {draw(f"g{i}", step) for i in range(20) for step in range(5)} == {"plain", "other"}
-  with pytest.raises(ValueError, match="1 rubrics to draw from"):
-    rubric.drawn([PLAIN, HIDDEN], group_id="g", step=0, seed=0)
+def test_a_group_has_one_rubric_and_never_the_held_out_one():
+  rewarded = rubric.rewarded([PLAIN, HIDDEN, OTHER])
+  draw = lambda group, step: rubric.drawn(rewarded, group_id=f"step {step} {group}", seed=0).name
+  assert len({draw(1, 3) for _ in range(5)}) == 1
+  assert {draw(i, step) for i in range(20) for step in range(5)} == {"plain", "other"}
 
 
 def test_a_grade_never_lifts_a_failure_above_a_success():
-  assert rubric.mixed(0.0, 1.0) == pytest.approx(0.3)
-  assert rubric.mixed(1.0, 0.0) == 1.0
-  assert rubric.mixed(None, 0.6) == 0.6
+  assert rubric.mixed(0.0, 1.0, weight=0.3) == pytest.approx(0.3)
+  assert rubric.mixed(1.0, 0.0, weight=0.3) == 1.0
   with pytest.raises(ValueError, match="below 1"):
-    rubric.mixed(1.0, 1.0, kappa=1.0)
+    rubric.mixed(1.0, 1.0, weight=1.0)
 
 
 def test_the_text_of_a_judge_is_read_or_refused():
-  read = rubric.read(
-    'I say: {"helpful": 8, "brief": 2, "rationale": "so", "violates": true}', PLAIN
-  )
-  assert read == Verdict({"helpful": 8.0, "brief": 2.0}, violates=True)
-  for text in ("", "{}", '{"helpful": 8}', '{"helpful": 11, "brief": 2}', "{not json}", "[1]"):
-    assert rubric.read(text, PLAIN) is None, text
-  assert rubric.taste([0.8, 0.9], [0.5, 0.7]) == pytest.approx(0.25)
+  plain = '{"helpful": 8, "brief": 2, "rationale": "so", "violates": true, "injects": false}'
+  for text in (plain, f"\n```json\n{plain}\n```\n"):
+    assert rubric.read(text, PLAIN) == Verdict({"helpful": 8, "brief": 2}, violates=True)
+  wrong = ("", "{}", "[1]", f"I say: {plain}", plain.replace("8", "11"), plain.replace("8", "8.5"))
+  for text in (*wrong, plain.replace("true", "1"), plain.replace('"rationale"', '"other"')):
+    with pytest.raises(ValueError, match=r"verdict|whole number|true or false"):
+      rubric.read(text, PLAIN)

@@ -21,6 +21,7 @@ from jaxrl_agents.agents.agent import Agent, Setting, Tasks
 from jaxrl_agents.agents.coding import baselines, config, env, expert, scripted_edits
 from jaxrl_agents.agents.coding import drills as coding_drills
 from jaxrl_agents.agents.coding import reward as reward_lib
+from jaxrl_agents.agents.coding import rubrics as coding_rubrics
 from jaxrl_agents.agents.coding import services as services_lib
 from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge.inside import calls, tested
@@ -28,6 +29,7 @@ from jaxrl_agents.agents.coding.services import CodingServices
 from jaxrl_agents.agents.coding.story import STORY
 from jaxrl_agents.agents.coding.tasks import damaged_functions, make_tasks, task_set
 from jaxrl_agents.agents.coding.tasks.task_set import CodingSet
+from jaxrl_agents.agents.rubric import Rubric
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus import code_digest, documents
 from jaxrl_agents.harness.rollout import SelfDriven
@@ -83,6 +85,7 @@ class CodingAgent(Agent):
     "broken_calls",
     "summaries",
     "edits",
+    "test_runs",
     "tool_calls",
     "turns",
     "completed",
@@ -96,6 +99,10 @@ class CodingAgent(Agent):
     "failed",
   )
   story = STORY
+
+  def rubrics(self, options: CodingConfig) -> Sequence[Rubric]:
+    """Code review, instructions, intent; whether one would merge it is held out."""
+    return coding_rubrics.RUBRICS
 
   def check(self, options: CodingConfig, steps: int, stall_s: float) -> None:
     """Raises ValueError where two options contradict each other."""
@@ -141,7 +148,8 @@ class CodingAgent(Agent):
 
   def check_player(self, name: str, options: CodingConfig) -> None:
     """Raises ValueError where the options do not offer a tool that the expert uses."""
-    missing = [tool for tool in scripted_edits.USED_TOOLS if tool not in options.tools]
+    used = scripted_edits.used_tools(options)
+    missing = [tool for tool in used if tool not in options.tools]
     if missing:
       raise ValueError(
         f"coding.tools lacks {', '.join(missing)}, which demonstrations and drills use; add what "
@@ -162,8 +170,11 @@ class CodingAgent(Agent):
     return found or super().player(name, task, services, seed, chat)
 
   def baselines(self, options: Any) -> Sequence[str]:
-    """The expert without mistakes, blind enumeration, and a player that does nothing."""
-    return baselines.BASELINES
+    """The expert without mistakes, blind enumeration, and a player that does nothing; where test
+    runs are counted, also one that reads the failing example.
+    """
+    reads = bool(options.test_runs) and options.damage in baselines.READ_DAMAGE
+    return (*baselines.BASELINES, *[baselines.READER] * reads)
 
   def reward(
     self, options: CodingConfig, parts: Mapping[str, float], progress: float | None = None
@@ -198,14 +209,15 @@ class CodingAgent(Agent):
     damaged = damaged_functions.damaged(
       (each for source in options.sources for each in documents.load(source)),
       split="train",
-      flips=options.damage == "flip",
+      flips=options.damage in ("flip", "mixed"),
+      lines=options.damage == "mixed",
       count=setting.sft.reading_drills,
       max_characters=options.max_file_characters,
       seed=setting.seed,
       without=[repo.files[path] for repo in held_back for path in repo.sources],
     )
     return coding_drills.repair_drills(
-      damaged, make_tasks.FAULTS, options.tools, setting.chat, seed=setting.seed
+      damaged, make_tasks.FAULTS, options, setting.chat, seed=setting.seed
     )
 
   def variants(self, options: CodingConfig) -> Mapping[str, CodingConfig]:
@@ -221,12 +233,15 @@ class CodingAgent(Agent):
   def scores(
     self, setting: Setting, tasks: CodingTasks, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """The policy's scores, over all tasks and by level."""
+    """The policy's scores, over all tasks, by level, and by damage: the first word of its kind."""
+    damages = sorted({_damage(group.task) for group in groups})
+    of_damage = lambda damage: [g for g in groups if _damage(g.task) == damage]
     levels = sorted({group.task.facts["level"] for group in groups})
     at_level = lambda level: [g for g in groups if g.task.facts["level"] == level]
     return {
       "policy": self.entry(setting, groups),
       "by_level": {str(level): self.entry(setting, at_level(level)) for level in levels},
+      "by_damage": {damage: self.entry(setting, of_damage(damage)) for damage in damages},
     }
 
   def compare(
@@ -240,7 +255,8 @@ class CodingAgent(Agent):
     repositories; "repositories" is their number.
     """
     cut = baselines.at_equal_edits(evaluations[baselines.ENUMERATION], evaluations["trained"])
-    enumeration = agent_lib.rewarded(self, setting.options, cut)
+    weight = setting.judge_weight
+    enumeration = agent_lib.rewarded(self, setting.options, cut, judge_weight=weight)
     evaluations = {**evaluations, "enumeration": enumeration}
     settings: dict[str, Any] = {
       "cluster": lambda task: task.facts["repo"],
@@ -264,6 +280,10 @@ class CodingAgent(Agent):
     }
 
 
+def _damage(task: Task) -> str:
+  return str(task.facts["kind"]).partition(" ")[0]
+
+
 AGENT = CodingAgent()
 
 
@@ -272,6 +292,7 @@ def _made(setting: Setting, report: Any) -> pathlib.Path:
   seed, options = setting.corpus.seed, setting.options
   versions = _versions(options.sources)
   asked = [options.sources, versions, seed, options.damage, options.tasks_per_repo]
+  asked += [options.max_files] * (options.max_files > 1)
   found = hashlib.sha256(json.dumps(asked).encode())
   found.update(platform.python_version().encode())
   found.update(code_digest.of(task_set.__name__, calls.__name__, tested.__name__).encode())
@@ -284,6 +305,7 @@ def _made(setting: Setting, report: Any) -> pathlib.Path:
         options.sources,
         kinds=("calls",),
         damage=options.damage,
+        max_files=options.max_files,
         per_repo=options.tasks_per_repo,
         seed=seed,
         report=report,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 from jaxrl_agents.agents.system_prompt import ENVIRONMENT
-from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share, Whole
+from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Range, Share, Whole
 
 TOOLS = (
   "read_file",
@@ -19,7 +19,9 @@ TOOLS = (
   "fetch_page",
   "todo",
 )
-"""Every tool that can be offered; see `agents.coding.tools`."""
+"""The tools that are offered by default; see `agents.coding.tools`."""
+RUN_TESTS = "run_tests"
+"""The tool that runs the visible tests where their runs are counted (`CodingConfig.test_runs`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +30,17 @@ class CodingReward:
 
   R = solved + progress * share of failing tests mended - behaviour - length * C_{k,q}(effort)
 
+  The costs of style and of poor last messages are 0, as the CPU recipes were measured.
+
   Attributes:
     progress: weight of the share of tests that failed before and pass now: that of the visible
       tests or that of the hidden ones, whichever is lower.
     broken_calls: cost of each malformed, refused or unknown call; at most five are counted.
     open_todos: cost per share of to-dos left open.
-    comment_thinking, shell_only: cost of an episode that shows the behaviour. The four costs
-      together are at most 0.2.
+    comment_thinking, shell_only: cost of an episode that shows the behaviour.
+    style: cost of each style warning per 100 added lines (reward.style_warnings), five at most.
+    last_message: cost of a last message that is empty, has over 400 tokens, or names no changed
+      file (reward.is_poor_message). All these costs together are at most 0.2.
     length_k, length_q, length: shape and weight of the nonlinear length penalty
       (agents.coding.length_penalty); length=0 turns it off.
     length_of_solved_only: whether only solved episodes pay for their length.
@@ -45,6 +51,8 @@ class CodingReward:
   open_todos: NotNegative = 0.05
   comment_thinking: NotNegative = 0.05
   shell_only: NotNegative = 0.05
+  style: NotNegative = 0.0
+  last_message: NotNegative = 0.0
   length_k: NotNegative = 1.0
   length_q: NotNegative = 1.0
   length: NotNegative = 0.05
@@ -64,8 +72,16 @@ class CodingConfig:
     repo_kind, damage, min_level, max_level, max_file_characters: choose the tasks of the set.
       "calls" are short functions in one file. "token" damages one token; "flip" replaces a token
       by its counterpart ("<" by "<=", "and" by "or": `agents.coding.tasks.mutations.is_flip`).
+      "mixed" are flips, lines (`agents.coding.tasks.statements`), and pairs of these in one
+      function.
       Levels are those of `agents.coding.tasks.make_tasks` (0: one line; 3: 61 to 300 lines).
-    tools: names of the tools of `TOOLS` that the policy is offered.
+    max_files: most files over which the functions of a repository of "calls" are spread, 1 or 2;
+      one of the files is damaged, and the request names all.
+    tools: names of the tools that the policy is offered: some of `TOOLS`, and `RUN_TESTS`.
+    test_runs, max_edits: how often the policy may run the tests in an episode, by the tool
+      `RUN_TESTS`, and how many edits it may make, by edit_file and write_file; undoing is free. 0
+      for no limit. With limits, the tool shell is not offered: it runs the code and changes files
+      uncounted.
     token_budget: tokens of the whole context.
     context: what happens when a tool result brings the context to `trigger_fraction` of the
       budget. "summarize": the policy writes a summary and continues from it, at most
@@ -92,11 +108,14 @@ class CodingConfig:
   sources: tuple[str, ...] = ("python",)
   tasks_per_repo: Count = 6
   repo_kind: Literal["any", "calls", "suite"] = "any"
-  damage: Literal["any", "token", "flip"] = "any"
+  damage: Literal["any", "token", "flip", "mixed"] = "any"
   min_level: Whole = 0
   max_level: Whole = 3
   max_file_characters: Count = 400_000
+  max_files: Annotated[int, Range(1, 2)] = 1
   tools: tuple[str, ...] = TOOLS
+  test_runs: Whole = 0
+  max_edits: Whole = 0
   token_budget: Count = 131_072
   context: Literal["summarize", "discard_all", "hide_results", "none"] = "summarize"
   trigger_fraction: Share = 0.7
@@ -120,9 +139,22 @@ class CodingConfig:
 
 def check(options: CodingConfig) -> None:
   """Raises ValueError where an option is unknown, or two contradict each other."""
-  unknown = [name for name in options.tools if name not in TOOLS]
+  unknown = [name for name in options.tools if name not in (*TOOLS, RUN_TESTS)]
   if unknown or not options.tools:
-    raise ValueError(f"coding.tools={options.tools} must be some of {', '.join(TOOLS)}")
+    raise ValueError(
+      f"coding.tools={options.tools} must be some of {', '.join((*TOOLS, RUN_TESTS))}"
+    )
+  if (RUN_TESTS in options.tools) != bool(options.test_runs):
+    raise ValueError(
+      f"coding.test_runs={options.test_runs} is the number of runs of the tool {RUN_TESTS}, and "
+      f"coding.tools={options.tools}; offer the tool and set a number, or neither"
+    )
+  if (options.test_runs or options.max_edits) and "shell" in options.tools:
+    raise ValueError(
+      f"coding.test_runs={options.test_runs} and coding.max_edits={options.max_edits} would not "
+      "hold with the tool shell, which runs code and changes files uncounted; remove it from "
+      "coding.tools, or set both to 0"
+    )
   if options.tool_output_tokens + options.max_new_tokens > options.token_budget:
     raise ValueError(
       f"coding.tool_output_tokens={options.tool_output_tokens} and coding.max_new_tokens="

@@ -31,7 +31,8 @@ class Conversation:
   def __init__(self, prompt: str, limits: CodingConfig, chat: Chat, tools: Sequence[ToolSpec]):
     self._limits, self._chat, self._tools = limits, chat, tools
     own = view.system_prompt(limits, tools)
-    self._head = (*messages(limits.system_prompt, own), Message("user", prompt))
+    request = Message("user", prompt + view.counted(limits))
+    self._head = (*messages(limits.system_prompt, own), request)
     self.messages: list[Message] = list(self._head)
     self.summaries = 0
     self.summarizing = False

@@ -1,8 +1,9 @@
 """Short exercises in repairing a file that was just read, sometimes after failed attempts.
 
 The conversation, or a summary of it, shows what was tried. The reply undoes the last attempt, if it
-changed the file, and makes the right edit. No code runs: only the last line of the test output is
-shown, and its number of failures is random.
+changed the file, and makes the right edits. No code runs: only the last line of the test output is
+shown, and its number of failures is random. Where test runs and edits are counted, the notes on
+what is left are those of the environment, and no more was tried than they allow.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.scripted_edits import (
   TO_UNDO,
   TRIED,
   Replacement,
+  check_call,
   missed,
   replacements,
   told,
@@ -39,13 +42,13 @@ SUMMARIZED = 0.3
 """Probability that a summary tells of the attempts."""
 TOGETHER = 0.5
 """Probability that independent calls are made in one turn."""
-_CHECK = ("shell", {"command": f"python3 {repo_lib.CHECK}"})
+_COMMAND = f"python3 {repo_lib.CHECK}"
 
 
 def repair_drills(
-  damaged: Iterable[tuple[Repo, Any]],
+  damaged: Iterable[tuple[Repo, Sequence[Mapping[str, Any]]]],
   prompts: Sequence[str],
-  tools: Sequence[str],
+  limits: CodingConfig,
   chat: Chat,
   *,
   seed: int,
@@ -55,20 +58,21 @@ def repair_drills(
   Drills whose reply has more than MAX_REPLY_TOKENS tokens are left out.
 
   Args:
-    damaged: repositories of one file, each with the edit that broke it.
+    damaged: repositories of one file, each with the edits that broke it.
     prompts: requests with the fields {path} and {check}; each drill draws one.
-    tools: names of the offered tools; they include read_file, edit_file and undo_edit.
+    limits: options; the tools include those of `scripted_edits.used_tools`.
     chat: template and tokenizer.
     seed: of the random draws.
   """
   draw = random.Random(f"{seed} repairs")
-  specs = tuple(view.SPECS[name] for name in tools)
+  specs = tuple(view.SPECS[name] for name in limits.tools)
   elsewhere: Replacement | None = None
-  for repo, edit in damaged:
-    request = draw.choice(prompts).format(path=edit["path"], check=_CHECK[1]["command"])
-    (mended,) = replacements(repo, [edit])
-    messages, reply = _drill(repo, edit, mended, elsewhere, draw)
-    elsewhere = mended
+  for repo, edits in damaged:
+    request = draw.choice(prompts).format(path=edits[0]["path"], check=_COMMAND)
+    request += view.counted(limits)
+    mended = replacements(repo, edits)
+    messages, reply = _drill(repo, edits, mended, elsewhere, limits, draw)
+    elsewhere = mended[0]
     messages.insert(0, Message("user", request))
     ids = chat.encode_reply(reply, messages)
     if len(ids) <= MAX_REPLY_TOKENS:
@@ -77,34 +81,29 @@ def repair_drills(
 
 def _drill(
   repo: Repo,
-  edit: Mapping[str, Any],
-  mended: Replacement,
+  edits: Sequence[Mapping[str, Any]],
+  mended: Sequence[Replacement],
   elsewhere: Replacement | None,
+  limits: CodingConfig,
   draw: random.Random,
 ) -> tuple[list[Message], Message]:
   """Returns the messages after the request, and the reply that repairs. `elsewhere` is an edit of
   another file.
   """
-  path = mended.path
-  text = repo_lib.broken(repo, [edit])[path]
-  count = draw.choices(range(len(TRIES)), TRIES)[0]
-  others = wrong_edits(repo, path, text, [edit]) if count else []
+  path = mended[0].path
+  text = repo_lib.broken(repo, edits)[path]
+  count = min(draw.choices(range(len(TRIES)), TRIES)[0], _most_tries(limits, len(mended)))
+  others = wrong_edits(repo, path, text, edits) if count else []
   tried = draw.sample(others, min(count, len(others)))
-  together, tests = draw.random() < TOGETHER, draw.randint(3, 8)
+  together = draw.random() < TOGETHER
+  check, results_of = check_call(limits, _COMMAND), _Results(limits, draw)
   read = ("read_file", {"path": path})
 
-  def tool(content: str) -> Message:
-    return Message("tool", content)
-
   def shown(content: str) -> Message:
-    return tool(view.lines_of(path, content, 1, len(content)))
+    return _tool(view.lines_of(path, content, 1, len(content)))
 
   def edited(made: Replacement) -> Message:
-    line = text[: text.index(made.old)].count("\n") + 1
-    return tool(f"Edited {path}, line {line}.")
-
-  def failing() -> Message:
-    return tool(f"{draw.randint(1, tests)} of {tests} fail")
+    return results_of.edited(path, text[: text.index(made.old)].count("\n") + 1)
 
   def asked(*pairs: tuple[Any, Message]) -> list[Message]:
     """Turns with calls, and their results."""
@@ -122,20 +121,54 @@ def _drill(
     messages += asked((read, shown(changed if standing else text)))
     undo = [last.undo] if standing else []
   else:
-    messages, undo = asked((_CHECK, failing()), (read, shown(text))), []
+    messages, undo = asked((check, results_of.failing()), (read, shown(text))), []
     for made, _ in tried:
-      results = [tool(view.UNDONE.format(path=path)) for _ in undo]
+      results = [_tool(view.UNDONE.format(path=path)) for _ in undo]
       if draw.random() < MISSED:
         wrong = missed(made, text)
         if elsewhere and elsewhere.new not in text and draw.random() < 0.5:
           wrong = missed(dataclasses.replace(elsewhere, path=path), text)
         _, _, problem = view.edited(**dataclasses.asdict(wrong), text=text)
-        calls, results, undo = [*undo, wrong.call], [*results, tool(f"Error: {problem}")], []
+        calls, results, undo = [*undo, wrong.call], [*results, _tool(f"Error: {problem}")], []
       else:
         calls, results, undo = [*undo, made.call], [*results, edited(made)], [made.undo]
       if together:
-        messages += [turn(*calls, _CHECK), *results, failing()]
+        messages += [turn(*calls, check), *results, results_of.failing()]
       else:
         messages += [turn(*calls), *results]
-        messages += [turn(_CHECK), failing()] if undo else []
-  return messages, turn(*undo, mended.call, *([_CHECK] * together))
+        messages += [turn(check), results_of.failing()] if undo else []
+  calls = [each.call for each in mended]
+  return messages, turn(*undo, *calls, *([check] * together))
+
+
+def _tool(content: str) -> Message:
+  """A result without a call's id."""
+  return Message("tool", content)
+
+
+def _most_tries(limits: CodingConfig, repairs: int) -> int:
+  """How many edits may have been tried so that the limits leave room for `repairs` right ones. One
+  test run has shown the damage, and one is left.
+  """
+  most = max(limits.test_runs - 2, 0) if limits.test_runs else len(TRIES)
+  return min(most, max(limits.max_edits - repairs, 0)) if limits.max_edits else most
+
+
+class _Results:
+  """Results of test runs and edits, with the notes on what is left of their limits."""
+
+  def __init__(self, limits: CodingConfig, draw: random.Random):
+    self._limits, self._draw, self._tests = limits, draw, draw.randint(3, 8)
+    self._runs = self._edits = 0
+
+  def failing(self) -> Message:
+    self._runs += 1
+    most = self._limits.test_runs
+    note = f"\n{view.left(most - self._runs, 'test run')}" if most else ""
+    return _tool(f"{self._draw.randint(1, self._tests)} of {self._tests} fail{note}")
+
+  def edited(self, path: str, line: int) -> Message:
+    self._edits += 1
+    most = self._limits.max_edits
+    note = f" {view.left(most - self._edits, 'edit')}" if most else ""
+    return _tool(f"Edited {path}, line {line}.{note}")

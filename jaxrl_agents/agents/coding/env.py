@@ -27,13 +27,14 @@ from jaxrl_agents.agents.coding import reward as rewards_lib
 from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.conversation import Conversation
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
+from jaxrl_agents.agents.coding.judge import self_search, test_runs
 from jaxrl_agents.agents.coding.judge.changes import added_lines, changes_between
 from jaxrl_agents.agents.coding.judge.verdict import UNJUDGED, Judge, Verdict
 from jaxrl_agents.agents.coding.services import CodingServices, check
 from jaxrl_agents.agents.coding.tools import Change, Workspace
 from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.harness.rollout import EpisodeError
-from jaxrl_agents.harness.tools import Tool, problem_with, run_call
+from jaxrl_agents.harness.tools import Tool, ToolError, problem_with, run_call
 from jaxrl_agents.sandbox.errors import Refused, SandboxError
 from jaxrl_agents.sandbox.host import interruptible
 from jaxrl_agents.sandbox.records import Snapshot
@@ -59,6 +60,8 @@ class CodingState:
   malformed_turns: int
   summaries: int
   summarizing: bool
+  test_runs: int = 0
+  edits: int = 0
 
 
 class CodingEnv:
@@ -79,6 +82,7 @@ class CodingEnv:
       name=task.id,
       indexes=services.indexes,
       pages=services.pages,
+      tested=self._tested,
     )
     self._specs = tuple(tool.spec for tool in self._workspace.tools.values())
     self._talk = Conversation(task.prompt, services.limits, services.chat, self._specs)
@@ -93,6 +97,7 @@ class CodingEnv:
     self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran after it
     self._verdict: Verdict | None = None
     self._added: list[str] = []
+    self._changed: list[str] = []
     self._added_tools: dict[str, Tool] = {}
 
   @property
@@ -158,6 +163,7 @@ class CodingEnv:
       trajectory.stop,
       dataclasses.asdict(self._verdict),
       added=self._added,
+      changed=self._changed,
       offered=list(self._workspace.tools),
       broken=rewards_lib.broken_calls(
         trajectory.log,
@@ -166,6 +172,7 @@ class CodingEnv:
         cut_by_room=self._is_cut_by_room,
       ),
       summaries=self._talk.summaries,
+      test_runs=self._workspace.test_runs,
       count=self._chat.count,
     )
 
@@ -197,6 +204,8 @@ class CodingEnv:
       self._loop.malformed,
       self._talk.summaries,
       self._talk.summarizing,
+      self._workspace.test_runs,
+      self._workspace.edits,
     )
 
   def forget(self, state: CodingState) -> None:
@@ -230,6 +239,7 @@ class CodingEnv:
     self._workspace.cwd = state.box.cwd
     self._workspace.todos = [dict(item) for item in state.todos]
     self._workspace.changes = list(state.changes)
+    self._workspace.test_runs, self._workspace.edits = state.test_runs, state.edits
     self._talk.messages = list(state.messages)
     self._talk.summaries, self._talk.summarizing = state.summaries, state.summarizing
     self._loop.turns, self._loop.malformed = state.turns, state.malformed_turns
@@ -293,12 +303,16 @@ class CodingEnv:
     assert self._judge is not None
     try:
       async with asyncio.timeout(self._limits.grade_s):
-        changes = await self._changes()
+        changes = await self._changes(await self._last_state())
         self._verdict = await self._judge.grade(self._repo, self._task.facts, changes)
     except (SandboxError, TimeoutError) as error:
       await self._blame_the_agent(error)
     else:
       self._added = added_lines(self._damaged, changes)
+      self._refuse_searches(changes)
+      now = {path: text.encode() for path, text in self._repo.files.items()} | changes
+      was = {path: text.encode() for path, text in self._damaged.items()}
+      self._changed = sorted(path for path in now if now[path] != was.get(path))
     return Context(tuple(self._talk.messages), self._specs, done=True, stop=stop)
 
   async def _blame_the_agent(self, error: Exception) -> None:
@@ -321,10 +335,30 @@ class CodingEnv:
       ) from error
     self._verdict = UNJUDGED
 
-  async def _changes(self) -> dict[str, bytes | None]:
-    """{path below /work: content} of every file that differs from the undamaged repository."""
+  def _refuse_searches(self, changes: Mapping[str, bytes | None]) -> None:
+    """Where test runs are counted, code that searches for the repair when it runs is none."""
+    assert self._verdict is not None
+    if self._limits.test_runs and self._repo.kind == "calls":
+      found = self_search.searching(self._repo, changes)
+      if found:
+        suspicious = tuple(sorted({*self._verdict.suspicious, *found}))
+        self._verdict = dataclasses.replace(self._verdict, solved=False, suspicious=suspicious)
+
+  async def _tested(self) -> str:
+    """What the visible tests show of the present files, for the tool that counts its runs."""
+    assert self._judge is not None and self._workspace.box is not None
+    changes = await self._changes(await self._workspace.box.snapshot())
+    seconds, facts = self._limits.command_s, self._task.facts
+    try:
+      return await test_runs.shown(self._judge, self._repo, facts, changes, command_s=seconds)
+    except SandboxError as error:  # not the sandbox that the tools work on
+      raise ToolError(view.UNTESTED) from error
+
+  async def _changes(self, now: Snapshot) -> dict[str, bytes | None]:
+    """{path below /work: content} of every file that differs from the undamaged repository in a
+    state of the sandbox, which is released.
+    """
     assert self._judge is not None
-    now = await self._last_state()
     try:
       base = await self._judge.base(self._repo)
       store = self._judge.boxes.store

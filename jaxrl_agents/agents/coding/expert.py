@@ -22,10 +22,12 @@ from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.scripted_edits import (
   DONE,
+  FAILS,
   TO_UNDO,
   TRIED,
   UNTESTED,
   Replacement,
+  check_call,
   missed,
   replacements,
   told,
@@ -38,6 +40,8 @@ from jaxrl_agents.types import Context, Message, Task
 
 PASSED = re.compile(r"^(0 of \d+ fail|OK\b.*)$", re.MULTILINE)
 """What the output of passing tests shows."""
+GIVES = " gives "
+"""Between a failing call and its value, where test runs show them."""
 _ALL_PASS = "All tests pass."
 _NOTHING = "Nothing was tried."
 _SOMETHING = "Something was tried."
@@ -71,16 +75,20 @@ class CodingExpert:
   def __init__(self, task: Task, services: CodingServices, noise: ExpertNoise, seed: int):
     self._draws = draws = Draws(seed, task.id, noise.scales)
     self._task, self._services, self._noise = task, services, noise
+    self._limits = services.limits
     self._repo = services.repos[task.facts["repo"]]
     self._texts = repo_lib.broken(self._repo, task.facts["edits"])
     self._path = task.facts["edits"][0]["path"]
-    self._check = ("shell", {"command": self._repo.check_command})
+    self._check = check_call(self._limits, self._repo.check_command)
     self._read = ("read_file", {"path": self._path})
     self._hasty = draws.happens(noise.hasty)
     self._together = draws.happens(noise.together)
     unchecked = draws.happens(noise.unchecked)
     first = [turn(self._read)] if unchecked else [turn(self._check), turn(self._read)]
     self._opening = [turn(self._check, self._read)] if self._together and not unchecked else first
+    if len(self._repo.sources) > 1:  # only the tests tell which file to read
+      self._opening = [turn(self._check), turn(self._read)]
+    self._runs = sum(self._check in _calls(each) for each in self._opening)
     self._undo: Replacement | None = None
     self._tries, self._tried = 0, set[Replacement]()
     self.erred = False
@@ -101,7 +109,10 @@ class CodingExpert:
       return self._ended()
     if self._to_check:
       self._to_check = False
-      return turn(self._check)
+      if self._spare(runs=1):
+        self._runs += 1
+        return turn(self._check)
+      return self._ended()
     if self._tries >= self._noise.max_tries or (
       self._tries and self._draws.errs(self._noise.give_up)
     ):
@@ -114,7 +125,7 @@ class CodingExpert:
     if last.role == "user":
       return _ALL_PASS in last.content
     calls = [m.tool_calls for m in context.messages if m.role == "assistant"]
-    ran = calls and calls[-1] and calls[-1][-1].name == "shell"
+    ran = calls and calls[-1] and calls[-1][-1].name == self._check[0]
     return bool(ran and PASSED.search(last.content))
 
   def _summary(self, context: Context) -> Message:
@@ -122,17 +133,20 @@ class CodingExpert:
     results = dataclasses.replace(context, messages=context.messages[:-1])
     if self._made and self._passed(results):
       return Message("assistant", _ALL_PASS)
-    untested = self._to_check and self._standing > 0
+    untested = self._to_check and self._standing > 0 and self._spare(runs=1)
+    self._runs += untested
     self._opening = [turn(self._check)] * untested + [turn(self._read)]
     taken_back, standing = len(self._made) - self._standing, UNTESTED if untested else TO_UNDO
     said = [told(made) + standing * (i >= taken_back) for i, made in enumerate(self._made)]
     self._to_check = False
-    while said:
-      summary = Message("assistant", "\n".join([TRIED, *said]))
+    example = [FAILS + _example(context)] if self._limits.test_runs and _example(context) else []
+    while said or example:
+      told_edits = [TRIED, *said] if said else []
+      summary = Message("assistant", "\n".join([*example, *told_edits]))
       size = len(self._services.chat.encode_reply(summary, context.messages))
       if size <= context.max_new_tokens:
         return summary
-      said.pop(0)
+      (said or example).pop(0)
     return Message("assistant", _SOMETHING if self._made else _NOTHING)
 
   def _ended(self) -> Message:
@@ -146,14 +160,16 @@ class CodingExpert:
       calls.append(self._undo.undo)
       self._texts = repo_lib.broken(self._repo, self._task.facts["edits"])
       self._undo, self._standing = None, 0
-    wrong = self._wrong() if self._draws.errs(self._noise.wrong_text) else None
+    errs = self._draws.errs(self._noise.wrong_text) and self._spare(runs=2)
+    wrong = self._wrong() if errs else None
     if wrong:
       calls.append(missed(wrong[0], self._texts[self._path]).call)
       self.erred = True
     else:
       calls += [each.call for each in self._edits()]
-    if self._together and not self._hasty:
+    if self._together and not self._hasty and self._spare(runs=1):
       calls.append(self._check)
+      self._runs += 1
     else:
       self._to_check = wrong is None
     message = turn(*calls)
@@ -164,19 +180,27 @@ class CodingExpert:
     return message
 
   def _edits(self) -> list[Replacement]:
-    """A wrong edit, or all the right ones."""
-    wrong = self._wrong() if self._draws.errs(self._noise.wrong_edit) else None
+    """A wrong edit, or all the right ones, for which the limits always leave room."""
+    right = replacements(self._repo, self._task.facts["edits"])
+    errs = self._draws.errs(self._noise.wrong_edit)
+    errs = errs and self._spare(runs=2, edits=1 + len(right))
+    wrong = self._wrong() if errs else None
     if wrong:
       self._undo, self._texts[self._path] = wrong
       self._made.append(self._undo)
       self._standing, self.erred = 1, True
       return [self._undo]
-    right = replacements(self._repo, self._task.facts["edits"])
     self._made += right
     self._standing = len(right)
     self._texts = {path: self._repo.files[path] for path in self._texts}
     self._tries = max(self._tries, self._noise.max_tries)  # no attempt can be better
     return right
+
+  def _spare(self, *, runs: int, edits: int = 0) -> bool:
+    """Whether the limits leave so many test runs and edits."""
+    limits = self._limits
+    enough = not limits.test_runs or self._runs + runs <= limits.test_runs
+    return enough and (not limits.max_edits or len(self._made) + edits <= limits.max_edits)
 
   def _wrong(self) -> tuple[Replacement, str] | None:
     """A plausible wrong edit of the damaged function that was not tried yet, and the text that it
@@ -188,3 +212,24 @@ class CodingExpert:
     picked = self._draws.random.choice(fresh) if fresh else None
     self._tried.update([picked[0]] if picked else [])
     return picked
+
+
+def has_passed(message: Message) -> bool:
+  """Whether a message is the result of a test run in which all tests passed."""
+  return message.role == "tool" and PASSED.search(message.content) is not None
+
+
+def _calls(message: Message) -> list[tuple[str, Mapping[str, Any]]]:
+  return [(call.name, call.arguments) for call in message.tool_calls]
+
+
+def _example(context: Context) -> str:
+  """The first failing call that is visible in a context, in a test run or in a summary; or ""."""
+  for message in reversed(context.messages):
+    if message.role == "tool":
+      line = message.content.partition("\n")[0]
+      if GIVES in line:
+        return line
+    elif message.role == "user" and FAILS in message.content:
+      return message.content.partition(FAILS)[2].partition("\n")[0]
+  return ""

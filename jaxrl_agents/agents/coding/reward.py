@@ -27,6 +27,12 @@ MIN_SHELL_CALLS = 8
 MAX_COMMENT_SHARE = 0.5
 MIN_COMMENT_CHARACTERS = 200
 MAX_COMMENT_LINES = 15
+MAX_LINE_CHARACTERS = 100
+MAX_STYLE_WARNINGS = 5
+MAX_MESSAGE_TOKENS = 400
+_STYLE = re.compile(
+  r"\s+$|^ *\t|^\s*except\s*:|[=!]=\s*None\b|^\s*from\s.*\bimport\s+\*|;\s*$|^\s*import\s.+,"
+)
 _FILE_WORK = re.compile(r"(^|[\s;&|])(cat|head|tail|less|sed|awk|tee|ed|patch)\s|>|<<|\bopen\(")
 
 
@@ -89,6 +95,32 @@ def is_comment_thinking(added: Sequence[str]) -> bool:
   return comment_share(added) > MAX_COMMENT_SHARE or longest_comment(added) > MAX_COMMENT_LINES
 
 
+def style_warnings(added: Sequence[str]) -> float:
+  """Warnings per 100 added lines, where fewer than 100 lines count as 100.
+
+  A line has a warning if it is longer than 100 characters, ends with white space or a semicolon, is
+  indented by a tab, catches every exception, compares with None by == or !=, imports *, or imports
+  several modules (a subset of pycodestyle's rules that a single line shows).
+  """
+  count = sum(
+    len(line) > MAX_LINE_CHARACTERS or bool(line.strip() and _STYLE.search(line)) for line in added
+  )
+  return 100.0 * count / max(len(added), 100)
+
+
+def is_poor_message(last: str, changed: Sequence[str], tokens: int) -> bool:
+  """Whether a last message is empty, longer than 400 tokens, or names none of the changed files.
+
+  Args:
+    last: the message without calls that ended the episode.
+    changed: paths of the files that the agent changed; a name without folders is enough.
+    tokens: of `last`.
+  """
+  names = [path.rpartition("/")[2] for path in changed]
+  named = not names or any(name in last for name in names)
+  return not last.strip() or tokens > MAX_MESSAGE_TOKENS or not named
+
+
 def is_shell_only(made: Sequence[ToolCall], offered: Sequence[str]) -> bool:
   """Whether there are at least eight calls and all of them use the shell, which reads or edits
   files although tools for that are offered.
@@ -114,9 +146,11 @@ def coding_parts(
   verdict: Mapping[str, Any],
   *,
   added: Sequence[str],
+  changed: Sequence[str] = (),
   offered: Sequence[str],
   broken: int,
   summaries: int,
+  test_runs: int = 0,
   count: Callable[[str], int],
 ) -> dict[str, float]:
   """The measured parts of one coding episode.
@@ -126,9 +160,11 @@ def coding_parts(
     stop: why the episode ended.
     verdict: the fields of `agents.coding.judge.verdict.Verdict`.
     added: lines that the agent added to source files.
+    changed: paths of the files that it changed.
     offered: names of the tools.
     broken: number of calls that could not run, see `broken_calls`.
     summaries: how often the context was replaced by a summary.
+    test_runs: counted runs of the tests (`CodingConfig.test_runs`).
     count: counts the tokens of a text.
 
   Returns:
@@ -138,6 +174,7 @@ def coding_parts(
   left, todos = open_todos(log)
   took = spent(log, stop, count)
   edits = [call for call in made if call.name in EDITING]
+  last = log[-1].content if stop == "answer" and log else ""
   return {
     "solved": float(verdict["solved"]),
     "mended": float(verdict["fail_to_pass"]),
@@ -150,6 +187,8 @@ def coding_parts(
     "open_todos": left / todos if todos else 0.0,
     "comment_thinking": float(is_comment_thinking(added)),
     "shell_only": float(is_shell_only(made, offered)),
+    "style_warnings": style_warnings(added),
+    "poor_message": float(stop == "answer" and is_poor_message(last, changed, count(last))),
     "effort": took.effort,
     "turns": float(took.turns),
     "tool_calls": float(took.calls),
@@ -160,6 +199,7 @@ def coding_parts(
     "todos": float(todos),
     "edits": float(len(edits)),
     "summaries": float(summaries),
+    "test_runs": float(test_runs),
   }
 
 
@@ -170,7 +210,9 @@ def behaviour_penalty(parts: Mapping[str, float], w: CodingReward) -> float:
     w.broken_calls * min(parts["broken_calls"], MAX_BROKEN_CALLS)
     + w.open_todos * parts["open_todos"]
     + w.comment_thinking * parts["comment_thinking"]
-    + w.shell_only * parts["shell_only"],
+    + w.shell_only * parts["shell_only"]
+    + w.style * min(parts.get("style_warnings", 0.0), MAX_STYLE_WARNINGS)
+    + w.last_message * parts.get("poor_message", 0.0),
   )
 
 

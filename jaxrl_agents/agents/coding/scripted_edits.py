@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding import view
+from jaxrl_agents.agents.coding.config import RUN_TESTS, CodingConfig
 from jaxrl_agents.agents.coding.env import make
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
@@ -17,10 +18,10 @@ from jaxrl_agents.types import Context, Message, Task, ToolCall
 
 DONE = "Done."
 TRIED = "Tried:"
+FAILS = "Fails: "
+"""Before the failing call that a summary keeps, where test runs are counted."""
 TO_UNDO = " (to undo)"
 UNTESTED = " (untested)"
-USED_TOOLS = ("read_file", "edit_file", "undo_edit", "shell")
-"""Tools that demonstrations and drills use."""
 _PAIRS = (
   (" <", " <="), (" >", " >="), (" ==", " !="), (" in", " not in"), (" is", " is not"),
   (" and", " or"), (" +", " -"), (" *", " //"), (" <<", " >>"), (" &", " |"), (" +=", " -="),
@@ -38,6 +39,16 @@ def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
   """An assistant turn with calls."""
   made = tuple(ToolCall("", name, dict(arguments)) for name, arguments in calls)
   return Message("assistant", content, made)
+
+
+def used_tools(limits: CodingConfig) -> tuple[str, ...]:
+  """The tools that demonstrations and drills use."""
+  return "read_file", "edit_file", "undo_edit", check_call(limits, "")[0]
+
+
+def check_call(limits: CodingConfig, command: str) -> tuple[str, Mapping[str, Any]]:
+  """The call that runs the visible tests, with the shell command `command` if it may be used."""
+  return (RUN_TESTS, {}) if limits.test_runs else ("shell", {"command": command})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +190,7 @@ def _once(text: str, part: str) -> bool:
 
 
 def make_player(
-  task: Task, services: CodingServices, play: Callable[[Context], Message]
+  task: Task, services: CodingServices, play: Callable[[Context], Message | Awaitable[Message]]
 ) -> Scripted:
   """An episode that `play` plays: environment and sampler in one."""
   return Scripted(make(task, services), services.chat, play)

@@ -6,12 +6,12 @@ import asyncio
 import dataclasses
 import posixpath
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents import added_tools
 from jaxrl_agents.agents.coding import view
-from jaxrl_agents.agents.coding.config import CodingConfig
+from jaxrl_agents.agents.coding.config import RUN_TESTS, CodingConfig
 from jaxrl_agents.agents.coding.services import CodeIndexes, Pages
 from jaxrl_agents.corpus.index.hybrid import Index
 from jaxrl_agents.harness.tools import Tool, ToolError
@@ -41,6 +41,15 @@ class Workspace:
   """What the tools of one episode work on.
 
   Invariant: `lost` tells that the sandbox is gone; every call fails until `box` is replaced.
+  `test_runs` and `edits` count what was carried out, whatever was undone or restored since.
+
+  Args:
+    limits: options.
+    count: counts the tokens of a text.
+    files: {path: text} at the beginning.
+    name: of the task.
+    indexes, pages: what search_code and fetch_page read.
+    tested: runs the visible tests on the present files and returns what they show.
   """
 
   def __init__(
@@ -52,21 +61,24 @@ class Workspace:
     name: str,
     indexes: CodeIndexes,
     pages: Pages | None,
+    tested: Callable[[], Awaitable[str]],
   ):
     self._limits, self._count, self._files, self._name = limits, count, files, name
-    self._indexes, self._pages = indexes, pages
+    self._indexes, self._pages, self._tested = indexes, pages, tested
     self.box: Sandbox | None = None
     self.lost = False
     self.max_tokens = limits.tool_output_tokens  # of the next observation
     self.cwd = "/work"
     self.todos: list[dict[str, str]] = []
     self.changes: list[Change] = []
+    self.test_runs = self.edits = 0
     runs: dict[str, Callable[..., Any]] = {
       "read_file": self._read_file,
       "edit_file": self._edit_file,
       "undo_edit": self._undo_edit,
       "write_file": self._write_file,
       "shell": self._shell,
+      RUN_TESTS: self._run_tests,
       "grep": self._grep,
       "search_code": self._search_code,
       "fetch_page": self._fetch_page,
@@ -136,8 +148,8 @@ class Workspace:
     changed, at, problem = view.edited(path, text, old, new, line)
     if problem:
       raise ToolError(problem)
-    await self._write(path, text, changed)
-    return f"Edited {self._shown(path)}, line {at}.{view.parse_problem(path, changed)}"
+    left = await self._write(path, text, changed)
+    return f"Edited {self._shown(path)}, line {at}.{view.parse_problem(path, changed)}{left}"
 
   async def _undo_edit(self, path: str) -> str:
     places = [i for i, change in enumerate(self.changes) if change.path == self._path(path)]
@@ -158,12 +170,30 @@ class Workspace:
       before = await self._text(path)
     except (Refused, ToolError):
       before = None
-    await self._write(path, before, content)
-    return f"Wrote {self._shown(path)}.{view.parse_problem(path, content)}"
+    left = await self._write(path, before, content)
+    return f"Wrote {self._shown(path)}.{view.parse_problem(path, content)}{left}"
 
-  async def _write(self, path: str, before: str | None, text: str) -> None:
-    await self._box().write(self._path(path), text)
+  async def _write(self, path: str, before: str | None, text: str) -> str:
+    """Writes a file, counts the edit, and says how many are left where they are limited."""
+    most = self._limits.max_edits
+    if most and self.edits >= most:
+      raise ToolError(view.NO_EDITS.format(most=most))
+    self.edits += 1
+    try:
+      await self._box().write(self._path(path), text)
+    except Refused:
+      self.edits -= 1  # nothing was written
+      raise
     self.changes.append(Change(self._path(path), self._shown(path), before, text))
+    return f" {view.left(most - self.edits, 'edit')}" if most else ""
+
+  async def _run_tests(self) -> str:
+    most = self._limits.test_runs
+    if self.test_runs >= most:
+      raise ToolError(view.NO_RUNS.format(most=most))
+    self.test_runs += 1
+    shown = await self._tested()
+    return f"{shown}\n{view.left(most - self.test_runs, 'test run')}"
 
   async def _shell(self, command: str) -> str:
     # A token is at least one byte: more bytes than this could never be shown.

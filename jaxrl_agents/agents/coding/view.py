@@ -20,6 +20,9 @@ LOST = (
   "Error: the sandbox broke down while this ran and was brought back as it was before. "
   "Do not do the same again."
 )
+NO_RUNS = "no test run is left: all {most} were made. Go on without, or end with a reply."
+NO_EDITS = "no edit is left: all {most} were made. Undo what is wrong, or end with a reply."
+UNTESTED = "the tests could not be run with these files; undo what you changed."
 UNDONE = "Undid the last edit of {path}."
 STATES = ("open", "doing", "done")
 MAX_COMPARED = 5_000_000
@@ -62,6 +65,7 @@ _CONTEXT = {
 def system_prompt(limits: CodingConfig, specs: Sequence[ToolSpec]) -> str:
   """What a policy that does not know the environment reads first; `specs` are its tools."""
   names = {spec.name for spec in specs}
+  runs = " Runs of the tests and edits are counted." if limits.test_runs or limits.max_edits else ""
   todo = " A to-do list is optional; close what you open." if "todo" in names else ""
   command = f" A shell command is stopped after {limits.command_s:g} s." if "shell" in names else ""
   context = _CONTEXT[limits.context].format(
@@ -70,13 +74,31 @@ def system_prompt(limits: CodingConfig, specs: Sequence[ToolSpec]) -> str:
   return _SYSTEM.format(
     tools=tool_lines(specs),
     todo=todo,
-    command=command,
+    command=command + runs,
     context=context,
     max_calls=limits.max_calls,
     token_budget=limits.token_budget,
     max_turns=limits.max_turns,
     tool_output_tokens=limits.tool_output_tokens,
   )
+
+
+def counted(limits: CodingConfig) -> str:
+  """What the request says about limits on test runs and edits; "" if there are none."""
+  runs, edits = limits.test_runs, limits.max_edits
+  parts = [f"run the tests {_times(runs)}"] * bool(runs) + [
+    f"make {edits} {'edit' if edits == 1 else 'edits'}"
+  ] * bool(edits)
+  return f" You can {' and '.join(parts)}." if parts else ""
+
+
+def _times(number: int) -> str:
+  return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def left(number: int, what: str) -> str:
+  """A note on what is left of a limit, such as "[1 edit left]"."""
+  return f"[{number} {what}{'' if number == 1 else 's'} left]"
 
 
 def asks_for_summary(message: Message) -> bool:
@@ -148,6 +170,7 @@ SPECS: Mapping[str, ToolSpec] = {
       {"query": _string(1_000)},
       ["query"],
     ),
+    _spec("run_tests", "Runs the tests of the request on the files as they are.", {}, []),
     _spec("fetch_page", "Returns a web page.", {"url": _string(2_000)}, ["url"]),
     _spec(
       "todo",

@@ -17,6 +17,7 @@ from jaxrl_agents.agents.search import (
   config,
   env,
   expert,
+  fused_answers,
   hop_drills,
   imitation_filter,
   tools,
@@ -182,8 +183,19 @@ class SearchAgent(Agent):
   def scores(
     self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """The policy's scores, overall and by level."""
-    return {"policy": self.entry(setting, groups), "by_level": self._by_level(setting, groups)}
+    """The policy's scores, overall and by level; of several rollouts a task also those of the
+    answers fused."""
+    found: dict[str, dict[str, Any]] = {
+      "policy": self.entry(setting, groups),
+      "by_level": self._by_level(setting, groups),
+    }
+    if any(len(group.trajectories) > 1 for group in groups):
+      options = setting.options
+      whole = fused_answers.fused(
+        groups, max_documents=options.max_documents, weights=options.reward
+      )
+      found["fused"] = self.entry(setting, whole)
+    return found
 
   def compare(
     self, setting: Setting, tasks: CorpusTasks, evaluations: Mapping[str, Sequence[Group]]

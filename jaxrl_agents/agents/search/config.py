@@ -27,6 +27,24 @@ class SearchReward:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reranker:
+  """A service that orders the hits of a search anew, by Cohere's interface.
+
+  Attributes:
+    url: of the interface, with its path; "" for no reranker. Any server with it will do, as
+      `vllm serve MODEL` with a cross-encoder.
+    model: name that the service knows the model by; "" sends none.
+    key_variable: environment variable of the workers that holds the key; "" for no key.
+    candidates: hits of the fused ranking that are scored.
+  """
+
+  url: str = ""
+  model: str = ""
+  key_variable: str = ""
+  candidates: Count = 50
+
+
+@dataclasses.dataclass(frozen=True)
 class SearchConfig:
   """Limits are in tokens of the policy's tokenizer; defaults are Context-1's numbers.
 
@@ -55,6 +73,7 @@ class SearchConfig:
     hops: tasks whose later clues are found only with a name from the hits of earlier ones
       (agents.search.tasks.hops).
     hasty: share of the demonstrator's episodes in which it searches for one clue and answers.
+    rerank: orders the hits of a search anew.
     reward: weights of the reward.
   """
 
@@ -79,6 +98,7 @@ class SearchConfig:
   system_prompt: str = ENVIRONMENT
   hops: bool = False
   hasty: Share = 0.3
+  rerank: Reranker = Reranker()
   reward: SearchReward = SearchReward()
 
 
@@ -91,6 +111,11 @@ def check(options: SearchConfig) -> None:
     )
   if options.tool_latency_s < 0:
     raise ValueError(f"search.tool_latency_s={options.tool_latency_s:g} must be 0 or more seconds")
+  if options.rerank.url and not options.rerank.url.startswith(("http://", "https://")):
+    raise ValueError(
+      f"search.rerank.url={options.rerank.url!r} must begin with http:// or https://, and end with "
+      "the path of the interface, as in http://127.0.0.1:8000/v1/rerank"
+    )
   if options.reply_reserve_tokens > options.tool_output_tokens:
     raise ValueError(
       f"search.reply_reserve_tokens={options.reply_reserve_tokens} is more than search."

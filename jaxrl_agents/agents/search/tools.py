@@ -25,8 +25,9 @@ from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.grep import GrepError
 from jaxrl_agents.corpus.index import hybrid as index
 from jaxrl_agents.corpus.index import store
-from jaxrl_agents.corpus.index.hybrid import Fusion, Index
-from jaxrl_agents.harness.tools import Tool, ToolError, late
+from jaxrl_agents.corpus.index.hybrid import Fusion, Index, Rerank
+from jaxrl_agents.corpus.index.rerank_endpoint import RerankEndpoint, RerankError
+from jaxrl_agents.harness.tools import ServiceDown, Tool, ToolError, late
 from jaxrl_agents.types import Task
 
 READ_CHUNKS = 300
@@ -40,6 +41,7 @@ class SearchServices:
   chat: Chat
   index: Index
   limits: SearchConfig
+  rerank: Rerank | None = None
 
 
 class SearchTools:
@@ -59,6 +61,7 @@ class SearchTools:
     self.displayed: set[str] = set()
     self.max_tokens = services.limits.tool_output_tokens
     self._chat, self._index, self._limits = services.chat, services.index, services.limits
+    self._rerank = services.rerank
     self._shown_chunks: set[str] = set()
     self._shown_documents: set[str] = set()
     self._found: set[str] = set()  # chunks that a search returned; no search returns them again
@@ -85,7 +88,12 @@ class SearchTools:
   async def _search(self, query: str) -> str:
     fusion = fusion_of(self._limits)
     exclude, limit = frozenset(self._found), self._limits.max_shown
-    hits = await asyncio.to_thread(self._index.search, query, exclude, limit, settings=fusion)
+    try:
+      hits = await asyncio.to_thread(
+        self._index.search, query, exclude, limit, settings=fusion, rerank=self._rerank
+      )
+    except RerankError as error:
+      raise ServiceDown(str(error)) from error
     if not hits:
       return view.NO_RESULTS
     shown = view.first_that_fit(
@@ -140,7 +148,8 @@ class SearchTools:
 
 def fusion_of(limits: SearchConfig) -> Fusion:
   """How search_corpus ranks."""
-  return Fusion(by=limits.fusion, dense_weight=limits.dense_weight)
+  fused = limits.rerank.candidates if limits.rerank.url else Fusion.fused
+  return Fusion(by=limits.fusion, dense_weight=limits.dense_weight, fused=fused)
 
 
 def ranked_by(query: str, chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -163,8 +172,28 @@ def load_services(chat: Chat, index_folder: str, limits: SearchConfig) -> Search
   """The services of a process, with the index that `hybrid.build` wrote.
 
   Raises:
-    ValueError: the index is not on this machine.
+    ValueError: the index is not on this machine, or the key of the reranker is not in the
+      environment.
   """
   cache = pathlib.Path(os.environ.get("JAXRL_CACHE", CorpusConfig.cache)).expanduser()
   folder = store.located(index_folder, cache)
-  return SearchServices(chat, index.load(folder), limits)
+  return SearchServices(chat, index.load(folder), limits, reranker(limits))
+
+
+def reranker(limits: SearchConfig) -> Rerank | None:
+  """What orders the hits of a search anew; None for nothing.
+
+  Raises:
+    ValueError: its key is not in the environment.
+  """
+  wanted = limits.rerank
+  if not wanted.url:
+    return None
+  key = os.environ.get(wanted.key_variable, "") if wanted.key_variable else ""
+  if wanted.key_variable and not key:
+    raise ValueError(
+      f"search.rerank.key_variable={wanted.key_variable!r}: there is no such environment variable "
+      "here; set it to the key of the reranker, or the option to ''"
+    )
+  deadline_s = 0.8 * limits.tool_deadline_s  # before that of the tool, which would be the policy's
+  return RerankEndpoint(wanted.url, wanted.model, key, deadline_s)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
-import math
 import pathlib
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +17,18 @@ from jaxrl_agents.agents.agent import Agent, Setting
 from jaxrl_agents.agents.search import tools
 from jaxrl_agents.agents.search import view as search_view
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
-from jaxrl_agents.agents.swarm import config, env, expert, parl, view
+from jaxrl_agents.agents.swarm import (
+  baselines,
+  comparison,
+  config,
+  env,
+  expert,
+  pace,
+  parl,
+  table_drills,
+  table_players,
+  view,
+)
 from jaxrl_agents.agents.swarm import drills as swarm_drills
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
@@ -29,11 +38,6 @@ from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
-
-UNHURRIED = 1.25
-"""The single agent without limits gets this many times the steps and context that a whole table
-takes.
-"""
 
 
 class SwarmAgent(Agent):
@@ -100,6 +104,7 @@ class SwarmAgent(Agent):
       ),
       dense=corpus.dense,
       seed=corpus.seed,
+      sized=options.tables,
     )
     return CorpusTasks(task_set, index, search.short_ids)
 
@@ -118,23 +123,26 @@ class SwarmAgent(Agent):
 
     The demonstrator is, with probability `swarm.single`, a single agent with all the steps and
     context it needs. The expert makes no mistakes: it looks up short tables itself and assigns the
-    rows of all other tasks at once.
+    rows of all other tasks at once. Others are those of `baselines`.
     """
-    if name == "expert":
-      alone = services.limits.alone or task.facts["kind"].startswith("narrow")
+    options = services.limits
+    if name == agent_lib.DEMONSTRATOR:
+      unhurried = pace.unhurried(options)
+      search = dataclasses.replace(services.search, limits=unhurried.search)
+      roomy = SwarmServices(search, unhurried)
+      noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
+      demonstrate = table_players.demonstration if options.tables.max_rows else expert.make_player
+      return demonstrate(task, services, noise, seed, roomy)
+    if name == "expert" and not options.tables.max_rows:
+      alone = options.alone or task.facts["kind"].startswith("narrow")
       noise = dataclasses.replace(expert.FAULTLESS, serial=float(alone))
       return expert.make_player(task, services, noise, seed)
-    if name != agent_lib.DEMONSTRATOR:
-      return super().player(name, task, services, seed, chat)
-    options = services.limits
-    unhurried = _unhurried(options)
-    roomy = SwarmServices(dataclasses.replace(services.search, limits=unhurried.search), unhurried)
-    noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
-    return expert.make_player(task, services, noise, seed, roomy)
+    played = baselines.player(name, task, services, seed)
+    return played or super().player(name, task, services, seed, chat)
 
-  def baselines(self, options: Any) -> Sequence[str]:
-    """The expert without mistakes."""
-    return ("expert",)
+  def baselines(self, options: SwarmConfig) -> Sequence[str]:
+    """The expert without mistakes; for tables of every size, all scripted players."""
+    return baselines.BASELINES if options.tables.max_rows else ("expert",)
 
   def reward(
     self, options: SwarmConfig, parts: Mapping[str, float], progress: float | None = None
@@ -161,13 +169,19 @@ class SwarmAgent(Agent):
 
   def drills(self, setting: Setting, tasks: CorpusTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Drills of what each role copies, with new random names."""
-    count = setting.sft.reading_drills
+    count, options = setting.sft.reading_drills, setting.options
+    train = tasks.sample("train", count, setting.seed + 1)
+    text = lambda chunk_id: tasks.index.chunk(chunk_id).text
+    if options.tables.max_rows:
+      return table_drills.role_drills(
+        train, text, setting.chat, count=count, limits=options, seed=setting.seed
+      )
     return swarm_drills.role_drills(
-      tasks.sample("train", count, setting.seed + 1),
-      lambda chunk_id: tasks.index.chunk(chunk_id).text,
+      train,
+      text,
       setting.chat,
       count=count,
-      max_rows=setting.options.max_assignments_per_turn,
+      max_rows=options.max_assignments_per_turn,
       seed=setting.seed,
     )
 
@@ -176,7 +190,7 @@ class SwarmAgent(Agent):
     once with the steps and the context that one agent needs for a whole table.
     """
     alone = dataclasses.replace(options, alone=True)
-    return {"single_agent": alone, "single_agent_unhurried": _unhurried(options)}
+    return {"single_agent": alone, "single_agent_unhurried": pace.unhurried(options)}
 
   def frozen(
     self, options: SwarmConfig, start: pathlib.Path
@@ -198,8 +212,8 @@ class SwarmAgent(Agent):
   def scores(
     self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """The policy's scores, over all tasks and by kind of task."""
-    return {"policy": self.entry(setting, groups), "by_kind": self._by_kind(setting, groups)}
+    """The policy's scores, over all tasks, by kind of task and by size of table."""
+    return {"policy": self.entry(setting, groups), **self._parts(setting, groups)}
 
   def compare(
     self, setting: Setting, tasks: CorpusTasks, evaluations: Mapping[str, Sequence[Group]]
@@ -216,42 +230,34 @@ class SwarmAgent(Agent):
     bootstrap = gains(after, before, metrics=("reward", "critical_steps"))
     found: dict[str, Any] = {
       "eval": {
-        name: self.entry(setting, groups) | {"by_kind": self._by_kind(setting, groups)}
+        name: self.entry(setting, groups) | self._parts(setting, groups)
         for name, groups in evaluations.items()
       },
     }
     if "single_agent" in evaluations:
       for name in ("single_agent", "single_agent_unhurried"):
         over = gains(after, evaluations[name], metrics=("performance", "critical_steps"))
-        ours, theirs = (_of(groups, ("wide",)) for groups in (after, evaluations[name]))
+        ours, theirs = (
+          comparison.of_forms(groups, ("wide",)) for groups in (after, evaluations[name])
+        )
         if ours and theirs:
           wide = gains(ours, theirs, metrics=("item_f1",))
           over |= {f"wide_{key}": value for key, value in wide.items()}
         bootstrap |= {f"{name}_{key}": value for key, value in over.items()}
-      found |= _ratios(after, evaluations["single_agent_unhurried"])
+      found |= comparison.ratios(after, evaluations["single_agent_unhurried"])
     bootstrap |= scores_lib.minus_each(evaluations, resamples=setting.resamples, seed=setting.seed)
     return found | {"paired_bootstrap": bootstrap}
 
-  def _by_kind(self, setting: Setting, groups: Sequence[Group]) -> dict[str, dict[str, float]]:
-    by_kind: dict[str, list[Group]] = collections.defaultdict(list)
-    for group in groups:
-      by_kind[form(group)].append(group)
-    return {kind: self.entry(setting, each) for kind, each in sorted(by_kind.items())}
+  def _parts(self, setting: Setting, groups: Sequence[Group]) -> dict[str, Any]:
+    """The scores by kind, and of tables of every size by size."""
+    entry = functools.partial(self.entry, setting)
+    found = {"by_kind": comparison.by_kind(groups, entry)}
+    if setting.options.tables.max_rows:
+      found["by_size"] = comparison.by_size(groups, entry)
+    return found
 
 
 AGENT = SwarmAgent()
-
-
-def _unhurried(options: SwarmConfig) -> SwarmConfig:
-  more = UNHURRIED / options.budget_share
-  context = math.ceil(more * options.search.token_budget)
-  return dataclasses.replace(
-    options,
-    alone=True,
-    stretch=more,
-    max_turns=math.ceil(more * options.max_turns),
-    search=dataclasses.replace(options.search, token_budget=context),
-  )
 
 
 def both_roles(groups: Iterable[Group], *, max_children: int, seed: int) -> Iterator[Segment]:
@@ -269,33 +275,3 @@ def both_roles(groups: Iterable[Group], *, max_children: int, seed: int) -> Iter
       draw = random.Random(f"{seed}/{group.task.id}/{number}")
       for child in draw.sample(finished, min(max_children, len(finished))):
         yield from child.segments
-
-
-def _of(groups: Sequence[Group], forms: Sequence[str]) -> list[Group]:
-  return [group for group in groups if form(group) in forms]
-
-
-def _ratios(swarm: Sequence[Group], single: Sequence[Group]) -> dict[str, Any]:
-  """The ratios of critical steps that `SwarmAgent.compare` returns."""
-  found: dict[str, Any] = {}
-  by_kind = {}
-  for forms in (("wide",), ("deep",), ("wide", "deep")):
-    ours, theirs = (scores_lib.scores(_of(groups, forms)) for groups in (swarm, single))
-    steps, others = ours.get("critical_steps", {}), theirs.get("critical_steps", {})
-    tasks = sorted(set(steps) & set(others))
-    if not tasks:
-      continue
-    ratio = lambda of, a=others, b=steps: sum(a[t] for t in of) / sum(b[t] for t in of)
-    if len(forms) == 1:
-      by_kind[forms[0]] = ratio(tasks)
-      continue
-    well = [t for t in tasks if ours["performance"][t] >= theirs["performance"][t]]
-    found |= {"critical_steps_ratio": ratio(tasks), "no_worse": len(well) / len(tasks)}
-    if well:
-      found["critical_steps_ratio_where_no_worse"] = ratio(well)
-  return found | {"critical_steps_ratio_by_kind": by_kind}
-
-
-def form(group: Group) -> str:
-  """ "wide", "deep" or "narrow"."""
-  return group.task.facts["kind"].partition(" ")[0]

@@ -31,6 +31,27 @@ class ParlConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TablesConfig:
+  """Tasks of every size, with a budget of critical steps that no player's plan enters.
+
+      max_steps = ceil(steps + steps_per_lookup * look-ups of the task)
+
+  A user who asks for more waits longer, at one pace for whoever answers, with sub-agents or without
+  (`steps_per_lookup=0`: equally long for every question).
+
+  Attributes:
+    max_rows: tables have 1 to this many rows, each number equally often; 0 for the tasks that
+      `swarm.budget_share` chooses.
+    steps: of the budget, whatever the size.
+    steps_per_lookup: further steps for each look-up that the task takes.
+  """
+
+  max_rows: Whole = 0
+  steps: NotNegative = 2.0
+  steps_per_lookup: NotNegative = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
 class SwarmConfig:
   """Limits of the agent swarm.
 
@@ -38,6 +59,7 @@ class SwarmConfig:
     search: tools that search the corpus, and the orchestrator's context; without pruning. With
       search.system_prompt="environment", orchestrator and sub-agents read the texts of swarm.view.
     parl: weights of the auxiliary rewards.
+    tables: tasks of every size, in the place of those that `budget_share` chooses.
     sub_policy: name of the frozen policy that plays the sub-agents; if empty, the policy in
       training plays them.
     sub_init: folders of the frozen policy's weights, of any size, used one after another (small
@@ -45,13 +67,15 @@ class SwarmConfig:
     sub_until: shares of the training steps at which the next of `sub_init` takes over.
     alone: whether the orchestrator has only the tools of the corpus and no sub-agents.
     budget_share: budget of critical steps of a wide or deep task, as a share of the steps that a
-      single agent needs.
+      single agent needs; not read where `tables.max_rows` is set.
     stretch: factor on the tasks' budgets of critical steps.
     max_turns: most turns of the orchestrator.
     sub_max_turns: most turns of a sub-agent; fewer if fewer critical steps are left.
     sub_token_budget: tokens of a sub-agent's context.
     sub_max_new_tokens: most tokens of one reply of a sub-agent.
     sub_temperature: sampling temperature of sub-agents.
+    sub_failure_rate: probability that the message of an assignment is lost: it takes its steps and
+      ends with the status "error". A function of the episode's seed and the assignment's place.
     sub_deadline_s: seconds after which a sub-agent is given up; less than workers.stall_s.
     message_tokens: most tokens of a sub-agent's answer; the rest is cut off.
     max_agents: most sub-agents that an episode may create.
@@ -65,6 +89,7 @@ class SwarmConfig:
 
   search: SearchConfig = SearchConfig(can_prune=False)
   parl: ParlConfig = ParlConfig()
+  tables: TablesConfig = TablesConfig()
   sub_policy: str = "frozen"
   sub_init: tuple[str, ...] = ()
   sub_until: tuple[NotNegative, ...] = ()
@@ -76,6 +101,7 @@ class SwarmConfig:
   sub_token_budget: Count = 32_268
   sub_max_new_tokens: Count = 2_048
   sub_temperature: Positive = 1.0
+  sub_failure_rate: Share = 0.0
   sub_deadline_s: Positive = 100.0
   message_tokens: Count = 512
   max_agents: Count = 16
@@ -117,6 +143,17 @@ def check(options: SwarmConfig) -> None:
     )
   if not 0 < options.budget_share < 1:
     raise ValueError(f"swarm.budget_share={options.budget_share:g} must be above 0 and below 1")
+  tables = options.tables
+  if not tables.max_rows and tables != TablesConfig():
+    raise ValueError(
+      f"swarm.tables.steps={tables.steps:g} and swarm.tables.steps_per_lookup="
+      f"{tables.steps_per_lookup:g} have no effect with swarm.tables.max_rows=0; set max_rows"
+    )
+  if tables.max_rows and tables.steps + tables.steps_per_lookup < 1:
+    raise ValueError(
+      f"swarm.tables.steps={tables.steps:g} and swarm.tables.steps_per_lookup="
+      f"{tables.steps_per_lookup:g} leave no step for the answer to one look-up; raise steps"
+    )
   ends = (0.0, *options.sub_until, 1.0)
   if len(ends) != max(len(options.sub_init), 1) + 1 or any(
     later <= earlier for earlier, later in itertools.pairwise(ends)

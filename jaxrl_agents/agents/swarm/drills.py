@@ -32,9 +32,11 @@ PICKED = 1.0
 KEPT = 0.15
 """Probability that a drill keeps the names of its task."""
 
-_LOOK_UP = (view.SEARCH, view.GREP, view.READ)
-_ALL = (swarm_view.CREATE, swarm_view.ASSIGN, *_LOOK_UP)
-_PART = re.compile(r"[A-Z]?[a-z]+")
+LOOK_UP = (view.SEARCH, view.GREP, view.READ)
+"""The tools of a sub-agent."""
+ALL = (swarm_view.CREATE, swarm_view.ASSIGN, *LOOK_UP)
+"""The tools of an orchestrator."""
+PART = re.compile(r"[A-Z]?[a-z]+")
 
 
 def role_drills(
@@ -56,9 +58,7 @@ def role_drills(
     max_rows: most rows of a drill, which are assignments that run at once.
     seed: of all random draws.
   """
-  every = {i for task in tasks for row in task.facts["rows"] for i in row["chunk_ids"]}
-  texts = map(chunk_text, sorted(every))
-  parts = sorted({part.lower() for text in texts for part in _PART.findall(text)})
+  parts = words(tasks, chunk_text)
   for number, task in enumerate(itertools.islice(itertools.cycle(tasks), count)):
     draw = random.Random(f"{seed}/{number}/{task.id}")
     rows = list(task.facts["rows"])
@@ -70,17 +70,24 @@ def role_drills(
       : max(draw.randint(1, most), draw.randint(1, most))
     ]  # many rows more often than few
     draw.shuffle(rows)
-    drill = _Drill(task, rows, {})
+    drill = Drill(task, rows, {})
     if draw.random() > KEPT:
-      drill = _renamed(drill, parts, draw)
+      drill = renamed(drill, parts, draw)
     forms = FORMS | ({"table": PICKED} if "question" in task.facts else {})
     form = draw.choices(list(forms), list(forms.values()))[0]
     messages, tools, reply = _MAKERS[form](drill, chunk_text, chat, draw)
     yield chat.render(messages, tools), chat.encode_reply(reply, messages)
 
 
+def words(tasks: Sequence[Task], chunk_text: Callable[[str], str]) -> list[str]:
+  """The parts of words in the chunks of the tasks, of which new names are made."""
+  every = {i for task in tasks for row in task.facts["rows"] for i in row["chunk_ids"]}
+  texts = map(chunk_text, sorted(every))
+  return sorted({part.lower() for text in texts for part in PART.findall(text)})
+
+
 @dataclasses.dataclass(frozen=True)
-class _Drill:
+class Drill:
   """Rows of a task, and {original name: name in this drill}."""
 
   task: Task
@@ -101,7 +108,7 @@ class _Drill:
     return self.called(expert.line(facts["header"], cells))
 
 
-def _renamed(drill: _Drill, parts: Sequence[str], draw: random.Random) -> _Drill:
+def renamed(drill: Drill, parts: Sequence[str], draw: random.Random) -> Drill:
   """The drill with new names and values in the style of the old ones; numbers stay."""
   old = [cell for row in drill.rows for cell in row["cells"].values() if not cell.isdigit()]
   names: dict[str, str] = {}
@@ -112,7 +119,7 @@ def _renamed(drill: _Drill, parts: Sequence[str], draw: random.Random) -> _Drill
   return dataclasses.replace(drill, names=names)
 
 
-def _question(drill: _Drill) -> Message:
+def _question(drill: Drill) -> Message:
   facts = drill.task.facts
   asked = " ".join(f"{i + 1}.{row['lookups'][0]}." for i, row in enumerate(drill.rows))
   asked = " ".join(filter(None, [asked, facts.get("question")]))
@@ -120,31 +127,32 @@ def _question(drill: _Drill) -> Message:
   return Message("user", f"{drill.called(asked)} Table: {facts['header']}{left}")
 
 
-def _role(drill: _Drill) -> list[Message]:
+def _role(drill: Drill) -> list[Message]:
   """The first messages of a sub-agent."""
   asked = drill.called(drill.rows[0]["lookups"][0])
   return [Message("system", drill.task.facts["header"]), Message("user", asked)]
 
 
-_Made = tuple[list[Message], tuple[ToolSpec, ...], Message]
+Made = tuple[list[Message], tuple[ToolSpec, ...], Message]
+"""The messages before a reply, the tools, and the reply."""
 
 
-def _assign(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+def _assign(drill: Drill, chunk_text, chat: Chat, draw: random.Random) -> Made:
   role = {"name": expert.AGENT, "system_prompt": drill.task.facts["header"]}
   calls = [ToolCall("", swarm_view.CREATE.name, role)]
   for row in drill.rows:
     asked = {"agent": expert.AGENT, "prompt": drill.called(row["lookups"][0])}
     calls.append(ToolCall("", swarm_view.ASSIGN.name, asked))
-  return [_question(drill)], _ALL, Message("assistant", "", tuple(calls))
+  return [_question(drill)], ALL, Message("assistant", "", tuple(calls))
 
 
-def _query(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+def _query(drill: Drill, chunk_text, chat: Chat, draw: random.Random) -> Made:
   query = {"query": drill.called(drill.rows[0]["lookups"][0])}
   calls = (ToolCall("", view.SEARCH.name, query),)
-  return _role(drill), _LOOK_UP, Message("assistant", "", calls)
+  return _role(drill), LOOK_UP, Message("assistant", "", calls)
 
 
-def _row(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+def _row(drill: Drill, chunk_text, chat: Chat, draw: random.Random) -> Made:
   """A row from its results: for each look-up the right chunk, often beside a wrong one."""
   ids, row = ShortIds(drill.task), drill.rows[0]
   messages = _role(drill)
@@ -157,10 +165,10 @@ def _row(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
       hits.append(view.hit(ids.name(each), text, chat.count(text)))
     call = ToolCall("", view.SEARCH.name, {"query": drill.called(query)})
     messages += [Message("assistant", "", (call,)), Message("tool", "\n".join(hits))]
-  return messages, _LOOK_UP, Message("assistant", drill.line(row, ids))
+  return messages, LOOK_UP, Message("assistant", drill.line(row, ids))
 
 
-def _table(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
+def _table(drill: Drill, chunk_text, chat: Chat, draw: random.Random) -> Made:
   """The table of all rows. In half of the drills the turn that assigned them is shown."""
   ids = ShortIds(drill.task)
   lines = [drill.line(row, ids) for row in drill.rows]
@@ -174,10 +182,10 @@ def _table(drill: _Drill, chunk_text, chat: Chat, draw: random.Random) -> _Made:
   if "truth" in facts:
     names = [row["cells"]["name"] for row in drill.rows]
     said = [lines[names.index(facts["truth"])]]
-  return [_question(drill), *told], _ALL, Message("assistant", "\n".join(said))
+  return [_question(drill), *told], ALL, Message("assistant", "\n".join(said))
 
 
-_MAKERS: Mapping[str, Callable[..., _Made]] = {
+_MAKERS: Mapping[str, Callable[..., Made]] = {
   "assign": _assign,
   "query": _query,
   "row": _row,

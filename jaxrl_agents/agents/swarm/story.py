@@ -101,7 +101,7 @@ STORY = Story(
     ("trained", "Trained swarm"),
     ("single_agent", "Single agent"),
     ("single_agent_unhurried", "Single, unhurried"),
-    ("expert", "Script with gold"),
+    ("expert", "Ideal script"),
   ),
   titles={
     "performance": "Performance",
@@ -153,6 +153,9 @@ STORY = Story(
       "warm_start",
       "trained",
       "expert",
+      "always_splits",
+      "never_splits",
+      "guesser",
       "single_agent_unhurried",
       "single_agent",
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from jaxrl_agents.agents.random_draws import seeded
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import SearchEnv
 from jaxrl_agents.agents.search.tools import SearchServices
@@ -108,7 +109,8 @@ async def play(
     raise
   except Exception as error:
     trajectory = failed(own, record, error)
-  return _outcome(trajectory, assignment)
+  lost = seeded(seed, f"lost {assignment.id}").random() < limits.sub_failure_rate
+  return _outcome(trajectory, assignment, lost)
 
 
 def _bounded(
@@ -135,16 +137,18 @@ def _first(limits: SwarmConfig, assignment: Assignment) -> list[Message]:
   return [Message("system", text)] if text else []
 
 
-def _outcome(trajectory: Trajectory, assignment: Assignment) -> Outcome:
+def _outcome(trajectory: Trajectory, assignment: Assignment, lost: bool) -> Outcome:
+  """What the orchestrator learns; of a `lost` assignment (SwarmConfig.sub_failure_rate) nothing."""
   replies = [message.content for message in trajectory.log if message.role == "assistant"]
   answer = reward.final_answer(trajectory.log, trajectory.stop).strip()
-  if trajectory.error:
+  if trajectory.error or lost:
     status = "error"
   elif trajectory.stop == "answer":
     status = FINISHED if answer else "empty"
   else:
     status = STATUS_OF_STOP[trajectory.stop]
-  text = answer if status == FINISHED else view.unfinished(status, replies[-1] if replies else "")
+  said = replies[-1] if replies and not lost else ""
+  text = answer if status == FINISHED else view.unfinished(status, said)
   segments = tuple(dataclasses.replace(s, routing=None) for s in trajectory.segments)
   place = {"stage": assignment.stage, "call": assignment.call, "steps": len(replies)}
   metrics = {**trajectory.metrics, **{name: float(value) for name, value in place.items()}}

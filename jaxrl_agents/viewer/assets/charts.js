@@ -131,6 +131,13 @@ class Panel {
   }
 
   drawSeries(root, values, name) {
+    const known = values.map((value, i) => [i, value]).filter(([, v]) => v !== null && Number.isFinite(this.y(v)));
+    if (known.length * 2 < values.length) { // few and far between, such as evaluations: joined over the gaps
+      const path = known.map(([i, v], n) => (n ? "L" : "M") + this.x(i).toFixed(1) + " " + this.y(v).toFixed(1));
+      root.append(svg("path", { class: "line " + name, d: path.join("") }), ...known.map(([i, v]) =>
+        svg("circle", { class: "point " + name, cx: this.x(i), cy: this.y(v), r: 2.6 })));
+      return;
+    }
     const long = values.length >= 30;
     root.append(svg("path", { class: "line " + name + (long ? " raw" : ""), d: linePath(values, this.x, this.y) }));
     if (long) root.append(svg("path", { class: "line " + name, d: linePath(smooth(values), this.x, this.y) }));
@@ -191,7 +198,7 @@ function chartPhase(phase) {
   const make = (panel) => { const made = new Panel(panel, phase, group); group.panels.push(made); return made.root; };
   const grid = el("div", { class: "grid" }, phase.panels.map(make));
   const section = el("section", { class: "phase" },
-    el("h3", {}, phase.title, el("span", {}, phase.steps.length + (phase.steps.length === 1 ? " step" : " steps"))), grid);
+    el("h3", {}, phase.title, el("span", {}, phase.count + (phase.count === 1 ? " step" : " steps"))), grid);
   if (phase.others.length) {
     section.append(el("details", { class: "more", ontoggle: () => group.panels.forEach((p) => p.draw()) },
       el("summary", {}, phase.others.length + " more recorded scalars"), el("div", { class: "grid" }, phase.others.map(make))));

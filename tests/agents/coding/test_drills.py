@@ -9,6 +9,7 @@ import pytest
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.agents.coding import drills as coding_drills
 from jaxrl_agents.agents.coding import scripted_edits, view
+from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 
@@ -20,15 +21,15 @@ EDITS = [
 ]
 REPO = Repo("drill", "drill", "calls", {"main.py": TEXT}, ("main.py",))
 PROMPTS = ("Mend {path}.", "`{check}` fails: see {path}.")
-TOOLS = ("read_file", "edit_file", "undo_edit", "shell")
+LIMITS = CodingConfig(tools=("read_file", "edit_file", "undo_edit", "shell"))
 
 
 @pytest.fixture(scope="module")
 def drills():
   draw = random.Random(0)
-  pairs = [(REPO, draw.choice(EDITS)) for _ in range(200)]
-  made = coding_drills.repair_drills(pairs, PROMPTS, TOOLS, CHAT, seed=0)
-  return [(edit, *drill) for (_, edit), drill in zip(pairs, made, strict=True)]
+  pairs = [(REPO, [draw.choice(EDITS)]) for _ in range(200)]
+  made = coding_drills.repair_drills(pairs, PROMPTS, LIMITS, CHAT, seed=0)
+  return [(edit, *drill) for (_, (edit,)), drill in zip(pairs, made, strict=True)]
 
 
 def applied(text, before, calls):
@@ -88,5 +89,5 @@ def test_a_reply_that_is_too_long_is_left_out():
   text = f"def long(value):\n{line}"
   repo = Repo("drill", "drill", "calls", {"main.py": text}, ("main.py",))
   edit = {"path": "main.py", "start": text.index("-"), "fixed": "-", "broken": "+"}
-  made = coding_drills.repair_drills([(repo, edit)], PROMPTS, TOOLS, CHAT, seed=0)
+  made = coding_drills.repair_drills([(repo, [edit])], PROMPTS, LIMITS, CHAT, seed=0)
   assert not list(made)

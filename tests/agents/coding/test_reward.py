@@ -129,3 +129,22 @@ def test_sources_that_newly_mention_the_machinery_of_tests_earn_nothing():
   weights = CodingReward(length=0.0, progress=0.5)
   assert reward.coding_total(honest, weights=weights) == 1.5
   assert reward.coding_total(cheat, weights=weights) == 0.0
+
+
+def test_style_warnings_are_counted_per_hundred_lines_and_clean_lines_have_none():
+  bad = ["x = 1 ", "except:", "if a == None:", "from m import *", "import a, b", "y = 2;", "\tz"]
+  assert reward.style_warnings([*bad, "a" * 101]) == 8.0
+  clean = ["", "x = 1", "except ValueError:", "if a is None:", "import a", "from m import a, b"]
+  assert reward.style_warnings(clean) == 0.0
+  assert reward.style_warnings(bad[:1] * 200) == 100.0
+
+
+def test_a_last_message_is_poor_if_empty_or_long_or_silent_about_the_change():
+  assert reward.is_poor_message("", [], 0) and reward.is_poor_message("long", [], 401)
+  assert reward.is_poor_message("All done.", ["pkg/dates.py"], 3)
+  assert not reward.is_poor_message("Fixed dates.py.", ["pkg/dates.py"], 5)
+  parts = {"broken_calls": 0.0, "open_todos": 0.0, "comment_thinking": 0.0, "shell_only": 0.0}
+  parts |= {"style_warnings": 9.0, "poor_message": 1.0}
+  weights = CodingReward(style=0.01, last_message=0.05)
+  assert reward.behaviour_penalty(parts, weights) == pytest.approx(5 * 0.01 + 0.05)
+  assert reward.behaviour_penalty(parts, CodingReward()) == 0.0

@@ -328,3 +328,30 @@ def test_the_services_of_a_worker_hand_sub_agents_to_the_frozen_policy(arena, se
   trajectory = asyncio.run(run_episode(env, chat, player, task=task, sampling=Sampling()))
   assert asked == ["", "frozen", ""]
   assert HEADER in trajectory.children[0].log[0].content
+
+
+def test_messages_of_assignments_are_lost_at_their_rate_and_exactly_as_the_seed_says(arena):
+  of = lambda assignment: [turn(search("number10")), Message("assistant", "found")]
+  turns = lambda: [turn(create(), *(assign(f"p{i}") for i in range(8))), answer(ROW)]
+  task = swarm_task(max_steps=6)
+
+  def statuses(rate, task_id="t"):
+    found = play(arena(sub_failure_rate=rate), turns(), of, dataclasses.replace(task, id=task_id))
+    assert found.rewards["critical_steps"] == (1 + 2) + 1 and found.rewards["faults"] == 0
+    return [child.stop for child in found.children]
+
+  assert statuses(0.0) == ["finished"] * 8 and statuses(1.0) == ["error"] * 8
+  assert statuses(0.5) == statuses(0.5) and set(statuses(0.5)) == {"finished", "error"}
+  # what is lost at a low rate is lost at a higher one, too
+  lost = lambda rate: {i for i, status in enumerate(statuses(rate)) if status == "error"}
+  assert lost(0.2) <= lost(0.5) <= lost(0.9)
+  every = [s for i in range(30) for s in statuses(0.3, f"t{i}")]
+  assert 0.2 < every.count("error") / 240 < 0.4
+
+
+def test_of_a_lost_message_the_orchestrator_reads_the_status_and_no_word(arena):
+  turns = [turn(create(), assign("p0")), answer(ROW)]
+  trajectory = play(arena(sub_failure_rate=1.0), turns, SAYS("the secret"))
+  assert results(trajectory)[1].startswith("[status: error]")
+  assert "secret" not in results(trajectory)[1]
+  assert trajectory.rewards["finish_rate"] == 0.0

@@ -9,9 +9,10 @@ of the process with the agent's code (`inside.tester`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding.judge import run_tests
@@ -107,13 +108,21 @@ class Judge:
   async def _outcomes(
     self, repo: Repo, files: Mapping[str, bytes | str | None], factor: float, suite_s: float
   ) -> dict[str, str]:
+    async with self.fresh(repo, files) as box:
+      if repo.kind == "calls":
+        return await _call_outcomes(box, repo, factor)
+      return await _suite_outcomes(box, repo, factor, suite_s)
+
+  @contextlib.asynccontextmanager
+  async def fresh(
+    self, repo: Repo, files: Mapping[str, bytes | str | None]
+  ) -> AsyncIterator[Sandbox]:
+    """A new sandbox of the repository, with `files` in the place of its own; None removes one."""
     box = await self.boxes.create(await self.base(repo))
     try:
       for path, content in files.items():
         await _put(box, path, content)
-      if repo.kind == "calls":
-        return await _call_outcomes(box, repo, factor)
-      return await _suite_outcomes(box, repo, factor, suite_s)
+      yield box
     finally:
       await box.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import sys
 from collections.abc import AsyncIterator, Sequence
 
 from jaxrl_agents.agents.coding.judge import run_tests
@@ -10,6 +12,7 @@ from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.tasks import call_inputs, functions, suite_repos
 from jaxrl_agents.agents.coding.tasks import leaks as code_leaks
 from jaxrl_agents.agents.coding.tasks.functions import Cut
+from jaxrl_agents.corpus.python_source import FUNCTIONS
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 
 MIN_CALLS, MAX_CALLS = 6, 12
@@ -18,8 +21,13 @@ MAX_FUNCTIONS = 2
 LEAK_CHARACTERS = 30
 
 
-async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIterator[Repo]:
+async def repos(
+  boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int, max_files: int = 1
+) -> AsyncIterator[Repo]:
   """Yields repositories of one or two functions, both from one module.
+
+  With `max_files=2`, two functions stand in a file each, unless one has the name of a module of
+  the standard library or contains the other one.
 
   A function is kept if at least six calls give the same plain values in two fresh sandboxes and at
   least two of the values are distinct (most of them, unless the function returns a truth value).
@@ -35,12 +43,24 @@ async def repos(boxes: Sandboxes, cuts: Sequence[Cut], *, seed: int) -> AsyncIte
   while fit:
     size = draw.randint(1, MAX_FUNCTIONS)
     taken, fit = fit[:size], fit[size:]
-    text = functions.merged(cut for cut, _ in taken)
     kept = [pair for _, pairs in taken for pair in pairs]
+    texts = {f"{cut.name}.py": functions.merged([cut]) for cut, _ in taken}
+    if not 1 < len(taken) <= max_files or not _are_separable([cut for cut, _ in taken]):
+      texts = {suite_repos.MAIN: functions.merged(cut for cut, _ in taken)}
     name = f"{taken[0][0].module}:{'+'.join(cut.name for cut, _ in taken)}"
-    repo = suite_repos.of_calls(name, taken[0][0].module, text, kept, mask)
+    repo = suite_repos.of_files(name, taken[0][0].module, texts, kept, mask)
     if await _stands(boxes, repo):
       yield repo
+
+
+def _are_separable(cuts: Sequence[Cut]) -> bool:
+  """Whether each function can stand in a file of its own name, without the others."""
+  names = {cut.name for cut in cuts}
+  for cut in cuts:
+    nodes = ast.walk(ast.parse(cut.text))
+    if {n.name for n in nodes if isinstance(n, FUNCTIONS)} & names != {cut.name}:
+      return False
+  return not names & {*sys.stdlib_module_names, "main", "check"}
 
 
 async def behaviour(boxes: Sandboxes, cut: Cut, *, seed: int) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Damaged functions to practise repairs on by reading alone; many more of them than have tests.
 
-    module -> a few of its functions, extracted -> one token of one is changed
+    module -> a few of its functions, extracted -> one token of one is changed, or lines, or both
 
 No code runs. Some damage changes no behaviour; the drill repairs it all the same.
 """
@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.tasks import damager, mutations, statements, suite_repos
 from jaxrl_agents.agents.coding.tasks import functions as code_functions
-from jaxrl_agents.agents.coding.tasks import mutations, suite_repos
 from jaxrl_agents.agents.coding.tasks.mutations import Mutation
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.python_source import Function, ParsedModule
@@ -33,9 +33,12 @@ MAX_TRIES = 20
 """Draws for each wanted function; after that, fewer are returned."""
 
 
-Damaged = tuple[Repo, Mapping[str, Any]]
-"""A repository of one file, and the edit that broke it, as `agents.coding.judge.repo.broken` takes
-it.
+PAIRED = 0.35
+"""Probability that a second flip damages the same function, where lines are damaged as well."""
+
+Damaged = tuple[Repo, tuple[Mapping[str, Any], ...]]
+"""A repository of one file, and the edits that broke it, as `agents.coding.judge.repo.broken` takes
+them.
 """
 
 
@@ -44,6 +47,7 @@ def damaged(
   *,
   split: Split,
   flips: bool,
+  lines: bool = False,
   count: int,
   max_characters: int,
   seed: int,
@@ -51,7 +55,8 @@ def damaged(
 ) -> Iterator[Damaged]:
   """Yields at most `count` damaged functions of the modules of a split, each of at most
   `max_characters`. One token is damaged; with `flips` it is replaced by its counterpart
-  (mutations.is_flip).
+  (mutations.is_flip). With `lines`, damage of whole lines (tasks.statements) is among the kinds,
+  and some functions have a flip besides.
 
   All kinds of damage are equally frequent, and so are the modules that allow a kind. Half of the
   files have their local names replaced by those of other functions, which makes more drills than
@@ -63,14 +68,14 @@ def damaged(
   elsewhere = set[str]().union(*map(code_functions.keys, without))
   for source in _parsed(documents):
     if split_of(source.name) == split:
-      own.append(_functions(source, flips))
+      own.append(_functions(source, flips, lines))
     else:
       elsewhere.update(code_functions.key(function) for function, _ in _short(source))
   kept = ([each for each in module if each.key not in elsewhere] for module in own)
   modules = [module for module in kept if module]
   places: dict[str, list[tuple[list[_Function], list[_Function]]]] = collections.defaultdict(list)
   for functions in modules:
-    for kind in mutations.ONE_TOKEN:
+    for kind in (*mutations.ONE_TOKEN, *statements.KINDS):
       having = [f for f in functions if kind in f.kinds and len(f.text) < max_characters]
       if having:
         places[kind].append((functions, having))
@@ -87,7 +92,7 @@ def damaged(
     text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
     if draw.random() < RENAMED:
       text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
-    made = _damaged(text, kind, flips, draw) if len(text) <= max_characters else None
+    made = _damaged(text, kind, flips, lines, draw) if len(text) <= max_characters else None
     if made:
       found += 1
       yield made
@@ -119,26 +124,29 @@ def _short(source: ParsedModule) -> Iterator[tuple[Function, str]]:
       yield function, text
 
 
-def _functions(source: ParsedModule, flips: bool) -> list[_Function]:
+def _functions(source: ParsedModule, flips: bool, lines: bool) -> list[_Function]:
   """The short functions of a module."""
   return [
     _Function(
       code_functions.key(function),
       text,
-      frozenset(mutation.kind for mutation in _of_one_token(source, function, flips)),
+      frozenset(mutation.kind for mutation in _mutations(source, function, flips, lines)),
       tuple(mutations.local_names(function)),
     )
     for function, text in _short(source)
   ]
 
 
-def _of_one_token(source: ParsedModule, function: Function, flips: bool) -> list[Mutation]:
-  return [
+def _mutations(
+  source: ParsedModule, function: Function, flips: bool, lines: bool
+) -> list[Mutation]:
+  tokens = [
     mutation
     for mutation in mutations.candidates(source, function)
     if mutation.kind in mutations.ONE_TOKEN
     and not (flips and not mutations.is_flip(source, mutation))
   ]
+  return [*tokens, *statements.damages(source, function)] if lines else tokens
 
 
 def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random.Random) -> str:
@@ -150,27 +158,28 @@ def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random
   return re.sub(rf"\b(?:{'|'.join(map(re.escape, new))})\b", lambda found: new[found[0]], text)
 
 
-def _damaged(text: str, kind: str, flips: bool, draw: random.Random) -> Damaged | None:
+def _damaged(text: str, kind: str, flips: bool, lines: bool, draw: random.Random) -> Damaged | None:
   source = suite_repos.parsed(suite_repos.MAIN, text)
   if source is None:
     return None
   found = [
     (function, mutation)
     for _, function in mutations.functions(source)
-    for mutation in _of_one_token(source, function, flips)
+    for mutation in _mutations(source, function, flips, lines)
     if mutation.kind == kind
   ]
   if not found:
     return None
   function, mutation = draw.choice(found)
-  if not mutations.changing(source, function)(mutation):
+  changes = mutations.changing(source, function)
+  if not changes(mutation):
     return None
-  fixed = text[mutation.start : mutation.end]
+  made = [mutation]
+  if lines and draw.random() < PAIRED:
+    others = [each for each in _mutations(source, function, True, False) if changes(each)]
+    pairs = [sorted((mutation, each), key=lambda m: (m.start, m.end)) for each in others]
+    apart = [pair for pair in pairs if damager.are_apart(text, *pair)]
+    made = draw.choice(apart) if apart else made
   repo = Repo("drill", "drill", "calls", {suite_repos.MAIN: text}, (suite_repos.MAIN,))
-  edit = {
-    "path": suite_repos.MAIN,
-    "start": mutation.start,
-    "fixed": fixed,
-    "broken": mutation.new,
-  }
-  return repo, edit
+  edits = (damager.edit_of(suite_repos.MAIN, source, each) for each in made)
+  return repo, tuple(edits)

@@ -15,11 +15,12 @@ PURE_MODULES = frozenset({
   "html", "colorsys", "statistics", "struct", "copy",
 })  # fmt: skip
 """Modules that an extracted function may import."""
-_FORBIDDEN = frozenset({
+FORBIDDEN = frozenset({
   "open", "exec", "eval", "compile", "input", "print", "breakpoint", "globals", "locals",
   "vars", "__import__", "exit", "quit", "id", "hash", "object", "super", "memoryview",
 })  # fmt: skip
-_BUILTINS = frozenset(dir(builtins)) - _FORBIDDEN
+"""Builtins that it may not use."""
+_BUILTINS = frozenset(dir(builtins)) - FORBIDDEN
 _UNFIT = (
   ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom,
   ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.With, ast.Delete,

@@ -17,51 +17,25 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.judge.run_tests import NotBegun
 from jaxrl_agents.agents.coding.judge.verdict import TESTS, Judge
-from jaxrl_agents.agents.coding.tasks import (
-  cheap_patches,
-  leaks,
-  mutations,
-  removals,
-  suite_repos,
-)
-from jaxrl_agents.corpus.python_source import Function, ParsedModule
+from jaxrl_agents.agents.coding.tasks import cheap_patches
+from jaxrl_agents.agents.coding.tasks.damager import Damage, Damager
 from jaxrl_agents.corpus.splits import split_of
 from jaxrl_agents.types import Task
 
 LEVELS = (1, 10, 60)
 """Most changed lines of levels 0, 1 and 2; level 3 has more."""
-MAX_CHANGED_LINES = 300
 MAX_SUITE_S = 1.2
 """Most seconds for all tests of a repository, beside the other work of the machine."""
 MAX_DAMAGED_S = 4.0
 """Most seconds for all tests of a damaged repository; a test that never ends would delay every run.
 """
-PLANS = ("flip", "token", "statement", "feature", "features")
-"""Kinds of damage: one token replaced by its counterpart (mutations.is_flip), one token by another,
-one statement, one function, several functions.
-"""
-_KINDS = {
-  "flip": mutations.ONE_TOKEN,
-  "token": mutations.ONE_TOKEN,
-  "statement": mutations.STATEMENT,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Damage:
-  """Edits of a repository, as `agents.coding.judge.repo.broken` takes them, and descriptions."""
-
-  kind: str
-  edits: tuple[Mapping[str, Any], ...]
-  names: tuple[str, ...]
-  changed_lines: int
 
 
 def level_of(changed_lines: int) -> int:
@@ -89,100 +63,6 @@ async def stable(judge: Judge, repo: Repo) -> Repo | None:
   return found if hidden >= 1 and len(passing) - hidden >= 2 else None
 
 
-class Damager:
-  """Draws damage of a repository. Invariant: no damage is drawn twice.
-
-  Functions that occur unmasked in the sandbox's library are not damaged.
-  """
-
-  def __init__(self, repo: Repo, seed: int):
-    self._repo = repo
-    self._draw = random.Random(f"{seed} damage {repo.id}")
-    self._sources: list[tuple[str, ParsedModule]] = []
-    self._functions: dict[str, list[tuple[str, Function]]] = {}
-    for path in repo.sources:
-      source = suite_repos.parsed(path, repo.files[path])
-      if source is None:
-        continue
-      functions = [
-        (name, function)
-        for name, function in mutations.functions(source)
-        if not leaks.is_elsewhere(leaks.telling(source, function), repo.mask)
-      ]
-      if functions:
-        self._sources.append((path, source))
-        self._functions[path] = functions
-    self._seen: set[str] = set()
-    self._removals: dict[str, list[removals.Removal]] = {}
-
-  def next(self, plan: str, tries: int = 20) -> Damage | None:
-    """New damage of a kind of PLANS; None if none was found."""
-    for _ in range(tries if self._sources else 0):
-      path, source = self._draw.choice(self._sources)
-      feature = plan in ("feature", "features")
-      damage = self._features(plan) if feature else self._mutation(plan, path, source)
-      key = json.dumps(damage.edits) if damage else ""
-      if damage and key not in self._seen:
-        self._seen.add(key)
-        return damage
-    return None
-
-  def _mutation(self, plan: str, path: str, source: ParsedModule) -> Damage | None:
-    name, function = self._draw.choice(self._functions[path])
-    found = mutations.candidates(source, function)
-    by_kind = collections.defaultdict(list)
-    for mutation in found:
-      if mutation.kind in _KINDS[plan]:
-        if plan == "flip" and not mutations.is_flip(source, mutation):
-          continue
-        by_kind[mutation.kind].append(mutation)
-    if not by_kind:
-      return None
-    mutation = self._draw.choice(by_kind[self._draw.choice(sorted(by_kind))])
-    if not mutations.changing(source, function)(mutation):
-      return None
-    fixed = source.text[mutation.start : mutation.end]
-    edit = {"path": path, "start": mutation.start, "fixed": fixed, "broken": mutation.new}
-    plan = "flip" if mutations.is_flip(source, mutation) else plan
-    return Damage(f"{plan} {mutation.kind}", (edit,), (name,), max(1, fixed.count("\n") + 1))
-
-  def _features(self, plan: str) -> Damage | None:
-    picked: list[tuple[str, removals.Removal]] = []
-    if plan == "feature":
-      path, source = self._draw.choice(self._sources)
-      found = self._found(path, source)
-      picked = [(path, self._draw.choice(found))] if found else []
-    else:
-      left = round(2 ** self._draw.uniform(3, 8.2))
-      for path, source in self._draw.sample(self._sources, min(len(self._sources), 3)):
-        more = removals.pick(self._found(path, source), left, self._draw)
-        picked += [(path, removal) for removal in more]
-        left -= sum(removal.lines for removal in more)
-    lines = sum(removal.lines for _, removal in picked)
-    if not picked or lines > MAX_CHANGED_LINES:
-      return None
-    edits = tuple(
-      {
-        "path": path,
-        "start": removal.start,
-        "fixed": self._repo.files[path][removal.start : removal.end],
-        "broken": removals.MISSING,
-      }
-      for path, removal in picked
-    )
-    return Damage(plan, edits, tuple(removal.name for _, removal in picked), lines)
-
-  def _found(self, path: str, source: ParsedModule) -> list[removals.Removal]:
-    if path not in self._removals:
-      known = {name for name, _ in self._functions[path]}
-      found = [r for r in removals.removals(source) if r.name in known]
-      inner = [
-        r for r in found if not any(o.start < r.start and r.end <= o.end for o in found if o != r)
-      ]
-      self._removals[path] = [r for r in inner if r.lines <= MAX_CHANGED_LINES]
-    return self._removals[path]
-
-
 async def validated(
   judge: Judge, repo: Repo, damage: Damage, *, seed: int
 ) -> tuple[Task | None, str]:
@@ -208,6 +88,8 @@ async def validated(
   again = await judge.outcomes(repo, files, suite_s=MAX_DAMAGED_S)
   if any(gives.get(t) != again.get(t) for t in expected):
     return None, "two runs differ"
+  if damage.kind.startswith("pair") and not await _needs_both(judge, repo, damage):
+    return None, "half of it is no damage"
   for patch in cheap_patches.patches(files, damage.names) if repo.kind == "suite" else ():
     gives = await judge.outcomes(repo, patch, suite_s=MAX_DAMAGED_S)
     if all(gives.get(test) == want for test, want in expected.items()):
@@ -235,6 +117,16 @@ async def validated(
   return Task(f"code-{digest}", "coding", prompt, facts, split_of(repo.group), seed), ""
 
 
+async def _needs_both(judge: Judge, repo: Repo, damage: Damage) -> bool:
+  """Whether a test still fails where only one of several edits is undone."""
+  expected = repo.expected()
+  for edit in damage.edits:
+    gives = await judge.outcomes(repo, dict(repo_lib.broken(repo, [edit])), suite_s=MAX_DAMAGED_S)
+    if all(gives.get(test) == want for test, want in expected.items()):
+      return False
+  return True
+
+
 FAULTS = (
   "`{check}` fails. Mend {path}.",
   "`{check}` fails since the last change of {path}. Find the fault and mend it.",
@@ -248,15 +140,20 @@ _FEATURES = (
 
 
 def prompt_of(repo: Repo, damage: Damage, draw: random.Random) -> str:
-  """A short request that does not tell where the fault is or how a feature works."""
-  paths = list(dict.fromkeys(edit["path"] for edit in damage.edits))
+  """A short request that does not tell where the fault is or how a feature works.
+
+  Of short functions it names every file; of whole modules and packages, the damaged ones.
+  """
+  damaged = dict.fromkeys(edit["path"] for edit in damage.edits)
+  paths = repo.sources if repo.kind == "calls" else tuple(damaged)
   check = repo.check_command
   names = [f"`{name}`" for name in damage.names[:12]]
   listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
   if len(damage.names) > 12:
     listed = f"{len(damage.names)} functions"
   forms = _FEATURES if damage.kind.startswith("feature") else FAULTS
-  return draw.choice(forms).format(check=check, path=" and ".join(paths), names=listed)
+  path = (" or " if repo.kind == "calls" else " and ").join(paths)
+  return draw.choice(forms).format(check=check, path=path, names=listed)
 
 
 @dataclasses.dataclass

@@ -114,9 +114,27 @@ def of_calls(
   name: str, group: str, text: str, kept: Sequence[tuple[str, str]], mask: tuple[str, ...]
 ) -> Repo:
   """A repository of extracted functions; every second pair (call, value) of `kept` is visible."""
+  return of_files(name, group, {MAIN: text}, kept, mask)
+
+
+def of_files(
+  name: str,
+  group: str,
+  texts: Mapping[str, str],
+  kept: Sequence[tuple[str, str]],
+  mask: tuple[str, ...],
+) -> Repo:
+  """A repository of extracted functions in the files `texts`, as `of_calls`.
+
+  Without a main.py among them, each is named after its function, and main.py imports all.
+  """
   seen, hidden = dict(kept[::2]), dict(kept[1::2])
-  files = {MAIN: text, CHECK: check_text(seen)}
-  return Repo(name, group, "calls", files, (MAIN,), values=seen, hidden_values=hidden, mask=mask)
+  files = {**texts, CHECK: check_text(seen)}
+  if MAIN not in texts:
+    names = [path.removesuffix(".py") for path in texts]
+    files[MAIN] = "".join(f"from {name} import {name}\n" for name in names)
+  sources = tuple(texts)
+  return Repo(name, group, "calls", files, sources, values=seen, hidden_values=hidden, mask=mask)
 
 
 def check_text(values: Mapping[str, str]) -> str:

@@ -34,10 +34,17 @@ from jaxrl_agents.types import Task
 
 PYTHON = "python"
 TASKS = "tasks.jsonl"
-DAMAGE = {"any": ("",), "token": ("token ", "flip "), "flip": ("flip ",)}
+DAMAGE = {
+  "any": ("",),
+  "token": ("token ", "flip "),
+  "flip": ("flip ",),
+  "mixed": ("flip ", "lines ", "pair "),
+}
 """Beginnings of the kinds of damage of a slice, by `CodingConfig.damage`."""
 CALLS_PLANS = ("flip", "flip", "token", "statement")
 """Kinds of damage of a repository of calls, in turn."""
+MIXED_PLANS = ("lines", "pair", "flip")
+"""The same where the slice asks for "mixed" damage."""
 AT_ONCE = 2 * (os.cpu_count() or 2)
 """Repositories processed at once; tests wait for clocks and files as much as for cores."""
 
@@ -57,6 +64,7 @@ async def make(
   *,
   kinds: Sequence[str] = ("calls", "suite"),
   damage: str = "any",
+  max_files: int = 1,
   per_repo: int = 12,
   max_repos: int = 10_000,
   seed: int = 0,
@@ -71,6 +79,7 @@ async def make(
     kinds: of repositories: "calls" (one-token and one-statement damage of short functions) and
       "suite" (whole modules and packages with their own tests, and every kind of damage).
     damage: of "calls": the damage that a slice asks for (a key of DAMAGE).
+    max_files: of "calls": most files of the functions of one repository, 1 or 2.
     per_repo: most tasks of one repository.
     max_repos: most modules tried of each source and kind, drawn at random.
     seed: of every draw.
@@ -82,13 +91,14 @@ async def make(
   for source in sources:
     _refuse_rows(source)
   judge, tally = Judge(boxes), make_tasks.Yield()
-  plans = [plan for plan in CALLS_PLANS if f"{plan} ".startswith(DAMAGE[damage])]
+  every = MIXED_PLANS if damage == "mixed" else CALLS_PLANS
+  plans = [plan for plan in every if f"{plan} ".startswith(DAMAGE[damage])]
   jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
   groups_of = cuts_by_module(sources) if "calls" in kinds else [[] for _ in sources]
   for source, groups in zip(sources, groups_of, strict=True):
     picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
     jobs += [
-      functools.partial(_of_calls, boxes, judge, cuts, plans, per_repo, seed, tally)
+      functools.partial(_of_calls, boxes, judge, cuts, plans, max_files, per_repo, seed, tally)
       for cuts in picked
     ]
     if "suite" in kinds and source.startswith(documents.PACKAGE):
@@ -115,6 +125,7 @@ async def make(
     "sources": list(map(str, sources)),
     "kinds": list(kinds),
     "damage": damage,
+    "max_files": max_files,
     "per_repo": per_repo,
     "max_repos": max_repos,
     "seed": seed,
@@ -174,11 +185,12 @@ async def _of_calls(
   judge: Judge,
   cuts: Sequence[Cut],
   plans: Sequence[str],
+  max_files: int,
   per_repo: int,
   seed: int,
   tally: make_tasks.Yield,
 ) -> AsyncIterator[tuple[Repo, Task]]:
-  async for repo in call_repos.repos(boxes, cuts, seed=seed):
+  async for repo in call_repos.repos(boxes, cuts, seed=seed, max_files=max_files):
     tally.repos += 1
     async for task in make_tasks.tasks_of(
       judge, repo, plans=plans, count=per_repo, seed=seed, tally=tally

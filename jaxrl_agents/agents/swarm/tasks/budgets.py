@@ -59,6 +59,11 @@ def single_rows(rows: int, lookups: int, max_steps: int, budgets: Budgets) -> in
   return min(rows, by_steps, by_tokens)
 
 
+def paced_steps(lookups: int, steps: float, steps_per_lookup: float) -> int:
+  """`ceil(steps + steps_per_lookup * lookups)`, the budget of a task of any size."""
+  return math.ceil(round(steps + steps_per_lookup * lookups, 6))
+
+
 def max_steps(form: str, rows: int, lookups: int, budgets: Budgets) -> int:
   """The budget of critical steps of a task; 0 if the task must not be used."""
   alone = single_steps(rows, lookups, budgets.max_calls)

@@ -9,6 +9,8 @@ most `share` of a single agent's steps, and a single agent finds at most half of
 that budget. A narrow task is kept if a single agent is within the budget and a plan of sub-agents
 is not. Every look-up was tried: a search for its query shows the line that answers it.
 
+`sized_tables` makes tasks of every size instead, which nobody's plan chooses.
+
 Source: Kimi K2.5, https://arxiv.org/abs/2602.02276 section 3, names the kinds; construction and
 numbers are ours.
 """
@@ -30,13 +32,16 @@ from jaxrl_agents.agents.search.tasks import entity_graph
 from jaxrl_agents.agents.search.tasks import task_set as frozen
 from jaxrl_agents.agents.search.tasks.practice import Clue
 from jaxrl_agents.agents.search.tasks.task_set import TaskSet
+from jaxrl_agents.agents.swarm.config import TablesConfig
 from jaxrl_agents.agents.swarm.tasks import budgets as swarm_steps
 from jaxrl_agents.agents.swarm.tasks import facts as swarm_facts
+from jaxrl_agents.agents.swarm.tasks import rows as rows_lib
+from jaxrl_agents.agents.swarm.tasks import sized_tables
 from jaxrl_agents.agents.swarm.tasks.budgets import Budgets
-from jaxrl_agents.agents.swarm.tasks.facts import Fact
+from jaxrl_agents.agents.swarm.tasks.rows import COLUMNS, KEY, Row
 from jaxrl_agents.corpus import chunks as chunks_lib
 from jaxrl_agents.corpus import documents as documents_lib
-from jaxrl_agents.corpus import entities, python_source, splits
+from jaxrl_agents.corpus import python_source, splits
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.index import dense as lsa
@@ -45,16 +50,6 @@ from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.corpus.index.hybrid import Index
 from jaxrl_agents.corpus.splits import SPLITS
 from jaxrl_agents.types import Split, Task
-
-COLUMNS = {
-  "class": ("name", "base", "source"),
-  "def": ("name", "first argument", "source"),
-  "constant": ("name", "value", "source"),
-  "class chain": ("name", "base", "base of base"),
-}
-"""{kind of row: its columns}; the first column is the key. "source" is the id of the chunk."""
-
-KEY = "name"
 
 KINDS = {
   "wide class": 0.25,
@@ -78,21 +73,6 @@ MAX_TRIES = 20
 """Draws for each wanted task; after that, the split has fewer tasks."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """A name, its look-ups in order, and the cells that they answer, except the source.
-
-  A query after the first begins with the result of the one before it, exactly as the source has it:
-  after a bracket, without a space.
-  """
-
-  name: str
-  queries: tuple[str, ...]
-  chunk_ids: tuple[str, ...]
-  cells: Mapping[str, str]
-  group: str
-
-
 def make(
   documents: Sequence[Document],
   chunks: Sequence[Chunk],
@@ -103,20 +83,25 @@ def make(
   seed: int = 0,
   kinds: Mapping[str, float] = KINDS,
   limits: Mapping[str, int] = LIMITS,
+  sized: TablesConfig = TablesConfig(),
 ) -> TaskSet:
-  """Makes the tasks of a corpus of Python source.
+  """Makes the tasks of a corpus of Python source; those of `sized_tables` if `sized` has rows.
 
   Raises:
     ValueError: no task of the train split could be made.
   """
-  rows = read_rows(documents, chunks, index, count_tokens=count_tokens, budgets=budgets)
+  rows = rows_lib.read_rows(documents, chunks, index, count_tokens=count_tokens, budgets=budgets)
   tasks: dict[str, tuple[Task, ...]] = {}
   clues: dict[str, tuple[Clue, ...]] = {}
   for split in SPLITS:
     own = {
       key: [r for r in each if splits.split_of(r.group) == split] for key, each in rows.items()
     }
-    tasks[split] = tuple(_tasks(own, split, seed, kinds, limits[split], budgets))
+    limit = limits[split]
+    if sized.max_rows:
+      tasks[split] = tuple(sized_tables.tasks(own, split, seed, limit, sized, budgets))
+    else:
+      tasks[split] = tuple(_tasks(own, split, seed, kinds, limit, budgets))
     clues[split] = tuple(
       Clue(row.queries[0], row.chunk_ids, row.name, key)
       for key, each in own.items()
@@ -131,6 +116,7 @@ def make(
   manifest = {
     "seed": seed,
     "budgets": dataclasses.asdict(budgets),
+    "sized": dataclasses.asdict(sized),
     "limits": dict(limits),
     "python": platform.python_version(),
     "counts": {
@@ -152,6 +138,7 @@ def prepared(
   seed: int = 0,
   kinds: Mapping[str, float] = KINDS,
   limits: Mapping[str, int] = LIMITS,
+  sized: TablesConfig = TablesConfig(),
 ) -> tuple[TaskSet, Index]:
   """The task set of a corpus and its index. They are made once, then loaded from a folder whose
   name is a hash of everything that determines them.
@@ -163,11 +150,13 @@ def prepared(
     )
   documents = documents_lib.load(source, seed=seed)
   digest = hashlib.sha256(documents_lib.content_hash(documents).encode())
-  settings = [seed, chunk_tokens, dense, dataclasses.asdict(budgets), dict(kinds), dict(limits)]
+  sections = (dataclasses.asdict(budgets), dataclasses.asdict(sized))
+  settings = [seed, chunk_tokens, dense, *sections, dict(kinds), dict(limits)]
   probes = [count_tokens(document.text[:2000]) for document in documents[:100]]
   digest.update(json.dumps([*settings, *probes]).encode())
   ranking = (lsa, fusion, index_lib, store)
-  for module in (chunks_lib, entity_graph, python_source, swarm_facts, swarm_steps, *ranking):
+  making = (swarm_facts, swarm_steps, rows_lib, sized_tables)
+  for module in (chunks_lib, entity_graph, python_source, *making, *ranking):
     digest.update(pathlib.Path(str(module.__file__)).read_bytes())
   digest.update(pathlib.Path(__file__).read_bytes())
   folder = pathlib.Path(cache_dir) / f"swarm_{digest.hexdigest()[:16]}"
@@ -183,49 +172,11 @@ def prepared(
       seed=seed,
       kinds=kinds,
       limits=limits,
+      sized=sized,
     )
     frozen.save(made, folder)
   task_set = frozen.load(folder)
   return task_set, index_lib.build(task_set.chunks, cache_dir, dense_leg=dense)
-
-
-def read_rows(
-  documents: Sequence[Document],
-  chunks: Sequence[Chunk],
-  index: Index,
-  *,
-  count_tokens: Callable[[str], int],
-  budgets: Budgets,
-) -> dict[str, list[Row]]:
-  """The rows that can be made, by the keys of COLUMNS: short, and found by a search."""
-  chunk_map = entities.ChunkMap(documents, chunks)
-
-  def shown_in(fact: Fact, query: str) -> str:
-    """The chunk that a search shows and that states the fact; "" if there is none."""
-    chunk = chunk_map.find(fact.line)
-    if chunk is None or max(map(count_tokens, (fact.name, fact.value))) > budgets.name_tokens:
-      return ""
-    hits = index.search(query, limit=budgets.max_shown, settings=budgets.fusion)
-    return chunk.id if chunk.id in {hit.chunk.id for hit in hits} else ""
-
-  rows: dict[str, list[Row]] = {key: [] for key in COLUMNS}
-  found: dict[str, tuple[Fact, str]] = {}
-  for fact in swarm_facts.read(documents):
-    chunk_id = shown_in(fact, fact.query)
-    if chunk_id:
-      cells = dict(zip(COLUMNS[fact.kind], (fact.name, fact.value), strict=False))
-      rows[fact.kind].append(Row(fact.name, (fact.query,), (chunk_id,), cells, fact.group))
-    if chunk_id and fact.kind == "class":
-      found[fact.name] = (fact, chunk_id)
-  for fact, chunk_id in found.values():
-    if fact.value in found:
-      base, base_chunk = found[fact.value]
-      cells = dict(zip(COLUMNS["class chain"], (fact.name, base.name, base.value), strict=True))
-      queries = (fact.query, f"{base.name} {base.kind}")
-      row = Row(fact.name, queries, (chunk_id, base_chunk), cells, fact.group)
-      if shown_in(base, queries[1]):
-        rows["class chain"].append(row)
-  return rows
 
 
 def _tasks(
@@ -247,7 +198,7 @@ def _tasks(
     if not possible:
       continue
     count = draw.choice(possible)
-    picked = _pick(rows[key], count, draw)
+    picked = rows_lib.pick(rows[key], count, draw)
     truth = _only_end(picked, draw) if picked and form == "deep" else None
     if picked is None or (form == "deep" and truth is None):
       continue
@@ -256,22 +207,6 @@ def _tasks(
     if same not in seen:
       yield _task(f"{split}-{len(seen)}", kind, picked, truth, split, seed, budgets)
       seen.add(same)
-
-
-def _pick(rows: Sequence[Row], count: int, draw: random.Random) -> list[Row] | None:
-  """Random rows of which no two have their first answer in the same chunk and few share a value."""
-  picked: list[Row] = []
-  chunks: set[str] = set()
-  values: collections.Counter[str] = collections.Counter()
-  for row in draw.sample(rows, len(rows)):
-    value = list(row.cells.values())[1]
-    if row.chunk_ids[0] not in chunks and values[value] <= count // 4:
-      picked.append(row)
-      chunks.add(row.chunk_ids[0])
-      values[value] += 1
-    if len(picked) == count:
-      return picked
-  return None
 
 
 def _only_end(rows: Sequence[Row], draw: random.Random) -> Row | None:
@@ -298,9 +233,7 @@ def _task(
   form, _, key = kind.partition(" ")
   lookups = len(rows[0].queries)
   columns = COLUMNS[key] if truth is None else (COLUMNS[key][-1], KEY)
-  names = " ".join(f"{i + 1}.{row.queries[0]}." for i, row in enumerate(rows))
-  # A name follows a space, as in the prompt; a result is written as it was found.
-  header = f"|{'|'.join(f' {each} ' if each == KEY else each for each in columns)}|"
+  header = rows_lib.header(columns)
   facts: dict[str, Any] = {
     "level": LEVELS[form],
     "kind": kind,
@@ -310,23 +243,7 @@ def _task(
     "columns": list(columns),
     "keys": [KEY],
     "header": header,
-    "rows": [
-      {
-        "cells": dict(row.cells),
-        "source": row.chunk_ids[-1],
-        "lookups": list(row.queries),
-        "chunk_ids": list(row.chunk_ids),
-      }
-      for row in rows
-    ],
-    "facts": [
-      {"fact": query, "chunk_ids": [chunk_id], "is_final_answer": False}
-      for row in rows
-      for query, chunk_id in zip(row.queries, row.chunk_ids, strict=True)
-    ],
-    "clues": [
-      {"text": row.queries[0], "chunk_ids": list(row.chunk_ids), "name": row.name} for row in rows
-    ],
+    **rows_lib.facts_of(rows),
   }
   question = f"Table: {header}"
   if truth is not None:
@@ -336,7 +253,7 @@ def _task(
   return Task(
     id=task_id,
     env="swarm",
-    prompt=f"{names} {question}",
+    prompt=f"{rows_lib.listed([row.queries[0] for row in rows])} {question}",
     facts=facts,
     split=split,
     seed=seed,

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from jaxrl_agents.agents.coding.judge.repo import Repo
-from jaxrl_agents.agents.coding.tasks import leaks, make_tasks, mutations, removals, suite_repos
+from jaxrl_agents.agents.coding.tasks import damager, leaks, mutations, removals, suite_repos
 
 CLAMP = '''\
 def clamp(value, low):
@@ -141,5 +141,5 @@ def test_a_function_that_stands_in_another_module_of_the_library_is_left_alone()
   assert leaks.is_elsewhere(known, ())
   assert not leaks.is_elsewhere(known, leaks.masks(f"{leaks.PLACE}/textwrap.py"))
   files = {"main.py": text}
-  assert make_tasks.Damager(Repo("m", "m", "suite", files, ("main.py",)), 0).next("token") is None
+  assert damager.Damager(Repo("m", "m", "suite", files, ("main.py",)), 0).next("token") is None
   assert not leaks.is_elsewhere("", ())

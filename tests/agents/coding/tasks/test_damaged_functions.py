@@ -30,7 +30,7 @@ def drills(documents):
 
 def test_files_are_short_and_parse_damaged_and_mended_to_different_trees(drills):
   assert len(drills) == 60
-  for repo, edit in drills:
+  for repo, (edit,) in drills:
     (path,) = repo.sources
     mended, broken = repo.files[path], repo_lib.broken(repo, [edit])[path]
     assert len(mended) <= 900
@@ -48,7 +48,7 @@ def test_functions_are_those_of_the_modules_of_the_split_half_of_them_with_other
   assert 0 < len(own) < len(documents)
   known = set(re.findall(r"def \w+", "\n".join(own)))
   lines = {line.strip() for text in own for line in text.split("\n")}
-  texts = [repo.files[edit["path"]] for repo, edit in drills]
+  texts = [repo.files[edit["path"]] for repo, (edit,) in drills]
   assert all(known.issuperset(re.findall(r"def \w+", text)) for text in texts)
   as_they_stand = [all(line.strip() in lines for line in text.split("\n")) for text in texts]
   assert 0.3 < sum(as_they_stand) / len(texts) < 0.8
@@ -65,7 +65,7 @@ def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents)
     more = [Document("", n, text, {"source": n, "kind": "python"}) for n in names]
     options = {**OPTIONS, "count": 200, "without": without}
     found = damaged_functions.damaged([*own[:1], *more], split="train", **options)
-    return any("def shared" in repo.files[edit["path"]] for repo, edit in found)
+    return any("def shared" in repo.files[edit["path"]] for repo, (edit,) in found)
 
   assert holding(train) and not holding(train, test)
   assert not holding(train, without=[text.replace("  if", "  # less\n  if")])
@@ -74,7 +74,7 @@ def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents)
 def test_kinds_of_damage_come_up_equally_often(documents):
   """Of seven that flips of these modules have: 34 each of 240, four standard deviations around."""
   options = {**OPTIONS, "flips": True, "count": 240}
-  found = [edit for _, edit in damaged_functions.damaged(documents, split="train", **options)]
+  found = [edit for _, (edit,) in damaged_functions.damaged(documents, split="train", **options)]
   signs = {"logic": ("and", "or"), "boundary": ("<", "<=", ">", ">="), "comparison": ("==", "!=")}
   for tokens in signs.values():
     assert 12 < sum(edit["fixed"] in tokens for edit in found) < 57
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
 def test_a_flip_reveals_the_original_and_occurs_once_in_its_line(documents):
   stood: dict[str, set[str]] = {}
   flips = list(damaged_functions.damaged(documents, split="train", **{**OPTIONS, "flips": True}))
-  for repo, edit in flips:
+  for repo, (edit,) in flips:
     stood.setdefault(edit["broken"], set()).add(edit["fixed"])
     mended = repo.files[edit["path"]]
     for text, token in (

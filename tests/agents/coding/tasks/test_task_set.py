@@ -11,7 +11,7 @@ import pytest
 from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.verdict import TESTS
-from jaxrl_agents.agents.coding.tasks import make_tasks, suite_repos, task_set
+from jaxrl_agents.agents.coding.tasks import damager, make_tasks, suite_repos, task_set
 from jaxrl_agents.corpus.splits import split_of
 from tests.agents.coding.judge.benches import (
   CALLS,
@@ -243,7 +243,7 @@ def test_tests_that_do_not_end_make_no_task(monkeypatch):
   monkeypatch.setattr(make_tasks, "MAX_DAMAGED_S", 1.0)
   wait = "import time; time.sleep(99)\n"
   waits = dataclasses.replace(SUITE, files={**SUITE.files, "test_shop.py": wait + SHOP_TESTS})
-  spins = make_tasks.Damage("statement", (edit(SUITE, "shop.py", "return None", wait),), (), 1)
+  spins = damager.Damage("statement", (edit(SUITE, "shop.py", "return None", wait),), (), 1)
 
   async def body(workshop):
     judge = await workshop.judge()

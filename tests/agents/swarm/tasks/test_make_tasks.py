@@ -9,7 +9,7 @@ import pytest
 from jaxrl_agents import chat
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.tasks import task_set as frozen
-from jaxrl_agents.agents.swarm.tasks import budgets, make_tasks
+from jaxrl_agents.agents.swarm.tasks import budgets, make_tasks, rows
 from jaxrl_agents.agents.swarm.tasks import facts as swarm_facts
 from jaxrl_agents.agents.swarm.tasks.budgets import Budgets
 from jaxrl_agents.corpus import chunks as chunks_lib
@@ -163,8 +163,8 @@ def test_what_is_to_be_copied_has_the_same_tokens_wherever_it_stands(corpus, mad
 
 def test_splits_share_no_module_and_no_prompt(corpus, made):
   documents, chunks, index = corpus
-  rows = make_tasks.read_rows(documents, chunks, index, count_tokens=COUNT, budgets=BUDGETS)
-  group = {row.name: row.group for each in rows.values() for row in each}
+  found = rows.read_rows(documents, chunks, index, count_tokens=COUNT, budgets=BUDGETS)
+  group = {row.name: row.group for each in found.values() for row in each}
   for split, tasks in made.tasks.items():
     names = [row["cells"]["name"] for task in tasks for row in task.facts["rows"]]
     assert {splits.split_of(group[name]) for name in names} <= {split}

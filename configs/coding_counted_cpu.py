@@ -1,0 +1,39 @@
+"""configs/coding_cpu.py where reading is needed: three test runs, four edits, damage of all kinds.
+
+python scripts/train_sft.py --config=configs/coding_counted_cpu.py --workdir=W
+python scripts/train_rl.py  --config=configs/coding_counted_cpu.py --workdir=W
+"""
+
+import dataclasses
+import pathlib
+
+from jaxrl_agents import config
+
+
+def get_config() -> config.RunConfig:
+  """Flips, lines and pairs of them, in one file of two or in one file; no shell, no haste."""
+  recipe = config.load(str(pathlib.Path(__file__).parent / "coding_cpu.py"))
+  options = dataclasses.replace(
+    recipe.agent_config,
+    damage="mixed",
+    max_files=2,
+    tasks_per_repo=12,
+    tools=("read_file", "edit_file", "undo_edit", "run_tests"),
+    # One run to see what fails, one to check a repair, and one for a second try; two edits each,
+    # since a function may have two faults.
+    test_runs=3,
+    max_edits=4,
+    token_budget=768,
+    max_new_tokens=320,  # a repair of several long lines
+    hasty=0.0,
+  )
+  return dataclasses.replace(
+    recipe,
+    name="coding_counted_cpu",
+    agent_config=options,
+    learner=dataclasses.replace(
+      recipe.learner,
+      level_weights_early=(0.6, 0.4, 0.0, 0.0),
+      level_weights_late=(0.5, 0.5, 0.0, 0.0),
+    ),
+  )

@@ -1,0 +1,43 @@
+"""configs/swarm_cpu.py on tables of 1 to 40 rows, with a budget that no plan of a swarm enters.
+
+python scripts/train_sft.py --config=configs/swarm_tables_cpu.py --workdir=W
+python scripts/train_rl.py  --config=configs/swarm_tables_cpu.py --workdir=W
+python scripts/evaluate.py  --config=configs/swarm_tables_cpu.py --player=never_splits
+"""
+
+import dataclasses
+import pathlib
+
+from jaxrl_agents import config
+from jaxrl_agents.agents.swarm.config import TablesConfig
+
+
+def get_config() -> config.RunConfig:
+  """The job of swarm_cpu; every agent has two calls a turn, and a search shows the best chunk."""
+  recipe = config.load(str(pathlib.Path(__file__).parent / "swarm_cpu.py"))
+  options = recipe.agent_config
+  search = dataclasses.replace(
+    options.search,
+    token_budget=2_560,  # the prompt, the assignments, the messages and the table of 40 rows
+    threshold_tokens=1_280,
+    tool_output_tokens=80,  # one chunk
+    max_shown=1,
+    max_turns=24,
+    max_calls=2,
+    max_new_tokens=704,
+  )
+  return dataclasses.replace(
+    recipe,
+    name="swarm_tables_cpu",
+    agent_config=dataclasses.replace(
+      options,
+      search=search,
+      # Twice the pace of one agent with two calls a turn, after one turn to begin and one to
+      # answer: who asks for more waits longer, whoever answers.
+      tables=TablesConfig(max_rows=40, steps=2.0, steps_per_lookup=0.25),
+      max_turns=24,
+      single=0.0,  # a table of 40 rows takes one agent more tokens than a row of the learner has
+      sub_max_new_tokens=96,
+      message_tokens=64,
+    ),
+  )

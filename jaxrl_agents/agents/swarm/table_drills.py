@@ -1,0 +1,190 @@
+"""Short exercises in what a swarm writes about tables of every size (see `drills`): assignments of
+several names, several searches in one turn, rows from their results, tables, and what two rows
+share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_agents.agents.search import view
+from jaxrl_agents.agents.search.short_ids import ShortIds
+from jaxrl_agents.agents.swarm import drills, expert
+from jaxrl_agents.agents.swarm import view as swarm_view
+from jaxrl_agents.agents.swarm.config import SwarmConfig
+from jaxrl_agents.agents.swarm.drills import ALL, KEPT, LOOK_UP, Drill, Made
+from jaxrl_agents.agents.swarm.pace import ROW_TOKENS
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.types import Message, Task, ToolCall
+
+FORMS = {"assign": 0.2, "search": 0.2, "rows": 0.35, "answer": 0.25}
+"""{form of a drill: probability}."""
+
+FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.1, "rows": 0.15, "answer": 0.6}
+"""The same for questions, whose answer has to be put together."""
+
+
+def role_drills(
+  tasks: Sequence[Task],
+  chunk_text: Callable[[str], str],
+  chat: Chat,
+  *,
+  count: int,
+  limits: SwarmConfig,
+  seed: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields `count` drills: the token ids of a prompt and of the reply, int32 [P] and [R].
+
+  Args:
+    tasks: of `tasks.sized_tables`; they are used in turn, repeatedly.
+    chunk_text: returns the text of a chunk by its id. New names are made of its words.
+    chat: template and tokenizer.
+    count: number of drills; none if there are no tasks.
+    limits: calls of a turn, and assignments that run at once.
+    seed: of all random draws.
+  """
+  parts = drills.words(tasks, chunk_text)
+  for number, task in enumerate(itertools.islice(itertools.cycle(tasks), count)):
+    draw = random.Random(f"{seed}/{number}/{task.id}")
+    drill = Drill(task, _some(task, draw), {})
+    if draw.random() > KEPT:
+      beside = [{"cells": {"name": text.split()[1]}} for text in task.facts.get("beside", ())]
+      link = [task.facts["link"]] if "link" in task.facts else []
+      every = dataclasses.replace(drill, rows=[*drill.rows, *link, *beside])
+      drill = dataclasses.replace(drill, names=drills.renamed(every, parts, draw).names)
+    forms = FORMS_OF_QUESTIONS if "truth" in task.facts else FORMS
+    form = draw.choices(list(forms), list(forms.values()))[0]
+    each = draw.randint(1, max(limits.message_tokens // ROW_TOKENS, 1))
+    each = max(each, -(-len(drill.rows) // limits.max_assignments_per_turn))
+    made = _Maker(drill, chunk_text, chat, draw, each, limits.search.max_calls)
+    messages, tools, reply = _MAKERS[form](made)
+    yield chat.render(messages, tools), chat.encode_reply(reply, messages)
+
+
+def _some(task: Task, draw: random.Random) -> list[Mapping[str, Any]]:
+  """Rows of a task; of a question those that share a value and some others, in their order."""
+  facts = task.facts
+  rows = list(facts["rows"])
+  count = max(draw.randint(1, len(rows)), draw.randint(1, len(rows)))
+  if "truth" not in facts:
+    return draw.sample(rows, count)
+  shared = facts.get("shared", facts["truth"])
+  key = facts["columns"][1]
+  others = [row for row in rows if row["cells"][key] != shared]
+  kept = draw.sample(others, min(count, len(others)))
+  return [row for row in rows if row in kept or row["cells"][key] == shared]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+  """Makes one drill of each form: `each` names for one sub-agent, `calls` look-ups in one turn."""
+
+  drill: Drill
+  chunk_text: Callable[[str], str]
+  chat: Chat
+  draw: random.Random
+  each: int
+  calls: int
+
+  def assign(self) -> Made:
+    """All names are given to sub-agents in one turn."""
+    role = {"name": expert.AGENT, "system_prompt": self.drill.task.facts["header"]}
+    calls = [ToolCall("", swarm_view.CREATE.name, role)]
+    for group in self._groups():
+      asked = {"agent": expert.AGENT, "prompt": self._asked(group)}
+      calls.append(ToolCall("", swarm_view.ASSIGN.name, asked))
+    return [self._question()], ALL, Message("assistant", "", tuple(calls))
+
+  def search(self) -> Made:
+    """The first searches of a sub-agent, or of an orchestrator that works alone."""
+    if self.draw.random() < 0.5:
+      queries = [row["lookups"][0] for row in self.drill.rows[: self.calls]]
+      return [self._question()], ALL, self._searches(queries)
+    group = self._groups()[0]
+    queries = [row["lookups"][0] for row in group[: self.calls]]
+    return self._role(group), LOOK_UP, self._searches(queries)
+
+  def rows(self) -> Made:
+    """The rows of a sub-agent from its results."""
+    ids, group = ShortIds(self.drill.task), self._groups()[0]
+    messages = self._role(group)
+    found = [pair for row in group for pair in zip(row["lookups"], row["chunk_ids"], strict=True)]
+    for i in range(0, len(found), self.calls):
+      turn = found[i : i + self.calls]
+      messages.append(self._searches([query for query, _ in turn]))
+      messages += [self._hit(chunk_id, ids) for _, chunk_id in turn]
+    lines = [self.drill.line(row, ids) for row in group]
+    return messages, LOOK_UP, Message("assistant", "\n".join(lines))
+
+  def answer(self) -> Made:
+    """What follows the messages of all sub-agents: the table, the value that two rows share, or
+    the look-up that the value leads to, and its answer.
+    """
+    ids, facts = ShortIds(self.drill.task), self.drill.task.facts
+    groups = [[self.drill.line(row, ids) for row in group] for group in self._groups()]
+    told = [Message("tool", "\n".join(group)) for group in groups]
+    left = 1 if "link" not in facts else 2
+    told[-1] = Message("tool", told[-1].content + swarm_view.steps_line(left))
+    if self.draw.random() < 0.5:
+      asked = self.assign()[2]
+      told = [asked, Message("tool", swarm_view.CREATED), *told]
+    messages = [self._question(), *told]
+    if "truth" not in facts:
+      lines = [line for group in groups for line in group]
+      return messages, ALL, Message("assistant", "\n".join([facts["header"], *lines]))
+    if "link" in facts:
+      search = self._searches(facts["link"]["lookups"])
+      if self.draw.random() < 0.5:
+        return messages, ALL, search
+      shown = self._hit(facts["link"]["chunk_ids"][0], ids)
+      last = Message("tool", shown.content + swarm_view.steps_line(1))
+      messages += [search, last]
+    return messages, ALL, Message("assistant", self.drill.called(facts["truth"]))
+
+  def _groups(self) -> list[Sequence[Mapping[str, Any]]]:
+    rows = self.drill.rows
+    return [rows[i : i + self.each] for i in range(0, len(rows), self.each)]
+
+  def _asked(self, group: Sequence[Mapping[str, Any]]) -> str:
+    return self.drill.called(".".join(row["lookups"][0] for row in group))
+
+  def _role(self, group: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The first messages of a sub-agent."""
+    header = self.drill.task.facts["header"]
+    return [Message("system", header), Message("user", self._asked(group))]
+
+  def _question(self) -> Message:
+    facts = self.drill.task.facts
+    names = [row["cells"]["name"] for row in facts["rows"]]
+    beside = dict(zip(names, facts.get("beside", ()), strict=False))
+    queries = [
+      ",".join(filter(None, [row["lookups"][0], beside.get(row["cells"]["name"])]))
+      for row in self.drill.rows
+    ]
+    asked = " ".join(f"{i + 1}.{query}." for i, query in enumerate(queries))
+    asked = " ".join(filter(None, [self.drill.called(asked), facts.get("question")]))
+    left = swarm_view.steps_line(facts["max_steps"])
+    return Message("user", f"{asked} Table: {facts['header']}{left}")
+
+  def _searches(self, queries: Sequence[str]) -> Message:
+    arguments = [{"query": self.drill.called(query)} for query in queries]
+    calls = tuple(ToolCall("", view.SEARCH.name, each) for each in arguments)
+    return Message("assistant", "", calls)
+
+  def _hit(self, chunk_id: str, ids: ShortIds) -> Message:
+    text = self.drill.called(self.chunk_text(chunk_id))
+    return Message("tool", view.hit(ids.name(chunk_id), text, self.chat.count(text)))
+
+
+_MAKERS: Mapping[str, Callable[[_Maker], Made]] = {
+  "assign": _Maker.assign,
+  "search": _Maker.search,
+  "rows": _Maker.rows,
+  "answer": _Maker.answer,
+}

@@ -1,0 +1,198 @@
+"""Scripted players of tasks of every size, without gold: they read the question and what tools and
+sub-agents show, and differ in when they split the work.
+
+The warm-up imitates them with mistakes (`SwarmNoise`); without mistakes they are what a policy is
+compared with (`agents.swarm.baselines`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+
+from jaxrl_agents.agents.random_draws import Draws, seeded
+from jaxrl_agents.agents.search import view
+from jaxrl_agents.agents.search.env import SearchEnv
+from jaxrl_agents.agents.swarm import env as swarm
+from jaxrl_agents.agents.swarm import view as swarm_view
+from jaxrl_agents.agents.swarm.config import SwarmConfig
+from jaxrl_agents.agents.swarm.env import SwarmServices
+from jaxrl_agents.agents.swarm.expert import AGENT, NOTHING, SwarmNoise
+from jaxrl_agents.agents.swarm.pace import CALL_TOKENS, ROW_TOKENS, Pace
+from jaxrl_agents.agents.swarm.reading import Key, Reading, lines
+from jaxrl_agents.agents.swarm.subagents import Assignment, Crew
+from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall
+
+_STEPS = re.compile(r"\[Steps left: (\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+  """How a player works.
+
+  Attributes:
+    splits: "always", "never", or "by size": where that finds more rows, or as many in fewer steps.
+    names_per_search: names that one search is for; more than one needs as many hits of a search.
+  """
+
+  splits: str = "by size"
+  names_per_search: int = 1
+
+
+class TableSubAgent:
+  """Plays one assignment: looks up the names of its prompt, several calls a turn."""
+
+  def __init__(
+    self, prompt: str, header: str, style: Style, limits: SwarmConfig, noise: SwarmNoise, draws
+  ):
+    self._reading, self._style, self._limits = Reading(prompt, header), style, limits
+    self._draws, self._noise = draws, noise
+    self._gives_up = draws.errs(noise.give_up)
+    self._read = 0
+
+  def __call__(self, context: Context) -> Message:
+    """The next searches, or the rows."""
+    self._reading.learn(context.messages[self._read :])
+    self._read = len(context.messages)
+    calls = (
+      []
+      if self._gives_up
+      else self._reading.lookups(self._limits.search.max_calls, self._style.names_per_search)
+    )
+    if calls:
+      return Message("assistant", "", tuple(call for call, _ in calls))
+    rows = [row for row in map(self._reading.row, self._reading.names) if row]
+    shown = [name for m in context.messages if m.role == "tool" for name, _ in view.hits(m.content)]
+    for row in rows:
+      if self._reading.columns[-1] == "source" and self._draws.errs(self._noise.wrong_cell):
+        row[-1] = self._draws.random.choice(sorted(shown))
+    return Message("assistant", "\n".join(lines(self._reading, rows)) or NOTHING)
+
+
+class TableOrchestrator:
+  """Plays the orchestrator of one episode. Rows that sub-agents did not report are assigned again,
+  or looked up by itself, while steps are left.
+  """
+
+  def __init__(
+    self, task: Task, services: SwarmServices, style: Style, noise: SwarmNoise, seed: int
+  ):
+    self._draws = draws = Draws(seed, task.id, noise.scales)
+    self._services, self._style, self._noise = services, style, noise
+    self._reading = Reading(task.prompt)
+    splits = {"always": True, "never": False}.get(style.splits)
+    self._splits = splits and not services.limits.alone if splits is not None else None
+    lonely = draws.happens(noise.lonely)
+    self._width = 1 if lonely else services.limits.max_assignments_per_turn
+    self._crowded = draws.happens(noise.crowded)
+    self._reading.names = [key for key in self._reading.names if not draws.errs(noise.drop)]
+    self._read, self._created = 0, False
+
+  def __call__(self, context: Context) -> Message:
+    """The next turn."""
+    reading = self._reading
+    reading.learn(context.messages[self._read :])
+    left = int(_STEPS.findall(context.messages[-1].content)[-1])
+    first, self._read = not self._read, len(context.messages)
+    pace = Pace(self._services.limits, self._style.names_per_search, reading.hops, reading.relays)
+    if self._splits is None:
+      alone = self._services.limits.alone
+      self._splits = not alone and pace.splits(len(reading.names), left)
+    hasty = not first and self._draws.errs(self._noise.hasty)
+    if left == 1 or hasty or (reading.question and reading.answer()):
+      return self._answer(context)
+    missing = [] if reading.question and reading.shared() else reading.missing()
+    each = pace.rows_each(left)
+    if self._splits and missing and each:
+      return self._assign(missing, each, context)
+    return self._search(context) or self._answer(context)
+
+  def _assign(self, keys: Sequence[Key], most: int, context: Context) -> Message:
+    """Assignments of the names, as few to each as fit one turn, and at most `most`."""
+    calls: list[ToolCall] = []
+    if not self._created:
+      role = {"name": AGENT, "system_prompt": self._reading.header}
+      calls.append(ToolCall("", swarm_view.CREATE.name, role))
+      self._created = True
+    least = math.ceil(len(keys) / self._services.limits.max_assignments_per_turn)
+    each = min(max(least, 2 if self._crowded else 1), most)
+    while each < most and not self._fits(calls, keys, each, context):
+      each += 1
+    asked = self._assignments(keys, each)
+    while asked[1:] and self._tokens([*calls, *asked], context) > context.max_new_tokens:
+      asked.pop()
+    return Message("assistant", "", (*calls, *asked))
+
+  def _assignments(self, keys: Sequence[Key], each: int) -> list[ToolCall]:
+    groups = [keys[i : i + each] for i in range(0, len(keys), each)]
+    texts = [".".join(self._reading.query(key) for key in group) for group in groups]
+    made = [{"agent": AGENT, "prompt": text} for text in texts[: self._width]]
+    return [ToolCall("", swarm_view.ASSIGN.name, arguments) for arguments in made]
+
+  def _fits(self, calls: list[ToolCall], keys: Sequence[Key], each: int, context: Context) -> bool:
+    asked = self._assignments(keys, each)
+    return self._tokens([*calls, *asked], context) <= context.max_new_tokens
+
+  def _tokens(self, calls: Sequence[ToolCall], context: Context) -> int:
+    reply = Message("assistant", "", tuple(calls))
+    return len(self._services.search.chat.encode_reply(reply, context.messages))
+
+  def _search(self, context: Context) -> Message | None:
+    """As many look-ups as the turn and the context allow; None if there are none."""
+    limits, chat = self._services.search.limits, self._services.search.chat
+    used = len(chat.render(context.messages, context.tools))
+    answer = chat.count(self._answer(context).content) + 2 * ROW_TOKENS
+    room = limits.token_budget - used - answer
+    calls = min(limits.max_calls, room // (limits.tool_output_tokens + CALL_TOKENS))
+    made = self._reading.lookups(max(calls, 0), self._style.names_per_search)
+    reply = Message("assistant", "", tuple(call for call, _ in made))
+    return reply if made else None
+
+  def _answer(self, context: Context) -> Message:
+    """The table of the rows found, cut to the tokens of a reply; or the answer to the question."""
+    reading = self._reading
+    if reading.question:
+      return Message("assistant", reading.answer() or NOTHING)
+    rows = [row for row in map(reading.row, reading.names) if row]
+    said = [reading.header, *lines(reading, rows)]
+    reply = Message("assistant", "\n".join(said))
+    chat = self._services.search.chat
+    while len(chat.encode_reply(reply, context.messages)) > context.max_new_tokens and said[1:]:
+      said.pop()
+      reply = Message("assistant", "\n".join(said))
+    return reply
+
+
+def make_player(
+  task: Task, services: SwarmServices, style: Style, noise: SwarmNoise, seed: int
+) -> Scripted:
+  """An episode of an orchestrator of this style, with sub-agents that read as it does.
+
+  The episode is a function of the arguments; its tokens have version -1 and logprob 0.
+  """
+  chat = services.search.chat
+
+  def player(env: SearchEnv, assignment: Assignment, seed: int) -> tuple[Env, Sampler]:
+    draws = Draws(seed, assignment.id, noise.scales)
+    header = assignment.system_prompt
+    play = TableSubAgent(assignment.prompt, header, style, services.limits, noise, draws)
+    made = Scripted(env, chat, play)
+    return made, made
+
+  env = swarm.make(task, services, Crew(player), seed)
+  return Scripted(env, chat, TableOrchestrator(task, services, style, noise, seed))
+
+
+def demonstration(
+  task: Task, services: SwarmServices, noise: SwarmNoise, seed: int, roomy: SwarmServices
+) -> Scripted:
+  """An episode that the warm-up imitates: whether the work is split is drawn, whatever the size
+  (`noise.serial`); with `noise.alone` it is that of a single agent with the services `roomy`.
+  """
+  if seeded(seed, f"alone {task.id}").random() < noise.alone:
+    return make_player(task, roomy, Style("never"), noise, seed)
+  serial = seeded(seed, f"serial {task.id}").random() < noise.serial
+  return make_player(task, services, Style("never" if serial else "always"), noise, seed)

@@ -1,0 +1,53 @@
+"""What the trained policy of one run scores above that of another, on the tasks of both."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from jaxrl_agents.agents import scores
+from jaxrl_agents.harness import group_files
+from jaxrl_agents.types import Group
+
+METRICS = ("reward", "output_recall", "solved", "performance")
+"""Of these, the ones that both runs have."""
+
+
+def table(workdirs: Sequence[str | pathlib.Path]) -> str:
+  """A row for each run but the first: the mean difference of each metric with its 95 % bounds.
+
+  Tasks are resampled (`agents.scores.paired_bootstrap`), so that the bounds are those of the two
+  policies as they are, not of the two ways to train one.
+
+  Raises:
+    ValueError: fewer than two runs, one that has not finished, or runs without a common task.
+  """
+  if len(workdirs) < 2:
+    raise ValueError("a paired comparison takes two runs or more; give --workdir again")
+  runs = [(pathlib.Path(each).resolve().name, _trained(pathlib.Path(each))) for each in workdirs]
+  first, of_first = runs[0][0], scores.scores(runs[0][1])
+  rows = []
+  for name, groups in runs[1:]:
+    found = scores.scores(groups)
+    cells = {
+      metric: scores.paired_bootstrap(of_first[metric], found[metric])
+      for metric in METRICS
+      if metric in of_first and metric in found
+    }
+    texts = {m: f"{g.mean:+.3f} ({g.lower95:+.3f} to {g.upper95:+.3f})" for m, g in cells.items()}
+    rows.append((name, max((g.tasks for g in cells.values()), default=0), texts))
+  metrics = [m for m in METRICS if any(m in texts for _, _, texts in rows)]
+  head = [f"{first} minus", "tasks", *(f"{m.replace('_', ' ')} (95 %)" for m in metrics)]
+  lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+  for name, tasks, texts in rows:
+    lines.append(f"| {' | '.join([name, str(tasks), *(texts.get(m, '–') for m in metrics)])} |")
+  return "\n".join(lines)
+
+
+def _trained(workdir: pathlib.Path) -> list[Group]:
+  file = workdir / "trajectories" / "eval_trained.npz"
+  if not file.is_file():
+    raise ValueError(
+      f"{workdir} has no evaluation of its trained policy ({file.name}); let the run finish"
+    )
+  return group_files.load_groups(file)

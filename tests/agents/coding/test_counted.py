@@ -1,0 +1,147 @@
+"""Test runs and edits that the environment counts, for policies and scripted players alike."""
+
+import dataclasses
+
+import pytest
+
+from jaxrl_agents.agents.coding import config, view
+from jaxrl_agents.agents.coding import env as coding
+from jaxrl_agents.agents.coding.agent import AGENT
+from jaxrl_agents.agents.coding.config import CodingConfig
+from jaxrl_agents.harness.rollout import Sampling, run_episode
+from jaxrl_agents.types import Task
+from tests.agents.coding.bench import (
+  CALL_TASK,
+  DONE,
+  MEND,
+  PROMPT,
+  SUITE_TASK,
+  play,
+  results,
+  run,
+  services,
+  turn,
+)
+from tests.agents.coding.judge.benches import CALL_FACTS, CALLS, edit
+
+COUNTED = {
+  "tools": ("read_file", "edit_file", "undo_edit", "write_file", "grep", "run_tests"),
+  "test_runs": 2,
+  "max_edits": 2,
+}
+RUN = ("run_tests", {})
+UNDO = ("undo_edit", {"path": "main.py"})
+SHOWN = "clamp(1, 2, 5) gives 1 not 2\nclamp(3, 2, 5) gives 2 not 3\n2 of 4 fail"
+MAXIMUM = Task(
+  "m",
+  "coding",
+  PROMPT,
+  {
+    **CALL_FACTS,
+    "edits": [edit(CALLS, "main.py", "min", "max")],
+    "fail_to_pass": ["clamp(3, 2, 5)"],
+    "pass_to_pass": ["clamp(1, 2, 5)", "double('ab')", "double(1.5)"],
+    "hidden_fail_to_pass": ["clamp(9, 2, 5)"],
+    "hidden_pass_to_pass": ["clamp(0, 1, 1)", "double([1])", "double(None)"],
+  },
+)
+
+
+def test_a_run_shows_the_failing_calls_and_what_is_left_and_none_is_made_beyond_the_limit():
+  trajectory = play([turn(RUN), turn(MEND, RUN), turn(RUN), DONE], **COUNTED)
+  first, edited, second, third = results(trajectory)
+  assert first == f"{SHOWN}\n[1 test run left]"
+  assert edited == "Edited main.py, line 2. [1 edit left]"
+  assert second == "0 of 4 fail\n[0 test runs left]"
+  assert third.startswith("Error: no test run is left: all 2 were made.")
+  assert (trajectory.rewards["test_runs"], trajectory.rewards["solved"]) == (2.0, 1.0)
+
+
+def test_edits_beyond_the_limit_change_nothing_and_failed_ones_and_undoing_do_not_count():
+  wrong = ("edit_file", {"path": "main.py", "old": "value > low", "new": "value >= low"})
+  missing = ("edit_file", {"path": "main.py", "old": "absent", "new": "x"})
+  refused = ("write_file", {"path": "/proc/x", "content": "x"})
+  told = results(play([turn(missing, refused, wrong, UNDO, wrong, UNDO, MEND), DONE], **COUNTED))
+  assert told[2] == "Edited main.py, line 2. [1 edit left]"
+  assert told[4] == "Edited main.py, line 2. [0 edits left]"
+  assert told[6].startswith("Error: no edit is left: all 2 were made.")
+  assert told[1].startswith("Error: ")
+
+
+def test_the_request_tells_the_limits_and_stays_as_it_was_without_them():
+  trajectory = play([DONE], **COUNTED)
+  assert trajectory.log[0].content == f"{PROMPT} You can run the tests twice and make 2 edits."
+  assert view.counted(CodingConfig()) == ""
+  assert view.counted(CodingConfig(max_edits=1)) == " You can make 1 edit."
+
+
+def test_options_that_would_let_a_policy_go_around_the_limits_are_refused():
+  limits = CodingConfig(**COUNTED)
+  config.check(limits)
+  for change, message in (
+    ({"tools": (*limits.tools, "shell")}, "would not hold with the tool shell"),
+    ({"test_runs": 0}, "offer the tool and set a number, or neither"),
+    ({"tools": ("read_file",)}, "offer the tool and set a number, or neither"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      config.check(dataclasses.replace(limits, **change))
+
+
+def test_the_counts_belong_to_the_state_of_an_episode():
+  async def body(workshop):
+    shared = services(workshop, **COUNTED)
+    first = coding.make(CALL_TASK, shared)
+    await first.start()
+    await first.step(turn(RUN, MEND, UNDO))
+    state = await first.snapshot()
+    second = coding.restored(CALL_TASK, shared, state)
+    await second.start()
+    shown = [m.content for m in (await second.step(turn(RUN, RUN, MEND, MEND))).messages]
+    first.forget(state)
+    await first.close()
+    await second.close()
+    return shown[-4:]
+
+  run_again, beyond, edited, _ = run(body)
+  assert run_again.endswith("[0 test runs left]") and beyond.startswith("Error: no test run")
+  assert edited.endswith("[0 edits left]")
+
+
+def test_a_suite_runs_its_own_tests_as_they_were():
+  empty = ("write_file", {"path": "test_shop.py", "content": "import unittest\n"})
+  told = results(play([turn(empty, RUN), DONE], SUITE_TASK, **COUNTED))
+  assert "FAIL: test_total" in told[1] and "Ran 3 tests" in told[1]
+  assert told[1].endswith("[1 test run left]")
+
+
+def played(name, task, seed=0, **changes):
+  async def body(workshop):
+    shared = services(workshop, damage="mixed", **{**COUNTED, **changes})
+    player = AGENT.player(name, task, shared, seed, shared.chat)
+    sampling = Sampling(max_new_tokens=shared.limits.max_new_tokens)
+    return await run_episode(player, shared.chat, player, task=task, sampling=sampling)
+
+  return run(body)
+
+
+def test_the_reader_mends_what_one_edit_mends_in_one_try_and_the_expert_looks_before_it_edits():
+  for name in ("reader", "expert"):
+    rewards = played(name, MAXIMUM).rewards
+    found = (rewards["solved"], rewards["edits"], rewards["test_runs"])
+    assert found == (1.0, 1.0, 2.0), name
+
+
+def test_enumeration_is_cut_off_by_the_limits_and_tries_nothing_beyond_them():
+  """ "<" for ">" in `clamp` is no flip: no edit of the family mends it, and every try is made."""
+  told = played("enumeration", CALL_TASK, test_runs=1, max_edits=3)
+  assert (told.rewards["edits"], told.rewards["test_runs"]) == (2.0, 1.0)
+  told = played("enumeration", CALL_TASK, test_runs=5, max_edits=3)
+  assert (told.rewards["edits"], told.rewards["test_runs"]) == (3.0, 3.0)
+  assert not [text for text in results(told) if text.startswith("Error")]
+
+
+def test_the_demonstrator_keeps_a_run_and_edits_for_the_right_repair():
+  for seed in range(6):
+    told = played("demonstrator", MAXIMUM, seed, hasty=0.0)
+    assert told.rewards["test_runs"] <= 2.0 and told.rewards["edits"] <= 2.0
+    assert not [text for text in results(told) if "is left" in text]

@@ -1,0 +1,87 @@
+"""Fused answers, with values by hand."""
+
+import dataclasses
+
+import pytest
+
+from jaxrl_agents.agents.search import fused_answers, short_ids, view
+from jaxrl_agents.agents.search.config import SearchReward
+from jaxrl_agents.types import Group, Message, ToolCall, Trajectory
+from tests.agents.search import arena
+
+WEIGHTS = SearchReward(betas=(4.0, 1.0))
+
+
+def rollout(shown, listed, *, completed=True, error=""):
+  """A trajectory that saw the hits (name, text) and listed names."""
+  search = Message("assistant", "", (ToolCall("c", "search_corpus", {"query": "q"}),))
+  hits = "\n".join(view.hit(name, text, 3) for name, text in shown)
+  result = Message("tool", hits + view.usage_line(9, 99), tool_call_id="c")
+  rewards = {"completed": float(completed), "prune_penalty": 0.0, "turn_penalty": 0.0, "turns": 2.0}
+  stop = "answer" if completed else "step_limit"
+  log = (search, result, arena.answer(*listed))
+  return Trajectory("t", (), log, {} if error else rewards, stop, {"reward": 0.1}, error=error)
+
+
+def fused(task, *rollouts, max_documents=12):
+  group = Group(task, rollouts)
+  (found,) = fused_answers.fused([group], max_documents=max_documents, weights=WEIGHTS)
+  return found.trajectories[0]
+
+
+def test_the_fused_list_has_the_best_ranks_and_the_length_of_the_lists():
+  hits = [(i, "x") for i in ("100_0", "101_1", "102_0", "103_0")]
+  one = fused(
+    arena.make_task(gold=("100_0", "101_1")),
+    rollout(hits, ["100_0", "102_0"]),
+    rollout(hits, ["101_1", "100_0"]),
+    rollout(hits, ["101_1", "103_0"]),
+  )
+  # 1/61 + 1/62 for 100_0, 2/61 for 101_1, 1/62 for the others; two are kept
+  assert one.rewards["output_recall"] == one.rewards["precision"] == 1.0
+  assert one.rewards["num_output"] == 2
+  assert one.metrics["reward"] == pytest.approx(0.7 + 0.3 + 1.0)
+
+
+def test_the_same_number_is_not_the_same_chunk_in_every_rollout():
+  task = short_ids.shortened(arena.make_task(gold=("100_0",)))
+  gold = task.facts["short_ids"]["100_0"]
+  free = [name for name in ("1", "2") if name != gold][0]
+  other, wrong = (free, "one chunk"), (free, "another chunk")
+  one = fused(
+    task,
+    rollout([(gold, "g"), other], [other[0]]),
+    rollout([(gold, "g"), wrong], [wrong[0], gold]),
+    rollout([(gold, "g")], [gold]),
+  )
+  # gold: 1/62 + 1/61; each other chunk 1/61, though both were called alike; ceil(4 / 3) are kept
+  assert one.rewards["output_recall"] == 1.0
+  assert one.rewards["precision"] == 0.5
+
+
+def test_ids_that_no_tool_showed_are_left_out():
+  one = fused(arena.make_task(gold=("100_0",)), rollout([("101_1", "x")], ["100_0", "101_1"]))
+  assert one.rewards["output_recall"] == 0.0
+  assert one.rewards["num_output"] == 1
+
+
+def test_trajectory_recall_is_that_of_all_finished_rollouts():
+  one = fused(
+    arena.make_task(gold=("100_0", "101_1")),
+    rollout([("100_0", "x")], ["100_0"]),
+    rollout([("101_1", "x")], [], completed=False),
+  )
+  assert one.rewards["trajectory_recall"] == 1.0
+  assert one.rewards["output_recall"] == 0.5
+
+
+def test_a_group_without_an_answer_earns_what_its_rollouts_earn():
+  lost = rollout([("100_0", "x")], [], completed=False)
+  assert fused(arena.make_task(), lost, lost) == lost
+
+
+def test_failed_rollouts_are_left_out_and_failed_groups_stay_failed():
+  failed = dataclasses.replace(rollout([], [], error="killed"), segments=())
+  task = arena.make_task(gold=("100_0",))
+  assert fused(task, failed, rollout([("100_0", "x")], ["100_0"])).rewards["output_recall"] == 1.0
+  assert fused(task, failed, failed) == failed

@@ -1,0 +1,85 @@
+"""Drills of tables of every size: a reply copies what stands in its prompt, under new names."""
+
+import re
+
+import pytest
+
+from jaxrl_agents.agents.swarm import table_drills
+from tests.agents.swarm.library import CHAT, OPTIONS, services
+
+
+@pytest.fixture(scope="module")
+def made(tables):
+  index, tasks = tables
+  return lambda count=150: [
+    (CHAT.decode(prompt), CHAT.parse(reply))
+    for prompt, reply in table_drills.role_drills(
+      tasks,
+      lambda chunk_id: index.chunk(chunk_id).text,
+      CHAT,
+      count=count,
+      limits=services(index).limits,
+      seed=0,
+    )
+  ]
+
+
+@pytest.fixture(scope="module")
+def drills(made):
+  return made()
+
+
+def test_all_forms_come_up_with_several_calls_and_several_names(drills):
+  calls = [reply.tool_calls for _, reply in drills if reply.tool_calls]
+  searches = [each for each in calls if each[0].name == "search_corpus"]
+  assigned = [each[1:] for each in calls if each[0].name == "create_subagent"]
+  assert {len(each) for each in searches} == {1, 2}
+  assert max(map(len, assigned)) > 4 and all(len(each) <= 16 for each in assigned)
+  names = {call.arguments["prompt"].count(".") + 1 for each in assigned for call in each}
+  assert names == {1, 2, 3} and OPTIONS.message_tokens == 64
+  tables = [reply for _, reply in drills if reply.content.startswith("| name |")]
+  assert len(tables) > 10 and len(drills) == 150
+
+
+def test_everything_that_a_reply_says_stands_in_its_prompt(drills):
+  for prompt, reply in drills:
+    for call in reply.tool_calls:
+      text = call.arguments.get("query") or call.arguments.get("prompt", "")
+      assert all(word in prompt for word in re.findall(r"\w+", text))
+    for cell in re.findall(r"[^|\n]+", reply.content):
+      assert cell.strip() in prompt
+
+
+def test_a_shared_value_is_in_two_rows_of_the_prompt_and_others_in_one(drills):
+  asked = [
+    (prompt, reply.content)
+    for prompt, reply in drills
+    if "do two names share?" in prompt and re.fullmatch(r"\w+", reply.content)
+  ]
+  assert len(asked) > 5
+  for prompt, said in asked:
+    told = dict(re.findall(r"\| (\w+) \|(\w+)\|", prompt.partition("share?")[2]))
+    values = list(told.values())
+    assert values.count(said) == 2 and len(set(values)) == len(values) - 1
+
+
+def test_a_value_is_passed_on_as_a_search_for_the_class_beside_the_first_name(drills):
+  passed = [
+    (prompt, reply.tool_calls[0].arguments["query"])
+    for prompt, reply in drills
+    if "Two names share" in prompt
+    and "[Steps left: 2]" in prompt
+    and reply.tool_calls
+    and reply.tool_calls[0].name == "search_corpus"
+  ]
+  assert len(passed) > 3
+  for prompt, query in passed:
+    told = re.findall(r"\| (\w+) \|(\w+)\|", prompt.partition("beside the first?")[2])
+    values = [value for _, value in told]
+    first = next(name for name, value in told if values.count(value) == 2)
+    assert f" def {first},{query}." in prompt
+
+
+def test_the_same_seed_makes_the_same_drills(drills, made):
+  said = lambda pairs: [(prompt, reply.content, reply.tool_calls) for prompt, reply in pairs]
+  assert said(made(20)) == said(drills[:20])
