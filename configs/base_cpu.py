@@ -32,27 +32,29 @@ any training than the shipped ones (policy.copying_heads).
 def get_config() -> config.RunConfig:
   """Copying drills at first; scripted episodes and drills of all three agents.
 
-  No agent has a system prompt: the three recipes set system_prompt="".
+  Search tasks are about packages, so that the recipe's own, about the standard library, are new to
+  the policy. No agent has a system prompt: the three recipes set system_prompt="".
   """
   here = pathlib.Path(__file__).parent
   recipe = config.load(str(here / "search_hops_cpu.py"))
   return dataclasses.replace(
     recipe,
     name="base_cpu",
+    corpus=dataclasses.replace(recipe.corpus, source="package:jax,numpy", train_tasks=4_000),
     policy=dataclasses.replace(recipe.policy, model=MODEL, init="copying"),
-    learner=dataclasses.replace(recipe.learner, row_tokens=2_048, rows_per_microbatch=2),
+    learner=dataclasses.replace(recipe.learner, row_tokens=4_096, rows_per_microbatch=2),
     sft=config.SftConfig(
-      steps=1_800,
+      steps=1_400,
       lr=3e-3,
       optimizer="muon",
       schedule="cosine",
       warmup_steps=30,
-      rows_per_step=4,
+      rows_per_step=2,
       weight_decay=0.01,
-      demonstration_tasks=1_200,
-      rollouts_per_task=2,
+      demonstration_tasks=4_000,
+      rollouts_per_task=1,
       practice_tasks=2_000,
-      reading_drills=16_000,
+      reading_drills=24_000,
       rates=(5.0, 0.3, 0.0, 8.0),
       beside=tuple(
         f"{shlex.quote(str(here / file))} {options}"
@@ -60,7 +62,7 @@ def get_config() -> config.RunConfig:
       ),
       beside_rates=(9.0, 10.0),
       balance_rate=5e-3,
-      mtp_steps=120,
+      mtp_steps=80,
       save_every=50,
     ),
   )

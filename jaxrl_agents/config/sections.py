@@ -23,13 +23,19 @@ from jaxrl_agents.policy.config import PolicyConfig
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
-  """Documents and tasks. `source`: "python" (this interpreter's library), "package:NAME" (an
-  installed package), or a folder.
+  """Documents and tasks.
+
+  Attributes:
+    source: "python" (this interpreter's library), "package:NAME,NAME" (installed packages), or a
+      folder.
+    train_tasks: most tasks of the train split that the search agent makes, about; 0 for 4,000, or
+      1,200 with hops.
   """
 
   source: str = "python"
   chunk_tokens: Count = 64
   seed: Whole = 0
+  train_tasks: Whole = 0
   dense: Literal["lsa", "minilm"] = "lsa"
   cache: str = "~/.cache/jaxrl_agents"
 

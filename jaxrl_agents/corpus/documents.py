@@ -60,10 +60,11 @@ def load(source: str | os.PathLike[str], *, seed: int = 0) -> list[Document]:
   """Returns the documents of a corpus, in the order of their sources.
 
   Args:
-    source: "python", "package:NAME" (the modules of an installed package, its tests left out; it
-      is not imported), or a folder: with corpus.jsonl or corpus.jsonl.gz it is a BEIR collection
-      (https://github.com/beir-cellar/beir), else every .txt .md .html .jsonl .py file below it
-      (also with .gz) is read; a JSON line is {"_id", "title", "text", "metadata"}, text required.
+    source: "python", "package:NAME" or "package:NAME,NAME" (the modules of installed packages,
+      their tests left out; nothing is imported), or a folder: with corpus.jsonl or corpus.jsonl.gz
+      it is a BEIR collection (https://github.com/beir-cellar/beir), else every .txt .md .html
+      .jsonl .py file below it (also with .gz) is read; a JSON line is {"_id", "title", "text",
+      "metadata"}, text required.
     seed: of the permutation that numbers the documents.
 
   Raises:
@@ -72,20 +73,22 @@ def load(source: str | os.PathLike[str], *, seed: int = 0) -> list[Document]:
   if str(source) == PYTHON:
     unnumbered = _standard_library(pathlib.Path(sysconfig.get_paths()["stdlib"]))
   elif str(source).startswith(PACKAGE):
-    unnumbered = _package(str(source).removeprefix(PACKAGE))
+    names = str(source).removeprefix(PACKAGE).split(",")
+    unnumbered = [document for name in names for document in _package(name)]
   else:
     unnumbered = _folder(pathlib.Path(source))
   return numbered([document for document in unnumbered if document.text.strip()], source, seed)
 
 
 def version(source: str | os.PathLike[str]) -> str:
-  """The version of a source: of Python, or of a package; "" of a folder."""
+  """The version of a source: of Python, or of its packages; "" of a folder."""
   if str(source) == PYTHON:
     return platform.python_version()
   if not str(source).startswith(PACKAGE):
     return ""
-  name = str(source).removeprefix(PACKAGE)
-  owners = importlib.metadata.packages_distributions().get(name, [])
+  distributions = importlib.metadata.packages_distributions()
+  names = str(source).removeprefix(PACKAGE).split(",")
+  owners = [owner for name in names for owner in distributions.get(name, [])]
   return " ".join(importlib.metadata.version(owner) for owner in owners)
 
 

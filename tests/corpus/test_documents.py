@@ -76,6 +76,8 @@ def test_an_installed_package_is_its_modules_without_tests_and_is_not_imported(
   assert documents.version("package:numpy") == importlib.metadata.version("numpy")
   (tmp_path / "kiosk.py").write_text("raise SystemExit\n")
   assert [d.metadata["source"] for d in documents.load("package:kiosk")] == ["kiosk"]
+  both = {d.metadata["source"] for d in documents.load("package:shop,kiosk")}
+  assert both == {"kiosk", *(d.metadata["source"] for d in loaded)}
   for name in ("shops", "shop.sub", ""):
     with pytest.raises(ValueError, match=f"package:{name}: no package of that name"):
       documents.load(f"package:{name}")

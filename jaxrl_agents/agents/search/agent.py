@@ -101,6 +101,7 @@ class SearchAgent(Agent):
         chunk_tokens=setting.corpus.chunk_tokens,
         cache_dir=cache,
         seed=setting.corpus.seed,
+        train_tasks=setting.corpus.train_tasks,
         hop_search=HopSearch(cache, dense, fusion) if options.hops else None,
         report=report,
       )

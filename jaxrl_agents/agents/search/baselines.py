@@ -45,7 +45,9 @@ FAULTLESS = ExpertNoise(
   one_by_one=0.0,
   hasty=0.0,
   generous=0.0,
+  knows_names=1.0,
   max_tries=6,
+  max_names=6,
 )
 """The expert makes no mistakes and tries longer than the demonstrator, also with names in sight."""
 

@@ -58,7 +58,9 @@ class ExpertNoise:
   one_by_one: float = 0.35  # per episode: searches for one clue a turn
   hasty: float = 0.3  # per episode: searches for one clue and answers
   generous: float = 0.5  # per episode: the answer lists all that is in sight
+  knows_names: float = 0.0  # per episode: of the names in a hit, the expert knows which one fits
   max_tries: int = 2  # searches for one clue
+  max_names: int = 4  # searches for a clue that refers to another one, each with another name
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
 
 
@@ -79,6 +81,7 @@ class SearchExpert:
     self._gold = reward.gold_ids(task.facts) if "facts" in task.facts else of_clues
     self._hasty = draws.happens(noise.hasty)
     self._generous = draws.happens(noise.generous)
+    self._knows_names = draws.happens(noise.knows_names)
     self._one_by_one = self._hasty or draws.happens(noise.one_by_one)
     self._tries = [0] * len(self._clues)
     self._asked: list[int | None] = []  # the clue that each call of the last turn was for
@@ -166,34 +169,44 @@ class SearchExpert:
     """Missing clues that are worth another try."""
     missing = self._missing(visible)
     for i in missing:
-      tired = self._tries[i] >= self._noise.max_tries
-      if tired or (self._tries[i] and self._draws.errs(self._noise.give_up)):
+      hops = "names" in self._clues[i]
+      tired = self._tries[i] >= (self._noise.max_names if hops else self._noise.max_tries)
+      if tired or (self._tries[i] and not hops and self._draws.errs(self._noise.give_up)):
         self._given_up.add(i)
     return [i for i in missing if i not in self._given_up]
 
   def _can_try(self, i: int, visible: Sequence[str]) -> bool:
-    """False for a clue that refers to another one while no name of it is in sight."""
-    return "names" not in self._clues[i] or bool(self._names_in_sight(i, visible))
+    """False for a clue that refers to another one while no untried name of that one is in sight."""
+    return "names" not in self._clues[i] or bool(self._untried(i, visible))
 
-  def _names_in_sight(self, i: int, visible: Sequence[str]) -> list[str]:
-    """The names that find clue i, which refers to another one, in the order of sight."""
-    named = code_names.names(self._texts(visible))
-    return [name for name in named if name in self._clues[i]["names"]]
+  def _untried(self, i: int, visible: Sequence[str]) -> list[str]:
+    """Names to search with for clue i, which refers to another one: those of the hits of that one,
+    in order. Whether one of them finds the clue only a search can tell, unless the expert knows.
+    """
+    clue = self._clues[i]
+    if self._knows_names:
+      named = code_names.names(self._texts(visible))
+      return [name for name in named if name in clue["names"]]
+    right = set(self._clues[clue["refers_to"]]["chunk_ids"])
+    named = code_names.names(self._texts([chunk_id for chunk_id in visible if chunk_id in right]))
+    return [name for name in named if (i, name) not in self._named]
 
   def _texts(self, visible: Sequence[str]) -> str:
     return "\n".join(self._index.chunk(chunk_id).text for chunk_id in visible)
 
   def _attempt(self, i: int, visible: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
     """The next call for clue i: its words first, then fewer of them, or a name seen elsewhere. A
-    clue that refers to another one is searched for with the first fitting name in sight.
+    clue that refers to another one is searched for with one name after the other of its hits.
 
     A clue without a description can only be looked up by a name in sight: None if there is none.
     """
     text, happens = self._clues[i]["text"], self._draws.happens
     self._tries[i] += 1
     if "names" in self._clues[i]:
-      fitting = self._names_in_sight(i, visible)
-      return hop(text, fitting[(self._tries[i] - 1) % len(fitting)], self._texts(visible))
+      names = self._untried(i, visible)
+      name = names[(self._tries[i] - 1) % len(names)] if self._knows_names else names[0]
+      self._named.add((i, name))
+      return hop(text, name, self._texts(visible))
     if not text:
       name = self._seen_name(i, visible)
       return search(name) if name else None

@@ -5,6 +5,10 @@ of attention of its own, and episodes have few tokens of it. A drill has the hit
 in its prompt, and its reply searches for the second clue with the name. In most drills the names of
 the hits are replaced by made-up ones, so that they cannot be memorised. Naming drills, which are
 most of them, have a passage of a hit alone, and the reply searches for its first name.
+
+Which name of a hit is the right one nobody can tell who does not know the gold. So names are tried
+in the order of the hits of the first clue: a drill may show searches with the first ones, and its
+reply goes on with the next.
 """
 
 from __future__ import annotations
@@ -38,6 +42,9 @@ PIECE_WORDS = (12, 20, 40, 80)
 
 WHOLE_QUESTION = 0.3
 """Share of the other drills with the whole question; the rest has the two clues alone."""
+
+TRIES = (0, 0, 1, 2)
+"""A drill shows one of these numbers of searches with earlier names."""
 
 SHOWN = 2
 """Hits of the first clue."""
@@ -144,7 +151,9 @@ def _hop(
   chat: Chat,
   draw: random.Random,
 ) -> HopDrill:
-  """A question, the search for a clue and its hits; the reply searches on with a name of these."""
+  """A question, the search for a clue and its hits, maybe searches with the first names of these;
+  the reply searches with the next name.
+  """
   clues, ids = task.facts["clues"], ShortIds(task)
   clue = clues[place]
   source = clues[clue["refers_to"]]
@@ -152,28 +161,42 @@ def _hop(
   if _refers(source):
     query += f" {draw.choice(source['names'])}"
   shown = {chunk.id: chunk.text for chunk in hits_of(query)}
-  named = lambda text: [name for name in code_names.names(text) if name in clue["names"]]
-  if not any(named(text) for text in shown.values()):
-    right = next(i for i in source["chunk_ids"] if named(chunk_text(i)))
-    shown = {right: chunk_text(right)}
+  right = [i for i in shown if i in source["chunk_ids"] and code_names.names(shown[i])]
+  if not right:
+    right = [i for i in source["chunk_ids"] if code_names.names(chunk_text(i))][:1]
+    shown = {i: chunk_text(i) for i in right}
   length = draw.choice(PIECE_WORDS)
-  pieces = []
-  for text in shown.values():
-    about = named(text) or code_names.names(text) or text.split()[:1]
-    pieces.append(_piece(text, about[0], length, draw))
+  cut = lambda text: _piece(text, (code_names.names(text) or text.split()[:1])[0], length, draw)
+  pieces = {i: cut(text) for i, text in shown.items()}
+  names = code_names.names("\n".join(pieces[i] for i in right))
+  found: list[dict[str, str]] = []  # what the searches with the first names found
+  for name in names[: min(draw.choice(TRIES), len(names) - 1)]:
+    seen = {*pieces, *(i for each in found for i in each)}
+    later = hits_of(f"{clue['text']} {name}")
+    found.append({hit.id: cut(hit.text) for hit in later if hit.id not in seen})
   new: Mapping[str, str] = {}
-  fitting = next(name for piece in pieces for name in named(piece))
   if draw.random() < RENAMED:
-    pieces, new = _renamed(pieces, words, draw)
-  name = new.get(fitting, fitting)
-  results = (view.hit(ids.name(i), p, chat.count(p)) for i, p in zip(shown, pieces, strict=True))
+    every = [*pieces.values(), *(piece for each in found for piece in each.values())]
+    texts, new = _renamed(every, words, draw)
+    renamed = iter(texts)
+    pieces = {i: next(renamed) for i in pieces}
+    found = [{i: next(renamed) for i in each} for each in found]
+  mark = lambda name: code_names.quoted(name, "\n".join(pieces[i] for i in right))[0]
+  result = lambda hits: "\n".join(view.hit(ids.name(i), p, chat.count(p)) for i, p in hits.items())
+  call = lambda text: Message("assistant", "", (ToolCall("", *expert.search(text)),))
   messages = [
     Message("user", _question(task, place, draw)),
-    Message("assistant", "", (ToolCall("", *expert.search(query)),)),
-    Message("tool", "\n".join(results)),
+    call(query),
+    Message("tool", result(pieces)),
   ]
-  mark = code_names.quoted(name, "\n".join(pieces))[0]
-  return _drill(chat, messages, clue["text"] + mark, name, naming=False)
+  named = [new.get(name, name) for name in names]
+  for name, hits in zip(named, found, strict=False):
+    messages += [
+      call(clue["text"] + mark(name) + name),
+      Message("tool", result(hits) or view.NO_RESULTS),
+    ]
+  name = named[len(found)]
+  return _drill(chat, messages, clue["text"] + mark(name), name, naming=False)
 
 
 def _drill(

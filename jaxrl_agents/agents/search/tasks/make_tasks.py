@@ -228,12 +228,14 @@ def prepared(
   chunk_tokens: int,
   cache_dir: str | os.PathLike[str],
   seed: int = 0,
+  train_tasks: int = 0,
   hop_search: HopSearch | None = None,
   report: Callable[[str], None] = lambda line: None,
 ) -> TaskSet:
   """The task set of a corpus: made once, then loaded from a folder named by all that decides it.
 
-  A `source` that is the folder of a frozen task set is loaded as it is.
+  A `source` that is the folder of a frozen task set is loaded as it is. `train_tasks` are the most
+  tasks of the train split, 0 for those of `LIMITS` or `HOP_LIMITS`.
 
   Raises:
     ValueError: no tasks can be made, or those of a frozen set have hops and should not, or the
@@ -254,6 +256,10 @@ def prepared(
   digest.update(json.dumps([seed, chunk_tokens, *map(count_tokens, probes)]).encode())
   if hop_search:
     digest.update(json.dumps(hop_search.settings).encode())
+  limits = dict(HOP_LIMITS if hop_search else LIMITS)
+  if train_tasks:
+    limits["train"] = train_tasks
+    digest.update(json.dumps(limits).encode())
   for module in _MAKERS:
     digest.update(pathlib.Path(str(module.__file__)).read_bytes())
   folder = pathlib.Path(cache_dir) / f"tasks_{digest.hexdigest()[:16]}"
@@ -264,7 +270,7 @@ def prepared(
         count_tokens=count_tokens,
         chunk_tokens=chunk_tokens,
         seed=seed,
-        limits=HOP_LIMITS if hop_search else LIMITS,
+        limits=limits,
         hop_search=hop_search,
         report=report,
       )

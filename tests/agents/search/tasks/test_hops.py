@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -170,6 +171,19 @@ def test_drills_quote_the_name_from_the_hits_and_renamed_ones_no_name_of_the_cor
     made_up += not code_names.stands_in(name, known)
     assert talk.decode(drill.reply[drill.name_at : drill.name_at + 1]).strip(" (.[*@") in name
   assert 0.5 < made_up / len(drills) < 0.95
+  tried = 0
+  for drill in drills:
+    prompt, query = talk.decode(drill.prompt), talk.parse(drill.reply).tool_calls[0].arguments
+    turns = prompt.split('search_corpus{"query": "')[1:]
+    if drill.naming or not turns:
+      continue
+    earlier = [turn.partition('"')[0] for turn in turns[1:]]  # after the first clue's own search
+    names = [code_names.names(f"{text}(")[-1] for text in [*earlier, query["query"]]]
+    places = [re.search(rf"(?<!\w){name}(?!\w)", turns[0].partition("}")[2]) for name in names]
+    assert all(places) and sorted(places, key=lambda found: found.start()) == places
+    assert len(set(names)) == len(names)
+    tried += len(earlier)
+  assert tried > 5
 
 
 def test_drills_without_hops_are_refused():
