@@ -51,10 +51,12 @@ class JudgeConfig:
 def check(judge: JudgeConfig, stall_s: float) -> None:
   """Raises ValueError where options disagree with each other, or with workers.stall_s."""
   if not judge.url:
-    if judge != JudgeConfig():
+    fields = [each.name for each in dataclasses.fields(judge)]
+    unread = [name for name in fields if getattr(judge, name) != getattr(JudgeConfig(), name)]
+    if unread:
       raise ValueError(
-        "options of the section judge have no effect without a judge; set judge.url to the base "
-        "address of an OpenAI-compatible API"
+        f"judge.{', judge.'.join(unread)} have no effect without a judge; set judge.url to the "
+        "base address of an OpenAI-compatible API"
       )
     return
   check_address(judge.url, "judge.url")

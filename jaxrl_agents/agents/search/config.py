@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from jaxrl_agents.agents.system_prompt import ENVIRONMENT
-from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share
+from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +113,8 @@ def check(options: SearchConfig) -> None:
     raise ValueError(f"search.tool_latency_s={options.tool_latency_s:g} must be 0 or more seconds")
   if options.rerank.url and not options.rerank.url.startswith(("http://", "https://")):
     raise ValueError(
-      f"search.rerank.url={options.rerank.url!r} must begin with http:// or https://, and end with "
-      "the path of the interface, as in http://127.0.0.1:8000/v1/rerank"
+      f"search.rerank.url={shown(options.rerank.url)} must begin with http:// or "
+      "https://, and end with the path of the interface, as in http://127.0.0.1:8000/v1/rerank"
     )
   if options.reply_reserve_tokens > options.tool_output_tokens:
     raise ValueError(
