@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible chat completions: deadlines, bounded retries, bounded answers.
+"""A client of models behind HTTP APIs: deadlines, bounded retries, bounded answers.
 
 A request that fails for good is an `EpisodeError`: a fault of the infrastructure, which a rollout
 carries as its error and which is never a reward of 0.
@@ -94,11 +94,18 @@ class Client:
     self._threads = concurrent.futures.ThreadPoolExecutor(endpoint.at_once, "endpoint")
 
   async def ask(self, request: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
-    """Posts a chat completion and returns what `read` makes of the answer's message.
+    """Posts a chat completion, and returns what `read` makes of the answer's message; else as
+    `post`.
+    """
+    return await self.post("/chat/completions", request, lambda answer: read(_message(answer)))
+
+  async def post(self, path: str, request: Mapping[str, Any], read: Callable[[bytes], T]) -> T:
+    """Posts a request and returns what `read` makes of the answer.
 
     Args:
+      path: of the interface, after the base address.
       request: the body, without the model. A further try has another "seed", if there is one.
-      read: raises ValueError for a message that is of no use, so that it is asked for again.
+      read: raises ValueError for an answer that is of no use, so that it is asked for again.
 
     Raises:
       EndpointError: the endpoint refused, or `tries` requests brought no usable answer.
@@ -110,14 +117,14 @@ class Client:
       pause_s = min(FIRST_PAUSE_S * 2**number, MAX_PAUSE_S)
       async with self._places:
         try:
-          status, retry_after_s, answer = await self._posted(body)
+          status, retry_after_s, answer = await self._posted(path, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
           reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         else:
           text = answer[:200].decode("utf-8", "replace")
           if status == 200:
             try:
-              return read(_message(answer))
+              return read(answer)
             except ValueError as error:
               reason = f"its answer is of no use: {error}"
           elif status in _MAY_PASS:
@@ -132,7 +139,7 @@ class Client:
   def _where(self) -> str:
     return f"{self.endpoint.url} (model {shown(self.endpoint.model)})"
 
-  async def _posted(self, body: bytes) -> tuple[int, float, bytes]:
+  async def _posted(self, path: str, body: bytes) -> tuple[int, float, bytes]:
     """(status, seconds to wait by Retry-After, body) of one request.
 
     Raises:
@@ -146,8 +153,8 @@ class Client:
     headers = {"Content-Type": "application/json", "Connection": "close"}
     if endpoint.key:
       headers["Authorization"] = f"Bearer {endpoint.key}"
-    path = f"{parts.path.rstrip('/')}/chat/completions"
-    call = functools.partial(_exchanged, connection, path, body, headers)
+    whole = f"{parts.path.rstrip('/')}{path}"
+    call = functools.partial(_exchanged, connection, whole, body, headers)
     waited = asyncio.get_running_loop().run_in_executor(self._threads, call)
     waited.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:

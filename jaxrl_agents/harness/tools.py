@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxrl_agents.harness import argument_check
 from jaxrl_agents.harness.argument_check import clipped
+from jaxrl_agents.harness.rollout import EpisodeError
 from jaxrl_agents.types import ToolCall, ToolSpec
 
 LATENCY_SIGMA = 0.5
@@ -26,12 +27,6 @@ LATENCY_SIGMA = 0.5
 
 class ToolError(Exception):
   """A tool refuses or fails; the message is what the policy reads."""
-
-
-class ServiceDown(Exception):
-  """What a tool asks is down. The episode fails with this error: the policy cannot help it, and
-  earns no reward.
-  """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +100,14 @@ def problem_with(tools: Mapping[str, Tool], call: ToolCall) -> str:
 
 
 async def run_call(tools: Mapping[str, Tool], call: ToolCall) -> str:
-  """The observation for one call. Raises nothing but cancellation and ServiceDown."""
+  """The observation for one call. Raises nothing but cancellation and EpisodeError."""
   text, _ = await outcome(tools, call)
   return text
 
 
 async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]:
-  """(the observation for one call, whether the call failed). Raises nothing but cancellation and
-  ServiceDown.
+  """(the observation for one call, whether the call failed). Raises nothing but cancellation,
+  and EpisodeError where the failure is not one that the policy could help.
   """
   problem = problem_with(tools, call)
   if problem:
@@ -122,7 +117,7 @@ async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]
     return str(await asyncio.wait_for(_run(tool, call.arguments), tool.deadline_s)), False
   except ToolError as error:
     return f"Error: {error}", True
-  except ServiceDown:
+  except EpisodeError:
     raise
   except TimeoutError:
     late = f"{call.name} took longer than {tool.deadline_s:g} s. Ask for something simpler."

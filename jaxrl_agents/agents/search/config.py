@@ -6,7 +6,8 @@ import dataclasses
 from typing import Literal
 
 from jaxrl_agents.agents.system_prompt import ENVIRONMENT
-from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share, shown
+from jaxrl_agents.config.judge import check_address
+from jaxrl_agents.config.ranges import Count, NotNegative, Positive, Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +32,17 @@ class Reranker:
   """A service that orders the hits of a search anew, by Cohere's interface.
 
   Attributes:
-    url: of the interface, with its path; "" for no reranker. Any server with it will do, as
-      `vllm serve MODEL` with a cross-encoder.
-    model: name that the service knows the model by; "" sends none.
-    key_variable: environment variable of the workers that holds the key; "" for no key.
+    url: base address ("http://127.0.0.1:8000/v1") of the API, whose path /rerank is asked; "" for
+      no reranker. `vllm serve MODEL` with a cross-encoder is such a service.
+    model: the model's name in this API.
+    key_file, key_env: a file, or a variable of the workers' environment, that holds the API's key.
     candidates: hits of the fused ranking that are scored.
   """
 
   url: str = ""
   model: str = ""
-  key_variable: str = ""
+  key_file: str = ""
+  key_env: str = ""
   candidates: Count = 50
 
 
@@ -111,11 +113,8 @@ def check(options: SearchConfig) -> None:
     )
   if options.tool_latency_s < 0:
     raise ValueError(f"search.tool_latency_s={options.tool_latency_s:g} must be 0 or more seconds")
-  if options.rerank.url and not options.rerank.url.startswith(("http://", "https://")):
-    raise ValueError(
-      f"search.rerank.url={shown(options.rerank.url)} must begin with http:// or "
-      "https://, and end with the path of the interface, as in http://127.0.0.1:8000/v1/rerank"
-    )
+  if options.rerank.url:
+    check_address(options.rerank.url, "search.rerank.url")
   if options.reply_reserve_tokens > options.tool_output_tokens:
     raise ValueError(
       f"search.reply_reserve_tokens={options.reply_reserve_tokens} is more than search."

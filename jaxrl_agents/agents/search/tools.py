@@ -16,7 +16,8 @@ import random
 import re
 from collections.abc import Sequence
 
-from jaxrl_agents.agents.search import reward, view
+from jaxrl_agents.agents.chat_endpoint import Client
+from jaxrl_agents.agents.search import reranking, reward, view
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.chat import Chat
@@ -25,9 +26,8 @@ from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.grep import GrepError
 from jaxrl_agents.corpus.index import hybrid as index
 from jaxrl_agents.corpus.index import store
-from jaxrl_agents.corpus.index.hybrid import Fusion, Index, Rerank
-from jaxrl_agents.corpus.index.rerank_endpoint import RerankEndpoint, RerankError
-from jaxrl_agents.harness.tools import ServiceDown, Tool, ToolError, late
+from jaxrl_agents.corpus.index.hybrid import Fusion, Index
+from jaxrl_agents.harness.tools import Tool, ToolError, late
 from jaxrl_agents.types import Task
 
 READ_CHUNKS = 300
@@ -41,7 +41,7 @@ class SearchServices:
   chat: Chat
   index: Index
   limits: SearchConfig
-  rerank: Rerank | None = None
+  reranker: Client | None = None
 
 
 class SearchTools:
@@ -61,7 +61,7 @@ class SearchTools:
     self.displayed: set[str] = set()
     self.max_tokens = services.limits.tool_output_tokens
     self._chat, self._index, self._limits = services.chat, services.index, services.limits
-    self._rerank = services.rerank
+    self._reranker = services.reranker
     self._shown_chunks: set[str] = set()
     self._shown_documents: set[str] = set()
     self._found: set[str] = set()  # chunks that a search returned; no search returns them again
@@ -87,13 +87,13 @@ class SearchTools:
 
   async def _search(self, query: str) -> str:
     fusion = fusion_of(self._limits)
-    exclude, limit = frozenset(self._found), self._limits.max_shown
-    try:
-      hits = await asyncio.to_thread(
-        self._index.search, query, exclude, limit, settings=fusion, rerank=self._rerank
-      )
-    except RerankError as error:
-      raise ServiceDown(str(error)) from error
+    exclude, limits = frozenset(self._found), self._limits
+    limit = limits.rerank.candidates if self._reranker else limits.max_shown
+    hits = await asyncio.to_thread(self._index.search, query, exclude, limit, settings=fusion)
+    if self._reranker:
+      deadline_s = limits.tool_deadline_s
+      hits = await reranking.reranked(self._reranker, query, hits, deadline_s=deadline_s)
+      hits = hits[: limits.max_shown]
     if not hits:
       return view.NO_RESULTS
     shown = view.first_that_fit(
@@ -172,28 +172,8 @@ def load_services(chat: Chat, index_folder: str, limits: SearchConfig) -> Search
   """The services of a process, with the index that `hybrid.build` wrote.
 
   Raises:
-    ValueError: the index is not on this machine, or the key of the reranker is not in the
-      environment.
+    ValueError: the index is not on this machine, or the key of the reranker cannot be read.
   """
   cache = pathlib.Path(os.environ.get("JAXRL_CACHE", CorpusConfig.cache)).expanduser()
   folder = store.located(index_folder, cache)
-  return SearchServices(chat, index.load(folder), limits, reranker(limits))
-
-
-def reranker(limits: SearchConfig) -> Rerank | None:
-  """What orders the hits of a search anew; None for nothing.
-
-  Raises:
-    ValueError: its key is not in the environment.
-  """
-  wanted = limits.rerank
-  if not wanted.url:
-    return None
-  key = os.environ.get(wanted.key_variable, "") if wanted.key_variable else ""
-  if wanted.key_variable and not key:
-    raise ValueError(
-      f"search.rerank.key_variable={wanted.key_variable!r}: there is no such environment variable "
-      "here; set it to the key of the reranker, or the option to ''"
-    )
-  deadline_s = 0.8 * limits.tool_deadline_s  # before that of the tool, which would be the policy's
-  return RerankEndpoint(wanted.url, wanted.model, key, deadline_s)
+  return SearchServices(chat, index.load(folder), limits, reranking.opened(limits))

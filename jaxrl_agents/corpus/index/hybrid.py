@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,6 @@ from jaxrl_agents.corpus.index.store import Store, open_store, write_store
 Mode = Literal["hybrid", "bm25", "dense"]
 Dense = Literal["lsa", "minilm"]
 By = Literal["scores", "ranks"]
-Rerank = Callable[[str, Sequence[str]], Sequence[float]]
 """(query, texts) -> one score a text, greater is better."""
 
 _LEG_WEIGHTS = {"lsa": 1.0, "minilm": 2.0}
@@ -46,7 +45,7 @@ class Fusion:
       reciprocal rank fusion with k 60, as Context-1 publishes it.
     dense_weight: weight of the dense ranking; that of BM25 is 1. By scores, MiniLM counts double.
     fan_out: number of chunks that each ranking returns; only for "ranks".
-    fused: number of fused chunks that are kept, and reranked if there is a reranker.
+    fused: number of fused chunks that are kept.
   """
 
   by: By = "scores"
@@ -104,7 +103,6 @@ class Index:
     *,
     mode: Mode = "hybrid",
     settings: Fusion = Fusion(),
-    rerank: Rerank | None = None,
   ) -> list[Hit]:
     """Returns the best chunks for a query, best first; equal ones in a fixed order.
 
@@ -114,7 +112,6 @@ class Index:
       limit: most chunks returned.
       mode: both rankings fused, or one of them alone.
       settings: of the fusion; only for "hybrid".
-      rerank: reorders the candidates (the fused ones, or the `limit` of a single ranking).
     """
     excluded = self._store.rows_of(exclude)
     if mode == "hybrid" and settings.by == "ranks":
@@ -126,10 +123,7 @@ class Index:
       ranked = list(self._summed(query, excluded, settings).items())
     else:
       ranked = list(self._leg(mode, query, excluded, limit).items())
-    if rerank is None:
-      ranked = ranked[:limit]
-    hits = [Hit(self.chunk(chunk_id), score) for chunk_id, score in ranked]
-    return hits if rerank is None else _reranked(query, hits, rerank)[:limit]
+    return [Hit(self.chunk(chunk_id), score) for chunk_id, score in ranked[:limit]]
 
   def grep(self, pattern: str, limit: int = 5, timeout_s: float = 2.0) -> list[Hit]:
     """Returns the first chunks, in corpus order, that a regular expression matches; score 1.
@@ -186,11 +180,3 @@ class Index:
     if self._encoder is None:
       self._encoder = minilm.load()
     return minilm.encode(self._encoder, [query])[0]
-
-
-def _reranked(query: str, hits: Sequence[Hit], rerank: Rerank) -> list[Hit]:
-  scores = list(rerank(query, [hit.chunk.text for hit in hits]))
-  if len(scores) != len(hits):
-    raise ValueError(f"the reranker gave {len(scores)} scores for {len(hits)} texts; give one each")
-  order = sorted(range(len(hits)), key=lambda i: (-scores[i], i))
-  return [Hit(hits[i].chunk, float(scores[i])) for i in order]

@@ -10,10 +10,8 @@ from jaxrl_agents.agents.episode import MAX_MALFORMED_TURNS
 from jaxrl_agents.agents.search import config, reward, tools, view
 from jaxrl_agents.agents.search import env as search
 from jaxrl_agents.agents.search.config import SearchConfig
-from jaxrl_agents.corpus.index.rerank_endpoint import RerankError
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.harness.scripted_player import Scripted
-from jaxrl_agents.harness.tools import ServiceDown
 from jaxrl_agents.types import Message
 from tests.agents.search.arena import LIMITS, WORDS, answer, calls, corpus, make_task, play, results
 
@@ -447,30 +445,3 @@ def test_limits_that_contradict_one_another_are_refused(limited):
     config.check(config.SearchConfig(reply_reserve_tokens=300, tool_output_tokens=200))
   with pytest.raises(ValueError, match="has neither"):
     search.make(dataclasses.replace(make_task(), facts={}), limited())
-
-
-def test_an_episode_whose_reranker_is_down_fails_and_earns_nothing(services):
-  def down(query, texts):
-    raise RerankError("the reranker is down")
-
-  broken = dataclasses.replace(services, rerank=down)
-  with pytest.raises(ServiceDown, match="the reranker is down"):
-    play(broken, [calls(("search_corpus", "river")), answer("100_0")])
-
-
-def test_the_reranker_decides_what_a_search_shows(services):
-  last = lambda query, texts: [float(i) for i in range(len(texts))]
-  turned = dataclasses.replace(services, rerank=last)
-  plain = play(services, [calls(("search_corpus", "river")), answer("100_0")])
-  other = play(turned, [calls(("search_corpus", "river")), answer("100_0")])
-  assert reward.shown_ids(plain.log) != reward.shown_ids(other.log)
-
-
-def test_the_key_of_the_reranker_must_be_in_the_environment(monkeypatch):
-  wanted = config.Reranker("http://127.0.0.1:9/v1/rerank", key_variable="RERANK_KEY")
-  limits = dataclasses.replace(LIMITS, rerank=wanted)
-  monkeypatch.delenv("RERANK_KEY", raising=False)
-  with pytest.raises(ValueError, match="no such environment variable"):
-    tools.reranker(limits)
-  monkeypatch.setenv("RERANK_KEY", "secret")
-  assert tools.reranker(limits).key == "secret"

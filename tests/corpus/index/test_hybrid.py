@@ -115,19 +115,6 @@ def test_fusion_by_ranks_is_that_of_the_two_rankings(built):
   assert ids(built.search(query, limit=50, settings=chosen)) == expected
 
 
-def test_a_reranker_orders_the_fused_candidates(built):
-  def by_length(query, texts):
-    assert query == "river stone"
-    return [len(text) for text in texts]
-
-  hits = built.search("river stone", limit=3, settings=Fusion(fused=12), rerank=by_length)
-  candidates = built.search("river stone", limit=12, settings=Fusion(fused=12))
-  expected = sorted((len(hit.chunk.text) for hit in candidates), reverse=True)[:3]
-  assert [hit.score for hit in hits] == expected
-  with pytest.raises(ValueError, match="gave 1 scores for"):
-    built.search("river stone", rerank=lambda query, texts: [1.0])
-
-
 def test_nothing_is_found_for_words_that_no_chunk_has(built):
   for mode in ("bm25", "dense", "hybrid"):
     assert built.search("zzz the 7 ?", mode=mode) == []
