@@ -88,7 +88,7 @@ class ToolUseAgent(Agent):
   config = ToolUseConfig
   headline = success = "right"
   story = Story(
-    baseline=("ask_all", "a player who asks for all three"),
+    baselines={"ask_all": "a player who asks for all three"},
     titles={"reward": "Reward", "right": "Right", "calls": "Calls"},
     costs=("calls",),
     sections=by_calls,

@@ -64,7 +64,8 @@ class Comparison:
   """How runs of one agent are compared side by side.
 
   Attributes:
-    evaluations: rows of the table, "trained" among them; the panels compare with the last.
+    evaluations: rows of the table, "trained" among them.
+    rivals: those of them of which the panels show the one with the highest reward; () for the last.
     columns: of the table: names in an entry of an evaluation, with dots between levels.
     gains: names of "paired_bootstrap" whose lower bounds are there, too.
     held_out: columns that have a panel of their own.
@@ -72,6 +73,7 @@ class Comparison:
   """
 
   evaluations: tuple[str, ...] = ("warm_start", "trained")
+  rivals: tuple[str, ...] = ()
   columns: tuple[str, ...] = ("reward",)
   gains: tuple[str, ...] = ("reward_gain",)
   held_out: tuple[str, ...] = ("reward",)
@@ -86,7 +88,8 @@ class Story:
     noun: what is trained for, as a noun in the first sentence.
     score: its metric.
     gain: the words for its gain.
-    baseline: (evaluation, words) that the first sentence compares the trained policy with.
+    baselines: {evaluation: words}; the first sentence compares the trained policy with the best
+      of these.
     columns: (evaluation, title) of the table, the warm start and the trained policy first.
     titles: {metric: title} in the order of the rows.
     of_sub_agents: metrics that have no meaning where "width" is 0.
@@ -108,7 +111,7 @@ class Story:
 
   noun: str = "reward"
   score: str = "reward"
-  baseline: tuple[str, str] = ("", "")
+  baselines: Mapping[str, str] = dataclasses.field(default_factory=dict)
   columns: tuple[tuple[str, str], ...] = (("warm_start", "Before"), ("trained", "Trained"))
   titles: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"reward": "Reward"})
   of_sub_agents: tuple[str, ...] = ()

@@ -156,16 +156,18 @@ def _value(entry: Any, column: str) -> Any:
 
 
 def _evaluated(run: Run, view: Comparison) -> bool:
-  return all(_has(run.summary, "eval", name, "reward") for name in _shown(view))
+  return all(_has(run.summary, "eval", name, "reward") for name in _shown(run, view))
 
 
 def _has(entry: Any, *path: str) -> bool:
   return _value(entry, ".".join(path)) is not None
 
 
-def _shown(view: Comparison) -> tuple[str, str, str]:
+def _shown(run: Run, view: Comparison) -> tuple[str, str, str]:
   """The three evaluations in a panel: before training, after it, and the strongest baseline."""
-  return "warm_start", "trained", view.evaluations[-1]
+  reward = lambda name: _value(run.summary.get("eval", {}), f"{name}.reward")
+  rivals = [name for name in view.rivals if _finite(reward(name))] or [view.evaluations[-1]]
+  return "warm_start", "trained", max(rivals, key=reward)
 
 
 def _draw_held_out(chart: Axes, key: str, view: Comparison, runs: Sequence[Run]) -> None:
@@ -173,7 +175,7 @@ def _draw_held_out(chart: Axes, key: str, view: Comparison, runs: Sequence[Run])
   chart.set_title(f"held out: {_words(key)}", fontweight="bold", loc="left")
   chart.set_yticks([])
   for i, run in enumerate(runs):
-    values = [_value(run.summary.get("eval", {}), f"{name}.{key}") for name in _shown(view)]
+    values = [_value(run.summary.get("eval", {}), f"{name}.{key}") for name in _shown(run, view)]
     if not _evaluated(run, view) or not all(map(_finite, values)):
       continue
     warm, trained, rival = values

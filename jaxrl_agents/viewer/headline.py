@@ -71,10 +71,15 @@ def _change(run: Run, story: Story, before: Mapping[str, Any], after: Mapping[st
       f"The {story.noun} went {moved}, but the lower 95\u00a0% bound of the gain is "
       f"{signed(lower)}: no improvement is shown."
     )
-  name, words = story.baseline
-  baseline = number(mapping(mapping(run.summary["eval"]).get(name)).get(story.score))
+  evaluations = mapping(run.summary["eval"])
+  scored = [
+    (score, words)
+    for name, words in story.baselines.items()
+    if (score := number(mapping(evaluations.get(name)).get(story.score))) is not None
+  ]
   against = ""
-  if baseline is not None:
+  if scored:
+    baseline, words = max(scored)
     side = "above" if new > baseline else "still below"
     against = f", {side} {words} at {baseline:.2f}"
   return (

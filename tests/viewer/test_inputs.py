@@ -108,6 +108,8 @@ def test_the_sentence_claims_no_more_than_the_bound_allows():
   assert "still below the best script without gold at 0.90" in summary(
     0.3, 0.2, heuristic={"reward": 0.9}
   )
+  both = summary(0.3, 0.2, heuristic={"reward": 0.6}, hops={"reward": 0.9})
+  assert "still below the best script without gold at 0.90" in both  # not above one at 0.60
   assert "no improvement is shown" in summary(0.3, -0.01)
   assert "lowered the reward from 0.50 to 0.40" in summary(-0.1, -0.2)
   assert "lowered the reward from 0.50 to 0.40" in summary(-0.1, -0.2, -0.01)
@@ -161,8 +163,8 @@ def test_the_table_places_shares_on_an_axis_to_one_and_rewards_on_one_to_two():
   }
   run = inputs.Run("w", (), {"eval": evaluation, "paired_bootstrap": {"f1_gain_lower95": 0.1}}, ())
   rows = {r.title: r for r in headline.table(run)}
-  assert rows["Reward"].positions == (25.0, 75.0, None, None)
-  assert rows["F1 of the output"].positions == (25.0, 75.0, None, None)
+  assert rows["Reward"].positions == (25.0, 75.0, None, None, None)
+  assert rows["F1 of the output"].positions == (25.0, 75.0, None, None, None)
   assert (rows["F1 of the output"].gain, rows["F1 of the output"].lower95) == (0.5, 0.1)
   assert headline.counts(run)[1] == (
     "Trained: 4 tasks, 2 failed rollouts (counted apart, not scored 0)."

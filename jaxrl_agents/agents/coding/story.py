@@ -21,7 +21,10 @@ STORY = Story(
   noun="solve rate",
   score="solve_rate",
   gain="solved",
-  baseline=("enumeration", "blind enumeration with as many edits"),
+  baselines={
+    "enumeration": "blind enumeration with as many edits",
+    "reader": "a script that reads what fails",
+  },
   columns=(
     ("warm_start", "Warm start"),
     ("trained", "Trained"),
@@ -70,6 +73,7 @@ STORY = Story(
       "expert",
       "enumeration",
     ),
+    rivals=("enumeration", "reader"),
     columns=("reward", "solve_rate", "summaries", "invalid_tool_calls", "edits", "turns"),
     gains=("reward_gain", "solved_gain", "no_summary_solved_gain", "enumeration_solved_gain"),
     held_out=("reward", "solve_rate", "turns"),

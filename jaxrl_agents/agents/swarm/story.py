@@ -95,7 +95,7 @@ PANELS = (
 STORY = Story(
   noun="performance",
   score="performance",
-  baseline=("single_agent", "a single agent within the same critical steps"),
+  baselines={"single_agent": "a single agent within the same critical steps"},
   columns=(
     ("warm_start", "Warm start"),
     ("trained", "Trained swarm"),
