@@ -110,13 +110,6 @@ _MAX_FILE_BYTES = 400_000
 _MAX_REPO_BYTES = 4_000_000
 
 
-def of_calls(
-  name: str, group: str, text: str, kept: Sequence[tuple[str, str]], mask: tuple[str, ...]
-) -> Repo:
-  """A repository of extracted functions; every second pair (call, value) of `kept` is visible."""
-  return of_files(name, group, {MAIN: text}, kept, mask)
-
-
 def of_files(
   name: str,
   group: str,
@@ -124,7 +117,8 @@ def of_files(
   kept: Sequence[tuple[str, str]],
   mask: tuple[str, ...],
 ) -> Repo:
-  """A repository of extracted functions in the files `texts`, as `of_calls`.
+  """A repository of extracted functions in the files `texts`; every second pair (call, value) of
+  `kept` is visible.
 
   Without a main.py among them, each is named after its function, and main.py imports all.
   """

@@ -20,10 +20,10 @@ def clamp(value, low, high):
 def double(text):
     return text + text
 """
-CALLS = suite_repos.of_calls(
+CALLS = suite_repos.of_files(
   "made:clamp+double",
   "made",
-  MAIN,
+  {"main.py": MAIN},
   [
     ("clamp(1, 2, 5)", "2"),
     ("clamp(9, 2, 5)", "5"),

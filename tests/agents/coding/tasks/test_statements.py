@@ -107,7 +107,7 @@ def test_edits_that_are_tried_are_flips_and_repairs_of_lines_each_once():
 
 
 def test_a_pair_of_edits_is_in_different_lines_and_both_can_be_written():
-  repo = suite_repos.of_calls("m:f", "m", TEXT, [], ())
+  repo = suite_repos.of_files("m:f", "m", {"main.py": TEXT}, [], ())
   drawer = damager.Damager(repo, 0)
   pairs = [each for each in (drawer.next("pair") for _ in range(20)) if each]
   assert len(pairs) > 5
