@@ -9,7 +9,7 @@ From what a run played while it was trained:
 New episodes, the best of 8 by reward; or those of a teacher behind an OpenAI-compatible API:
 
     python scripts/rft.py --config=configs/coding_cpu.py --workdir=W --into=NEXT --tasks=400 \
-      --rollouts=8 --best=reward --per_prompt=1
+      --rollouts=8 --best=reward --per_task=1
     python scripts/rft.py --config=configs/coding_cpu.py --into=NEXT --tasks=400 --rollouts=2 \
       --teacher_url=https://HOST/v1 --teacher_model=NAME --teacher_key_file=FILE
 
@@ -37,9 +37,9 @@ _MIN_SUCCESS = flags.DEFINE_float(
 )
 _MIN_JUDGED = flags.DEFINE_float("min_judged", 0.0, "least grade of the judge", 0.0, 1.0)
 _BEST = flags.DEFINE_enum(
-  "best", "shortest", ["shortest", "reward", "judged"], "which right episodes of a prompt are kept"
+  "best", "shortest", ["shortest", "reward", "judged"], "which right episodes of a task are kept"
 )
-_PER_PROMPT = flags.DEFINE_integer("per_prompt", 2, "most episodes of a prompt", 1)
+_PER_TASK = flags.DEFINE_integer("per_task", 2, "most episodes of a task", 1)
 _TEACHER_URL = flags.DEFINE_string("teacher_url", "", "base address of a teacher's API")
 _TEACHER_MODEL = flags.DEFINE_string("teacher_model", "policy", "the teacher's name there")
 _TEACHER_KEY_FILE = flags.DEFINE_string("teacher_key_file", "", "file with the API's key")
@@ -51,7 +51,7 @@ def main() -> None:
   config = _config()
   setup.compilation_cache(config)
   into = Workdir(_INTO.value)
-  keep = Filter(_MIN_SUCCESS.value, _MIN_JUDGED.value, _BEST.value, _PER_PROMPT.value)
+  keep = Filter(_MIN_SUCCESS.value, _MIN_JUDGED.value, _BEST.value, _PER_TASK.value)
   with into.held():
     groups = _groups(config)
     kept = rejection_sampling.chosen(config, groups, keep)

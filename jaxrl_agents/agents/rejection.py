@@ -16,33 +16,34 @@ def chosen(
   is_right: Callable[[Trajectory], bool],
   *,
   best: Callable[[Trajectory], float] | None = None,
-  per_prompt: int = 2,
+  per_task: int = 2,
   easy: float = 0.9,
   ngram: int = 8,
   max_overlap: float = 0.8,
 ) -> list[Trajectory]:
-  """The best right rollouts of each prompt, best first, with the prompts in order.
+  """The best right rollouts of each task, best first, with the tasks in order.
 
   Args:
-    groups: groups of the same prompt are pooled; failed rollouts are ignored.
+    groups: groups of the same task are pooled; failed rollouts are ignored. Tasks with the same
+      prompt may have other answers, and stay apart.
     is_right: whether a finished rollout is worth imitating.
-    best: the score by which rollouts of a prompt are preferred, the shorter of equal ones; without
+    best: the score by which rollouts of a task are preferred, the shorter of equal ones; without
       one, the shortest are.
-    per_prompt: most rollouts of one prompt; an easy prompt gives 1.
-    easy: share of right rollouts from which a prompt counts as easy.
+    per_task: most rollouts of one task; an easy one gives 1.
+    easy: share of right rollouts from which a task counts as easy.
     ngram: number of consecutive sampled tokens that are compared.
     max_overlap: a rollout is left out if it shares a larger share of its n-grams with a kept one.
   """
   pooled: dict[str, list[Trajectory]] = {}
   for group in groups:
     finished = [trajectory for trajectory in group.trajectories if not trajectory.error]
-    pooled.setdefault(group.task.prompt, []).extend(finished)
+    pooled.setdefault(group.task.id, []).extend(finished)
   kept: list[Trajectory] = []
   for rollouts in pooled.values():
     right = sorted(filter(is_right, rollouts), key=lambda t: len(_sampled(t)))
     if best is not None:
       right.sort(key=best, reverse=True)
-    most = 1 if len(right) > easy * len(rollouts) else per_prompt
+    most = 1 if len(right) > easy * len(rollouts) else per_task
     taken: list[Trajectory] = []
     for trajectory in right:
       mine = _ngrams(trajectory, ngram)

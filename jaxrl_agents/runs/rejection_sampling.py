@@ -1,6 +1,6 @@
 """Rejection sampling: good episodes of a policy, or of a teacher, become the next stage's warm-up.
 
-episodes -> those that are right, and that a judge likes -> the best of each prompt -> segments
+episodes -> those that are right, and that a judge likes -> the best of each task -> segments
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Filter:
     min_success: least value of the agent's success part, or of the verified reward where it has
       none.
     min_judged: least grade of the judge; 0 where none was asked.
-    best: which of a prompt's episodes are kept: the shortest, or those of the highest reward or
+    best: which of a task's episodes are kept: the shortest, or those of the highest reward or
       grade.
-    per_prompt: most episodes of a prompt; an easy one gives a single one (agents.rejection).
+    per_task: most episodes of a task; an easy one gives a single one (agents.rejection).
   """
 
   min_success: float = 1.0
   min_judged: float = 0.0
   best: Best = "shortest"
-  per_prompt: int = 2
+  per_task: int = 2
 
 
 def played_in_training(config: RunConfig, workdir: Workdir) -> list[Group]:
@@ -120,7 +120,7 @@ def chosen(config: RunConfig, groups: Sequence[Group], keep: Filter) -> list[Tra
     groups,
     lambda trajectory: trains(trajectory) and is_right(trajectory),
     best=scores[keep.best],
-    per_prompt=keep.per_prompt,
+    per_task=keep.per_task,
   )
 
 

@@ -26,11 +26,11 @@ WRONG = rollout("wrong", range(10), right=False)
 LOST = rollout("lost", range(5), error="RuntimeError: gone")
 
 
-def test_the_two_chosen_rollouts_of_a_prompt_are_kept():
+def test_the_two_chosen_rollouts_of_a_task_are_kept():
   assert names(LONG, WRONG, SHORT, LOST, MIDDLE) == ["short", "middle"]
 
 
-def test_of_an_easy_prompt_one_is_kept():
+def test_of_an_easy_task_one_is_kept():
   assert names(LONG, SHORT, MIDDLE) == ["short"]
   assert names(WRONG, LOST) == []
 
@@ -41,8 +41,12 @@ def test_a_rollout_that_repeats_one_that_is_kept_is_left_out():
   assert names(SHORT, copy, LONG, WRONG, max_overlap=1.0) == ["short", "copy"]
 
 
-def test_groups_of_one_prompt_are_pooled():
+def test_groups_of_one_task_are_pooled_and_tasks_with_one_prompt_are_not():
   one = Group(Task("t", "swarm", "prompt", {}), (SHORT, WRONG))
   other = Group(Task("t", "swarm", "prompt", {}), (MIDDLE, LONG))
-  kept = chosen([one, other], lambda t: t.rewards["success"] == 1)
-  assert [t.task_id for t in kept] == ["short", "middle"]
+  right = lambda t: t.rewards["success"] == 1
+  assert [t.task_id for t in chosen([one, other], right)] == ["short", "middle"]
+  hidden = Group(
+    Task("u", "swarm", "prompt", {}), (MIDDLE, LONG)
+  )  # the same question, another gold
+  assert [t.task_id for t in chosen([one, hidden], right, per_task=1)] == ["short", "middle"]

@@ -47,7 +47,7 @@ def lengths(trajectories):
 def test_right_episodes_of_training_become_the_next_runs_demonstrations(tmp_path):
   lost = rollout(4, True, error="EpisodeError: the judge is down")
   groups = saved(tmp_path, rollout(9, True), rollout(5, False), lost, rollout(7, True))
-  kept = rejection_sampling.chosen(CONFIG, groups, Filter(per_prompt=1))
+  kept = rejection_sampling.chosen(CONFIG, groups, Filter(per_task=1))
   assert lengths(kept) == [7]
   into = Workdir(tmp_path / "next")
   counts = rejection_sampling.write(CONFIG, groups, kept, into)
@@ -65,7 +65,7 @@ def test_right_episodes_of_training_become_the_next_runs_demonstrations(tmp_path
 def test_a_judge_chooses_among_right_episodes_where_all_have_its_grade(tmp_path):
   groups = saved(tmp_path, rollout(9, True, 0.9), rollout(7, True, 0.2), rollout(5, False, 1.0))
   choose = lambda **options: lengths(
-    rejection_sampling.chosen(CONFIG, groups, Filter(per_prompt=1, **options))
+    rejection_sampling.chosen(CONFIG, groups, Filter(per_task=1, **options))
   )
   assert choose() == [7] and choose(best="judged") == [9] and choose(min_judged=0.5) == [9]
   assert choose(best="reward") == [9]  # 1 + 0.3 * 0.9 beats 1 + 0.3 * 0.2
