@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from jaxrl_agents.sandbox.host import removal
 from jaxrl_agents.sandbox.host.layer_store import Store
 from tests.hostile.conftest import (
   WORK,
@@ -160,3 +161,11 @@ def test_the_sweep_does_not_enter_another_file_system(tmp_path, caplog):
     assert "another file system is mounted there" in caplog.text
   swept(tmp_path / "store")
   assert not dead.exists()
+
+
+def test_a_session_that_ends_during_the_sweep_is_no_problem_to_report(tmp_path, caplog):
+  lock = tmp_path / "ending.lock"
+  lock.touch()
+  with caplog.at_level(logging.WARNING):
+    removal.sweep(tmp_path, "own", lambda: lock.unlink(missing_ok=True))  # after the listing
+  assert not caplog.records

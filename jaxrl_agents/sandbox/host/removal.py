@@ -110,6 +110,8 @@ def _sweep_session(live: pathlib.Path, stem: str, check: Check) -> list[str]:
   lock = live / f"{stem}.lock"
   try:
     fd = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+  except FileNotFoundError:  # its session ended after the folder was listed
+    return []
   except OSError as error:
     is_link = os.path.islink(lock)  # no session makes such a lock
     return [removed(lock, check) if is_link else f"{lock}: {error.strerror}"]
