@@ -40,22 +40,22 @@ def get_config() -> config.RunConfig:
   return dataclasses.replace(
     recipe,
     name="base_cpu",
-    corpus=dataclasses.replace(recipe.corpus, source="package:jax,numpy", train_tasks=4_000),
+    corpus=dataclasses.replace(recipe.corpus, source="package:jax,numpy,scipy", train_tasks=4_000),
     policy=dataclasses.replace(recipe.policy, model=MODEL, init="copying"),
     learner=dataclasses.replace(recipe.learner, row_tokens=4_096, rows_per_microbatch=2),
     sft=config.SftConfig(
-      steps=1_400,
+      steps=1_300,
       lr=3e-3,
       optimizer="muon",
       schedule="cosine",
       warmup_steps=30,
       rows_per_step=2,
       weight_decay=0.01,
-      demonstration_tasks=4_000,
-      rollouts_per_task=1,
-      practice_tasks=2_000,
+      demonstration_tasks=500,
+      rollouts_per_task=3,
+      practice_tasks=3_000,
       reading_drills=24_000,
-      rates=(5.0, 0.3, 0.0, 8.0),
+      rates=(1.5, 3.5, 0.0, 10.0),
       beside=tuple(
         f"{shlex.quote(str(here / file))} {options}"
         for file, options in (("swarm_cpu.py", SWARM), ("coding_cpu.py", CODING))

@@ -2,7 +2,7 @@
 
     python scripts/drill_accuracy.py --config=configs/base_cpu.py --checkpoint=W
 
-Of naming drills (a passage alone) and of drills with a question: the share whose name begins with
+Of drills with made-up names and of those with names as they stand: the share whose name begins with
 the right token, and the share whose whole reply is right, each token given those before it.
 """
 
@@ -66,7 +66,7 @@ def accuracy(
     hidden = transformer.forward(params, tokens, cfg, rows=layer.one_sequence(tokens)).hidden
     return jnp.argmax(transformer.logits(params, hidden, cfg), axis=-1)
 
-  found: dict[str, list[tuple[bool, bool]]] = {"naming": [], "with a question": []}
+  found: dict[str, list[tuple[bool, bool]]] = {"made-up names": [], "real names": []}
   for start in range(0, len(drills), ROWS):
     batch = drills[start : start + ROWS]
     longest = max(len(drill.prompt) + len(drill.reply) for drill in batch)
@@ -76,7 +76,7 @@ def accuracy(
     for row, drill in zip(np.asarray(best(tokens)), batch, strict=False):
       before = len(drill.prompt) - 1
       right = row[before : before + len(drill.reply)] == drill.reply
-      kind = "naming" if drill.naming else "with a question"
+      kind = "made-up names" if drill.renamed else "real names"
       found[kind].append((bool(right[drill.name_at]), bool(right.all())))
   return {
     kind: {

@@ -148,7 +148,8 @@ class SearchAgent(Agent):
 
   def practice(self, setting: Setting, tasks: CorpusTasks) -> list[Task]:
     """Tasks of unrelated clues."""
-    return tasks.practice(setting.sft.practice_tasks, setting.seed)
+    make = tasks.hop_practice if setting.options.hops else tasks.practice
+    return make(setting.sft.practice_tasks, setting.seed)
 
   def texts(self, setting: Setting, tasks: CorpusTasks) -> Sequence[str]:
     """Chunks."""
@@ -167,9 +168,9 @@ class SearchAgent(Agent):
     if setting.options.hops:
       hops = round(HOP_DRILLS * count)
       count -= hops
-      train = tasks.tasks["train"]
+      linked = tasks.hop_practice(hops // 4, setting.seed + 2)
       for drill in hop_drills.hop_drills(
-        train, text, best_chunks, setting.chat, count=hops, seed=setting.seed
+        linked, text, best_chunks, setting.chat, count=hops, seed=setting.seed
       ):
         yield drill.prompt, drill.reply
     practice = tasks.practice(count, setting.seed + 1, search_drills.MAX_CLUES)

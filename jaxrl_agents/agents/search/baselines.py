@@ -30,9 +30,9 @@ configs/search_cpu.py (scripts/evaluate.py --split=dev --player=heuristic_2x1, a
 ONE_SEARCH = 6
 """Searches with the whole question: the best on the same tasks (--player=one_search_2, ...)."""
 
-HOPS = (3, 2)
+HOPS = (1, 1)
 """Names that each clue which refers to another one is searched with, and hits of each search in
-the answer: the best on the dev tasks of configs/search_hops_cpu.py (--player=hops_3x1, ...).
+the answer: the best on the dev tasks of configs/search_hops_cpu.py (--player=hops_2x1, ...).
 """
 
 FAULTLESS = ExpertNoise(
@@ -45,15 +45,14 @@ FAULTLESS = ExpertNoise(
   one_by_one=0.0,
   hasty=0.0,
   generous=0.0,
-  knows_names=1.0,
   max_tries=6,
-  max_names=6,
 )
 """The expert makes no mistakes and tries longer than the demonstrator, also with names in sight."""
 
 _CLUE = re.compile(
   r"(?:^|(?<=\. ))\d+\. ([^:]*?)(?:: (.*?))?\.(?= \d+\. | Question: |$)", re.DOTALL
 )
+_TIE = re.compile(r"; [a-z ]+\d+$")
 _N = r"([1-9]\d*)"
 _HEURISTIC, _ONE_SEARCH = re.compile(rf"heuristic_{_N}x{_N}"), re.compile(rf"one_search_{_N}")
 _HOPS = re.compile(rf"hops_{_N}x{_N}")
@@ -61,9 +60,10 @@ _HOPS = re.compile(rf"hops_{_N}x{_N}")
 
 def clues(prompt: str) -> list[str]:
   """The descriptions in a question, without the clues that only refer to others: "2. Class holding
-  1: <description>." has one, "3. Module holding 2." has none.
+  1: <description>." and "2. Class: <description>; built on 1." have one, "3. Module holding 2."
+  has none.
   """
-  return [description for _, description in _CLUE.findall(prompt) if description]
+  return [_TIE.sub("", description) for _, description in _CLUE.findall(prompt) if description]
 
 
 def player(name: str, task: Task, services: SearchServices, seed: int) -> Scripted | None:
@@ -96,7 +96,9 @@ def _plan(name: str, prompt: str, limits: SearchConfig) -> Plan | HopPlan | None
     searches, listed = map(int, found.groups())
     return Plan(tuple(clues(prompt) or [prompt]) * searches, listed)
   if found := _HOPS.fullmatch(name):
-    return HopPlan(prompt, _CLUE.findall(prompt) or [("", prompt)], *map(int, found.groups()))
+    return HopPlan(
+      prompt, [text for _, text in _CLUE.findall(prompt)] or [prompt], *map(int, found.groups())
+    )
   if found := _ONE_SEARCH.fullmatch(name):
     return Plan((prompt,) * int(found[1]), limits.max_shown)
   return None

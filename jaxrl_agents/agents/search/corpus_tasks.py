@@ -46,6 +46,10 @@ class CorpusTasks(Tasks):
     clues = self.task_set.clues["train"]
     return self._named(practice.practice_tasks(clues, count, seed, max_clues))
 
+  def hop_practice(self, count: int, seed: int) -> list[Task]:
+    """The same in the form of tasks with hops."""
+    return self._named(practice.hop_practice(self.task_set.clues["train"], count, seed))
+
   def sampled_texts(self) -> list[str]:
     """The text of `TEXTS` random chunks, or of all if there are fewer."""
     chunks = self.task_set.chunks

@@ -16,7 +16,7 @@ from jaxrl_agents.agents.random_draws import Draws
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import make
 from jaxrl_agents.agents.search.short_ids import ShortIds
-from jaxrl_agents.agents.search.tasks import code_names
+from jaxrl_agents.agents.search.tasks import code_names, hops
 from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.scripted_player import Scripted
@@ -57,10 +57,8 @@ class ExpertNoise:
   read: float = 0.04  # per turn: also reads a document
   one_by_one: float = 0.35  # per episode: searches for one clue a turn
   hasty: float = 0.3  # per episode: searches for one clue and answers
-  generous: float = 0.5  # per episode: the answer lists all that is in sight
-  knows_names: float = 0.0  # per episode: of the names in a hit, the expert knows which one fits
+  generous: float = 0.25  # per episode: the answer lists all that is in sight
   max_tries: int = 2  # searches for one clue
-  max_names: int = 4  # searches for a clue that refers to another one, each with another name
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
 
 
@@ -78,10 +76,11 @@ class SearchExpert:
     self._index, self._limits = services.index, services.limits
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
     of_clues = {i for clue in self._clues for i in clue["chunk_ids"]}
+    referring = {i for i, clue in enumerate(self._clues) if "refers_to" in clue}
+    self._chain = referring | {self._clues[i]["refers_to"] for i in referring}
     self._gold = reward.gold_ids(task.facts) if "facts" in task.facts else of_clues
     self._hasty = draws.happens(noise.hasty)
     self._generous = draws.happens(noise.generous)
-    self._knows_names = draws.happens(noise.knows_names)
     self._one_by_one = self._hasty or draws.happens(noise.one_by_one)
     self._tries = [0] * len(self._clues)
     self._asked: list[int | None] = []  # the clue that each call of the last turn was for
@@ -110,7 +109,9 @@ class SearchExpert:
         return self._answer(visible)
       calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in unneeded]}))
       used -= sum(self._services.chat.count(self._index.chunk(i).text) + 10 for i in unneeded)
-    attempts = {i: self._attempt(i, visible) for i in open_clues[: self._width(used)]}
+    chain = [i for i in open_clues if i in self._chain]
+    now = chain[:1] or open_clues[: self._width(used)]
+    attempts = {i: self._attempt(i, visible) for i in now}
     made = {i: call for i, call in attempts.items() if call is not None}
     self._asked = [*(None for _ in calls), *made]
     calls += made.values()
@@ -169,44 +170,32 @@ class SearchExpert:
     """Missing clues that are worth another try."""
     missing = self._missing(visible)
     for i in missing:
-      hops = "names" in self._clues[i]
-      tired = self._tries[i] >= (self._noise.max_names if hops else self._noise.max_tries)
-      if tired or (self._tries[i] and not hops and self._draws.errs(self._noise.give_up)):
+      tired = self._tries[i] >= self._noise.max_tries
+      if tired or (self._tries[i] and self._draws.errs(self._noise.give_up)):
         self._given_up.add(i)
     return [i for i in missing if i not in self._given_up]
 
   def _can_try(self, i: int, visible: Sequence[str]) -> bool:
-    """False for a clue that refers to another one while no untried name of that one is in sight."""
-    return "names" not in self._clues[i] or bool(self._untried(i, visible))
-
-  def _untried(self, i: int, visible: Sequence[str]) -> list[str]:
-    """Names to search with for clue i, which refers to another one: those of the hits of that one,
-    in order. Whether one of them finds the clue only a search can tell, unless the expert knows.
-    """
+    """False for a clue that refers to another one while no name of that one is in sight."""
     clue = self._clues[i]
-    if self._knows_names:
-      named = code_names.names(self._texts(visible))
-      return [name for name in named if name in clue["names"]]
-    right = set(self._clues[clue["refers_to"]]["chunk_ids"])
-    named = code_names.names(self._texts([chunk_id for chunk_id in visible if chunk_id in right]))
-    return [name for name in named if (i, name) not in self._named]
+    if "refers_to" not in clue:
+      return True
+    return code_names.stands_in(self._clues[clue["refers_to"]]["name"], self._texts(visible))
 
   def _texts(self, visible: Sequence[str]) -> str:
     return "\n".join(self._index.chunk(chunk_id).text for chunk_id in visible)
 
   def _attempt(self, i: int, visible: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
     """The next call for clue i: its words first, then fewer of them, or a name seen elsewhere. A
-    clue that refers to another one is searched for with one name after the other of its hits.
+    clue that refers to another one is searched for with the name of that one.
 
     A clue without a description can only be looked up by a name in sight: None if there is none.
     """
-    text, happens = self._clues[i]["text"], self._draws.happens
+    clue = self._clues[i]
+    text, happens = clue["text"], self._draws.happens
     self._tries[i] += 1
-    if "names" in self._clues[i]:
-      names = self._untried(i, visible)
-      name = names[(self._tries[i] - 1) % len(names)] if self._knows_names else names[0]
-      self._named.add((i, name))
-      return hop(text, name, self._texts(visible))
+    if "refers_to" in clue:
+      return search(hops.query(text, self._clues[clue["refers_to"]]["name"]))
     if not text:
       name = self._seen_name(i, visible)
       return search(name) if name else None
@@ -276,11 +265,6 @@ def search(query: str) -> tuple[str, dict[str, Any]]:
   token: the policy can copy the first word from the question.
   """
   return "search_corpus", {"query": f" {query}"}
-
-
-def hop(clue: str, name: str, text: str) -> tuple[str, dict[str, Any]]:
-  """A search for a clue that refers to another one, with a name as it stands in its hits."""
-  return search(clue + code_names.quoted(name, text))
 
 
 def make_player(task: Task, services: SearchServices, noise: ExpertNoise, seed: int) -> Scripted:

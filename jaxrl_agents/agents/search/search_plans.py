@@ -39,35 +39,40 @@ class Plan:
 
 @dataclasses.dataclass
 class _Clue:
-  """A clue, and what is known of it. `refers_to`: places of others; `texts`: of its hits."""
+  """A clue, and what is known of it. `refers_to`: place of another one; `texts`: of its hits."""
 
   text: str
-  refers_to: tuple[int, ...]
+  refers_to: int | None
   open_searches: int = 1
   texts: list[str] = dataclasses.field(default_factory=list)
 
 
-class HopPlan:
-  """Searches for every clue; for one that refers to others also with names in the hits of these.
+_TIE = re.compile(r"(.*); [a-z ]+ (\d+)", re.DOTALL)
 
-  Names are taken by a regular expression (`code_names`). Hits of a search with a name count where
-  they hold it. Invariant: a clue that refers to others waits until their searches are made.
+
+class HopPlan:
+  """Searches for every clue; for one that refers to another one with names in the hits of that one:
+  those that these define, then others.
+
+  Names are taken by regular expressions (`code_names`). Hits of a search with a name count where
+  they hold it. Invariant: a clue that refers to another one waits until the searches for that one
+  are made.
 
   Attributes:
     queries, listed: as of `Plan`.
   """
 
-  def __init__(self, prompt: str, clues: Sequence[tuple[str, str]], names: int, hits: int):
-    """`clues` are pairs of what stands before the colon of a clue, and after it."""
+  def __init__(self, prompt: str, clues: Sequence[str], names: int, hits: int):
+    """`clues` are the texts of the clues, each of which may end in "; built on 1"."""
     self._prompt, self._names, self._hits = prompt, names, hits
     self.listed: list[str] = []
-    self._clues = [
-      _Clue(text, tuple(n - 1 for n in map(int, re.findall(r"\b\d+\b", head)) if n <= place))
-      for place, (head, text) in enumerate(clues)
-    ]
-    self._waiting = [i for i, clue in enumerate(self._clues) if clue.refers_to]
+    self._clues: list[_Clue] = []
+    for text in clues:
+      found = _TIE.fullmatch(text)
+      self._clues.append(_Clue(found[1], int(found[2]) - 1) if found else _Clue(text, None))
+    self._waiting = [i for i, clue in enumerate(self._clues) if clue.refers_to is not None]
     self._open: list[tuple[int, str, str]] = [
-      (i, clue.text, "") for i, clue in enumerate(self._clues) if not clue.refers_to
+      (i, clue.text, "") for i, clue in enumerate(self._clues) if clue.refers_to is None
     ]
     self._asked: list[tuple[int, str, str]] = []
 
@@ -91,13 +96,14 @@ class HopPlan:
         if chunk_id not in self.listed:
           self.listed.append(chunk_id)
     for place in list(self._waiting):
-      referred = [self._clues[i] for i in self._clues[place].refers_to]
-      if not any(clue.open_searches for clue in referred):
+      clue = self._clues[place]
+      source = self._clues[clue.refers_to or 0]
+      if not source.open_searches:
         self._waiting.remove(place)
-        self._hop(self._clues[place], place, [text for clue in referred for text in clue.texts])
+        self._hop(clue, place, "\n".join(source.texts))
 
-  def _hop(self, clue: _Clue, place: int, texts: Sequence[str]) -> None:
-    found = code_names.names("\n".join(texts))
+  def _hop(self, clue: _Clue, place: int, text: str) -> None:
+    found = dict.fromkeys([*code_names.defined(text), *code_names.names(text)])
     fresh = [name for name in found if not code_names.stands_in(name, self._prompt)]
     chosen = fresh[: self._names] or [""]
     clue.open_searches = len(chosen)

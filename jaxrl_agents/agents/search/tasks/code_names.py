@@ -17,6 +17,7 @@ _NAME = re.compile(
   """,
   re.VERBOSE,
 )
+_DEFINED = re.compile(r"\b(?:def|class)\s+(\w+)")
 _KEYWORDS = re.compile(
   "and|assert|elif|except|isinstance|lambda|len|not|print|raise|return|super|while|with|yield"
   "|TODO|NOTE|None|True|False|self"
@@ -37,11 +38,6 @@ def stands_in(name: str, text: str) -> bool:
   return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 
-def quoted(name: str, text: str) -> str:
-  """The name with what stands before it in the text: "(", "." or the like, else a space.
-
-  A tokenizer mostly makes one token of a word and the space before it, so that " size" cannot be
-  copied from "(size". A search does not heed the mark.
-  """
-  found = re.search(rf"([(.\[*@]?)(?<!\w){re.escape(name)}(?!\w)", text)
-  return f"{(found and found[1]) or ' '}{name}"
+def defined(text: str) -> list[str]:
+  """The distinct names that a passage defines, in order."""
+  return list(dict.fromkeys(_DEFINED.findall(text)))

@@ -1,12 +1,13 @@
-"""Tasks with hops: a later clue can be looked up only with a name that an earlier one leads to.
+"""Tasks with hops: a later clue can be looked up only with the answer to an earlier one.
 
-  1. Routine: <clue>. 2. Class: <clue>. 3. Method of a name in 1: <cut clue>. Question: which …?
+  1. Routine: <clue>. 2. Class: <clue>. 3. Method: <cut clue>; using 1. Question: which method is 3?
 
 The first clue is found by its own words. A clue that refers to another one is cut until a search
-for it alone fails: none of its chunks is among the best `MISSES` hits. With a name that stands in
-the hits of the clue it refers to, one is among the best `SHOWN`, before all other entities of its
-kind. Each hop starts from the hit of the one before it, and has a clue beside it that is found by
-its own words. A task of level L has L + 1 hops and 2 L + 3 clues, all from modules of one split.
+for it alone fails: none of its chunks is among the best `MISSES` hits. With the name of what it
+refers to, which a hit of that clue defines, one is among the best `SHOWN`, before all other
+entities of its kind. Each hop starts from the entity of the one before it, and has a clue beside it
+that is found by its own words. A task of level L has L + 1 hops and 2 L + 3 clues, all from modules
+of one split.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Step:
     chunk_ids: that support the clue: description, naming line, and the line that ties it to what it
       refers to.
     text: what its clue says, and its search with it.
-    phrase: how the clue refers to others, with "{}" for their number; "" if it does not.
-    refers_to: place in the chain of what it refers to; -1 if it does not.
-    names: in the hits of that, each of which finds this entity together with `text`.
+    phrase: how the clue refers to another one, with "{}" for its number; "" if it does not.
+    refers_to: place in the chain of what it refers to, whose name finds this entity together with
+      `text`; -1 if it does not.
     seen: its chunks that the search shows.
   """
 
@@ -65,7 +66,6 @@ class Step:
   chunk_ids: tuple[str, ...]
   phrase: str = ""
   refers_to: int = -1
-  names: tuple[str, ...] = ()
   seen: tuple[str, ...] = ()
 
 
@@ -104,26 +104,22 @@ class HopMaker:
     return Step(key, each.clue, each.chunk_ids, seen=seen) if seen else None
 
   def after(self, steps: Sequence[Step], last: int, draw: random.Random) -> Step | None:
-    """A clue that only a name in the hits of step `last` finds; None if none was drawn.
+    """A clue that only the name of the entity of step `last` finds; None if none was drawn.
 
-    Entities with an early name of these hits come first: it is mostly the answer of that clue.
+    Entities that the graph ties to it come first: of these the clue says how.
     """
-    used = {step.key for step in steps}
+    source, used = steps[last], {step.key for step in steps}
+    name = self._described[source.key].entity.name
     known = " ".join(step.text for step in steps)
-    source = steps[last]
-    here = [name for name in self._names_of(source.seen) if not code_names.stands_in(name, known)]
-    rank: dict[str, int] = {}
-    for place, name in enumerate(here):
-      if len(self._users[name]) <= MAX_USERS:
-        rank |= {key: place for key in self._users[name] if key not in rank}
-    for tie in self._graph.ties.get(source.key, ()):
-      if tie.owner == tie.other in self._described:  # its line of evidence names the source
-        rank[tie.other] = 0
-    drawn = sorted(rank.keys() - used)
+    if not self.answers(source) or code_names.stands_in(name, known):
+      return None
+    tied = {tie.other for tie in self._graph.ties.get(source.key, ())} & self._described.keys()
+    users = set(self._users[name]) if len(self._users[name]) <= MAX_USERS else set()
+    drawn = sorted((tied | users) - used)
     draw.shuffle(drawn)
-    drawn.sort(key=rank.__getitem__)
+    drawn.sort(key=lambda key: key not in tied)
     for key in drawn[:ATTEMPTS]:
-      if step := self._hop(source, last, key, here):
+      if step := self._hop(source, last, key, name):
         return step
     return None
 
@@ -141,26 +137,22 @@ class HopMaker:
         return step
     return None
 
-  def _hop(self, source: Step, place: int, key: str, here: Sequence[str]) -> Step | None:
+  def _hop(self, source: Step, place: int, key: str, name: str) -> Step | None:
     each, text = self._described[key], self.cut(key)
     tie = self._tie(key, source.key)
     evidence = (tie.chunk_id,) if tie and tie.owner == key else ()
     chunk_ids = tuple(dict.fromkeys([*each.chunk_ids, *evidence]))
     if not text or set(chunk_ids) & set(source.chunk_ids):
       return None
-    there = self._names_of(chunk_ids)
-    names: list[str] = []
-    seen: tuple[str, ...] = ()
-    for name in (name for name in here if name in there):
-      hits = self._search(f"{text} {name}", MISSES)[:SHOWN]
-      first = next((i for i in hits if i in chunk_ids or each.entity.kind in self._kinds[i]), "")
-      if first in chunk_ids and self._alone(key, text, name):
-        names.append(name)
-        seen = seen or tuple(i for i in hits if i in chunk_ids)
-    if not names:
+    if not any(code_names.stands_in(name, self._graph.chunk_texts[i]) for i in chunk_ids):
       return None
-    phrase = PHRASES[tie.kind][0 if tie.forward else 1] if tie else PHRASES["shares_term"][0]
-    return Step(key, text, chunk_ids, phrase, place, tuple(names), seen)
+    hits = self._search(query(text, name), MISSES)[:SHOWN]
+    first = next((i for i in hits if i in chunk_ids or each.entity.kind in self._kinds[i]), "")
+    if first not in chunk_ids or not self._alone(key, text, name):
+      return None
+    seen = tuple(i for i in hits if i in chunk_ids)
+    phrase = PHRASES[tie.kind][0 if tie.forward else 1] if tie else PHRASES["mentions"][0]
+    return Step(key, text, chunk_ids, phrase, place, seen)
 
   def _alone(self, key: str, text: str, name: str) -> bool:
     """Whether no other entity of the kind has the name in its passages and `text` in its clue."""
@@ -176,16 +168,16 @@ class HopMaker:
     return next((tie for tie in self._graph.ties.get(key, ()) if tie.other == other), None)
 
   def answers(self, step: Step) -> bool:
-    """Whether what a search for a step shows names its entity."""
-    name, texts = self._described[step.key].entity.name, self._graph.chunk_texts
-    return any(code_names.stands_in(name, texts[i]) for i in step.seen)
+    """Whether what a search for a step shows has the line that names its entity."""
+    quote, texts = self._described[step.key].truth_quote, self._graph.chunk_texts
+    return any(quote in texts[i] for i in step.seen)
 
   def tells(self, steps: Sequence[Step]) -> bool:
     """Whether the clues hold a name that is to be found."""
     told = " ".join(step.text for step in steps)
-    hops = [step for step in steps if step.refers_to >= 0]
-    names = {self._described[step.key].entity.name for step in hops}
-    names.update(name for step in hops for name in step.names)
+    wanted = {steps[step.refers_to].key for step in steps if step.refers_to >= 0}
+    wanted.update(step.key for step in steps if step.refers_to >= 0)
+    names = {self._described[key].entity.name for key in wanted}
     return any(code_names.stands_in(name, told) for name in names)
 
   def _findable(self, key: str) -> tuple[str, ...]:
@@ -210,6 +202,11 @@ class HopMaker:
   def _names_of(self, chunk_ids: Sequence[str]) -> list[str]:
     """The names in these chunks, in order."""
     return list(dict.fromkeys(name for i in chunk_ids for name in self._names_in(i)))
+
+
+def query(text: str, name: str) -> str:
+  """The search for a clue that refers to another one, with the name of that one's entity."""
+  return f"{text}; {name}"
 
 
 def tasks(
@@ -266,13 +263,13 @@ def _grown(maker: HopMaker, first: Step, draw: random.Random) -> Iterator[list[S
 def _task(graph: Graph, steps: Sequence[Step], name: str, split: Split, seed: int) -> Task:
   """The task that asks for the last step; see `chains.task` for the facts.
 
-  A clue that refers to another one also has "refers_to", its place among the clues, and "names", of
-  which each finds its chunks together with its text.
+  A clue that refers to another one also has "refers_to", the place of that one among the clues.
   """
   sentences, facts, clues = [], [], []
   for number, step in enumerate(steps, start=1):
     each = graph.described[step.key]
-    sentences.append(f"{number}. {_head(graph, step)}: {step.text}.")
+    tie = f"; {step.phrase.format(step.refers_to + 1)}" if step.phrase else ""
+    sentences.append(f"{number}. {each.entity.kind.capitalize()}: {step.text}{tie}.")
     fact = {
       "fact": sentences[-1],
       "chunk_ids": list(step.chunk_ids),
@@ -290,7 +287,7 @@ def _task(graph: Graph, steps: Sequence[Step], name: str, split: Split, seed: in
       "name": each.entity.name,
     }
     if step.refers_to >= 0:
-      clue |= {"refers_to": step.refers_to, "names": list(step.names)}
+      clue["refers_to"] = step.refers_to
     clues.append(clue)
   asked = graph.described[steps[-1].key].entity
   hops = sum(step.refers_to >= 0 for step in steps)
@@ -309,8 +306,3 @@ def _task(graph: Graph, steps: Sequence[Step], name: str, split: Split, seed: in
     split=split,
     seed=seed,
   )
-
-
-def _head(graph: Graph, step: Step) -> str:
-  kind = graph.entities[step.key].kind.capitalize()
-  return f"{kind} {step.phrase.format(step.refers_to + 1)}" if step.phrase else kind

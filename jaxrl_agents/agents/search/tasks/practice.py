@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from jaxrl_agents.corpus.entities import PHRASES
 from jaxrl_agents.types import Task
+
+MAX_HOPS = 3
+
+HOPS = (1, 1, 1, 2, 2, MAX_HOPS)
+"""A task in the form of those with hops has one of these numbers of them."""
+
+_TIES = tuple(dict.fromkeys(phrase for pair in PHRASES.values() for phrase in pair))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,28 +33,68 @@ def practice_tasks(clues: Sequence[Clue], n: int, seed: int, max_clues: int = 3)
   Task i depends on (clues, seed, max_clues, i) alone, so any number can be drawn. Facts are as
   those of `chains.task`, level 0, without distractors.
   """
-  if len(clues) < max_clues:
-    raise ValueError(f"{len(clues)} clues; practice needs at least {max_clues}")
+  _check(clues, max_clues)
   return [_practice(clues, index, seed, max_clues) for index in range(n)]
+
+
+def hop_practice(clues: Sequence[Clue], n: int, seed: int) -> list[Task]:
+  """Makes n tasks in the form of those of `hops`, of unrelated clues: the search for a clue that
+  refers to another one takes the name of that one, as there, but needs it not.
+
+  Task i depends on (clues, seed, i) alone. At most half of a clue is cut off.
+  """
+  _check(clues, 2 * MAX_HOPS + 1)
+  return [_hop_practice(clues, index, seed) for index in range(n)]
+
+
+def _check(clues: Sequence[Clue], needed: int) -> None:
+  if len(clues) < needed:
+    raise ValueError(f"{len(clues)} clues; practice needs at least {needed}")
 
 
 def _practice(clues: Sequence[Clue], index: int, seed: int, max_clues: int) -> Task:
   draw = random.Random(f"{seed}/{index}")
+  parts = _drawn(clues, draw.randint(1, max_clues), draw)
+  return _task(parts, {}, draw.randrange(len(parts)), f"practice-{seed}-{index}", seed)
+
+
+def _hop_practice(clues: Sequence[Clue], index: int, seed: int) -> Task:
+  draw = random.Random(f"{seed}/hops/{index}")
+  parts = _drawn(clues, 2 * draw.choice(HOPS) + 1, draw)
+  ties = {
+    place: draw.choice(_TIES).format(place - 1)
+    for place in range(2, len(parts), 2)
+    if parts[place - 2].kind != "module"  # the name of a module stands in no line of it
+  }
+  for place in ties:
+    words = parts[place].text.split()
+    kept = " ".join(words[: draw.randint((len(words) + 1) // 2, len(words))]).rstrip(",;:")
+    parts[place] = dataclasses.replace(parts[place], text=kept)
+  return _task(parts, ties, len(parts) - 1, f"practice-hops-{seed}-{index}", seed)
+
+
+def _drawn(clues: Sequence[Clue], count: int, draw: random.Random) -> list[Clue]:
+  """Clues that share no chunk."""
   while True:
-    picked = draw.sample(range(len(clues)), draw.randint(1, max_clues))
-    parts = [clues[i] for i in picked]
+    parts = [clues[i] for i in draw.sample(range(len(clues)), count)]
     chunk_ids = [chunk_id for part in parts for chunk_id in part.chunk_ids]
     if len(set(chunk_ids)) == len(chunk_ids):
-      break
-  asked = draw.randrange(len(parts))
-  sentences = [f"{i + 1}. {part.kind.capitalize()}: {part.text}." for i, part in enumerate(parts)]
+      return parts
+
+
+def _task(parts: Sequence[Clue], ties: Mapping[int, str], asked: int, name: str, seed: int) -> Task:
+  """`ties`: {place of a clue: how it refers to the one two places before it}."""
+  tie = lambda i: f"; {ties[i]}" if i in ties else ""
+  sentences = [
+    f"{i + 1}. {part.kind.capitalize()}: {part.text}{tie(i)}." for i, part in enumerate(parts)
+  ]
   facts = [
     {"fact": sentence, "chunk_ids": list(part.chunk_ids), "is_final_answer": i == asked}
     for i, (sentence, part) in enumerate(zip(sentences, parts, strict=True))
   ]
   question = f"Question: which {parts[asked].kind} is {asked + 1}?"
   return Task(
-    id=f"practice-{seed}-{index}",
+    id=name,
     env="search",
     prompt=" ".join([*sentences, question]),
     facts={
@@ -55,7 +103,9 @@ def _practice(clues: Sequence[Clue], index: int, seed: int, max_clues: int) -> T
       "truth": parts[asked].name,
       "facts": facts,
       "clues": [
-        {"text": part.text, "chunk_ids": list(part.chunk_ids), "name": part.name} for part in parts
+        {"text": part.text, "chunk_ids": list(part.chunk_ids), "name": part.name}
+        | ({"refers_to": i - 2} if i in ties else {})
+        for i, part in enumerate(parts)
       ],
       "distractors": [],
     },

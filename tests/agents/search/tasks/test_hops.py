@@ -1,4 +1,4 @@
-"""Tasks with hops: what refers to another clue is found with a name from its hits alone."""
+"""Tasks with hops: what refers to another clue is found with the answer to that one alone."""
 
 import asyncio
 import dataclasses
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.agents.search import expert, hop_drills, reward, tools
+from jaxrl_agents.agents.search import hop_drills, reward, tools
 from jaxrl_agents.agents.search.agent import AGENT
-from jaxrl_agents.agents.search.tasks import code_names, hops, make_tasks, task_set
+from jaxrl_agents.agents.search.tasks import code_names, make_tasks, practice, task_set
 from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.corpus import chunks
 from jaxrl_agents.corpus.index import hybrid
@@ -44,43 +44,49 @@ def found(index, query, limit):
 
 
 def hop_clues(task):
-  return [clue for clue in task.facts["clues"] if "names" in clue]
+  return [clue for clue in task.facts["clues"] if "refers_to" in clue]
 
 
-def test_a_clue_that_refers_to_another_is_found_with_a_name_and_not_alone(made):
+def source(task, clue):
+  return task.facts["clues"][clue["refers_to"]]
+
+
+def query(task, clue):
+  if "refers_to" not in clue:
+    return clue["text"]
+  return f"{clue['text']}; {source(task, clue)['name']}"
+
+
+def test_a_clue_that_refers_to_another_is_found_with_its_name_and_not_alone(made):
   index = made[1]
   for task in every(made):
     for clue in hop_clues(task):
       assert not set(clue["chunk_ids"]) & set(found(index, clue["text"], 12))
-      for name in clue["names"]:
-        assert set(clue["chunk_ids"]) & set(found(index, f"{clue['text']} {name}", 2))
+      assert set(clue["chunk_ids"]) & set(found(index, query(task, clue), 2))
 
 
-def test_the_names_stand_in_the_hits_of_the_clue_referred_to_and_not_in_the_question(made):
+def test_the_name_is_defined_in_the_hits_of_the_clue_referred_to_and_not_in_the_question(made):
   index = made[1]
   for task in every(made):
-    clues = task.facts["clues"]
     for clue in hop_clues(task):
-      source = clues[clue["refers_to"]]
-      queries = [f"{source['text']} {name}" for name in source.get("names", ())] or [source["text"]]
-      seen = {i for query in queries for i in found(index, query, 2)} & set(source["chunk_ids"])
-      text = "\n".join(index.chunk(i).text for i in seen)
-      for name in clue["names"]:
-        assert code_names.stands_in(name, text)
-        assert not code_names.stands_in(name, task.prompt)
+      asked = source(task, clue)
+      seen = set(found(index, query(task, asked), 2)) & set(asked["chunk_ids"])
+      names = code_names.defined("\n".join(index.chunk(i).text for i in seen))
+      assert asked["name"] in names
+      assert not code_names.stands_in(asked["name"], task.prompt)
     assert not code_names.stands_in(task.facts["truth"], task.prompt)
 
 
 def test_all_other_clues_are_found_by_their_own_words(made):
   for task in every(made):
     for clue in task.facts["clues"]:
-      if "names" not in clue:
+      if "refers_to" not in clue:
         assert set(clue["chunk_ids"]) & set(found(made[1], clue["text"], 2))
 
 
 def test_a_level_more_is_a_hop_more_and_two_clues(made):
   levels = [task.facts["level"] for task in every(made)]
-  assert set(levels) == {0, 1, 2}
+  assert {0, 1} <= set(levels) <= {0, 1, 2}
   for task in every(made):
     level = task.facts["level"]
     assert (len(hop_clues(task)), len(task.facts["clues"])) == (level + 1, 2 * level + 3)
@@ -112,10 +118,7 @@ def test_a_frozen_set_with_hops_needs_the_option_and_one_without_refuses_it(made
 def test_names_are_what_a_passage_defines_or_calls_and_words_of_code():
   text = "def send(self, file_name):\n  return Reader(file_name).close(HTTP_OK, speed) or lastly"
   assert code_names.names(text) == ["send", "file_name", "Reader", "close", "HTTP_OK"]
-  assert code_names.quoted("Reader", text) == " Reader"
-  assert code_names.quoted("close", text) == ".close"
-  assert code_names.quoted("HTTP_OK", text) == "(HTTP_OK"
-  assert code_names.quoted("speed", text) == " speed"
+  assert code_names.defined(f"class Reader(Base):\n  {text}") == ["Reader", "send"]
 
 
 @pytest.fixture(scope="module")
@@ -140,14 +143,12 @@ def test_the_expert_follows_hops_that_the_heuristic_cannot(made, services):
     log = play("expert", task, services)
     assert log.rewards["output_recall"] == 1.0
     queries = [call.arguments["query"] for call in reward.calls(log.log)]
-    for clue in hop_clues(task):
-      text, names = clue["text"], clue["names"]
-      assert any(q.startswith(f" {text}") and q.endswith(tuple(names)) for q in queries)
+    assert {f" {query(task, clue)}" for clue in hop_clues(task)} <= set(queries)
   recall = lambda name: np.mean([play(name, t, services).rewards["output_recall"] for t in tasks])
-  assert recall("heuristic_1x2") < recall("hops_9x2") <= 1
+  assert recall("heuristic_1x2") < recall("hops_1x2") <= 1
 
 
-def test_drills_quote_the_name_from_the_hits_and_renamed_ones_no_name_of_the_corpus(made):
+def test_drills_quote_the_name_that_a_hit_defines_and_renamed_ones_no_name_of_the_corpus(made):
   talk, index = chat_lib.load("base"), made[1]
   drills = list(
     hop_drills.hop_drills(
@@ -159,31 +160,14 @@ def test_drills_quote_the_name_from_the_hits_and_renamed_ones_no_name_of_the_cor
       seed=1,
     )
   )
-  naming = [drill for drill in drills if drill.naming]
-  assert 20 < len(naming) < 50
   known = "\n".join(chunk.text for chunk in made[0].chunks)
-  made_up = 0
   for drill in drills:
     prompt, reply = talk.decode(drill.prompt), talk.parse(drill.reply)
-    query = reply.tool_calls[0].arguments["query"]
-    name = code_names.names(f"{query}(")[-1]
-    assert code_names.stands_in(name, prompt)
-    made_up += not code_names.stands_in(name, known)
-    assert talk.decode(drill.reply[drill.name_at : drill.name_at + 1]).strip(" (.[*@") in name
-  assert 0.5 < made_up / len(drills) < 0.95
-  tried = 0
-  for drill in drills:
-    prompt, query = talk.decode(drill.prompt), talk.parse(drill.reply).tool_calls[0].arguments
-    turns = prompt.split('search_corpus{"query": "')[1:]
-    if drill.naming or not turns:
-      continue
-    earlier = [turn.partition('"')[0] for turn in turns[1:]]  # after the first clue's own search
-    names = [code_names.names(f"{text}(")[-1] for text in [*earlier, query["query"]]]
-    places = [re.search(rf"(?<!\w){name}(?!\w)", turns[0].partition("}")[2]) for name in names]
-    assert all(places) and sorted(places, key=lambda found: found.start()) == places
-    assert len(set(names)) == len(names)
-    tried += len(earlier)
-  assert tried > 5
+    name = reply.tool_calls[0].arguments["query"].rpartition("; ")[2]
+    assert name in code_names.defined(prompt)
+    assert drill.renamed != code_names.stands_in(name, known)
+    assert name.startswith(talk.decode(drill.reply[drill.name_at : drill.name_at + 1]).strip())
+  assert 0.5 < np.mean([drill.renamed for drill in drills]) < 0.95
 
 
 def test_drills_without_hops_are_refused():
@@ -191,6 +175,13 @@ def test_drills_without_hops_are_refused():
     next(hop_drills.hop_drills([], str, lambda query: [], chat_lib.load(), count=1, seed=0))
 
 
-def test_the_query_of_a_hop_ends_with_the_name_as_it_stands_in_the_text():
-  assert expert.hop("look up any", "size", "read(size)")[1] == {"query": " look up any(size"}
-  assert hops.MAX_HOPS == 3
+def test_practice_has_the_form_of_tasks_with_hops_and_clues_of_its_own(made):
+  clues = [practice.Clue(f"text {i} of it", (f"1_{i}",), f"name{i}", "routine") for i in range(20)]
+  for task in practice.hop_practice(clues, 40, seed=3):
+    hops_of = hop_clues(task)
+    assert len(task.facts["clues"]) == 2 * len(hops_of) + 1 and 1 <= len(hops_of) <= 3
+    for place, clue in enumerate(task.facts["clues"]):
+      tie = rf"; [a-z ]+ {place - 1}" if clue in hops_of else ""
+      assert re.search(rf"{place + 1}\. Routine: {clue['text']}{tie}\.", task.prompt)
+      assert not code_names.stands_in(clue["name"], task.prompt)
+  assert practice.hop_practice(clues, 3, seed=3) == practice.hop_practice(clues, 40, seed=3)[:3]
