@@ -107,7 +107,7 @@ class SearchAgent(Agent):
       )
     with stopwatch.timed("index"):
       index = index_lib.build(task_set.chunks, cache, dense_leg=dense)
-    return CorpusTasks(task_set, index, options.short_ids)
+    return CorpusTasks(task_set, index, fusion, options.short_ids)
 
   def services(self, chat: Chat, options: SearchConfig, shared: str) -> SearchServices:
     """The index of the folder `shared`."""

@@ -14,7 +14,7 @@ from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.env import make
 from jaxrl_agents.agents.search.expert import ExpertNoise, make_player, search, usage
-from jaxrl_agents.agents.search.search_plans import HopPlan, Plan
+from jaxrl_agents.agents.search.search_plans import HopPlan, Plan, untied
 from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task, ToolCall
@@ -22,7 +22,7 @@ from jaxrl_agents.types import Context, Message, Task, ToolCall
 BASELINES = ("expert", "hops", "heuristic", "one_search", "guesser")
 """Names of the players, of which the first is the ceiling."""
 
-HEURISTIC = (3, 2)
+HEURISTIC = (1, 2)
 """Searches for each clue, and hits of each search in the answer: the best on the dev tasks of
 configs/search_cpu.py (scripts/evaluate.py --split=dev --player=heuristic_2x1, and so on).
 """
@@ -30,9 +30,9 @@ configs/search_cpu.py (scripts/evaluate.py --split=dev --player=heuristic_2x1, a
 ONE_SEARCH = 6
 """Searches with the whole question: the best on the same tasks (--player=one_search_2, ...)."""
 
-HOPS = (1, 1)
+HOPS = (2, 2)
 """Names that each clue which refers to another one is searched with, and hits of each search in
-the answer: the best on the dev tasks of configs/search_hops_cpu.py (--player=hops_2x1, ...).
+the answer: the best on the dev tasks of configs/search_cpu.py (--player=hops_2x1, ...).
 """
 
 FAULTLESS = ExpertNoise(
@@ -52,7 +52,6 @@ FAULTLESS = ExpertNoise(
 _CLUE = re.compile(
   r"(?:^|(?<=\. ))\d+\. ([^:]*?)(?:: (.*?))?\.(?= \d+\. | Question: |$)", re.DOTALL
 )
-_TIE = re.compile(r"; [a-z ]+\d+$")
 _N = r"([1-9]\d*)"
 _HEURISTIC, _ONE_SEARCH = re.compile(rf"heuristic_{_N}x{_N}"), re.compile(rf"one_search_{_N}")
 _HOPS = re.compile(rf"hops_{_N}x{_N}")
@@ -63,7 +62,7 @@ def clues(prompt: str) -> list[str]:
   1: <description>." and "2. Class: <description>; built on 1." have one, "3. Module holding 2."
   has none.
   """
-  return [_TIE.sub("", description) for _, description in _CLUE.findall(prompt) if description]
+  return [untied(description)[0] for _, description in _CLUE.findall(prompt) if description]
 
 
 def player(name: str, task: Task, services: SearchServices, seed: int) -> Scripted | None:

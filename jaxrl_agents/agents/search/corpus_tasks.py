@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.agents.search import short_ids
-from jaxrl_agents.agents.search.tasks import practice
+from jaxrl_agents.agents.search.tasks import hops, practice
 from jaxrl_agents.agents.search.tasks import task_set as frozen
+from jaxrl_agents.agents.search.tasks.practice import Clue
 from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.types import Task
 
@@ -20,10 +21,14 @@ TEXTS = 4_000
 
 @dataclasses.dataclass(frozen=True)
 class CorpusTasks(Tasks):
-  """Tasks by split and the index of their corpus; `short_ids` as in SearchConfig."""
+  """Tasks by split and the index of their corpus.
+
+  `fusion`: how the search tool ranks; `short_ids` as in SearchConfig.
+  """
 
   task_set: frozen.TaskSet
   index: index_lib.Index
+  fusion: index_lib.Fusion
   short_ids: bool = False
 
   @functools.cached_property
@@ -47,8 +52,18 @@ class CorpusTasks(Tasks):
     return self._named(practice.practice_tasks(clues, count, seed, max_clues))
 
   def hop_practice(self, count: int, seed: int) -> list[Task]:
-    """The same in the form of tasks with hops."""
-    return self._named(practice.hop_practice(self.task_set.clues["train"], count, seed))
+    """The same in the form of tasks with hops, of clues that their own words find."""
+    return self._named(practice.hop_practice(self._found_clues, count, seed))
+
+  @functools.cached_property
+  def _found_clues(self) -> list[Clue]:
+    """The clues of the train split with a chunk among the best hits for them."""
+
+    def is_found(clue: Clue) -> bool:
+      hits = self.index.search(clue.text, limit=hops.SHOWN, settings=self.fusion)
+      return any(hit.chunk.id in clue.chunk_ids for hit in hits)
+
+    return [clue for clue in self.task_set.clues["train"] if is_found(clue)]
 
   def sampled_texts(self) -> list[str]:
     """The text of `TEXTS` random chunks, or of all if there are fewer."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from jaxrl_agents.agents.search import reward, view
 from jaxrl_agents.agents.search.tasks import code_names
+from jaxrl_agents.corpus.entities import PHRASES
 
 
 class Plan:
@@ -47,7 +48,16 @@ class _Clue:
   texts: list[str] = dataclasses.field(default_factory=list)
 
 
-_TIE = re.compile(r"(.*); [a-z ]+ (\d+)", re.DOTALL)
+_PHRASES = "|".join(phrase for pair in PHRASES.values() for phrase in pair).replace(" {}", "")
+_TIE = re.compile(rf"; (?:{_PHRASES}) (\d+)$")
+
+
+def untied(clue: str) -> tuple[str, int | None]:
+  """A clue without how it refers to another one, and the number of that one: "part; built on 1"
+  -> ("part", 1).
+  """
+  found = _TIE.search(clue)
+  return (clue[: found.start()], int(found[1])) if found else (clue, None)
 
 
 class HopPlan:
@@ -68,8 +78,8 @@ class HopPlan:
     self.listed: list[str] = []
     self._clues: list[_Clue] = []
     for text in clues:
-      found = _TIE.fullmatch(text)
-      self._clues.append(_Clue(found[1], int(found[2]) - 1) if found else _Clue(text, None))
+      described, number = untied(text)
+      self._clues.append(_Clue(described, None if number is None else number - 1))
     self._waiting = [i for i, clue in enumerate(self._clues) if clue.refers_to is not None]
     self._open: list[tuple[int, str, str]] = [
       (i, clue.text, "") for i, clue in enumerate(self._clues) if clue.refers_to is None

@@ -106,7 +106,7 @@ class SwarmAgent(Agent):
       seed=corpus.seed,
       sized=options.tables,
     )
-    return CorpusTasks(task_set, index, search.short_ids)
+    return CorpusTasks(task_set, index, tools.fusion_of(search), search.short_ids)
 
   def services(self, chat: Chat, options: SwarmConfig, shared: str) -> SwarmServices:
     """Loads the index of the folder `shared`."""

@@ -166,7 +166,7 @@ def test_a_gold_document_that_is_not_in_the_corpus_is_refused():
 def test_the_demonstrator_finds_and_lists_whole_documents(tmp_path, short_ids):
   frozen = made()
   index = hybrid.build(frozen.chunks, tmp_path, rank=4)
-  corpus = CorpusTasks(frozen, index, short_ids)
+  corpus = CorpusTasks(frozen, index, hybrid.Fusion(), short_ids)
   task = next(task for each in corpus.tasks.values() for task in each if task.id == "q1")
   limits = SearchConfig(max_turns=6, tool_output_tokens=400, max_new_tokens=200)
   services = tools.SearchServices(chat.load(), index, limits)

@@ -148,7 +148,7 @@ def test_the_expert_follows_hops_that_the_heuristic_cannot(made, services):
   assert recall("heuristic_1x2") < recall("hops_1x2") <= 1
 
 
-def test_drills_quote_the_name_that_a_hit_defines_and_renamed_ones_no_name_of_the_corpus(made):
+def test_drills_quote_the_name_that_a_hit_defines_which_is_mostly_made_up(made):
   talk, index = chat_lib.load("base"), made[1]
   drills = list(
     hop_drills.hop_drills(
@@ -161,13 +161,15 @@ def test_drills_quote_the_name_that_a_hit_defines_and_renamed_ones_no_name_of_th
     )
   )
   known = "\n".join(chunk.text for chunk in made[0].chunks)
+  made_up = []
   for drill in drills:
     prompt, reply = talk.decode(drill.prompt), talk.parse(drill.reply)
     name = reply.tool_calls[0].arguments["query"].rpartition("; ")[2]
     assert name in code_names.defined(prompt)
-    assert drill.renamed != code_names.stands_in(name, known)
+    made_up.append(not code_names.stands_in(name, known))
+    assert drill.renamed or not made_up[-1]
     assert name.startswith(talk.decode(drill.reply[drill.name_at : drill.name_at + 1]).strip())
-  assert 0.5 < np.mean([drill.renamed for drill in drills]) < 0.95
+  assert 0.5 < np.mean(made_up) < 0.95
 
 
 def test_drills_without_hops_are_refused():
