@@ -23,12 +23,6 @@ CODING = (
 )
 
 
-MODEL = dataclasses.replace(config.BASE_MODEL, embed_dim=192, num_kv_heads=4, head_dim=64)
-"""5.4 million parameters. Heads of 64, four of them with keys of their own, copy far better before
-any training than the shipped ones (policy.copying_heads).
-"""
-
-
 def get_config() -> config.RunConfig:
   """Copying drills at first; scripted episodes and drills of all three agents.
 
@@ -41,7 +35,6 @@ def get_config() -> config.RunConfig:
     recipe,
     name="base_cpu",
     corpus=dataclasses.replace(recipe.corpus, source="package:jax,numpy,scipy", train_tasks=4_000),
-    policy=dataclasses.replace(recipe.policy, model=MODEL, init="copying"),
     learner=dataclasses.replace(recipe.learner, row_tokens=4_096, rows_per_microbatch=2),
     sft=config.SftConfig(
       steps=1_300,
