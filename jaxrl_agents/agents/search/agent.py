@@ -122,7 +122,9 @@ class SearchAgent(Agent):
   ) -> Scripted | SelfDriven:
     """An episode of the demonstrator, or of one of `search.baselines`."""
     if name == agent_lib.DEMONSTRATOR:
-      noise = expert.ExpertNoise(hasty=services.limits.hasty)
+      # Where tasks have hops every clue is found at once: a search that is made again says nothing.
+      tries = 1 if services.limits.hops else expert.ExpertNoise.max_tries
+      noise = expert.ExpertNoise(hasty=services.limits.hasty, max_tries=tries)
       return expert.make_player(task, services, noise, seed)
     played = baselines.player(name, task, services, seed)
     return played or super().player(name, task, services, seed, chat)
