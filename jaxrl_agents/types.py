@@ -11,6 +11,7 @@ token.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -124,6 +125,13 @@ class SamplingLimits:
   deadline_s: float = 120.0
   policy: str = ""
   routed_tokens: int = 0
+
+  def key(self, prompt: np.ndarray) -> str:
+    """A digest of all that decides the reply to a prompt (int32 [P]), but for the weights."""
+    decides = (self.max_new_tokens, *self.stop_tokens, self.temperature, self.top_p)
+    text = repr((decides, self.seed, self.policy, self.routed_tokens)).encode()
+    content = text + b"\0" + np.asarray(prompt, np.int32).tobytes()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

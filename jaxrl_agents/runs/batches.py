@@ -20,16 +20,18 @@ from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.pacing import Draw, Pacing
 from jaxrl_agents.fleet.ready_groups import ReadyGroups
 from jaxrl_agents.fleet.replies import Replies
+from jaxrl_agents.fleet.schedule import Schedule
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.learner import loop
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import processes, setup
+from jaxrl_agents.runs import processes, schedules, setup, weight_files
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
+from jaxrl_agents.runs.workdir import WARM_START
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
-LEDGER, READY, REPLIES = "ledger.log", "ready", "replies.log"
-"""Files of a run beside its checkpoints: fleet.ledger, fleet.ready_groups, fleet.replies."""
+LEDGER, READY, REPLIES, SCHEDULE = "ledger.log", "ready", "replies.log", "schedule.log"
+"""Files of a run beside its checkpoints, each of the module of fleet with its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +190,7 @@ class PlayedAhead(Batches):
     config, players, start: see Batches.
     ledger: of the run.
     ready: the groups that an earlier process of the run left, and where those of this one are kept.
+    schedule: of the run, if it can be replayed or is a replay.
   """
 
   def __init__(
@@ -197,6 +200,7 @@ class PlayedAhead(Batches):
     start: Start,
     ledger: Ledger,
     ready: ReadyGroups,
+    schedule: Schedule | None,
   ):
     # Without a checkpoint nothing says that version 0 is the one which earlier groups are of.
     self._goes_on = bool(start.ledger)
@@ -207,7 +211,7 @@ class PlayedAhead(Batches):
       if group.id in self._pacing.kept:
         ledger.kept(group)
     self._published = [*start.ledger.get("published", ()), start.version]
-    self._ready = ready
+    self._ready, self._schedule = ready, schedule
     self._replies: Replies | None = None
     self._used: dict[str, int] = {}  # the step that used a group whose file is still there
     self._ages: list[int] = []
@@ -222,6 +226,7 @@ class PlayedAhead(Batches):
     with (
       Replies(replies, newest, self._pacing.is_to_play) as self._replies,
       self._players.noted(self._ledger, self._replies),
+      self._players.scheduled(self._schedule),
       self._players.ahead(self._pacing, self._job, self._ended) as self._ahead,
     ):
       yield
@@ -234,7 +239,9 @@ class PlayedAhead(Batches):
     self._ages = []
     groups: list[Group] = []
     while (lack := self._config.learner.groups_per_step - len(groups)) > 0:
-      taken = self._ahead.take(lack)
+      taken = self._ahead.take(lack, self._schedule.batch() if self._schedule else None)
+      if self._schedule:
+        self._schedule.taken(taken)
       self._used |= {group.id: step for group in taken}
       groups += [group for group in (self._of_age(each, step) for each in taken) if group]
     return self._rewarded(groups, step)
@@ -345,10 +352,11 @@ def opened(
 
   Args:
     config, players, start: see Batches.
-    folder: of the run, in which LEDGER, READY and REPLIES lie.
+    folder: of the run, in which LEDGER, READY, REPLIES and SCHEDULE lie.
 
   Raises:
-    ValueError: they are to be played ahead in a run of several processes.
+    ValueError: they are to be played ahead in a run of several processes, or the record of
+      `fleet.replay` does not fit (runs.schedules).
   """
   if config.fleet.depth and jax.process_count() > 1:
     raise ValueError(
@@ -363,7 +371,11 @@ def opened(
       with players.noted(ledger):
         yield Batches(config, players, start, ledger)
       return
-    with ReadyGroups(folder / READY, ledger.ready) as ready:
-      ahead = PlayedAhead(config, players, start, ledger, ready)
+    warm_start = weight_files.digest(folder / WARM_START)
+    with (
+      ReadyGroups(folder / READY, ledger.ready) as ready,
+      schedules.opened(folder / SCHEDULE, config, step=start.step, start=warm_start) as schedule,
+    ):
+      ahead = PlayedAhead(config, players, start, ledger, ready, schedule)
       with ahead.playing(folder / REPLIES):
         yield ahead

@@ -157,6 +157,12 @@ class Scheduler:
       if recompute:
         self._set_back(sequence)
 
+  def forget(self) -> None:
+    """Forgets all prefixes, and whose turn it is; nothing may wait or run."""
+    for pool in self.pools:
+      pool.set_version(pool.version)
+    self._prefills_in_a_row = 0
+
   def move_below(self, slot: int, sequences: Seq[Sequence]) -> list[tuple[int, int]]:
     """Moves those of `sequences` that run from `slot` on to free slots below it, while there are
     any, in a cache of one part; returns (old, new) of each."""
