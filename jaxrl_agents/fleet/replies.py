@@ -143,6 +143,7 @@ def _record(reply: Generation) -> dict[str, Any]:
     "stop": reply.stop,
     "trained": reply.trained,
     "began": reply.began,
+    "kept": reply.kept,
   }
 
 
@@ -151,5 +152,5 @@ def _generation(record: dict[str, Any]) -> Generation:
     name: np.frombuffer(base64.b64decode(text), _ARRAYS[name]).reshape(shape)
     for name, (shape, text) in record["arrays"].items()
   }
-  rest = {name: record[name] for name in ("stop", "trained", "began")}
+  rest = {name: record[name] for name in ("stop", "trained", "began", "kept")}
   return Generation(**{"routing": None, **arrays, **rest})

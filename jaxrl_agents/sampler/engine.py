@@ -515,6 +515,7 @@ class Engine:
       routing=routing,
       stop="stop" if int(tokens[-1]) in sequence.limits.stop_tokens else "length",
       began=sequence.began,
+      kept=sequence.kept,
     )
 
   def _run(self, program, rows: Rows, slots: np.ndarray, *more: Any) -> Sampled:

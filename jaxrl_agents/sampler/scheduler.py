@@ -154,6 +154,8 @@ class Scheduler:
       pool.set_version(version)
     for sequence in self._oldest_first():
       sequence.cache_version = -1
+      if not sequence.decoding and sequence.num_tokens > sequence.num_prompt:
+        sequence.kept = False  # the rest of it is computed again by the new weights
       if recompute:
         self._set_back(sequence)
 
@@ -241,6 +243,8 @@ class Scheduler:
     sequence.cache_version = pool.version
     if sequence.num_tokens == sequence.num_prompt:
       sequence.began = pool.version
+    elif sequence.began != pool.version:
+      sequence.kept = False
     sequence.slot = heapq.heappop(self._free_slots[part])
     self.running[sequence.slot] = sequence
     self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
