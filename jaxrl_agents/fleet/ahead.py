@@ -99,10 +99,10 @@ class Ahead:
           return groups
         self._changed.wait(1.0)
 
-  def learnt(self) -> None:
-    """The learner is done with all groups that `take` returned."""
+  def learnt(self, count: int) -> None:
+    """The learner is done with so many of the groups that `take` returned."""
     with self._changed:
-      self._pacing.learnt()
+      self._pacing.learnt(count)
       self._changed.notify_all()
 
   def replace(self, count: int) -> None:

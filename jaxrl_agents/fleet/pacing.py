@@ -144,9 +144,9 @@ class Pacing:
     self._learning += len(taken)
     return [group for _, group in taken]
 
-  def learnt(self) -> None:
-    """The learner is done with all groups that `take` returned."""
-    self._learning = 0
+  def learnt(self, count: int) -> None:
+    """The learner is done with so many of the groups that `take` returned."""
+    self._learning -= count
 
   def replace(self, count: int) -> None:
     """Lets `count` further groups be played, in the place of some that `take` returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import pathlib
@@ -32,6 +33,9 @@ from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 LEDGER, READY, REPLIES, SCHEDULE = "ledger.log", "ready", "replies.log", "schedule.log"
 """Files of a run beside its checkpoints, each of the module of fleet with its name."""
+
+PATIENCE_S = 600.0
+"""Longest that a publication may take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +97,6 @@ class Batches:
   def collect(self, step: int) -> list[Group]:
     """The groups of a step, in the order in which their tasks were drawn."""
     self._players.turn_to(self._progress(step))
-    self._pacing.learnt()
     draws = list(iter(self._pacing.next, None))
     played = lambda: list(self._players.play(map(self._job, draws)))
     for group in self._players.shared(played):
@@ -101,6 +104,7 @@ class Batches:
       self._pacing.finished(group)
     groups = self._pacing.take(len(draws))
     assert groups is not None
+    self._pacing.learnt(len(groups))  # before the next ones are played
     return self._rewarded(groups, step)
 
   def publish(self, params: dict[str, Any], version: int) -> None:
@@ -217,6 +221,9 @@ class PlayedAhead(Batches):
     self._ages: list[int] = []
     players.keep(lora.merged(start.params), start.version)
     self._ahead: Ahead | None = None
+    self._publisher = concurrent.futures.ThreadPoolExecutor(1, "publisher")
+    self._publication: concurrent.futures.Future[None] | None = None
+    self._learning = 0  # groups that no publication has taken over
 
   @contextlib.contextmanager
   def playing(self, replies: pathlib.Path) -> Iterator[None]:
@@ -229,13 +236,17 @@ class PlayedAhead(Batches):
       self._players.scheduled(self._schedule),
       self._players.ahead(self._pacing, self._job, self._ended) as self._ahead,
     ):
-      yield
+      try:
+        yield
+        self._wait_for_publication()  # the last weights are to be evaluated
+      finally:
+        self._publisher.shutdown()
 
   def collect(self, step: int) -> list[Group]:
     """The next complete groups, those that ended first; waits for them."""
     assert self._ahead is not None
     self._players.turn_to(self._progress(step))
-    self._ahead.learnt()  # where no weights were published
+    self._ahead.learnt(self._learning)  # where no weights were published
     self._ages = []
     groups: list[Group] = []
     while (lack := self._config.learner.groups_per_step - len(groups)) > 0:
@@ -244,14 +255,36 @@ class PlayedAhead(Batches):
         self._schedule.taken(taken)
       self._used |= {group.id: step for group in taken}
       groups += [group for group in (self._of_age(each, step) for each in taken) if group]
+    self._learning = len(groups)
     return self._rewarded(groups, step)
 
   def publish(self, params: dict[str, Any], version: int) -> None:
-    """Writes a version; the samplers go on meanwhile and swap between two steps."""
-    super().publish(params, version)
+    """Has a version written while learning goes on, at most one at a time; the samplers go on too,
+    and swap between two steps. Jobs that begin after this batch was learnt from wait for it.
+    """
+    self._wait_for_publication()
+    finish = self._players.begin_publishing(lora.merged(params), version)
     self._published.append(version)
+    self._publication = self._publisher.submit(self._publish_rest, finish, self._learning)
+    self._learning = 0
+
+  def _publish_rest(self, finish: Callable[[], None], learnt: int) -> None:
+    """In the publisher's thread."""
     assert self._ahead is not None
-    self._ahead.learnt()
+    finish()
+    self._ahead.learnt(learnt)
+
+  def _wait_for_publication(self) -> None:
+    """Returns when the version that is being published is complete, and raises what went wrong."""
+    if self._publication:
+      try:
+        self._publication.result(PATIENCE_S)
+      except concurrent.futures.TimeoutError:
+        raise TimeoutError(
+          f"version {self._published[-1]} was not published within {PATIENCE_S:g} s; is the disk "
+          "full or gone?"
+        ) from None
+      self._publication = None
 
   @property
   def published(self) -> Callable[[int], Any]:

@@ -289,6 +289,19 @@ class RolloutWorkers:
     if self._slices:
       self._slices.load(version)
 
+  def begin_publishing(self, params: dict[str, Any], version: int) -> Callable[[], None]:
+    """The part of `publish` that needs the parameters; returns the rest, which any thread may call.
+    For a run of one process.
+    """
+    write = self._publishing.begin(params, version)
+
+    def finish() -> None:
+      write()
+      with setup.devices(self._config):
+        self.load(version)
+
+    return finish
+
   def load(self, version: int) -> None:
     """Fetches a published version while the engine goes on, which swaps it in between two steps.
 
