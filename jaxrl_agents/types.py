@@ -11,6 +11,7 @@ token.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -125,6 +126,13 @@ class SamplingLimits:
   policy: str = ""
   routed_tokens: int = 0
 
+  def key(self, prompt: np.ndarray) -> str:
+    """A digest of all that decides the reply to a prompt (int32 [P]), but for the weights."""
+    decides = (self.max_new_tokens, *self.stop_tokens, self.temperature, self.top_p)
+    text = repr((decides, self.seed, self.policy, self.routed_tokens)).encode()
+    content = text + b"\0" + np.asarray(prompt, np.int32).tobytes()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
@@ -142,6 +150,8 @@ class Generation:
     trained: whether the tokens are; not the mistakes that a scripted player makes on purpose.
     began: weight version that computed the first positions of the cache which the first token was
       sampled from, and all others unless `versions` says more; -1 if the sampler has no weights.
+    kept: whether the cache stayed as it was first computed: no part of it was computed again by
+      other weights.
   """
 
   tokens: np.ndarray
@@ -151,6 +161,7 @@ class Generation:
   stop: str
   trained: bool = True
   began: int = -1
+  kept: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +176,9 @@ class Segment:
     routing: uint16 [T, L, K] or None.
     began: `Generation.began` of the first call: a token of this version was sampled from keys and
       values of the same version alone. Others may have seen those of several.
+    kept: bool [T], True for sampled tokens of calls whose cache is known: `began` computed it up to
+      the last token of the prompt, and the weights that sampled each reply token the position
+      before it. None: of no call.
   """
 
   tokens: np.ndarray
@@ -173,6 +187,7 @@ class Segment:
   versions: np.ndarray
   routing: np.ndarray | None = None
   began: int = -1
+  kept: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

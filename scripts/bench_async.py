@@ -72,7 +72,7 @@ def simulated(depth: int, durations: dict[str, float], slots: int) -> float:
       ahead.take(BATCH)
       time.sleep(LEARN_S)
       ahead.between_steps(lambda: None)
-      ahead.learnt()
+      ahead.learnt(BATCH)
   return time.monotonic() - began
 
 

@@ -59,7 +59,11 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("fleet.max_age=2", "has no effect with fleet.depth=0"),
     ("fleet.depth=-1", "fleet.depth=-1 must be at least 0"),
     ("fleet.depth=4", "fleet.max_age=4 must be more than fleet.depth=4"),
-    ("fleet.depth=1 workers.deterministic=true", "set fleet.depth=0 for a repeatable run"),
+    ("fleet.depth=1 workers.deterministic=true", "fleet.replay repeats such a run"),
+    (
+      "fleet.depth=1 fleet.backend=ray fleet.address=auto fleet.replay=w",
+      "fleet.replay=w does not go with fleet.backend=ray: .*set fleet.backend=local",
+    ),
     (
       "fleet.depth=1 sampler.slices=1 fleet.backend=ray fleet.address=auto",
       "set sampler.slices=0",

@@ -213,7 +213,13 @@ def _check_fleet(config: RunConfig) -> None:
   if config.fleet.depth and workers.deterministic:
     raise ValueError(
       f"fleet.depth={config.fleet.depth} does not go with workers.deterministic=True: when weights "
-      "change depends on the clock; set fleet.depth=0 for a repeatable run"
+      "change depends on the clock; set workers.deterministic=False (fleet.replay repeats such a "
+      "run), or fleet.depth=0"
+    )
+  if fleet.replay and fleet.backend != "local":
+    raise ValueError(
+      f"fleet.replay={fleet.replay} does not go with fleet.backend={fleet.backend}: nodes come and "
+      "go as no record says; set fleet.backend=local"
     )
   if config.fleet.max_age <= config.fleet.depth:
     raise ValueError(

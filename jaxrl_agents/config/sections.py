@@ -165,6 +165,8 @@ class FleetConfig:
       in the baseline of the group; or "drop", their group is not trained, and another is played.
     cache: whether sequences that are running when weights change "keep" the keys and values that
       older weights wrote, or "recompute" them.
+    replay: folder of a run with the same options, which this run repeats bit by bit
+      (fleet.schedule).
   """
 
   backend: Literal["local", "ray"] = "local"
@@ -173,6 +175,7 @@ class FleetConfig:
   max_age: Count = 4
   too_old: Literal["mask", "drop"] = "mask"
   cache: Literal["keep", "recompute"] = "keep"
+  replay: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -45,6 +45,7 @@ class Ahead:
     devices: context manager of the sampler's thread, which makes the mesh of its engines ambient.
     patience_s: longest time without a sign of the thread, also at its end.
     tell: of the sampler's states, see service_log.
+    is_due: whether a call between two steps may be made now. One that is not due holds up nothing.
   """
 
   def __init__(
@@ -57,9 +58,11 @@ class Ahead:
     devices: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     patience_s: float = 300.0,
     tell: Tell = service_log.silent,
+    is_due: Callable[[], bool] = lambda: True,
   ):
     self._server, self._pacing, self._job, self._devices = server, pacing, job, devices
     self._ended, self._patience_s, self._tell = ended, patience_s, tell
+    self._is_due = is_due
     self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._changed = threading.Condition()
     self._closed = False
@@ -82,8 +85,8 @@ class Ahead:
         f"the sampler's thread did not end within {self._patience_s:g} s; a program or a tool hangs"
       )
 
-  def take(self, count: int) -> list[Group]:
-    """The next `count` groups; waits until they are complete. See Pacing.take.
+  def take(self, count: int, named: Sequence[str] | None = None) -> list[Group]:
+    """The next `count` groups, or those named; waits until they are complete. See Pacing.take.
 
     Raises:
       RuntimeError: the sampler's thread gave no sign for patience_s.
@@ -92,14 +95,14 @@ class Ahead:
     with self._changed:
       while True:
         self._check()
-        if (groups := self._pacing.take(count)) is not None:
+        if (groups := self._pacing.take(count, named)) is not None:
           return groups
         self._changed.wait(1.0)
 
-  def learnt(self) -> None:
-    """The learner is done with all groups that `take` returned."""
+  def learnt(self, count: int) -> None:
+    """The learner is done with so many of the groups that `take` returned."""
     with self._changed:
-      self._pacing.learnt()
+      self._pacing.learnt(count)
       self._changed.notify_all()
 
   def replace(self, count: int) -> None:
@@ -172,13 +175,14 @@ class Ahead:
         self._changed.notify_all()
 
   def _make_calls(self) -> None:
-    while not self._calls.empty():
+    while not self._calls.empty() and self._is_due():
       self._calls.get()()
 
   def _next_job(self) -> Any:
     with self._changed:
       ready = len(self._pacing.ready)
-      draw = self._pacing.next() if self._calls.empty() else None
+      waits = not self._calls.empty() and self._is_due()
+      draw = None if waits else self._pacing.next()
       if len(self._pacing.ready) > ready:  # a draw whose group an earlier run had played
         self._changed.notify_all()
     return None if draw is None else self._job(draw)

@@ -132,21 +132,21 @@ class Pacing:
     """A group in flight has ended."""
     self.ready[group.id] = (self.in_flight.pop(group.id), group)
 
-  def take(self, count: int) -> list[Group] | None:
-    """`count` groups, those that ended first, in the order in which they were drawn; None if too
-    few have ended. The learner has them until `learnt`.
+  def take(self, count: int, named: Sequence[str] | None = None) -> list[Group] | None:
+    """`count` groups, those that ended first or those named, in the order in which they were drawn;
+    None if they have not all ended. The learner has them until `learnt`.
     """
-    if len(self.ready) < count:
+    if len(self.ready) < count or not self.ready.keys() >= set(named or ()):
       return None
-    first = list(self.ready)[:count]
+    first = list(self.ready)[:count] if named is None else named
     taken = sorted((self.ready.pop(name) for name in first), key=lambda x: (x[0].batch, x[0].place))
     self._left -= len(taken)
     self._learning += len(taken)
     return [group for _, group in taken]
 
-  def learnt(self) -> None:
-    """The learner is done with all groups that `take` returned."""
-    self._learning = 0
+  def learnt(self, count: int) -> None:
+    """The learner is done with so many of the groups that `take` returned."""
+    self._learning -= count
 
   def replace(self, count: int) -> None:
     """Lets `count` further groups be played, in the place of some that `take` returned."""

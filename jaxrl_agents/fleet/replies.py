@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import collections
-import hashlib
 import os
 import pathlib
 import sys
@@ -62,7 +61,7 @@ class Replies:
   def find(self, group: str, prompt: np.ndarray, limits: SamplingLimits) -> Generation | None:
     """The reply to a request that an earlier attempt of a rollout of the group has made."""
     with self._lock:
-      place = self._places.get(group, {}).get(_key(prompt, limits))
+      place = self._places.get(group, {}).get(limits.key(prompt))
       if place is None:
         return None
       self._found += 1
@@ -76,7 +75,7 @@ class Replies:
     Raises:
       FullDiskError: there is no room.
     """
-    key = _key(prompt, limits)
+    key = limits.key(prompt)
     with self._lock:
       begin = self._log.append({"group": group, "key": key, **_record(reply)})
       self._places[group][key] = begin, self._log.size
@@ -129,14 +128,6 @@ def _opened(path: pathlib.Path) -> record_log.Log:
     return record_log.Log(path)
 
 
-def _key(prompt: np.ndarray, limits: SamplingLimits) -> str:
-  """A digest of all that decides a reply, but for the weights."""
-  decides = (limits.max_new_tokens, *limits.stop_tokens, limits.temperature, limits.top_p)
-  text = repr((decides, limits.seed, limits.routed_tokens)).encode()
-  content = text + b"\0" + np.asarray(prompt, np.int32).tobytes()
-  return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
 _ARRAYS = {"tokens": np.int32, "logprobs": np.float32, "versions": np.int32, "routing": np.uint16}
 
 
@@ -152,6 +143,7 @@ def _record(reply: Generation) -> dict[str, Any]:
     "stop": reply.stop,
     "trained": reply.trained,
     "began": reply.began,
+    "kept": reply.kept,
   }
 
 
@@ -160,5 +152,5 @@ def _generation(record: dict[str, Any]) -> Generation:
     name: np.frombuffer(base64.b64decode(text), _ARRAYS[name]).reshape(shape)
     for name, (shape, text) in record["arrays"].items()
   }
-  rest = {name: record[name] for name in ("stop", "trained", "began")}
+  rest = {name: record[name] for name in ("stop", "trained", "began", "kept")}
   return Generation(**{"routing": None, **arrays, **rest})

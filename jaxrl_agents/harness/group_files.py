@@ -35,14 +35,15 @@ def save_groups(
   Args:
     path: of the file.
     groups: complete groups.
-    routing: whether to write the routing of segments too, for groups that are yet to be trained.
+    routing: whether to write what the learner alone reads too, the routing of segments and what is
+      known of their caches, for groups that are yet to be trained.
 
   Raises:
     ValueError: a task's facts or a call's arguments are not plain JSON values.
   """
   target = pathlib.Path(path)
   arrays = _Arrays()
-  stored = (*STORED, "routing") if routing else STORED
+  stored = (*STORED, "routing", "kept") if routing else STORED
   index = {"format": FORMAT, "groups": [_group_record(g, arrays, stored) for g in groups]}
   try:
     text = json.dumps(index, ensure_ascii=False)

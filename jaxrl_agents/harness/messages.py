@@ -91,13 +91,14 @@ _SEGMENT_FIELDS = record(
     "versions": array(np.int32),
     "routing": optional(array(np.uint16, 3)),
     "began": integer(-1, (1 << 31) - 1),
+    "kept": optional(array(np.bool_)),
   },
 )
 
 
 def _segment(found: Any, place: str) -> Segment:
   segment = _SEGMENT_FIELDS(found, place)
-  for name in ("loss_mask", "logprobs", "versions", "routing"):
+  for name in ("loss_mask", "logprobs", "versions", "routing", "kept"):
     array = getattr(segment, name)
     if array is not None and len(array) != len(segment.tokens):
       fail(f"{place}.{name}", f"a length of {len(segment.tokens)}, as of its tokens", len(array))

@@ -67,6 +67,8 @@ def segment_of(run: Sequence[tuple[Turn, bool]]) -> Segment:
   loss_mask = np.zeros(length, bool)
   logprobs = np.zeros(length, np.float32)
   versions = np.full(length, -1, np.int32)
+  began = run[0][0].generation.began
+  kept = np.zeros(length, bool)
   routing = None
   for turn, trained in run:
     span = slice(len(turn.prompt), len(turn.prompt) + len(turn.generation.tokens))
@@ -74,6 +76,7 @@ def segment_of(run: Sequence[tuple[Turn, bool]]) -> Segment:
       loss_mask[span] = True
       logprobs[span] = turn.generation.logprobs
       versions[span] = turn.generation.versions
+    kept[span] = _is_kept(turn.generation, began)
     rows = turn.generation.routing
     if rows is None:
       continue
@@ -81,4 +84,11 @@ def segment_of(run: Sequence[tuple[Turn, bool]]) -> Segment:
       routing = np.full((length, *rows.shape[1:]), NOT_ROUTED, np.uint16)
     place = routing[span.stop - len(rows) : span.stop]
     place[...] = np.where(place == NOT_ROUTED, rows, place)
-  return Segment(tokens, loss_mask, logprobs, versions, routing, run[0][0].generation.began)
+  return Segment(tokens, loss_mask, logprobs, versions, routing, began, kept)
+
+
+def _is_kept(reply: Generation, began: int) -> bool:
+  """Whether the cache of a call is known, see `Segment.kept`: `began` computed its prompt, and
+  of that of the first call, with which experts were recorded.
+  """
+  return reply.kept and reply.began == began and bool(np.all(reply.versions[:1] == began))

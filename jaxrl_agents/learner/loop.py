@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,18 +24,11 @@ import numpy as np
 import optax
 
 from jaxrl_agents.config import LearnerConfig
-from jaxrl_agents.learner import packing, train_step
+from jaxrl_agents.learner import canary, packing, train_step
 from jaxrl_agents.learner.advantage import Rollout, score, split_substeps
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group
-
-OUTLIER = 10
-"""A single token may differ by this many times the canary's bound."""
-
-
-class CanaryError(RuntimeError):
-  """The learner does not reproduce the log-probabilities that the sampler recorded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +78,7 @@ def train(
   `reference` holds the parameters of pi_0, which `kl` and some losses need.
 
   Raises:
-    CanaryError: fresh rollouts disagree with the learner, see `canary`.
+    canary.CanaryError: fresh rollouts disagree with the learner, see `canary.check`.
   """
   unsaved: Callable[[], None] | None = None
   try:
@@ -178,7 +171,14 @@ def learn(
     train_step.recompute_logprobs(params, train_step.placed(batch), cfg, objective)
   )
   if published is not None and parts:
-    metrics |= canary_of_versions(parts[0], published, scored, bound=learner.canary_bound)
+    metrics |= canary.of_versions(parts[0], published, scored, bound=learner.canary_bound)
+    metrics |= canary.of_kept_caches(
+      rollouts if learner.router_replay else without_routing(rollouts),
+      published,
+      cfg=cfg,
+      learner=learner,
+      temperature=objective.temperature,
+    )
   if reference is not None:
     with_reference = lambda b: b._replace(reference_logprobs=scored(reference, b))
     parts = [[with_reference(batch) for batch in part] for part in parts]
@@ -187,7 +187,9 @@ def learn(
     with_proximal = lambda b: b._replace(proximal_logprobs=scored(params, b))
     parts = [[with_proximal(batch) for batch in part] for part in parts]
   substeps: list[dict[str, float]] = []
-  fresh = functools.partial(canary, bound=learner.canary_bound, version=int(state.policy.version))
+  fresh = functools.partial(
+    canary.check, bound=learner.canary_bound, version=int(state.policy.version)
+  )
   for batches in parts:
     # Later substeps have other weights than the sampler had, and so have rollouts played ahead.
     check = None if substeps or published is not None else fresh
@@ -206,79 +208,6 @@ def learn(
   metrics["padding_share"] = 1 - metrics["placed_tokens"] / max(places, 1)
   metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
   return state, metrics, annotated(groups, rollouts)
-
-
-def canary_of_versions(
-  batches: Sequence[packing.Batch],
-  published: Callable[[int], Any],
-  scored: Callable[[Any, packing.Batch], np.ndarray],
-  *,
-  bound: float,
-) -> dict[str, float]:
-  """Scores one microbatch under the weights that sampled most of its tokens.
-
-  Compared are tokens that were sampled from keys and values of their own version alone
-  (Batch.versions). The version is read back from where it was published, so that wrong weights in
-  the sampler or in the store, and keys of other weights in its cache, are found alike.
-
-  Args:
-    batches: of the first substep.
-    published: see `Plan`.
-    scored: (parameters, microbatch) -> log-probabilities of its targets, float32 [B, T].
-    bound: see `canary`.
-
-  Returns:
-    Metrics: "canary_tokens" that were compared, the version's, and the differences; no differences
-    if there were no tokens whose weights are kept.
-
-  Raises:
-    CanaryError: see `canary`.
-  """
-  candidates = [
-    (int(version), batch._replace(loss_mask=batch.loss_mask & (batch.versions == version)))
-    for batch in batches
-    for version in np.unique(np.asarray(batch.versions)).tolist()
-    if version >= 0
-  ]
-  for version, batch in sorted(candidates, key=lambda each: -each[1].loss_mask.sum()):
-    if (params := published(version)) is None:
-      continue
-    found = train_step.logprob_gap([scored(params, batch)], [batch])
-    canary(found, bound=bound, version=version)
-    return {
-      "canary_tokens": float(batch.loss_mask.sum()),
-      "canary_max_abs_logprob_difference": found["gap_max"],
-      "canary_mean_abs_logprob_difference": found["gap_mean"],
-    }
-  return {"canary_tokens": 0.0}
-
-
-def canary(found: Mapping[str, float], *, bound: float, version: int) -> None:
-  """Verifies that the first substep's gradients were of the log-probabilities that were sampled.
-
-  They come from the forward pass of these gradients, under the weights that sampled the rollouts.
-  Rounding alone moves a few tokens further than the rest, those whose attention is divided between
-  two positions: in float32, with a p99 of 2e-5, one of 10^4 tokens moved by 1.7e-4. A real error
-  moves many tokens, or some by far.
-
-  Args:
-    found: metrics of the gradients, with "gap_p99" and "gap_max" (learner.metrics).
-    bound: of the difference of log-probabilities.
-    version: of the weights.
-
-  Raises:
-    CanaryError: more than one token in a hundred differs by more than `bound`, or any by more than
-      `OUTLIER` times that.
-  """
-  if found["gap_p99"] <= bound and found["gap_max"] <= OUTLIER * bound:
-    return
-  raise CanaryError(
-    f"learner and sampler disagree on fresh rollouts at version {version}: "
-    f"|dlogp| p99 {found['gap_p99']:.3g} (bound {bound:g}), max {found['gap_max']:.3g} (bound "
-    f"{OUTLIER * bound:g}). Either the "
-    "sampler holds other weights, its cache is stale, or sampling and training differ in "
-    "temperature or routing; nothing was trained on them"
-  )
 
 
 def without_routing(rollouts: Sequence[Rollout]) -> list[Rollout]:

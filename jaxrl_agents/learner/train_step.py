@@ -312,7 +312,11 @@ def logprob_gap(logprobs: Sequence[np.ndarray], batches: Sequence[Batch]) -> dic
     np.abs(np.asarray(lp) - np.asarray(b.behaviour_logprobs))[np.asarray(b.loss_mask)]
     for lp, b in zip(logprobs, batches, strict=True)
   ]
-  gap = np.concatenate([*gaps, np.zeros(0, np.float32)])
+  return gap_figures(np.concatenate([*gaps, np.zeros(0, np.float32)]))
+
+
+def gap_figures(gap: np.ndarray) -> dict[str, float]:
+  """Mean, p50, p99 and max of differences [N]; 0 if there are none."""
   if not gap.size:
     return {"gap_mean": 0.0, "gap_p50": 0.0, "gap_p99": 0.0, "gap_max": 0.0}
   p50, p99 = np.quantile(gap, [0.5, 0.99])

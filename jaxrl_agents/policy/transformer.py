@@ -164,6 +164,7 @@ def decode(
   page_table: jax.Array,
   lengths: jax.Array,
   num_new: jax.Array,
+  routing: jax.Array | None = None,
 ) -> tuple[Output, attention.Cache]:
   """A pass over new tokens of cached sequences: prefill, decode and verification alike.
 
@@ -179,6 +180,7 @@ def decode(
       unused. Slots need none.
     lengths: int32 [B], tokens of each row already in the cache.
     num_new: int32 [B], how many of the Q tokens are real; the others go to the scratch page.
+    routing: int32 [B, Q, L, K], experts to replay, as in `forward`.
 
   On a mesh B is a multiple of the parts that rows are split into.
   """
@@ -188,7 +190,7 @@ def decode(
 
   def layer(carry, weights, extra):
     x, cache = carry
-    place, window = extra
+    place, window, replay = extra
     attend = functools.partial(
       attention.attend_cached,
       cfg=cfg,
@@ -198,18 +200,20 @@ def decode(
       step=step,
       window=window,
     )
-    return block(weights, x, cfg, attend, valid=valid, rules=sharding.SERVE_RULES)
+    rules = sharding.SERVE_RULES
+    return block(weights, x, cfg, attend, replay=replay, valid=valid, rules=rules)
 
   x = params["embed"][tokens][..., : cfg.embed_dim]
   x = sharding.constrain(x, "batch", None, None, rules=sharding.SERVE_RULES)
   carry = (x, cache)
   used = None
   if cfg.num_dense_layers:
-    extra = np.arange(cfg.num_dense_layers), windows(cfg, 0, cfg.num_dense_layers)
-    carry, _ = _run_layers(layer, carry, params["dense_layers"], extra)
+    no_replay = np.arange(cfg.num_dense_layers), windows(cfg, 0, cfg.num_dense_layers), None
+    carry, _ = _run_layers(layer, carry, params["dense_layers"], no_replay)
   if cfg.num_moe_layers:
     places = np.arange(cfg.num_dense_layers, cfg.num_layers)
-    extra = places, windows(cfg, cfg.num_dense_layers, cfg.num_layers)
+    replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
+    extra = places, windows(cfg, cfg.num_dense_layers, cfg.num_layers), replay
     carry, used = _run_layers(layer, carry, params["moe_layers"], extra)
   x, cache = carry
   hidden = rms_norm(x, params["final_norm"], cfg.norm_eps)

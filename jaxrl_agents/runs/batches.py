@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import pathlib
@@ -20,16 +21,21 @@ from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.pacing import Draw, Pacing
 from jaxrl_agents.fleet.ready_groups import ReadyGroups
 from jaxrl_agents.fleet.replies import Replies
+from jaxrl_agents.fleet.schedule import Schedule
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.learner import loop
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import processes, setup
+from jaxrl_agents.runs import processes, schedules, setup, weight_files
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
+from jaxrl_agents.runs.workdir import WARM_START
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
-LEDGER, READY, REPLIES = "ledger.log", "ready", "replies.log"
-"""Files of a run beside its checkpoints: fleet.ledger, fleet.ready_groups, fleet.replies."""
+LEDGER, READY, REPLIES, SCHEDULE = "ledger.log", "ready", "replies.log", "schedule.log"
+"""Files of a run beside its checkpoints, each of the module of fleet with its name."""
+
+PATIENCE_S = 600.0
+"""Longest that a publication may take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +97,6 @@ class Batches:
   def collect(self, step: int) -> list[Group]:
     """The groups of a step, in the order in which their tasks were drawn."""
     self._players.turn_to(self._progress(step))
-    self._pacing.learnt()
     draws = list(iter(self._pacing.next, None))
     played = lambda: list(self._players.play(map(self._job, draws)))
     for group in self._players.shared(played):
@@ -99,6 +104,7 @@ class Batches:
       self._pacing.finished(group)
     groups = self._pacing.take(len(draws))
     assert groups is not None
+    self._pacing.learnt(len(groups))  # before the next ones are played
     return self._rewarded(groups, step)
 
   def publish(self, params: dict[str, Any], version: int) -> None:
@@ -188,6 +194,7 @@ class PlayedAhead(Batches):
     config, players, start: see Batches.
     ledger: of the run.
     ready: the groups that an earlier process of the run left, and where those of this one are kept.
+    schedule: of the run, if it can be replayed or is a replay.
   """
 
   def __init__(
@@ -197,6 +204,7 @@ class PlayedAhead(Batches):
     start: Start,
     ledger: Ledger,
     ready: ReadyGroups,
+    schedule: Schedule | None,
   ):
     # Without a checkpoint nothing says that version 0 is the one which earlier groups are of.
     self._goes_on = bool(start.ledger)
@@ -207,12 +215,15 @@ class PlayedAhead(Batches):
       if group.id in self._pacing.kept:
         ledger.kept(group)
     self._published = [*start.ledger.get("published", ()), start.version]
-    self._ready = ready
+    self._ready, self._schedule = ready, schedule
     self._replies: Replies | None = None
     self._used: dict[str, int] = {}  # the step that used a group whose file is still there
     self._ages: list[int] = []
     players.keep(lora.merged(start.params), start.version)
     self._ahead: Ahead | None = None
+    self._publisher = concurrent.futures.ThreadPoolExecutor(1, "publisher")
+    self._publication: concurrent.futures.Future[None] | None = None
+    self._learning = 0  # groups that no publication has taken over
 
   @contextlib.contextmanager
   def playing(self, replies: pathlib.Path) -> Iterator[None]:
@@ -222,29 +233,58 @@ class PlayedAhead(Batches):
     with (
       Replies(replies, newest, self._pacing.is_to_play) as self._replies,
       self._players.noted(self._ledger, self._replies),
+      self._players.scheduled(self._schedule),
       self._players.ahead(self._pacing, self._job, self._ended) as self._ahead,
     ):
-      yield
+      try:
+        yield
+        self._wait_for_publication()  # the last weights are to be evaluated
+      finally:
+        self._publisher.shutdown()
 
   def collect(self, step: int) -> list[Group]:
     """The next complete groups, those that ended first; waits for them."""
     assert self._ahead is not None
     self._players.turn_to(self._progress(step))
-    self._ahead.learnt()  # where no weights were published
+    self._ahead.learnt(self._learning)  # where no weights were published
     self._ages = []
     groups: list[Group] = []
     while (lack := self._config.learner.groups_per_step - len(groups)) > 0:
-      taken = self._ahead.take(lack)
+      taken = self._ahead.take(lack, self._schedule.batch() if self._schedule else None)
+      if self._schedule:
+        self._schedule.taken(taken)
       self._used |= {group.id: step for group in taken}
       groups += [group for group in (self._of_age(each, step) for each in taken) if group]
+    self._learning = len(groups)
     return self._rewarded(groups, step)
 
   def publish(self, params: dict[str, Any], version: int) -> None:
-    """Writes a version; the samplers go on meanwhile and swap between two steps."""
-    super().publish(params, version)
+    """Has a version written while learning goes on, at most one at a time; the samplers go on too,
+    and swap between two steps. Jobs that begin after this batch was learnt from wait for it.
+    """
+    self._wait_for_publication()
+    finish = self._players.begin_publishing(lora.merged(params), version)
     self._published.append(version)
+    self._publication = self._publisher.submit(self._publish_rest, finish, self._learning)
+    self._learning = 0
+
+  def _publish_rest(self, finish: Callable[[], None], learnt: int) -> None:
+    """In the publisher's thread."""
     assert self._ahead is not None
-    self._ahead.learnt()
+    finish()
+    self._ahead.learnt(learnt)
+
+  def _wait_for_publication(self) -> None:
+    """Returns when the version that is being published is complete, and raises what went wrong."""
+    if self._publication:
+      try:
+        self._publication.result(PATIENCE_S)
+      except concurrent.futures.TimeoutError:
+        raise TimeoutError(
+          f"version {self._published[-1]} was not published within {PATIENCE_S:g} s; is the disk "
+          "full or gone?"
+        ) from None
+      self._publication = None
 
   @property
   def published(self) -> Callable[[int], Any]:
@@ -345,10 +385,11 @@ def opened(
 
   Args:
     config, players, start: see Batches.
-    folder: of the run, in which LEDGER, READY and REPLIES lie.
+    folder: of the run, in which LEDGER, READY, REPLIES and SCHEDULE lie.
 
   Raises:
-    ValueError: they are to be played ahead in a run of several processes.
+    ValueError: they are to be played ahead in a run of several processes, or the record of
+      `fleet.replay` does not fit (runs.schedules).
   """
   if config.fleet.depth and jax.process_count() > 1:
     raise ValueError(
@@ -363,7 +404,11 @@ def opened(
       with players.noted(ledger):
         yield Batches(config, players, start, ledger)
       return
-    with ReadyGroups(folder / READY, ledger.ready) as ready:
-      ahead = PlayedAhead(config, players, start, ledger, ready)
+    warm_start = weight_files.digest(folder / WARM_START)
+    with (
+      ReadyGroups(folder / READY, ledger.ready) as ready,
+      schedules.opened(folder / SCHEDULE, config, step=start.step, start=warm_start) as schedule,
+    ):
+      ahead = PlayedAhead(config, players, start, ledger, ready, schedule)
       with ahead.playing(folder / REPLIES):
         yield ahead

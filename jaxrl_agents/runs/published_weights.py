@@ -30,6 +30,8 @@ class Publishing(Protocol):
 
   def publish(self, params: dict[str, Any], version: int) -> None: ...
 
+  def begin(self, params: dict[str, Any], version: int) -> Callable[[], None]: ...
+
   def restart(self, params: dict[str, Any], version: int) -> None: ...
 
 
@@ -67,6 +69,10 @@ class _Complete:
     processes.wait_for_all("version written")
     if processes.is_first():
       store.complete(version, self._folder, parts=jax.process_count(), keep=self._keep)
+
+  def begin(self, params: dict[str, Any], version: int) -> Callable[[], None]:
+    self.publish(params, version)
+    return lambda: None
 
   def restart(self, params: dict[str, Any], version: int) -> None:
     if processes.is_first():

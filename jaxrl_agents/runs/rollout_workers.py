@@ -20,6 +20,7 @@ from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.node_pool import NodePool
 from jaxrl_agents.fleet.pacing import Draw, Pacing
 from jaxrl_agents.fleet.replies import Replies
+from jaxrl_agents.fleet.schedule import Schedule
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
@@ -51,7 +52,12 @@ def frozen_at(weights: Sequence[FrozenWeights], share: float) -> int:
   return next((i for i, each in enumerate(weights) if share < each.until), len(weights) - 1)
 
 
-def frozen_engine(config: RunConfig, folder: pathlib.Path | str, version: int) -> Engine:
+def frozen_engine(
+  config: RunConfig,
+  folder: pathlib.Path | str,
+  version: int,
+  clock: Callable[[], float] = time.monotonic,
+) -> Engine:
   """The engine of a policy that is not trained, with the sizes that its folder records.
 
   Raises:
@@ -69,7 +75,7 @@ def frozen_engine(config: RunConfig, folder: pathlib.Path | str, version: int) -
       f"{vocab}; both must use policy.tokenizer={config.policy.tokenizer}"
     )
   params = weight_files.load(str(folder), model, dtype=config.policy.dtype)
-  return make_engine(config, params, version, model=model)
+  return make_engine(config, params, version, clock, model=model)
 
 
 @contextlib.contextmanager
@@ -135,12 +141,13 @@ class RolloutWorkers:
       )
     self._frozen = frozen or {}
     self._others = {
-      f"{name} {i}": frozen_engine(config, each.folder, i)
+      f"{name} {i}": frozen_engine(config, each.folder, i, self._time)
       for name, weights in self._frozen.items()
       for i, each in enumerate(weights)
     }
     self._seen = Stats()
     self._ahead: Ahead | None = None
+    self._schedule: Schedule | None = None
     self.published = published_weights.Published(config, self._weights)
     self._stack = contextlib.ExitStack()
     with self._stack:
@@ -201,6 +208,27 @@ class RolloutWorkers:
       self._server.played_again, self._server.replies = ignored, None
 
   @contextlib.contextmanager
+  def scheduled(self, schedule: Schedule | None) -> Iterator[None]:
+    """Has a schedule record, or decide, what reaches the engines while the context lasts, on which
+    nothing that was played before has an influence. Nothing may be in play.
+    """
+    if not schedule:
+      yield
+      return
+    self._server.forget()
+    engines = {name: each for name, each in {"": self._engine, **self._others}.items() if each}
+    for engine in engines.values():
+      engine.forget()
+    measured = {name: [*engine.draft_costs.values()] for name, engine in engines.items()}
+    for name, costs in schedule.draft_costs(measured).items():
+      engines[name].draft_costs = dict(zip(engines[name].draft_costs, costs, strict=True))
+    self._schedule = self._server.schedule = schedule
+    try:
+      yield
+    finally:
+      self._schedule = self._server.schedule = None
+
+  @contextlib.contextmanager
   def ahead(
     self, pacing: Pacing, job: Callable[[Draw], Job], ended: Callable[[Group], None]
   ) -> Iterator[Ahead]:
@@ -217,6 +245,7 @@ class RolloutWorkers:
       devices=devices,
       patience_s=patience_s,
       tell=self._tell,
+      is_due=self._schedule.swap_is_due if self._schedule else lambda: True,
     ) as self._ahead:
       try:
         yield self._ahead
@@ -260,6 +289,19 @@ class RolloutWorkers:
     if self._slices:
       self._slices.load(version)
 
+  def begin_publishing(self, params: dict[str, Any], version: int) -> Callable[[], None]:
+    """The part of `publish` that needs the parameters; returns the rest, which any thread may call.
+    For a run of one process.
+    """
+    write = self._publishing.begin(params, version)
+
+    def finish() -> None:
+      write()
+      with setup.devices(self._config):
+        self.load(version)
+
+    return finish
+
   def load(self, version: int) -> None:
     """Fetches a published version while the engine goes on, which swaps it in between two steps.
 
@@ -286,8 +328,14 @@ class RolloutWorkers:
     began = time.monotonic()
     change()
     self._pauses.append(time.monotonic() - began)
+    if self._schedule:
+      self._schedule.swapped(version)
     if not self._ahead:
       self._tell("waits", on="learner")
+
+  def _time(self) -> float:
+    """The clock of what the engines' deadlines are measured by."""
+    return self._schedule.time() if self._schedule else time.monotonic()
 
   def keep(self, params: dict[str, Any], version: int) -> None:
     """Writes the weights that the samplers begin with, in the place of any that another run left
@@ -318,7 +366,8 @@ class RolloutWorkers:
     sampler: Leader | Slices
     if self._engine:
       tell = lambda now, calls: self._channel.broadcast(("advance", now, tuple(calls)))
-      sampler = Leader(self._engine, self._clock, tell, held=self._notice.held, **sizes)
+      held, clock = self._notice.held, self._time
+      sampler = Leader(self._engine, self._clock, tell, held=held, time=clock, **sizes)
     else:
       ray = self._stack.enter_context(cluster.joined(self._config.fleet.address))
       sampler = self._slices = self._stack.enter_context(

@@ -7,6 +7,7 @@ weights/          published versions
 ledger.log        the state of every rollout (fleet.ledger)
 ready/            groups that were played ahead and not trained yet
 replies.log       what was sampled for groups that are being played ahead
+schedule.log      what decided a run that plays ahead, for a replay (fleet.schedule)
 evaluations/      scores of versions, a file per version (fleet.version_scores)
 tensorboard/      the metrics as event files of TensorBoard, if they are asked for
 services/         what each service does and waits for, a file per service (service_log)
@@ -33,6 +34,8 @@ from typing import IO, Any
 import psutil
 
 from jaxrl_agents import file_digests, full_disk, stopwatch
+
+WARM_START = "warm_start"
 
 HELD_S = 60.0
 """A run that was told to stop, and whose place another takes, ends within this time."""
@@ -61,7 +64,7 @@ class Workdir:
     self.evaluations = self.path / "evaluations"
     self.services = self.path / "services"
     self.demonstrations = self.path / "demonstrations"
-    self.warm_start = self.path / "warm_start"
+    self.warm_start = self.path / WARM_START
     self.trained = self.path / "trained"
     self.metrics = self.path / "metrics.jsonl"
     self.summary = self.path / "summary.json"

@@ -83,6 +83,10 @@ class Engine:
     dtype: of the cache.
     clock: seconds; what deadlines are measured by.
 
+  Attributes:
+    draft_costs: `draft_cost` by the rows of a decode program in each part; may be set between two
+      steps.
+
   Raises:
     ValueError: a part of the cache cannot hold one sequence of max_context_tokens, or there is
       nothing to draft with.
@@ -174,9 +178,7 @@ class Engine:
     self._rows = program_state.empty_rows(parts * slots, 1, max_pages)
     self._piece_columns = self._piece_tokens + max(used.mtp_depth, 1)
     self._context_columns = max_tokens if lookup_tokens else 0
-    self._draft_costs = dict.fromkeys(
-      self._decode_counts, 1.0 if draft_cost is None else draft_cost
-    )
+    self.draft_costs = dict.fromkeys(self._decode_counts, 1.0 if draft_cost is None else draft_cost)
     self._measures_drafts = draft_cost is None and self._drafters.most > 0
     self._next_id = 0
     self._move_program = jax.jit(self._moving, donate_argnums=0)
@@ -203,7 +205,7 @@ class Engine:
       self._try_decoding(count, steps=0, draft=False)
       if self._measures_drafts:
         plain, drafted = (self._seconds_of_a_step(count, draft) for draft in (False, True))
-        self._draft_costs[count] = min(max(drafted / plain, 1.0), 1.0 + self._drafters.most)
+        self.draft_costs[count] = min(max(drafted / plain, 1.0), 1.0 + self._drafters.most)
     self.stats.forwards = 0
 
   def _seconds_of_a_step(self, count: int, draft: bool) -> float:
@@ -329,6 +331,15 @@ class Engine:
     self.version = version
     self._scheduler.set_version(version, recompute=recompute)
 
+  def forget(self) -> None:
+    """Drops all requests and what earlier ones left: what follows depends on later calls alone, and
+    not on which prefixes are cached or which drafts have stood.
+    """
+    for sequence in (*self._scheduler.waiting, *self._scheduler.running.values()):
+      self._scheduler.remove(sequence)
+    self._scheduler.forget()
+    self._gains = DraftGains(self._drafts_of_kind)
+
   def describe(self) -> str:
     """One line on the state, for messages about a lack of progress."""
     running, pools = self._scheduler.running.values(), self._scheduler.pools
@@ -433,7 +444,7 @@ class Engine:
         context[row, : sequence.num_tokens] = sequence.known_tokens
       rows = dataclasses.replace(rows, context=context)
     idle_below = len(sequences) - len(sequences) // _ENDED_SHARE
-    worth = Worth(self._gains.gains, np.float32(self._draft_costs[count // self._parts]))
+    worth = Worth(self._gains.gains, np.float32(self.draft_costs[count // self._parts]))
     sampled = self._run(
       self._decode_program, rows, slots, np.int32(work.num_steps), np.int32(idle_below), worth
     )
@@ -504,6 +515,7 @@ class Engine:
       routing=routing,
       stop="stop" if int(tokens[-1]) in sequence.limits.stop_tokens else "length",
       began=sequence.began,
+      kept=sequence.kept,
     )
 
   def _run(self, program, rows: Rows, slots: np.ndarray, *more: Any) -> Sampled:

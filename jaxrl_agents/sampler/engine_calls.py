@@ -105,6 +105,7 @@ class Leader:
     max_context_tokens: of the engine.
     vocab_size: of the policy.
     held: entered for each step, which must not be interrupted, or the others would wait for it.
+    time: the clock that the engine's one is set to at each step, seconds.
   """
 
   def __init__(
@@ -116,8 +117,9 @@ class Leader:
     max_context_tokens: int,
     vocab_size: int,
     held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    time: Callable[[], float] = time.monotonic,
   ):
-    self._engine, self._tell, self._held = engine, tell, held
+    self._engine, self._tell, self._held, self._time = engine, tell, held, time
     self._max_context_tokens, self._vocab_size = max_context_tokens, vocab_size
     self._calls = Calls(engine, clock)
     self._untold: list[Submit | Cancel] = []
@@ -155,7 +157,7 @@ class Leader:
   def step(self) -> list[tuple[int, Generation | Failure]]:
     """See Engine.step; the others step with it."""
     with self._held():
-      now, calls, self._untold = time.monotonic(), self._untold, []
+      now, calls, self._untold = self._time(), self._untold, []
       self._tell(now, calls)
       ended = self._calls.advance(now, calls, max_steps=1).ended
     self._unfinished.difference_update(request_id for request_id, _ in ended)

@@ -154,8 +154,16 @@ class Scheduler:
       pool.set_version(version)
     for sequence in self._oldest_first():
       sequence.cache_version = -1
+      if not sequence.decoding and sequence.num_tokens > sequence.num_prompt:
+        sequence.kept = False  # the rest of it is computed again by the new weights
       if recompute:
         self._set_back(sequence)
+
+  def forget(self) -> None:
+    """Forgets all prefixes, and whose turn it is; nothing may wait or run."""
+    for pool in self.pools:
+      pool.set_version(pool.version)
+    self._prefills_in_a_row = 0
 
   def move_below(self, slot: int, sequences: Seq[Sequence]) -> list[tuple[int, int]]:
     """Moves those of `sequences` that run from `slot` on to free slots below it, while there are
@@ -235,6 +243,8 @@ class Scheduler:
     sequence.cache_version = pool.version
     if sequence.num_tokens == sequence.num_prompt:
       sequence.began = pool.version
+    elif sequence.began != pool.version:
+      sequence.kept = False
     sequence.slot = heapq.heappop(self._free_slots[part])
     self.running[sequence.slot] = sequence
     self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages

@@ -42,6 +42,7 @@ class Sequence:
     decoding: whether the prefill is complete.
     cache_version: weight version of all its pages, or -1 once weights changed under it.
     began: weight version of its pages when it was last started with no id sampled.
+    kept: whether no part of its cache was computed again by other weights since.
     logprobs: of the sampled ids.
     versions: weight version of each sampled id.
     routing: experts of leading positions as they were when first computed, uint16 [n, L, K]; kept
@@ -62,6 +63,7 @@ class Sequence:
   decoding: bool = False
   cache_version: int = -1
   began: int = -1
+  kept: bool = True
   logprobs: list[float] = dataclasses.field(default_factory=list)
   versions: list[int] = dataclasses.field(default_factory=list)
   routing: np.ndarray | None = None

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -40,6 +41,29 @@ class Replies(Protocol):
   ) -> None: ...
 
 
+class Schedule(Protocol):
+  """When requests reach the engines: recorded, or as a record has it (fleet.schedule)."""
+
+  @property
+  def follows(self) -> bool: ...
+
+  def due(self, held: Sequence[str]) -> Sequence[tuple[str, str, str]] | None: ...
+
+  def is_to_come(self, request: str) -> bool: ...
+
+  def tick(self) -> None: ...
+
+  def called(self, kind: Literal["submit", "cancel"], engine: str, request: str) -> None: ...
+
+  def stepped(self) -> None: ...
+
+  def ended(self, group: Group) -> None: ...
+
+  def swap_is_due(self) -> bool: ...
+
+  def describe(self) -> str: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class _Request:
   """Of a worker, for a group in play."""
@@ -49,6 +73,11 @@ class _Request:
   prompt: np.ndarray
   limits: SamplingLimits
   group: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """The same in a run and in its replay."""
+    return f"{self.limits.key(self.prompt)} {self.group}"
 
   def canonical(self) -> tuple[str, int, bytes]:
     """A key that does not depend on when a request came or from which worker."""
@@ -81,6 +110,7 @@ class RolloutServer:
       be played again because their worker died.
     replies: if set, asked before a request of the policy in training is sampled, and told of the
       reply.
+    schedule: if set, told what reaches the engines; it may decide when.
   """
 
   def __init__(
@@ -103,6 +133,7 @@ class RolloutServer:
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
     self._stall_s, self._set_aside = stall_s, SetAside(max_retries)
     self.replies: Replies | None = None
+    self.schedule: Schedule | None = None
     self._asked: dict[tuple[str, int], _Request] = {}
     self._held: list[_Request] = []
     self._finished: list[Group] = []
@@ -122,6 +153,12 @@ class RolloutServer:
     if engine not in self._engines:
       raise ValueError(f"no engine {engine!r} is served here, only {sorted(self._engines)}")
     self._stand_ins[policy] = engine
+
+  def forget(self) -> None:
+    """Drops requests that outlived their episodes; nothing may be in play."""
+    self._held.clear()
+    for asked in list(self._asked):
+      self._cancel(*asked)
 
   def collect(self, jobs: Iterable[Any]) -> Iterator[Group]:
     """Plays jobs (harness.worker_process.Job) and yields each group as it finishes.
@@ -186,12 +223,19 @@ class RolloutServer:
       return []
     if self._finished:
       return self._take_finished()
-    self._ask_engines()
-    if any(engine.num_unfinished for engine in self._engines.values()):
+    is_next = self._repeat_calls() if self._replays else self._ask_engines()
+    if is_next and any(engine.num_unfinished for engine in self._engines.values()):
       self._step()
+    elif self._replays and self._replays.swap_is_due():
+      self._last_progress = time.monotonic()  # it is the learner's turn
     else:
       self._check_progress()
     return []
+
+  @property
+  def _replays(self) -> Schedule | None:
+    """The schedule, if it decides what is next."""
+    return self.schedule if self.schedule and self.schedule.follows else None
 
   def _all_wait(self) -> bool:
     """Whether nothing but the engines can go on; a request may outlive an episode that failed."""
@@ -201,6 +245,8 @@ class RolloutServer:
   def _may_step(self) -> bool:
     if self._deterministic:
       return self._all_wait()
+    if self._replays and not self._finished:
+      return self._replays.due([request.key for request in self._held]) is not None
     return bool(self._asked or self._held or self._finished)
 
   def _receive(self, timeout_s: float) -> None:
@@ -222,19 +268,57 @@ class RolloutServer:
       else:
         self._last_error = f"worker {worker}: {message!r}"
 
-  def _ask_engines(self) -> None:
+  def _ask_engines(self) -> bool:
     """Submits what workers asked for, in an order that depends on the requests alone."""
+    if self.schedule:
+      self.schedule.tick()
     for request in sorted(self._held, key=_Request.canonical):
       if (known := self._known(request)) is not None:
         self._pool.send(request.worker, ("generation", request.request_id, known))
         continue
-      try:
-        name = self._engine_of(request.limits)
-        engine_id = self._engines[name].submit(request.prompt, request.limits)
-        self._asked[name, engine_id] = request
-      except ValueError as error:
-        self._pool.send(request.worker, ("refused", request.request_id, str(error)))
+      self._submit(request, self._stand_ins.get(request.limits.policy, request.limits.policy))
     self._held.clear()
+    return True
+
+  def _repeat_calls(self) -> bool:
+    """Makes the calls before the next recorded step; False if something else comes first."""
+    assert self.schedule
+    for request in [each for each in self._held if not self.schedule.is_to_come(each.key)]:
+      if (known := self._known(request)) is not None:
+        self._pool.send(request.worker, ("generation", request.request_id, known))
+        self._held.remove(request)
+    calls = self.schedule.due([request.key for request in self._held])
+    for kind, name, key in calls or ():
+      if kind == "submit":
+        request = next(each for each in self._held if each.key == key)
+        self._held.remove(request)
+        self._submit(request, name)
+      else:
+        asked = next(n for n, each in self._asked.items() if n[0] == name and each.key == key)
+        self._held.append(self._asked[asked])
+        self._cancel(*asked)
+    return calls is not None
+
+  def _submit(self, request: _Request, name: str) -> None:
+    """Hands a request to an engine; the worker is told if that refuses."""
+    if self.schedule:
+      self.schedule.called("submit", name, request.key)
+    try:
+      if name not in self._engines:
+        raise ValueError(
+          f"no policy {request.limits.policy!r} is served here, only "
+          f"{sorted({*self._engines, *self._stand_ins})} ('' is the one in training)"
+        )
+      engine_id = self._engines[name].submit(request.prompt, request.limits)
+      self._asked[name, engine_id] = request
+    except ValueError as error:
+      self._pool.send(request.worker, ("refused", request.request_id, str(error)))
+
+  def _cancel(self, name: str, engine_id: int) -> None:
+    request = self._asked.pop((name, engine_id))
+    self._engines[name].cancel(engine_id)
+    if self.schedule:
+      self.schedule.called("cancel", name, request.key)
 
   def _known(self, request: _Request) -> Generation | None:
     """The reply to a request that an earlier attempt of its rollout made."""
@@ -242,18 +326,11 @@ class RolloutServer:
       return None
     return self.replies.find(self._group_of[request.group], request.prompt, request.limits)
 
-  def _engine_of(self, limits: SamplingLimits) -> str:
-    name = self._stand_ins.get(limits.policy, limits.policy)
-    if name not in self._engines:
-      raise ValueError(
-        f"no policy {limits.policy!r} is served here, only "
-        f"{sorted({*self._engines, *self._stand_ins})} ('' is the one in training)"
-      )
-    return name
-
   def _step(self) -> None:
     """One step of every engine that has something to do."""
     self._last_progress = time.monotonic()
+    if self.schedule:
+      self.schedule.stepped()
     for name, engine in self._engines.items():
       for engine_id, result in engine.step() if engine.num_unfinished else ():
         request = self._asked.pop((name, engine_id))
@@ -277,16 +354,18 @@ class RolloutServer:
         del self._groups[group_id]
         done.append(_merge(job, finished))
     self._finished.clear()
+    if self.schedule:
+      for group in done:
+        self.schedule.ended(group)
     return done
 
   def _retry(self, worker: int, text: str, jobs: Sequence[Any]) -> None:
     """Forgets what a dead worker waited for; its jobs are played again from the start."""
     self._held = [held for held in self._held if held.worker != worker]
     del self._more_players[worker]
-    for asked in [key for key, each in self._asked.items() if each.worker == worker]:
-      name, engine_id = asked
-      self._engines[name].cancel(engine_id)
-      del self._asked[asked]
+    if not self._replays:  # there the engines go on as recorded
+      for asked in [key for key, each in self._asked.items() if each.worker == worker]:
+        self._cancel(*asked)
     given_up = set()
     for lost in self._set_aside.after_death(jobs, text):
       given_up.add(lost.id)
@@ -300,12 +379,13 @@ class RolloutServer:
   def _check_progress(self) -> None:
     waited = time.monotonic() - self._last_progress
     if waited > self._stall_s:
+      waits = f"{self._replays.describe()}; " if self._replays else ""
       engines = "; ".join(f"{n} {e.describe()}".strip() for n, e in self._engines.items())
       raise RolloutError(
         f"no message and no engine step for {waited:.0f} s (stall_s={self._stall_s:g}): "
         f"{self._rollouts_in_play} rollouts in play, {len(self._held)} requests held, "
         f"{len(self._asked)} in the engines, groups {sorted(self._groups)[:8]}, "
-        f"pool: {self._pool.describe()}; engine: {engines}; "
+        f"pool: {self._pool.describe()}; engine: {engines}; {waits}"
         f"last error: {self._last_error or 'none'}"
       )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -28,18 +29,20 @@ class Publisher:
   """The sender's end of a chain of versions. Use as a context manager.
 
   It holds a copy of the newest version, 2 bytes a parameter, sharded as the parameters are. A
-  version is durable when `publish` returns; complete copies of a version that is published as
-  differences are written in a thread, as every `anchor_every`-th is and those that a receiver asks
-  for (weights.chain). With several processes they are written by `publish`, and none on request.
+  version is durable when `publish`, or what `begin` returns, has returned. Complete copies of a
+  version that is published as differences are written in a thread, as every `anchor_every`-th is
+  and those that a receiver asks for (weights.chain). With several processes they are written by
+  `publish`, and none on request.
 
-  Invariant: `_held` is the newest durable version, bit by bit, or None.
+  Invariant: while nothing is being published, `_held` is the newest durable version, bit by bit, or
+  None.
 
   Args:
     folder: of the versions.
     anchor_every: publications from one complete version to the next.
     part, parts: number of this process, and of all that hold shards.
     meet: (name) returns when all of them have called it.
-    patience_s: longest that `publish` waits for a complete version that is being written.
+    patience_s: longest that `publish` waits for another version that is being written.
   """
 
   def __init__(
@@ -92,22 +95,32 @@ class Publisher:
       TimeoutError: a complete version was not written within patience_s.
       OSError: of the disk. The version was not published; the next one will be complete.
     """
-    with self._locked():
+    self.begin(params, version)()
+
+  def begin(self, params: Tree, version: int) -> Callable[[], None]:
+    """The part of `publish` for which the devices are needed, which does not wait for them; returns
+    the rest, to be called once, by any thread. Until it has returned nothing else is published.
+
+    Args and errors are those of `publish`.
+    """
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(self._locked())
       if self._held is not None and version <= self._version:
         raise ValueError(f"version {version} after {self._version}: versions count up")
-      if self._held is None:
-        self._held, self._version = jax.tree.map(jnp.copy, params), version
-        self._digests = None
-        with self._or_forgotten():
-          self._write_complete()
-        return
+      stack.enter_context(self._or_forgotten())
       base, self._version = self._version, version
-      with self._or_forgotten():
-        self._write_differences(params, base)
-      self._since += 1
-      self._due = self._since >= self._every
-      if self._due and self._parts > 1:
-        self._write_complete()
+      write: Callable[[], None] = self._write_complete
+      if self._held is None:
+        self._held, self._digests = jax.tree.map(jnp.copy, params), None
+      else:
+        write = functools.partial(self._write_differences, *self._differences(params), base)
+      rest = stack.pop_all()
+
+    def finish() -> None:
+      with rest:
+        write()
+
+    return finish
 
   def restart(self, params: Tree, version: int) -> None:
     """Publishes a complete version in the place of what was published under its number or later."""
@@ -117,7 +130,10 @@ class Publisher:
         store.withdraw_after(version - 1, self._folder)
     self.publish(params, version)
 
-  def _write_differences(self, params: Tree, base: int) -> None:
+  def _differences(self, params: Tree) -> tuple[Tree, Tree, Tree]:
+    """(the differences of `params`, which are held from now on, from what was held; digests of what
+    was held; those of `params`).
+    """
     if self._advance is None:
       places = jax.tree.map(lambda x: x.sharding, self._held)
       self._advance = jax.jit(advanced, donate_argnums=0, out_shardings=(places, places))
@@ -127,7 +143,9 @@ class Publisher:
     params = jax.tree.map(lambda x, held: jax.device_put(x, held.sharding), params, self._held)
     before = self._digest(self._held)
     self._held, changes = self._advance(self._held, params)
-    after = self._digest(self._held)
+    return changes, before, self._digest(self._held)
+
+  def _write_differences(self, changes: Tree, before: Tree, after: Tree, base: int) -> None:
     last, found, self._digests = self._digests, _pairs(before), _pairs(after)
     if last is not None and last != found:
       name = next(name for name in last if last[name] != found[name])
@@ -152,6 +170,10 @@ class Publisher:
     if not self._part:
       store.join_parts(self._version, place, parts=self._parts, base=base)
     self._meet("differences published")
+    self._since += 1
+    self._due = self._since >= self._every
+    if self._due and self._parts > 1:
+      self._write_complete()
 
   def _write_complete(self) -> None:
     if not self._part:

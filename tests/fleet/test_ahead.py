@@ -49,7 +49,7 @@ def test_all_batches_come_in_order_and_are_played_in_the_other_thread():
     batches = []
     for _ in range(4):
       batches.append([group.task.id for group in ahead.take(2)])
-      ahead.learnt()
+      ahead.learnt(2)
   assert batches == [[f"t{b}.0", f"t{b}.1"] for b in range(4)]
   assert {thread for _, _, thread in server.played} != {threading.get_ident()}
   assert len({thread for _, _, thread in server.played}) == 1
@@ -61,7 +61,7 @@ def test_what_is_played_after_a_swap_is_played_with_the_new_weights():
     ahead.take(2)
     for _ in range(3):
       ahead.between_steps(lambda: setattr(server, "weights", server.weights + 1))
-    ahead.learnt()
+    ahead.learnt(2)
     ahead.take(2)
   assert [weights for _, weights, _ in server.played] == [0, 0, 3, 3]
 

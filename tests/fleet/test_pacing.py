@@ -51,7 +51,7 @@ def test_a_batch_holds_the_groups_that_ended_first_in_the_order_in_which_they_we
   paced.finished(group(draws[0]))
   assert [g.task.id for g in paced.take(BATCH)] == ["t0.0", "t0.1", "t0.3", "t1.2"]
   assert paced.next() is None  # while the learner has them
-  paced.learnt()
+  paced.learnt(BATCH)
   assert [draw.task.id for draw in all_of(paced)] == ["t2.0", "t2.1", "t2.2", "t2.3"]
 
 
@@ -81,7 +81,7 @@ def test_what_was_not_taken_is_played_again_after_a_restart_and_nothing_else():
     for draw in played:
       again.finished(group(draw))
     rest |= {g.task.id for g in again.take(BATCH)}
-    again.learnt()
+    again.learnt(BATCH)
     played = all_of(again)
   assert rest | taken == {t.id for t in known} and not rest & taken
   assert again.next() is None
@@ -151,7 +151,7 @@ def simulated(depth, durations, *, batches, learn=10.0, slots=8):
     next_end = running[0][0] if running else float("inf")
     if ready_batch is not None and learnt_at <= next_end:
       now, published = learnt_at, published + 1
-      paced.learnt()
+      paced.learnt(BATCH)
       trained += [durations[g.task.id] for g in ready_batch]
       ready_batch = None
       continue

@@ -40,6 +40,7 @@ def segments(draw):
     versions=draw(arrays(np.int32, length)),
     routing=draw(arrays(np.uint16, length, layers, experts)) if layers else None,
     began=draw(st.integers(-1, 9)),
+    kept=draw(arrays(np.int32, length)) > 0 if layers else None,
   )
 
 
@@ -148,7 +149,7 @@ def _packs(value):
 
 
 SEGMENT = [["int32", [2], b"\0" * 8], ["bool", [2], b"\1\0"], ["float32", [2], b"\0" * 8],
-           ["int32", [2], b"\0" * 8], None, 0]  # fmt: skip
+           ["int32", [2], b"\0" * 8], None, 0, None]  # fmt: skip
 
 
 def group(segment, **fields):
@@ -182,6 +183,7 @@ def changed(at, value):
       group(changed(3, ["int32", [1], b"\0" * 4])),
       r"group\[1\]\[0\].segments\[0\].versions: a length of 2, as of its tokens is needed, not 1",
     ),
+    (group(changed(6, ["bool", [1], b"\1"])), r"kept: a length of 2, as of its tokens is needed"),
     (group(SEGMENT, rewards={"r": "high"}), r"rewards\['r'\]: a number is needed, not 'high'"),
     (group(SEGMENT, rewards=[1]), r"rewards: a map of numbers is needed"),
     (group(SEGMENT, log=[["robot", "", [], "", None, False, ""]]), "system or user or assistant"),

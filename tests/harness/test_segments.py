@@ -31,6 +31,26 @@ def test_a_prompt_that_extends_what_was_seen_continues_the_segment():
   assert segment.routing is None
 
 
+def test_a_cache_is_known_where_the_version_of_the_first_prompt_computed_all_of_a_prompt():
+  def call(prompt, versions, *, began, kept=True):
+    reply = ids(*range(10, 10 + len(versions)))
+    logprobs = np.zeros(len(versions), np.float32)
+    made = Generation(reply, logprobs, ids(*versions), None, "stop", began=began, kept=kept)
+    return Turn(prompt, made)
+
+  first = call(ids(1, 2), (4, 4), began=4)
+  prompt = ids(1, 2, 10, 11, 3)
+  known = lambda second: to_segments([first, second])[0].kept[2:].tolist()
+  assert known(call(prompt, (4, 7), began=4)) == [True, True, False, True, True]
+  computed_by_others = [
+    call(prompt, (7, 7), began=7),
+    call(prompt, (7, 7), began=4),
+    call(prompt, (4, 7), began=4, kept=False),
+  ]
+  for second in computed_by_others:
+    assert known(second) == [True, True, False, False, False]
+
+
 def test_pruning_starts_a_new_segment_and_trains_each_sampled_token_once():
   turns = [turn(ids(1, 2, 9), ids(3)), turn(ids(1, 2, 3), ids(4)), turn(ids(1, 2, 3, 4, 5), ids(6))]
   first, second = to_segments(turns)

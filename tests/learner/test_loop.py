@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.config import LearnerConfig
-from jaxrl_agents.learner import loop, metrics, packing, state, train_step
+from jaxrl_agents.learner import canary, loop, metrics, packing, state, train_step
 from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -55,7 +55,7 @@ def checked(params, batch):
   """What the canary says of the gradients of a batch, made with these parameters."""
   found = train_step.gradients(params, batch, CFG, RL)
   figures = metrics.summary(found.sums, found.maxima)
-  loop.canary(figures, bound=BOUND, version=7)
+  canary.check(figures, bound=BOUND, version=7)
   return figures["gap_max"]
 
 
@@ -74,14 +74,14 @@ def test_one_token_that_rounding_moved_passes_and_is_reported(fresh):
 @pytest.mark.parametrize(("count", "by"), [(10, 2 * BOUND), (1, 20 * BOUND), (200, np.nan)])
 def test_many_tokens_off_or_one_by_far_stop_the_step(fresh, count, by):
   made, batch = fresh
-  with pytest.raises(loop.CanaryError, match="disagree on fresh rollouts at version 7"):
+  with pytest.raises(canary.CanaryError, match="disagree on fresh rollouts at version 7"):
     checked(made.policy.params, disturbed(batch, count, by))
 
 
 def test_other_weights_than_the_sampler_held_stop_the_step(fresh):
   made, batch = fresh
   other = jax.tree.map(lambda x: x * 1.01, made.policy.params)
-  with pytest.raises(loop.CanaryError, match="holds other weights"):
+  with pytest.raises(canary.CanaryError, match="holds other weights"):
     checked(other, batch)
 
 
@@ -119,7 +119,7 @@ def test_a_step_that_the_canary_stops_leaves_the_weights_as_they_were(fresh):
   params = jax.tree.map(jax.numpy.array, made.policy.params)
   begin = state.make_state(params, tx, jax.random.key(0))
   groups = groups_of(disturbed(batch, 10, 2 * BOUND), [(1.0, 0.0)])
-  with pytest.raises(loop.CanaryError):
+  with pytest.raises(canary.CanaryError):
     loop.learn(begin, groups, cfg=CFG, learner=LEARNER, tx=tx, objective=RL)
   same = lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
   jax.tree.map(same, begin.policy.params, made.policy.params)
@@ -143,7 +143,7 @@ def checked_by_version(batches, weights):
     return weights.get(version)
 
   scored = lambda params, b: np.asarray(train_step.recompute_logprobs(params, b, CFG, RL))
-  return loop.canary_of_versions(batches, published, scored, bound=BOUND), read
+  return canary.of_versions(batches, published, scored, bound=BOUND), read
 
 
 def test_tokens_of_an_older_version_are_scored_under_its_weights(fresh):
@@ -153,7 +153,7 @@ def test_tokens_of_an_older_version_are_scored_under_its_weights(fresh):
   found, read = checked_by_version(batches, {4: made.policy.params, 8: other})
   assert found["canary_tokens"] == 150 and read == [4]
   assert found["canary_max_abs_logprob_difference"] < BOUND
-  with pytest.raises(loop.CanaryError, match="disagree on fresh rollouts at version 4"):
+  with pytest.raises(canary.CanaryError, match="disagree on fresh rollouts at version 4"):
     checked_by_version(batches, {4: other})
 
 

@@ -2,14 +2,18 @@
 versions.
 """
 
+import time
+
 import jax
 import numpy as np
 import pytest
 
+from jaxrl_agents import record_log
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import weight_files
-from jaxrl_agents.weights import manifest
+from jaxrl_agents.weights import manifest, streams
 from jaxrl_agents.weights.receiver import Receiver
+from tests.runs import small_run
 from tests.runs.small_run import CFG
 from tests.runs.test_several import ended, start, start_both, wait_for
 
@@ -84,3 +88,34 @@ def test_weights_are_swapped_while_rollouts_go_on_and_a_killed_run_begins_a_new_
   assert held["version"] == params["version"]
   bits = lambda file: sorted(file[n].tobytes() for n in file.files if n != "version")
   assert bits(held) == bits(params)  # one layer: the same arrays, in another order
+
+
+def test_learning_goes_on_while_differences_are_encoded_and_the_last_version_is_complete(
+  tmp_path, monkeypatch
+):
+  """The first version is encoded only once the learner has taken the batch after it."""
+  encode, waited = streams.encode, []
+
+  def taken():
+    records = record_log.scan(tmp_path / "schedule.log")
+    return sum(each["is"] == "taken" for each in records)
+
+  def slow(differences):
+    deadline = time.monotonic() + 60
+    while taken() < 2 and time.monotonic() < deadline:
+      time.sleep(0.05)
+    waited.append(taken())
+    return encode(differences)
+
+  monkeypatch.setattr(streams, "encode", slow)
+  ahead = {"fleet": {"depth": 1}, "workers": {"deterministic": False}}
+  small_run.run(tmp_path, **DELTA, **ahead)
+  assert waited[0] == 2
+  held, params = (np.load(tmp_path / file) for file in ("held.npz", "params.npz"))
+  last = manifest.versions(manifest.differences(tmp_path / "weights"))[-1]
+  assert last == params["version"] > 3
+  reader = Receiver(tmp_path / "weights", -1, params_lib.abstract(CFG, "bfloat16"))
+  found = jax.tree.leaves(reader.whole(reader.read(last)))
+  for i, leaf in enumerate(found):
+    assert small_run.bits(leaf).tobytes() == params[f"p{i}"].tobytes()
+  assert held["version"] == last

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import os
 import pathlib
+import random
 
 import numpy as np
 
@@ -15,10 +16,13 @@ from jaxrl_agents.types import Context, Message, SamplingLimits
 
 CHAT = chat.load("base")
 
+LATENCIES = "COUNTING_LATENCIES"
+
 
 class TwoTurns:
   """Asks twice. A task with `facts["dies"]` ends its worker that many times, as it starts or, if
-  `facts["late"]` is set, when the first reply has come.
+  `facts["late"]` is set, when the first reply has come. A number in LATENCIES seeds how long its
+  answers take.
   """
 
   def __init__(self, task):
@@ -40,6 +44,9 @@ class TwoTurns:
         os._exit(3)
 
   async def step(self, reply):
+    if seed := os.environ.get(LATENCIES):
+      draw = random.Random(f"{seed} {self.task.id} {reply.tokens.tolist()}")
+      await asyncio.sleep(draw.choice([0.0, 0.05, 0.2]))
     if self.task.facts.get("late"):
       self.maybe_die()
     self.messages += (reply, Message("user", "again"))

@@ -183,14 +183,14 @@ def test_warming_up_measures_what_drafts_cost_within_what_can_be(monkeypatch):
 
   monkeypatch.setattr(playing, "_seconds_of_a_step", with_known_times)
   playing.warm_up()
-  assert playing._draft_costs == {1: 1.5, 3: 1.5} and min(measured) > 0
+  assert playing.draft_costs == {1: 1.5, 3: 1.5} and min(measured) > 0
   compiles = playing.stats.compiles
   replies(playing, list(requests(3)))
   assert playing.stats.compiles == compiles
   for found, expected in ((1.0, 1.0), (100.0, 4.0)):  # of a token, and of all four places
     seconds[True] = found
     playing.warm_up()
-    assert set(playing._draft_costs.values()) == {expected}
+    assert set(playing.draft_costs.values()) == {expected}
 
 
 def test_gains_begin_at_half_of_the_drafts_and_follow_what_is_seen():

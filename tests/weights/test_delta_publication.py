@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -54,6 +55,30 @@ class Pair:
   def follow(self, version):
     self.held = self.receiver.swap(self.receiver.stage(version), self.held)
     assert_bitwise(self.held, version)
+
+
+def test_weights_are_trained_on_and_donated_while_their_differences_are_written(tmp_path):
+  """What is published is what they were as the publication began."""
+  goes_on = threading.Event()
+  written = manifest.differences(tmp_path)
+  step = jax.jit(lambda weights: jax.tree.map(lambda w: 2 * w, weights), donate_argnums=0)
+  slow = lambda name: goes_on.wait(60) if name == "differences begun" else None
+  with Publisher(tmp_path, meet=slow) as publisher:
+    publisher.publish(policy(0), 0)
+    weights = policy(1)
+    writer = threading.Thread(target=publisher.begin(weights, 1))
+    writer.start()
+    for _ in range(3):
+      weights = step(weights)
+    jax.block_until_ready(weights)
+    assert writer.is_alive() and manifest.versions(written) == []
+    goes_on.set()
+    publisher.publish(policy(2), 2)  # waits for the one before
+    writer.join(60)
+  receiver = Receiver(tmp_path, 0, policy(0))
+  held = receiver.swap(receiver.stage(1), policy(0))
+  assert_bitwise(held, 1)
+  assert_bitwise(receiver.swap(receiver.stage(2), held), 2)
 
 
 @pytest.fixture
