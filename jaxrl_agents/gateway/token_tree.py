@@ -66,6 +66,7 @@ class TokenTree:
   def __init__(self) -> None:
     self.calls: list[Call] = []
     self._by_history: dict[tuple[str, str], list[Call]] = {}
+    self._histories: dict[str, str] = {}  # digests, by the ids of calls
     self._by_reply: dict[str, Call] = {}
     self._by_tool_call: dict[str, Call] = {}
 
@@ -78,8 +79,8 @@ class TokenTree:
     calls; else by the ids of its calls, where parts of it are missing but none has changed. A
     reply that came in several parts is put together again. One that was edited stays text.
 
-    What stands before a reply that is recognised by its history has the ids that the reply was
-    sampled after: several replies may have the same text.
+    What stands before a reply whose history this is has the ids that the reply was sampled after:
+    several replies may have the same text.
     """
     found: list[Message] = []
     history = _Digest()
@@ -87,11 +88,10 @@ class TokenTree:
     for message in messages:
       call = None
       if message.role == "assistant":
-        if same := self._by_history.get((history.text(), _words(message))):
-          call = _likeliest(same, message, tuple(tools))
+        same = self._by_history.get((history.text(), _words(message)))
+        call = _likeliest(same, message, tuple(tools)) if same else self._match(message)
+        if call is not None and self._histories[call.id] == history.text():
           found = list(call.history)
-        else:
-          call = self._match(message)
         if call is not None and call is last:
           continue  # the rest of the reply that came before
       found.append(message if call is None else call.reply)
@@ -123,6 +123,7 @@ class TokenTree:
     for message in call.history:
       history.add(message)
     words = _words(call.reply)
+    self._histories[call.id] = history.text()
     self._by_history.setdefault((history.text(), words), []).append(call)
     self._by_reply.setdefault(words, call)  # the first: a history has the same ids each time
     self._by_tool_call |= {each.id: call for each in call.reply.tool_calls}

@@ -215,6 +215,20 @@ def test_a_reply_goes_on_from_the_ids_it_was_sampled_after_where_another_has_the
   ]
 
 
+def test_a_reply_that_comes_back_without_its_text_goes_on_from_the_ids_it_was_sampled_after_too():
+  session = Session()
+  session.ask([user("a")], Message("assistant", "yes"))
+  spelt = Message("assistant", "yes", reasoning="hm")  # by which the agent could tell it
+  first, _ = session.ask([user("a")], spelt, tokens=spelled("yes"))
+  second, call = session.ask([user("a"), first, user("b")], calls(("look", {}), text="no"))
+  first, second = (
+    dataclasses.replace(first, reasoning=""),
+    dataclasses.replace(second, content=""),
+  )
+  found = session.tree.with_ids([user("a"), first, user("b"), second])
+  assert found == (*call.history, call.reply)
+
+
 def test_of_replies_with_the_same_text_the_one_with_the_same_tools_and_thought_is_meant():
   session = Session()
   ask = lambda thought, tools=(LOOK,), **more: session.ask(
