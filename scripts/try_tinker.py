@@ -1,11 +1,13 @@
 """Tinker's client library, unmodified, against the server of scripts/serve.py --api=tinker.
 
-    python scripts/try_tinker.py --folder=/tmp/tinker --json=FILE
+    python scripts/try_tinker.py --folder=/tmp/tinker --torch=torch --json=FILE
 
 Makes a virtual environment with the library below --folder, serves the base policy, and runs the
 programs of scripts/clients/: one learns a text by heart (cross-entropy), one raises the reward of a
-bandit (importance sampling on its own samples), with all parameters and with adapters. Needs a
-package index once.
+bandit (importance sampling on its own samples), one trains on losses of its own
+(`forward_backward_custom`), each with all parameters and with adapters. The library differentiates
+such losses with torch, so the last one runs only if --torch says what to install. Needs a package
+index once.
 """
 
 import json
@@ -23,22 +25,24 @@ from rich.table import Table
 from jaxrl_agents.runs import entry_point
 
 _FOLDER = flags.DEFINE_string("folder", "/tmp/jaxrl_tinker", "of the environment and the models")
+_TORCH = flags.DEFINE_string("torch", None, "requirement, such as torch or torch==2.13.0+cpu")
 _JSON = flags.DEFINE_string("json", None, "also write the rows to this file")
 
 REQUIREMENT = "tinker==0.38.0"
 SCRIPTS = pathlib.Path(__file__).parent
 INSTALL_S, START_S, RUN_S = 900, 300, 600
 PROGRAMS = [("tinker_copy", 0), ("tinker_copy", 8), ("tinker_bandit", 0), ("tinker_bandit", 8)]
+WITH_TORCH = [("tinker_custom", 0), ("tinker_custom", 8)]
 
 
-def python_of(folder: pathlib.Path) -> pathlib.Path:
+def python_of(folder: pathlib.Path, requirements: list[str]) -> pathlib.Path:
   """The interpreter of the library's environment, which is made if it is not there."""
-  ready = folder / "installed"
-  if not ready.exists() or ready.read_text() != REQUIREMENT:
+  ready, wanted = folder / "installed", "\n".join(requirements)
+  if not ready.exists() or ready.read_text() != wanted:
     venv.create(folder, with_pip=True, clear=True)
-    pip = [str(folder / "bin" / "pip"), "install", "-q", REQUIREMENT]
+    pip = [str(folder / "bin" / "pip"), "install", "-q", *requirements]
     subprocess.run(pip, check=True, timeout=INSTALL_S, stdout=subprocess.DEVNULL)
-    ready.write_text(REQUIREMENT)
+    ready.write_text(wanted)
   return folder / "bin" / "python"
 
 
@@ -83,6 +87,10 @@ def row(python: pathlib.Path, name: str, rank: int, variables: dict[str, str]) -
   found |= {"first": round(said["first"], 3), "last": round(said["last"], 3)}
   if name == "tinker_bandit":
     return found | {"ok": said["last"] > said["first"] + 0.1}
+  if name == "tinker_custom":
+    gap = said["same_loss_gap"]
+    ok = said["last"] < said["first"] / 2 and gap < 1e-3
+    return found | {"ok": ok, "note": f"beside cross_entropy {gap:.1e}"}
   same = abs(said["resumed"] - said["last"]) < abs(said["first"] - said["last"])
   ok = said["samples"] and same and said["logprob_gap"] < 1e-3
   return found | {
@@ -95,10 +103,12 @@ def main() -> None:
   """Runs all programs and prints a table."""
   folder = pathlib.Path(_FOLDER.value).expanduser()
   folder.mkdir(parents=True, exist_ok=True)
-  python = python_of(folder / "environment")
+  torch = [_TORCH.value] if _TORCH.value else []
+  python = python_of(folder / "environment", [REQUIREMENT, *torch])
+  programs = PROGRAMS + (WITH_TORCH if torch else [])
   server, variables = served(folder)
   try:
-    rows = [row(python, name, rank, variables) for name, rank in PROGRAMS]
+    rows = [row(python, name, rank, variables) for name, rank in programs]
   finally:
     server.terminate()
     server.wait(60)

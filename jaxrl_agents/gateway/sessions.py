@@ -202,13 +202,18 @@ class Session:
     Raises:
       Refusal: 400, the chat format cannot render it.
     """
+    return self._prompt(request)[1]
+
+  def _prompt(self, request: Request) -> tuple[tuple[Message, ...], np.ndarray]:
+    """The messages of a request, its replies of this session with their ids, and its prompt."""
     if request.prompt is not None:
-      return request.prompt
+      return (), request.prompt
     size = sum(len(message.content) for message in request.messages)
     if size > MOST_CHARS_PER_TOKEN * self.served.max_context_tokens:
       raise self._too_long(f"{size} characters")
+    history = self.tree.with_ids(request.messages, request.tools)
     try:
-      return self.served.chat.render(self.tree.with_ids(request.messages), request.tools)
+      return history, self.served.chat.render(history, request.tools)
     except ValueError as error:
       raise Refusal(400, str(error), param="messages", retry=False) from error
 
@@ -299,13 +304,15 @@ class Session:
     """Renders, samples and records; sampling faults make the trajectory unusable."""
     self._run(request.n)
     try:
-      prompt = self.prompt(request)
+      history, prompt = self._prompt(request)
       room = self.served.max_context_tokens - len(prompt)
       if room < 1:
         raise self._too_long(f"{len(prompt)} tokens")
       limits = self._limits(request, prompt, room)
       return list(
-        await asyncio.gather(*(self._one(request, prompt, limits) for _ in range(request.n)))
+        await asyncio.gather(
+          *(self._one(request, history, prompt, limits) for _ in range(request.n))
+        )
       )
     except Refusal:
       raise
@@ -351,6 +358,7 @@ class Session:
   async def _one(
     self,
     request: Request,
+    history: tuple[Message, ...],
     prompt: np.ndarray,
     limits: SamplingLimits,
   ) -> Reply:
@@ -365,12 +373,11 @@ class Session:
       chat, generation, stop_text, call_ids=f"call_{name}", may_call=request.may_call
     )
     turn = Turn(prompt, generation)
-    call = Call(name, request.messages, request.tools, turn, message, delivered=False)
+    call = Call(name, history, request.tools, turn, message, delivered=False)
     self.tree.add(call)
     if self.observer:
       self.observer.called(self, call, chat.parse(generation.tokens), self._clock() - began)
-    shown = self.tree.with_ids(request.messages)
-    self._log += [*unseen(shown, self._log), message]
+    self._log += [*unseen(history, self._log), message]
     stop = "stop_text" if stop_text else generation.stop
     if message.tool_calls and stop == "stop":
       stop = "tool_calls"

@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Call:
 
   Attributes:
     id: of the call.
-    history: the messages of the request as the agent sent them.
+    history: the messages that the prompt was rendered from, see `TokenTree.with_ids`.
     tools: that the request offers.
     turn: the prompt as sampled from, and the generation.
     reply: as the agent got it; `tokens` are the sampled ids.
@@ -64,27 +65,37 @@ class TokenTree:
 
   def __init__(self) -> None:
     self.calls: list[Call] = []
-    self._by_history: dict[tuple[str, str], Call] = {}
+    self._by_history: dict[tuple[str, str], list[Call]] = {}
+    self._histories: dict[str, str] = {}  # digests, by the ids of calls
     self._by_reply: dict[str, Call] = {}
     self._by_tool_call: dict[str, Call] = {}
 
-  def with_ids(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+  def with_ids(
+    self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+  ) -> tuple[Message, ...]:
     """The messages of a request, its replies of this session with the ids as sampled.
 
     A reply is recognised by the history before it and its text and calls; else by its text and
     calls; else by the ids of its calls, where parts of it are missing but none has changed. A
     reply that came in several parts is put together again. One that was edited stays text.
+
+    What stands before a reply whose history this is has the ids that the reply was sampled after:
+    several replies may have the same text.
     """
     found: list[Message] = []
     history = _Digest()
     last: Call | None = None
     for message in messages:
-      call = self._match(message, history.text()) if message.role == "assistant" else None
-      history.add(message)
-      if call is None:
-        found.append(message)
-      elif call is not last:  # else the rest of the reply that came before
-        found.append(call.reply)
+      call = None
+      if message.role == "assistant":
+        same = self._by_history.get((history.text(), _words(message)))
+        call = _likeliest(same, message, tuple(tools)) if same else self._match(message)
+        if call is not None and self._histories[call.id] == history.text():
+          found = list(call.history)
+        if call is not None and call is last:
+          continue  # the rest of the reply that came before
+      found.append(message if call is None else call.reply)
+      history.add(found[-1])
       last = call if call is not None or message.role != "tool" else last
     return tuple(found)
 
@@ -112,8 +123,9 @@ class TokenTree:
     for message in call.history:
       history.add(message)
     words = _words(call.reply)
-    self._by_history[history.text(), words] = call
-    self._by_reply[words] = call
+    self._histories[call.id] = history.text()
+    self._by_history.setdefault((history.text(), words), []).append(call)
+    self._by_reply.setdefault(words, call)  # the first: a history has the same ids each time
     self._by_tool_call |= {each.id: call for each in call.reply.tool_calls}
 
   def used(self) -> set[int]:
@@ -156,15 +168,25 @@ class TokenTree:
         found.append(segment_of([(c.turn, m) for c, m in zip(path, mine, strict=True)]))
     return tuple(found)
 
-  def _match(self, message: Message, history: str) -> Call | None:
-    """The call whose reply an assistant message is."""
-    words = _words(message)
-    call = self._by_history.get((history, words)) or self._by_reply.get(words)
-    if call is not None:
+  def _match(self, message: Message) -> Call | None:
+    """The call whose reply an assistant message is, whatever was said before."""
+    if call := self._by_reply.get(_words(message)):
       return call
     calls = {self._by_tool_call.get(each.id) for each in message.tool_calls}
     call = calls.pop() if len(calls) == 1 else None
     return call if call is not None and _is_part(message, call.reply) else None
+
+
+def _likeliest(calls: Sequence[Call], message: Message, tools: tuple[ToolSpec, ...]) -> Call:
+  """The call of several with the same history, text and calls whose reply a message is: one that
+  was offered the same tools, of these one with the same thought, of these one whose reply the agent
+  got, and of these the first."""
+
+  def likeness(call: Call) -> tuple[bool, ...]:
+    same_thought = call.reply.reasoning == message.reasoning
+    return call.tools == tools, same_thought, call.delivered
+
+  return max(calls, key=likeness)
 
 
 class _Digest:
@@ -189,7 +211,22 @@ def _words(message: Message) -> str:
 
 
 def _arguments(call: ToolCall) -> str:
-  return call.raw or json.dumps(dict(call.arguments), sort_keys=True)
+  return call.raw or json.dumps(_as_doubles(dict(call.arguments)), sort_keys=True)
+
+
+def _as_doubles(value: Any) -> Any:
+  """A JSON value with its numbers as JavaScript reads them, whose programs write 1.0 as 1 and have
+  no whole numbers beyond 2^53."""
+  if isinstance(value, dict):
+    return {name: _as_doubles(each) for name, each in value.items()}
+  if isinstance(value, list):
+    return [_as_doubles(each) for each in value]
+  if not isinstance(value, int) or isinstance(value, bool):
+    return value
+  try:
+    return float(value)
+  except OverflowError:  # beyond 1.8e308
+    return None  # as JSON.stringify writes it
 
 
 def _is_part(message: Message, reply: Message) -> bool:

@@ -1,10 +1,8 @@
 """Calls of a session to segments: each sampled token once, under the context it was sampled in."""
 
 import dataclasses
-import random
 
 import numpy as np
-import pytest
 
 from jaxrl_agents.gateway.token_tree import Call, TokenTree, kinds
 from jaxrl_agents.harness.segments import Turn
@@ -23,7 +21,8 @@ class Session:
 
   def ask(self, history, reply, *, tokens=None, delivered=True, tools=(), wait=False):
     """The message that the agent gets, and the call (added unless `wait`)."""
-    prompt = CHAT.render(self.tree.with_ids(history), tools)
+    history = self.tree.with_ids(history, tools)
+    prompt = CHAT.render(history, tools)
     if tokens is None:
       tokens = CHAT.encode_reply(reply)
     logprobs = -np.arange(self.drawn, self.drawn + len(tokens), dtype=np.float32) / 1024
@@ -38,7 +37,7 @@ class Session:
     )
     said = dataclasses.replace(reply, tokens=tokens, tool_calls=named)
     turn = Turn(prompt, generation)
-    call = Call(str(number), tuple(history), tuple(tools), turn, said, delivered=delivered)
+    call = Call(str(number), history, tuple(tools), turn, said, delivered=delivered)
     if not wait:
       self.tree.add(call)
     return dataclasses.replace(said, tokens=None), call
@@ -190,40 +189,70 @@ def test_calls_without_tools_are_side_calls_where_the_main_ones_have_some():
   assert list(kinds(alone.tree.calls).values()) == ["main"]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_in_random_histories_every_sampled_token_is_trained_once_in_its_own_context(seed):
-  draw = random.Random(seed)
-  session, branches = Session(), [[Message("system", "s"), user("begin")]]
-  pending = []
-  for _ in range(draw.randint(3, 25)):
-    history = list(draw.choice(branches))
-    change = draw.random()
-    if change < 0.15 and len(history) > 3:  # an edit of something earlier
-      i = draw.randrange(1, len(history))
-      history[i] = dataclasses.replace(history[i], content=f"edited {draw.random():.3f}")
-    elif change < 0.25 and len(history) > 4:  # a compaction
-      history = [history[0], user(f"summary {draw.random():.3f}")]
-    elif change < 0.4 and len(history) > 3:  # a fork from the middle
-      history = history[: draw.randrange(2, len(history))]
-      if history[-1].role == "assistant":
-        history.append(user("else?"))
-    text = draw.choice(["yes", "no", "maybe so", "", "ünïcode ok"])
-    reply = Message("assistant", text)
-    if draw.random() < 0.4:
-      reply = calls(
-        *(("look", {"n": draw.randint(0, 3)}) for _ in range(draw.randint(1, 2))), text=text
-      )
-    tokens = spelled(text) if draw.random() < 0.3 and not reply.tool_calls else None
-    wait = draw.random() < 0.2
-    said, call = session.ask(history, reply, tokens=tokens, wait=wait)
-    if wait:
-      pending.append(call)
-    if pending and draw.random() < 0.5:
-      session.tree.add(pending.pop(draw.randrange(len(pending))))
-    results = [Message("tool", "r", tool_call_id=c.id) for c in said.tool_calls] or [user("more")]
-    branches.append([*history, said, *results])
-  for call in pending:
-    session.tree.add(call)
-  found = trained(session.tree.segments())
-  assert len(found) == session.drawn
-  assert sorted(found) == sorted(sampled(session.tree.calls))
+def test_numbers_are_the_same_as_a_client_in_javascript_writes_them():
+  session = Session()
+  reply, call = session.ask([user("a")], calls(("look", {"x": 1.0, "y": [2**53 + 1]})))
+  rewritten = dataclasses.replace(reply.tool_calls[0], arguments={"y": [2**53], "x": 1})
+  (_, found) = session.tree.with_ids(
+    [user("a"), dataclasses.replace(reply, tool_calls=(rewritten,))]
+  )
+  assert found is call.reply
+  changed = dataclasses.replace(reply.tool_calls[0], arguments={"y": [2**53], "x": True})
+  sent = dataclasses.replace(reply, tool_calls=(changed,))
+  assert session.tree.with_ids([user("a"), sent])[1] is sent
+
+
+def test_a_reply_goes_on_from_the_ids_it_was_sampled_after_where_another_has_the_same_text():
+  session = Session()
+  first, _ = session.ask([user("a")], Message("assistant", "yes"), tokens=spelled("yes"))
+  second, _ = session.ask([user("a"), first, user("b")], Message("assistant", "no"))
+  session.ask([user("a")], Message("assistant", "yes"))  # the same text in other ids
+  session.ask([user("a"), first, user("b"), second, user("c")], Message("assistant", "on"))
+  segments = session.tree.segments()
+  assert [words(s.tokens[s.loss_mask]) for s in segments] == [
+    "yes<|end|>",
+    "yes<|end|>no<|end|>on<|end|>",
+  ]
+
+
+def test_a_reply_that_comes_back_without_its_text_goes_on_from_the_ids_it_was_sampled_after_too():
+  session = Session()
+  session.ask([user("a")], Message("assistant", "yes"))
+  spelt = Message("assistant", "yes", reasoning="hm")  # by which the agent could tell it
+  first, _ = session.ask([user("a")], spelt, tokens=spelled("yes"))
+  second, call = session.ask([user("a"), first, user("b")], calls(("look", {}), text="no"))
+  first, second = (
+    dataclasses.replace(first, reasoning=""),
+    dataclasses.replace(second, content=""),
+  )
+  found = session.tree.with_ids([user("a"), first, user("b"), second])
+  assert found == (*call.history, call.reply)
+
+
+def test_of_replies_with_the_same_text_the_one_with_the_same_tools_and_thought_is_meant():
+  session = Session()
+  ask = lambda thought, tools=(LOOK,), **more: session.ask(
+    [user("a")], Message("assistant", "yes", reasoning=thought), tools=tools, **more
+  )
+  _, bare = ask("hm", tools=())
+  _, lost = ask("hm", delivered=False)
+  sent, got = ask("hm")
+  _, other = ask("so")
+  ids = lambda message, *tools: session.tree.with_ids([user("a"), message], tools)[1]
+  assert ids(sent) is bare.reply
+  assert ids(sent, LOOK) is got.reply
+  assert ids(dataclasses.replace(sent, reasoning="so"), LOOK) is other.reply
+  assert lost.reply.content == "yes"
+
+
+def test_a_reply_in_parts_does_not_hide_what_comes_after_it():
+  session = Session()
+  reply, _ = session.ask([user("a")], calls(("look", {"x": 1}), ("look", {"x": 2})))
+  results = [Message("tool", "r", tool_call_id=each.id) for each in reply.tool_calls]
+  first, call = session.ask(
+    [user("a"), reply, *results], Message("assistant", "yes"), tokens=spelled("yes")
+  )
+  session.ask([user("b")], Message("assistant", "yes"))
+  parts = [dataclasses.replace(reply, tool_calls=(each,)) for each in reply.tool_calls]
+  found = session.tree.with_ids([user("a"), parts[0], parts[1], *results, first])
+  assert found[-1] is call.reply and len(found) == 5
