@@ -20,6 +20,7 @@ from jaxrl_agents.agents.search import (
   fused_answers,
   hop_drills,
   imitation_filter,
+  step_drills,
   tools,
   view,
 )
@@ -42,8 +43,10 @@ from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 DRILL_HITS = 4
 """Hits of the searches that drills take wrong chunks from."""
 
-HOP_DRILLS = 2 / 3
-"""Share of the reading drills that are of hops, where tasks have these."""
+HOP_DRILLS, STEP_DRILLS = 1 / 2, 2 / 3
+"""Share of the reading drills that are of hops, where tasks have these; of the rest, the share that
+asks for the next step of an episode.
+"""
 
 
 class SearchAgent(Agent):
@@ -175,6 +178,17 @@ class SearchAgent(Agent):
         linked, text, best_chunks, setting.chat, count=hops, seed=setting.seed
       ):
         yield drill.prompt, drill.reply
+      steps = round(STEP_DRILLS * count)
+      count -= steps
+      yield from step_drills.step_drills(
+        linked,
+        text,
+        best_chunks,
+        setting.chat,
+        count=steps,
+        seed=setting.seed,
+        threshold_tokens=setting.options.threshold_tokens,
+      )
     practice = tasks.practice(count, setting.seed + 1, search_drills.MAX_CLUES)
     yield from search_drills.reading_drills(
       practice, text, best_chunks, setting.chat, seed=setting.seed

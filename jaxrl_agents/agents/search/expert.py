@@ -76,8 +76,8 @@ class SearchExpert:
     self._index, self._limits = services.index, services.limits
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
     of_clues = {i for clue in self._clues for i in clue["chunk_ids"]}
-    referring = {i for i, clue in enumerate(self._clues) if "refers_to" in clue}
-    self._chain = referring | {self._clues[i]["refers_to"] for i in referring}
+    self._order = order(self._clues)
+    self._has_hops = any("refers_to" in clue for clue in self._clues)
     self._gold = reward.gold_ids(task.facts) if "facts" in task.facts else of_clues
     self._hasty = draws.happens(noise.hasty)
     self._generous = draws.happens(noise.generous)
@@ -109,9 +109,7 @@ class SearchExpert:
         return self._answer(visible)
       calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in unneeded]}))
       used -= sum(self._services.chat.count(self._index.chunk(i).text) + 10 for i in unneeded)
-    chain = [i for i in open_clues if i in self._chain]
-    now = chain[:1] or open_clues[: self._width(used)]
-    attempts = {i: self._attempt(i, visible) for i in now}
+    attempts = {i: self._attempt(i, visible) for i in open_clues[: self._width(used)]}
     made = {i: call for i, call in attempts.items() if call is not None}
     self._asked = [*(None for _ in calls), *made]
     calls += made.values()
@@ -147,7 +145,7 @@ class SearchExpert:
 
   def _width(self, used: int) -> int:
     """The number of searches in this turn: as many as fill the budget with their results."""
-    if self._one_by_one:
+    if self._one_by_one or self._has_hops:
       return 1
     return max(1, (self._limits.token_budget - used) // self._limits.tool_output_tokens)
 
@@ -159,7 +157,7 @@ class SearchExpert:
   def _missing(self, visible: Sequence[str]) -> list[int]:
     """The clues without a chunk in sight."""
     seen = set(visible)
-    return [i for i, clue in enumerate(self._clues) if not seen & set(clue["chunk_ids"])]
+    return [i for i in self._order if not seen & set(self._clues[i]["chunk_ids"])]
 
   def _guesses(self, visible: Sequence[str]) -> list[str]:
     """The best hits of missing clues, where they are still in sight."""
@@ -250,6 +248,15 @@ class SearchExpert:
     if not listed:
       return Message("assistant", "No documents found")
     return reward.answer(self._ids.name(i) for i in visible if i in listed)
+
+
+def order(clues: Sequence[Mapping[str, Any]]) -> list[int]:
+  """The places of the clues in the order in which the expert searches for them: those that refer to
+  others, and those that these refer to, come first.
+  """
+  referring = {i for i, clue in enumerate(clues) if "refers_to" in clue}
+  chain = referring | {clues[i]["refers_to"] for i in referring}
+  return sorted(range(len(clues)), key=lambda i: (i not in chain, i))
 
 
 def usage(context: Context, chat: Chat) -> int:

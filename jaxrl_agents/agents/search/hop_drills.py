@@ -125,7 +125,7 @@ def _drill(
   if not any(i in shown for i in right):
     shown = {right[0]: chunk_text(right[0])}
   length = draw.choice(PIECE_WORDS)
-  pieces = {i: _piece(text, name, length, draw) for i, text in shown.items()}
+  pieces = {i: piece(text, name, length, draw) for i, text in shown.items()}
   texts, new = [*pieces.values(), query], dict[str, str]()
   if draw.random() < RENAMED:
     texts, new = _renamed(texts, name, words, draw)
@@ -159,7 +159,7 @@ def _question(task: Task, place: int, draw: random.Random) -> str:
   return f"1. {first}. 2. {second} Question: which {asked} is 2?"
 
 
-def _piece(text: str, name: str, length: int, draw: random.Random) -> str:
+def piece(text: str, name: str, length: int, draw: random.Random) -> str:
   """About `length` words of a text that hold the line which defines a name, or else the text's
   first one; white space as it stands.
   """

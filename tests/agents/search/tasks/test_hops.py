@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.agents.search import hop_drills, reward, tools
+from jaxrl_agents.agents.search import hop_drills, reward, step_drills, tools
 from jaxrl_agents.agents.search.agent import AGENT
 from jaxrl_agents.agents.search.tasks import code_names, make_tasks, practice, task_set
 from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
@@ -170,6 +170,36 @@ def test_drills_quote_the_name_that_a_hit_defines_which_is_mostly_made_up(made):
     assert drill.renamed or not made_up[-1]
     assert name.startswith(talk.decode(drill.reply[drill.name_at : drill.name_at + 1]).strip())
   assert 0.5 < np.mean(made_up) < 0.95
+
+
+def test_drills_of_steps_search_for_the_first_clue_left_and_answer_when_none_is(made):
+  talk, index = chat_lib.load("base"), made[1]
+  tasks = made[0].tasks["train"]
+  drills = step_drills.step_drills(
+    tasks,
+    lambda i: index.chunk(i).text,
+    lambda query: [hit.chunk for hit in index.search(query, limit=4, settings=FUSION)],
+    talk,
+    count=60,
+    seed=1,
+    threshold_tokens=1_024,
+  )
+  answers = 0
+  for ids, reply_ids in drills:
+    prompt, reply = talk.decode(ids), talk.parse(reply_ids)
+    [task] = [task for task in tasks if f"<|user|>{task.prompt}<|end|>" in prompt]
+    clues = task.facts["clues"]
+    chain = [0, *range(2, len(clues), 2)]
+    wanted = [f" {query(task, clues[i])}" for i in [*chain, *range(1, len(clues), 2)]]
+    asked = re.findall('search_corpus{"query": "(.*?)"}', prompt)
+    assert asked == wanted[: len(asked)]
+    if len(asked) == len(clues):
+      answers += 1
+      assert reward.answer_ids(reply.content)
+      assert set(reward.answer_ids(reply.content)) <= set(reward.hit_ids(prompt))
+    else:
+      assert [call.arguments["query"] for call in reply.tool_calls] == [wanted[len(asked)]]
+  assert 12 < answers < 36
 
 
 def test_drills_without_hops_are_refused():
