@@ -5,9 +5,9 @@
 Makes a virtual environment with the library below --folder, serves the base policy, and runs the
 programs of scripts/clients/: one learns a text by heart (cross-entropy), one raises the reward of a
 bandit (importance sampling on its own samples), one trains on losses of its own
-(`forward_backward_custom`), each with all parameters and with adapters. The library differentiates
-such losses with torch, so the last one runs only if --torch says what to install. Needs a package
-index once.
+(`forward_backward_custom`), and one runs two recipes of tinker_cookbook. All but the last run with
+all parameters and with adapters. The library differentiates losses with torch, and tinker_cookbook
+needs it too, so the last two run only if --torch says what to install. Needs a package index once.
 """
 
 import json
@@ -29,10 +29,11 @@ _TORCH = flags.DEFINE_string("torch", None, "requirement, such as torch or torch
 _JSON = flags.DEFINE_string("json", None, "also write the rows to this file")
 
 REQUIREMENT = "tinker==0.38.0"
+COOKBOOK = "tinker_cookbook[math-rl]==0.5.8"
 SCRIPTS = pathlib.Path(__file__).parent
 INSTALL_S, START_S, RUN_S = 900, 300, 600
 PROGRAMS = [("tinker_copy", 0), ("tinker_copy", 8), ("tinker_bandit", 0), ("tinker_bandit", 8)]
-WITH_TORCH = [("tinker_custom", 0), ("tinker_custom", 8)]
+WITH_TORCH = [("tinker_custom", 0), ("tinker_custom", 8), ("tinker_recipes", 8)]
 
 
 def python_of(folder: pathlib.Path, requirements: list[str]) -> pathlib.Path:
@@ -91,19 +92,21 @@ def row(python: pathlib.Path, name: str, rank: int, variables: dict[str, str]) -
     gap = said["same_loss_gap"]
     ok = said["last"] < said["first"] / 2 and gap < 1e-3
     return found | {"ok": ok, "note": f"beside cross_entropy {gap:.1e}"}
+  if name == "tinker_recipes":
+    ok = said["last"] < said["first"] / 2 and said["kl"] < 1e-6
+    rewards = ", ".join(f"{reward:.3f}" for reward in said["rewards"])
+    return found | {"ok": ok, "note": f"RL rewards {rewards}; kl of sampler {said['kl']:.1e}"}
   same = abs(said["resumed"] - said["last"]) < abs(said["first"] - said["last"])
   ok = said["samples"] and same and said["logprob_gap"] < 1e-3
-  return found | {
-    "ok": ok,
-    "note": f"gap {said['logprob_gap']:.1e}, said {said['said']['named']!r}",
-  }
+  note = f"gap {said['logprob_gap']:.1e}, said {said['said']['named']!r}"
+  return found | {"ok": ok, "note": note}
 
 
 def main() -> None:
   """Runs all programs and prints a table."""
   folder = pathlib.Path(_FOLDER.value).expanduser()
   folder.mkdir(parents=True, exist_ok=True)
-  torch = [_TORCH.value] if _TORCH.value else []
+  torch = [_TORCH.value, COOKBOOK] if _TORCH.value else []
   python = python_of(folder / "environment", [REQUIREMENT, *torch])
   programs = PROGRAMS + (WITH_TORCH if torch else [])
   server, variables = served(folder)
