@@ -150,6 +150,7 @@ def trained(
       objective=train_step.Objective("rl"),
       first_step=first,
     )
+    stack.close()  # the last version is complete and in the engine
     if engine := players._engine:
       leaves = jax.tree.leaves(meetings.gathered(engine.params))
       held = {f"p{i}": bits(x) for i, x in enumerate(leaves)}
