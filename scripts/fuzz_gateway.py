@@ -28,9 +28,8 @@ from absl import flags
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.config.sections import LearnerConfig
-from jaxrl_agents.learner import packing, train_step
+from jaxrl_agents.learner import canary, packing, train_step
 from jaxrl_agents.learner.advantage import Rollout
-from jaxrl_agents.learner.loop import CanaryError, canary
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import entry_point
@@ -113,7 +112,7 @@ def scored(cfg: PolicyConfig, params, segments, row_tokens: int) -> dict[str, fl
     objective = train_step.Objective("rl")
     scores = [train_step.recompute_logprobs(params, b, cfg, objective) for b in batches]
     gap = train_step.logprob_gap(scores, batches)
-    canary(gap, bound=LearnerConfig().canary_bound, version=0)
+    canary.check(gap, bound=LearnerConfig().canary_bound, version=0)
     name = "shared_prefixes" if shared else "rows"
     found |= {f"gap_p99_{name}": gap["gap_p99"], f"gap_max_{name}": gap["gap_max"]}
   return found
@@ -130,7 +129,7 @@ def main() -> None:
       gaps = asyncio.run(sampled(histories, found))
     else:
       asyncio.run(scripted(histories, found))
-  except CanaryError as error:
+  except canary.CanaryError as error:
     found.problems.append(str(error))
   figures = {
     "histories": _HISTORIES.value,
