@@ -7,9 +7,11 @@ say of it. Users are a process of their own with the `openai` client (scripts/re
 hidden preferences that change at a set time, feedback that is late and biased, adversaries.
 
 Prints: `gained` (mean preference over the start), `regained` (share of what a change of
-preferences cost), planted regressions and harmless updates that the gate refused, sessions until a
-roll-back and the share of users that were exposed, how far adversaries moved the trained reward,
-and events that were lost or doubled when the server was killed.
+preferences cost), with --control also `attainable` (what a policy reaches that learns from the
+changed users from the start) and the share of that, planted regressions and harmless updates that
+the gate refused, sessions until a roll-back and the share of users that were exposed, how far
+adversaries moved the trained reward, and events that were lost or doubled when the server was
+killed.
 """
 
 import asyncio
@@ -35,6 +37,7 @@ _SEEDS = flags.DEFINE_integer("seeds", 1, "whole simulations")
 _CYCLES = flags.DEFINE_integer("cycles", 6, "before preferences change, and as many after")
 _SESSIONS = flags.DEFINE_integer("sessions", 240, "of a cycle")
 _USERS = flags.DEFINE_integer("users", 180, "honest ones; a ninth as many are adversaries")
+_CONTROL = flags.DEFINE_bool("control", False, "also learn from the changed users alone")
 _PLANTS = flags.DEFINE_integer("plants", 50, "regressions, and as many harmless updates")
 _ROLLBACKS = flags.DEFINE_integer("rollbacks", 50, "candidates that are worse past the gate")
 _KILLS = flags.DEFINE_integer("kills", 20, "of a server with kill -9")
@@ -114,6 +117,17 @@ async def learned(at: World) -> dict[str, float]:
   }
 
 
+async def attained(at: World) -> float:
+  """The preference that a policy reaches which learns from the changed users from the start."""
+  await at.play(_SESSIONS.value // 3, AFTER)
+  for _ in range(5):
+    await at.cycles.remember()
+  for number in range(_CYCLES.value):
+    row = await cycle(at, AFTER)
+    print(f"control, cycle {number}: preference {row['preference']:.3f}", flush=True)
+  return await world.preferred(at.chat, at.samplers[STABLE], AFTER, 3)
+
+
 async def gated(at: World, params) -> dict[str, float]:
   """What the gate says of planted regressions, and of harmless updates."""
   cfg, plants = small_policy.config(at.chat), small_policy.PLANTS
@@ -153,15 +167,19 @@ async def simulated(seed: int) -> dict[str, float]:
   began = time.monotonic()
   params = small_policy.start(small_policy.config(chat), chat, seed=seed)
   print(f"seed {seed}: warm start {time.monotonic() - began:.0f} s", flush=True)
-  adversaries = _USERS.value // 9
+  sizes = {"users": _USERS.value, "adversaries": _USERS.value // 9, "seed": seed}
   with tempfile.TemporaryDirectory() as folder:
-    async with world.opened(
-      pathlib.Path(folder), chat, params, users=_USERS.value, adversaries=adversaries, seed=seed
-    ) as at:
+    async with world.opened(pathlib.Path(folder), chat, params, **sizes) as at:
       found = await learned(at)
       if not seed and _PLANTS.value:
         served = at.cycles.traffic.deployer.now.stable.version
         found |= await gated(at, at.cycles.fetched(served))
+  if _CONTROL.value:
+    with tempfile.TemporaryDirectory() as folder:
+      async with world.opened(pathlib.Path(folder), chat, params, **sizes) as at:
+        found["attainable"] = await attained(at)
+    lost = found["attainable"] - found["frozen_after_drift"]
+    found["regained_of_attainable"] = (found["after_drift"] - found["frozen_after_drift"]) / lost
   return found
 
 
