@@ -4,7 +4,7 @@
 #   scripts/train_base.sh WORKDIR                 policy and curve.csv in WORKDIR/base
 #   scripts/train_base.sh WORKDIR --export        also in jaxrl_agents/assets/base; config.BASE_MODEL
 #                                                 must then have the sizes of configs/base_cpu.py
-#   scripts/train_base.sh WORKDIR --set sft.steps=30   further flags for the second training
+#   scripts/train_base.sh WORKDIR --set sft.steps=99   further flags of scripts/train_sft.py
 # The same command goes on where it was stopped. PYTHON=... chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,7 +27,7 @@ export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 if [ ! -d "$workdir/drills/warm_start" ]; then
   "$python" scripts/train_sft.py --config="$config" --workdir="$workdir/drills" \
     --set "sft.beside=()" --set "sft.beside_rates=()" --set "sft.rates=(0,0,0,1)" --set sft.steps=300 \
-    --set sft.demonstration_tasks=20 --set sft.practice_tasks=10 --set sft.mtp_steps=2
+    --set sft.demonstration_tasks=20 --set sft.practice_tasks=10 --set sft.mtp_steps=2 "$@"
 fi
 "$python" scripts/train_sft.py --config="$config" --workdir="$workdir" \
   --set "policy.init=$workdir/drills/warm_start" "$@"

@@ -48,6 +48,9 @@ HOP_DRILLS, STEP_DRILLS = 1 / 2, 2 / 3
 asks for the next step of an episode.
 """
 
+LEAST_PRACTICE = 64
+"""Fewest tasks that the drills of hops and steps are drawn from."""
+
 
 class SearchAgent(Agent):
   """Tasks of chained clues about a corpus; the agent searches, greps, reads and prunes."""
@@ -125,7 +128,8 @@ class SearchAgent(Agent):
   ) -> Scripted | SelfDriven:
     """An episode of the demonstrator, or of one of `search.baselines`."""
     if name == agent_lib.DEMONSTRATOR:
-      # Where tasks have hops every clue is found at once: a search that is made again says nothing.
+      # With hops the first search for a clue finds it. A second one would only teach the policy to
+      # repeat itself, since it cannot see whether the first one failed.
       tries = 1 if services.limits.hops else expert.ExpertNoise.max_tries
       noise = expert.ExpertNoise(hasty=services.limits.hasty, max_tries=tries)
       return expert.make_player(task, services, noise, seed)
@@ -173,7 +177,7 @@ class SearchAgent(Agent):
     if setting.options.hops:
       hops = round(HOP_DRILLS * count)
       count -= hops
-      linked = tasks.hop_practice(hops // 4, setting.seed + 2)
+      linked = tasks.hop_practice(max(LEAST_PRACTICE, hops // 4), setting.seed + 2)
       for drill in hop_drills.hop_drills(
         linked, text, best_chunks, setting.chat, count=hops, seed=setting.seed
       ):

@@ -95,9 +95,7 @@ def _plan(name: str, prompt: str, limits: SearchConfig) -> Plan | HopPlan | None
     searches, listed = map(int, found.groups())
     return Plan(tuple(clues(prompt) or [prompt]) * searches, listed)
   if found := _HOPS.fullmatch(name):
-    return HopPlan(
-      prompt, [text for _, text in _CLUE.findall(prompt)] or [prompt], *map(int, found.groups())
-    )
+    return HopPlan(prompt, _CLUE.findall(prompt) or [("", prompt)], *map(int, found.groups()))
   if found := _ONE_SEARCH.fullmatch(name):
     return Plan((prompt,) * int(found[1]), limits.max_shown)
   return None

@@ -131,8 +131,7 @@ def _queries(
     before, _, rest = rest.partition(clue["text"])
     prompt += before + text
     clues.append(text)
-  calls = tuple(ToolCall("", *expert.search(text)) for text in clues)
-  reply = Message("assistant", "", calls)
+  reply = expert.searches(clues)
   return chat.render([Message("user", prompt + rest)]), chat.encode_reply(reply)
 
 

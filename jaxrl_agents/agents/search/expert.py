@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.random_draws import Draws
@@ -193,7 +193,7 @@ class SearchExpert:
     text, happens = clue["text"], self._draws.happens
     self._tries[i] += 1
     if "refers_to" in clue:
-      return search(hops.query(text, self._clues[clue["refers_to"]]["name"]))
+      return search(hops.query_of(self._clues, i))
     if not text:
       name = self._seen_name(i, visible)
       return search(name) if name else None
@@ -272,6 +272,11 @@ def search(query: str) -> tuple[str, dict[str, Any]]:
   token: the policy can copy the first word from the question.
   """
   return "search_corpus", {"query": f" {query}"}
+
+
+def searches(queries: Iterable[str]) -> Message:
+  """The turn that searches for them."""
+  return Message("assistant", "", tuple(ToolCall("", *search(query)) for query in queries))
 
 
 def make_player(task: Task, services: SearchServices, noise: ExpertNoise, seed: int) -> Scripted:

@@ -21,7 +21,7 @@ from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import code_names, hops
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
-from jaxrl_agents.types import Message, Task, ToolCall
+from jaxrl_agents.types import Message, Task
 
 RENAMED = 0.75
 """Share of the drills with made-up names."""
@@ -117,9 +117,7 @@ def _drill(
   """A question, the search for the clue that clue `place` refers to, and its hits."""
   clues, ids = task.facts["clues"], ShortIds(task)
   source = clues[clues[place]["refers_to"]]
-  name, query = source["name"], source["text"]
-  if _refers(source):
-    query = hops.query(query, clues[source["refers_to"]]["name"])
+  name, query = source["name"], hops.query_of(clues, clues[place]["refers_to"])
   right = [i for i in source["chunk_ids"] if name in code_names.defined(chunk_text(i))]
   shown = {chunk.id: chunk.text for chunk in hits_of(query)[: draw.choice(HITS)]}
   if not any(i in shown for i in right):
@@ -134,17 +132,14 @@ def _drill(
   )
   messages = [
     Message("user", _question(task, place, draw)),
-    _call(texts[-1]),
+    expert.searches([texts[-1]]),
     Message("tool", result),
   ]
-  reply = lambda named: chat.encode_reply(_call(hops.query(clues[place]["text"], named)), messages)
+  search = lambda named: expert.searches([hops.query(clues[place]["text"], named)])
+  reply = lambda named: chat.encode_reply(search(named), messages)
   wanted, other = reply(new.get(name, name)), reply("\N{SECTION SIGN}")
   name_at = next(i for i, pair in enumerate(zip(wanted, other, strict=False)) if pair[0] != pair[1])
   return HopDrill(chat.render(messages), wanted, name_at, bool(new))
-
-
-def _call(query: str) -> Message:
-  return Message("assistant", "", (ToolCall("", *expert.search(query)),))
 
 
 def _question(task: Task, place: int, draw: random.Random) -> str:

@@ -40,10 +40,10 @@ class Plan:
 
 @dataclasses.dataclass
 class _Clue:
-  """A clue, and what is known of it. `refers_to`: place of another one; `texts`: of its hits."""
+  """A clue, and what is known of it. `refers_to`: places of others; `texts`: of its hits."""
 
   text: str
-  refers_to: int | None
+  refers_to: tuple[int, ...]
   open_searches: int = 1
   texts: list[str] = dataclasses.field(default_factory=list)
 
@@ -61,28 +61,30 @@ def untied(clue: str) -> tuple[str, int | None]:
 
 
 class HopPlan:
-  """Searches for every clue; for one that refers to another one with names in the hits of that one:
-  those that these define, then others.
+  """Searches for every clue; for one that refers to others with names in the hits of these: those
+  that the hits define, then the rest.
 
   Names are taken by regular expressions (`code_names`). Hits of a search with a name count where
-  they hold it. Invariant: a clue that refers to another one waits until the searches for that one
-  are made.
+  they hold it. Invariant: a clue that refers to others waits until their searches are made.
 
   Attributes:
     queries, listed: as of `Plan`.
   """
 
-  def __init__(self, prompt: str, clues: Sequence[str], names: int, hits: int):
-    """`clues` are the texts of the clues, each of which may end in "; built on 1"."""
+  def __init__(self, prompt: str, clues: Sequence[tuple[str, str]], names: int, hits: int):
+    """`clues` are pairs of what stands before the colon of a clue, and after it. Either may refer
+    to others: "Class holding 1" before it, or "; built on 1" at its end.
+    """
     self._prompt, self._names, self._hits = prompt, names, hits
     self.listed: list[str] = []
     self._clues: list[_Clue] = []
-    for text in clues:
+    for place, (head, text) in enumerate(clues):
       described, number = untied(text)
-      self._clues.append(_Clue(described, None if number is None else number - 1))
-    self._waiting = [i for i, clue in enumerate(self._clues) if clue.refers_to is not None]
+      numbers = [*map(int, re.findall(r"\b\d+\b", head)), *([number] if number else [])]
+      self._clues.append(_Clue(described, tuple(n - 1 for n in numbers if 1 <= n <= place)))
+    self._waiting = [i for i, clue in enumerate(self._clues) if clue.refers_to]
     self._open: list[tuple[int, str, str]] = [
-      (i, clue.text, "") for i, clue in enumerate(self._clues) if clue.refers_to is None
+      (i, clue.text, "") for i, clue in enumerate(self._clues) if not clue.refers_to
     ]
     self._asked: list[tuple[int, str, str]] = []
 
@@ -106,11 +108,11 @@ class HopPlan:
         if chunk_id not in self.listed:
           self.listed.append(chunk_id)
     for place in list(self._waiting):
-      clue = self._clues[place]
-      source = self._clues[clue.refers_to or 0]
-      if not source.open_searches:
+      referred = [self._clues[i] for i in self._clues[place].refers_to]
+      if not any(clue.open_searches for clue in referred):
         self._waiting.remove(place)
-        self._hop(clue, place, "\n".join(source.texts))
+        texts = "\n".join(text for clue in referred for text in clue.texts)
+        self._hop(self._clues[place], place, texts)
 
   def _hop(self, clue: _Clue, place: int, text: str) -> None:
     found = dict.fromkeys([*code_names.defined(text), *code_names.names(text)])

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import hops
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
-from jaxrl_agents.types import Message, Task, ToolCall
+from jaxrl_agents.types import Message, Task
 
 ANSWERS = 0.4
 """Share of the drills whose reply is the answer."""
@@ -69,7 +68,7 @@ def _drill(
   messages = [Message("user", task.prompt)]
   seen: dict[str, bool] = {}  # {chunk: whether a clue is about it}
   for i in order[:played]:
-    query = _query(clues, i)
+    query = hops.query_of(clues, i)
     hits = {hit.id: hit.text for hit in hits_of(query)[: draw.randint(1, MAX_HITS)]}
     gold = clues[i]["chunk_ids"]
     if not any(chunk_id in hits or chunk_id in seen for chunk_id in gold):
@@ -78,23 +77,14 @@ def _drill(
     seen |= {chunk_id: chunk_id in gold for chunk_id in hits}
     cut = {j: hop_drills.piece(text, clues[i]["name"], length, draw) for j, text in hits.items()}
     shown = "\n".join(view.hit(ids.name(j), text, chat.count(text)) for j, text in cut.items())
-    before = [*messages, _call(query)]
+    before = [*messages, expert.searches([query])]
     used = chat.count(shown or view.NO_RESULTS) + len(chat.render(before))
     if used > threshold_tokens:
-      return chat.render(messages), chat.encode_reply(_call(query), messages)
+      return chat.render(messages), chat.encode_reply(before[-1], messages)
     line = view.usage_line(used, threshold_tokens)
     messages = [*before, Message("tool", (shown or view.NO_RESULTS) + line)]
   right = [ids.name(chunk_id) for chunk_id, is_right in seen.items() if is_right]
-  reply = reward.answer(right) if played == len(order) else _call(_query(clues, order[played]))
+  reply = reward.answer(right)
+  if played < len(order):
+    reply = expert.searches([hops.query_of(clues, order[played])])
   return chat.render(messages), chat.encode_reply(reply, messages)
-
-
-def _query(clues: Sequence[Mapping[str, Any]], i: int) -> str:
-  clue = clues[i]
-  if "refers_to" not in clue:
-    return clue["text"]
-  return hops.query(clue["text"], clues[clue["refers_to"]]["name"])
-
-
-def _call(query: str) -> Message:
-  return Message("assistant", "", (ToolCall("", *expert.search(query)),))

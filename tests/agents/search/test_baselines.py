@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from jaxrl_agents.agents import agent as agent_lib
-from jaxrl_agents.agents.search import baselines, reward
+from jaxrl_agents.agents.search import baselines, reward, view
 from jaxrl_agents.agents.search.agent import AGENT
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from tests.agents.search.arena import corpus, make_task
 
@@ -50,6 +51,25 @@ def test_the_heuristic_searches_each_clue_in_rounds_and_lists_the_first_hits(ser
   assert len(answered(trajectory)) == len(shown) == 4
   assert answered(trajectory) == [hits[0] for hits in shown]
   assert trajectory.rewards["trajectory_recall"] > 0
+
+
+@pytest.mark.parametrize("third", ["Thing kept in 2: candle", "Thing: candle; kept in 2"])
+def test_hops_are_searched_for_with_names_in_the_hits_wherever_a_clue_refers_to_others(third):
+  prompt = f"1. Thing: river. 2. Thing holding 1. 3. {third}. Question: which thing is 3?"
+  plan = baselines._plan("hops_2x1", prompt, SearchConfig())
+  shown = lambda name: view.hit("7", f"def {name}(other_name):", 5)
+  assert plan.queries == ["river"]
+  plan.ask(1)
+  plan.learn([shown("first_name")])
+  assert plan.queries == ["first_name", "other_name"]
+  plan.ask(2)
+  plan.learn([shown("first_name"), shown("found_name")])
+  assert plan.queries == ["candle first_name", "candle found_name"]  # both are defined there
+
+
+def test_a_clue_that_refers_to_none_before_it_is_searched_for_by_its_own_words():
+  prompt = "1. Thing: river; kept in 9. 2. Thing: stone; kept in 2. Question: which thing is 2?"
+  assert baselines._plan("hops_2x1", prompt, SearchConfig()).queries == ["river", "stone"]
 
 
 def test_a_full_context_costs_the_heuristic_no_id(limited):

@@ -16,7 +16,7 @@ import collections
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.search.tasks import code_names
@@ -207,6 +207,14 @@ class HopMaker:
 def query(text: str, name: str) -> str:
   """The search for a clue that refers to another one, with the name of that one's entity."""
   return f"{text}; {name}"
+
+
+def query_of(clues: Sequence[Mapping[str, Any]], place: int) -> str:
+  """The search for a clue of a task (`Task.facts["clues"]`), which may refer to another one."""
+  clue = clues[place]
+  if "refers_to" not in clue:
+    return clue["text"]
+  return query(clue["text"], clues[clue["refers_to"]]["name"])
 
 
 def tasks(

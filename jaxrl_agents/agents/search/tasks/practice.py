@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from jaxrl_agents.corpus.entities import PHRASES
 from jaxrl_agents.types import Task
 
-MAX_HOPS = 3
-
-HOPS = (1, 1, 1, 2, 2, MAX_HOPS)
+HOPS = (1, 1, 1, 2, 2, 3)
 """A task in the form of those with hops has one of these numbers of them."""
+
+ATTEMPTS = 1_000
+"""Draws of clues that share no chunk."""
 
 _TIES = tuple(dict.fromkeys(phrase for pair in PHRASES.values() for phrase in pair))
 
@@ -32,24 +33,33 @@ def practice_tasks(clues: Sequence[Clue], n: int, seed: int, max_clues: int = 3)
 
   Task i depends on (clues, seed, max_clues, i) alone, so any number can be drawn. Facts are as
   those of `chains.task`, level 0, without distractors.
+
+  Raises:
+    ValueError: there are too few clues, or too few that share no chunk.
   """
   _check(clues, max_clues)
   return [_practice(clues, index, seed, max_clues) for index in range(n)]
 
 
 def hop_practice(clues: Sequence[Clue], n: int, seed: int) -> list[Task]:
-  """Makes n tasks in the form of those of `hops`, of unrelated clues: the search for a clue that
-  refers to another one takes the name of that one, as there, but needs it not.
+  """Makes n tasks in the form of those of `hops`, of unrelated clues. The search for a clue that
+  refers to another one has the name of that one, as there, but would find the clue without it.
 
   Task i depends on (clues, seed, i) alone. At most half of a clue is cut off.
+
+  Raises:
+    ValueError: there are too few clues, or too few that share no chunk.
   """
-  _check(clues, 2 * MAX_HOPS + 1)
+  _check(clues, 2 * max(HOPS) + 1)
   return [_hop_practice(clues, index, seed) for index in range(n)]
 
 
 def _check(clues: Sequence[Clue], needed: int) -> None:
   if len(clues) < needed:
-    raise ValueError(f"{len(clues)} clues; practice needs at least {needed}")
+    raise ValueError(
+      f"there are {len(clues)} clues that practice can use, and it needs at least {needed}; take a "
+      "larger corpus, or set the rates of practice and drills in sft.rates to 0"
+    )
 
 
 def _practice(clues: Sequence[Clue], index: int, seed: int, max_clues: int) -> Task:
@@ -75,11 +85,15 @@ def _hop_practice(clues: Sequence[Clue], index: int, seed: int) -> Task:
 
 def _drawn(clues: Sequence[Clue], count: int, draw: random.Random) -> list[Clue]:
   """Clues that share no chunk."""
-  while True:
+  for _ in range(ATTEMPTS):
     parts = [clues[i] for i in draw.sample(range(len(clues)), count)]
     chunk_ids = [chunk_id for part in parts for chunk_id in part.chunk_ids]
     if len(set(chunk_ids)) == len(chunk_ids):
       return parts
+  raise ValueError(
+    f"{ATTEMPTS} draws found no {count} of {len(clues)} clues that share no chunk; take a larger "
+    "corpus, or set the rates of practice and drills in sft.rates to 0"
+  )
 
 
 def _task(parts: Sequence[Clue], ties: Mapping[int, str], asked: int, name: str, seed: int) -> Task:

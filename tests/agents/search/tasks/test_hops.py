@@ -216,4 +216,9 @@ def test_practice_has_the_form_of_tasks_with_hops_and_clues_of_its_own(made):
       tie = rf"; [a-z ]+ {place - 1}" if clue in hops_of else ""
       assert re.search(rf"{place + 1}\. Routine: {clue['text']}{tie}\.", task.prompt)
       assert not code_names.stands_in(clue["name"], task.prompt)
+  with pytest.raises(ValueError, match="6 clues .* needs at least 7; take a larger corpus"):
+    practice.hop_practice(clues[:6], 1, seed=3)
+  alike = [dataclasses.replace(clue, chunk_ids=("1_0",)) for clue in clues]
+  with pytest.raises(ValueError, match="clues that share no chunk"):
+    practice.hop_practice(alike, 1, seed=3)
   assert practice.hop_practice(clues, 3, seed=3) == practice.hop_practice(clues, 40, seed=3)[:3]
