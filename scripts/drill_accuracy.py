@@ -1,23 +1,25 @@
-"""How often a policy quotes the right name in held-out drills of hops: a base judged in a minute.
+"""How well a policy does held-out drills of hops and of next steps: a base judged in a minute.
 
-    python scripts/drill_accuracy.py --config=configs/base_cpu.py --checkpoint=W
+    python scripts/drill_accuracy.py --config=configs/search_base_cpu.py --checkpoint=W
 
-Of drills with made-up names and of those with names as they stand: the share whose name begins with
-the right token, and the share whose whole reply is right, each token given those before it.
+Of each kind of drill the share whose whole reply is right, each token given those before it; of
+hops, with made-up names and with names as they stand, also the share whose name begins with the
+right token.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from jaxrl_agents.agents.search import hop_drills, tools
+from jaxrl_agents.agents.search import hop_drills, step_drills, tools
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.policy import transformer
 from jaxrl_agents.policy.attention import layer
@@ -28,10 +30,19 @@ ROWS = 8
 
 _config = config_flags.define()
 _CHECKPOINT = flags.DEFINE_string(
-  "checkpoint", "base", "a workdir, a folder of exported weights, or 'base'"
+  "checkpoint", "", "a workdir, a folder of weights, or a shipped policy; by default policy.init"
 )
 _SPLIT = flags.DEFINE_enum("split", "dev", ["train", "dev", "test"], "whose tasks")
 _DRILLS = flags.DEFINE_integer("drills", 400, "how many", lower_bound=1)
+
+
+class Drill(NamedTuple):
+  """A prompt and a reply, int32 [P] and [R]; index of the first token of a name in the reply."""
+
+  prompt: np.ndarray
+  reply: np.ndarray
+  kind: str
+  name_at: int | None = None
 
 
 def main() -> None:
@@ -40,25 +51,35 @@ def main() -> None:
   setup.compilation_cache(config)
   with setup.devices(config):
     drills = held_out(config)
-    params = setup.loaded(config, str(evaluation.newest_policy(_CHECKPOINT.value)))
+    params = setup.loaded(
+      config, str(evaluation.newest_policy(_CHECKPOINT.value or config.policy.init))
+    )
     print(json.dumps(accuracy(config, params, drills), indent=2))
 
 
-def held_out(config: RunConfig) -> list[hop_drills.HopDrill]:
-  """Drills of the tasks of a split, with names as they stand and made-up ones."""
+def held_out(config: RunConfig) -> list[Drill]:
+  """Drills of the tasks of a split, half of them of hops."""
   tasks, setting = setup.open_tasks(config), setup.setting(config)
   fusion = tools.fusion_of(config.agent_config)
   search = lambda query: [h.chunk for h in tasks.index.search(query, limit=4, settings=fusion)]
   text = lambda chunk_id: tasks.index.chunk(chunk_id).text
-  split, count = tasks.tasks[_SPLIT.value], _DRILLS.value
-  made = hop_drills.hop_drills(split, text, search, setting.chat, count=count, seed=config.seed + 1)
+  given = (tasks.tasks[_SPLIT.value], text, search, setting.chat)
+  shared: dict[str, Any] = {"count": -(-_DRILLS.value // 2), "seed": config.seed + 1}
+  made = [
+    Drill(each.prompt, each.reply, "hop, made-up names" if each.renamed else "hop", each.name_at)
+    for each in hop_drills.hop_drills(*given, **shared)
+  ]
+  for prompt, reply in step_drills.step_drills(*given, config.agent_config, **shared):
+    calls = [call.name for call in setting.chat.parse(reply).tool_calls]
+    kind = "answer" if not calls else "prune and search" if len(calls) > 1 else "search"
+    made.append(Drill(prompt, reply, kind))
   return sorted(made, key=lambda drill: len(drill.prompt) + len(drill.reply))
 
 
 def accuracy(
-  config: RunConfig, params: dict[str, Any], drills: Sequence[hop_drills.HopDrill]
+  config: RunConfig, params: dict[str, Any], drills: Sequence[Drill]
 ) -> dict[str, dict[str, float]]:
-  """{kind of drill: {"drills": how many, "first_token": share, "whole_query": share}}."""
+  """{kind: {"drills": number, "whole_reply": share, and of hops "first_token": share}}."""
   cfg = config.policy.model
 
   @jax.jit
@@ -66,7 +87,8 @@ def accuracy(
     hidden = transformer.forward(params, tokens, cfg, rows=layer.one_sequence(tokens)).hidden
     return jnp.argmax(transformer.logits(params, hidden, cfg), axis=-1)
 
-  found: dict[str, list[tuple[bool, bool]]] = {"made-up names": [], "real names": []}
+  whole: dict[str, list[bool]] = collections.defaultdict(list)
+  first: dict[str, list[bool]] = collections.defaultdict(list)
   for start in range(0, len(drills), ROWS):
     batch = drills[start : start + ROWS]
     longest = max(len(drill.prompt) + len(drill.reply) for drill in batch)
@@ -76,16 +98,13 @@ def accuracy(
     for row, drill in zip(np.asarray(best(tokens)), batch, strict=False):
       before = len(drill.prompt) - 1
       right = row[before : before + len(drill.reply)] == drill.reply
-      kind = "made-up names" if drill.renamed else "real names"
-      found[kind].append((bool(right[drill.name_at]), bool(right.all())))
+      whole[drill.kind].append(bool(right.all()))
+      if drill.name_at is not None:
+        first[drill.kind].append(bool(right[drill.name_at]))
   return {
-    kind: {
-      "drills": len(each),
-      "first_token": float(np.mean([first for first, _ in each])),
-      "whole_query": float(np.mean([whole for _, whole in each])),
-    }
-    for kind, each in found.items()
-    if each
+    kind: {"drills": len(each), "whole_reply": float(np.mean(each))}
+    | ({"first_token": float(np.mean(first[kind]))} if kind in first else {})
+    for kind, each in sorted(whole.items())
   }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -128,10 +129,10 @@ class SearchAgent(Agent):
   ) -> Scripted | SelfDriven:
     """An episode of the demonstrator, or of one of `search.baselines`."""
     if name == agent_lib.DEMONSTRATOR:
-      # With hops the first search for a clue finds it. A second one would only teach the policy to
-      # repeat itself, since it cannot see whether the first one failed.
-      tries = 1 if services.limits.hops else expert.ExpertNoise.max_tries
-      noise = expert.ExpertNoise(hasty=services.limits.hasty, max_tries=tries)
+      hasty = services.limits.hasty
+      noise = expert.ExpertNoise(hasty=hasty)
+      if services.limits.hops:
+        noise = dataclasses.replace(expert.CAREFUL, hasty=hasty)
       return expert.make_player(task, services, noise, seed)
     played = baselines.player(name, task, services, seed)
     return played or super().player(name, task, services, seed, chat)
@@ -189,9 +190,9 @@ class SearchAgent(Agent):
         text,
         best_chunks,
         setting.chat,
+        setting.options,
         count=steps,
         seed=setting.seed,
-        threshold_tokens=setting.options.threshold_tokens,
       )
     practice = tasks.practice(count, setting.seed + 1, search_drills.MAX_CLUES)
     yield from search_drills.reading_drills(

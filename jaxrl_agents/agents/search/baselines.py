@@ -22,9 +22,9 @@ from jaxrl_agents.types import Context, Message, Task, ToolCall
 BASELINES = ("expert", "hops", "heuristic", "one_search", "guesser")
 """Names of the players, of which the first is the ceiling."""
 
-HEURISTIC = (3, 2)
+HEURISTIC = (1, 2)
 """Searches for each clue, and hits of each search in the answer: the best on the dev tasks of
-configs/search_cpu.py (scripts/evaluate.py --split=dev --player=heuristic_2x1, and so on).
+configs/search_cpu.py (scripts/evaluate.py --split=dev --player=heuristic_1x1, and so on).
 """
 
 ONE_SEARCH = 6
@@ -32,7 +32,7 @@ ONE_SEARCH = 6
 
 HOPS = (2, 2)
 """Names that each clue which refers to another one is searched with, and hits of each search in
-the answer: the best on the dev tasks of configs/search_hops_cpu.py (--player=hops_2x1, ...).
+the answer: the best on the dev tasks of configs/search_cpu.py (--player=hops_2x1, ...).
 """
 
 FAULTLESS = ExpertNoise(

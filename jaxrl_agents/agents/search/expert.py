@@ -62,6 +62,12 @@ class ExpertNoise:
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
 
 
+CAREFUL = ExpertNoise(scales=(0.0,), cut_query=0.0, read=0.0, hasty=0.0, generous=0.0, max_tries=1)
+"""The demonstrator of tasks with hops makes no mistakes. Its first search for a clue finds it; a
+second one would teach the policy, which cannot see whether the first failed, to repeat itself.
+"""
+
+
 class SearchExpert:
   """Plays one episode; called with each context. Invariant: `_tries` counts the calls per clue.
 
@@ -76,7 +82,6 @@ class SearchExpert:
     self._index, self._limits = services.index, services.limits
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
     of_clues = {i for clue in self._clues for i in clue["chunk_ids"]}
-    self._order = order(self._clues)
     self._has_hops = any("refers_to" in clue for clue in self._clues)
     self._gold = reward.gold_ids(task.facts) if "facts" in task.facts else of_clues
     self._hasty = draws.happens(noise.hasty)
@@ -157,7 +162,7 @@ class SearchExpert:
   def _missing(self, visible: Sequence[str]) -> list[int]:
     """The clues without a chunk in sight."""
     seen = set(visible)
-    return [i for i in self._order if not seen & set(self._clues[i]["chunk_ids"])]
+    return [i for i, clue in enumerate(self._clues) if not seen & set(clue["chunk_ids"])]
 
   def _guesses(self, visible: Sequence[str]) -> list[str]:
     """The best hits of missing clues, where they are still in sight."""
@@ -248,15 +253,6 @@ class SearchExpert:
     if not listed:
       return Message("assistant", "No documents found")
     return reward.answer(self._ids.name(i) for i in visible if i in listed)
-
-
-def order(clues: Sequence[Mapping[str, Any]]) -> list[int]:
-  """The places of the clues in the order in which the expert searches for them: those that refer to
-  others, and those that these refer to, come first.
-  """
-  referring = {i for i, clue in enumerate(clues) if "refers_to" in clue}
-  chain = referring | {clues[i]["refers_to"] for i in referring}
-  return sorted(range(len(clues)), key=lambda i: (i not in chain, i))
 
 
 def usage(context: Context, chat: Chat) -> int:

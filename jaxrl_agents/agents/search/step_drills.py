@@ -1,27 +1,36 @@
-"""Short exercises in what to do next: the next search of an episode, or the answer.
+"""Short exercises in what to do next: the next search of an episode, what to prune, or the answer.
 
 Whether every clue was searched for is told by all turns so far, and an episode has few tokens that
 depend on it: a policy that learns from episodes alone repeats its last search until its context is
-full. The prompt of such a drill is the beginning of an episode with hits cut to a few words.
+full. The prompt of such a drill is the beginning of an episode with hits cut to a few words, and
+with usage lines as of longer ones.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from jaxrl_agents.agents.search import expert, hop_drills, reward, view
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import hops
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
-from jaxrl_agents.types import Message, Task
+from jaxrl_agents.types import Message, Task, ToolCall
 
-ANSWERS = 0.4
+ANSWERS = 0.35
 """Share of the drills whose reply is the answer."""
+
+FULL = 0.25
+"""How often a turn ends above the threshold of the context, if a wrong hit is in sight."""
+
+HINTED = 0.5
+"""How often a prompt above the threshold has the notice that training tasks show."""
 
 PIECE_WORDS = (6, 10, 20)
 """A drill shows one of these numbers of words of each hit."""
@@ -35,56 +44,106 @@ def step_drills(
   chunk_text: Callable[[str], str],
   search: Callable[[str], Sequence[Chunk]],
   chat: Chat,
+  limits: SearchConfig,
   *,
   count: int,
   seed: int,
-  threshold_tokens: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields `count` drills: the token ids of a prompt and of the reply, int32 [P] and [R].
 
   Args:
     tasks, chunk_text, search, chat: as of `hop_drills.hop_drills`.
+    limits: of the context, and whether it can be pruned. A drill ends before it really fills the
+      context up to the threshold.
     count: how many.
     seed: of all that is random.
-    threshold_tokens: above which chunks should be pruned. A drill ends before it.
   """
   hits_of = functools.cache(lambda query: tuple(search(query)))
   for number in range(count):
     draw = random.Random(f"{seed}/steps/{number}")
-    yield _drill(draw.choice(tasks), chunk_text, hits_of, chat, threshold_tokens, draw)
+    yield _Drill(draw.choice(tasks), chat, limits, draw).played(chunk_text, hits_of)
 
 
-def _drill(
-  task: Task,
-  chunk_text: Callable[[str], str],
-  hits_of: Callable[[str], Sequence[Chunk]],
-  chat: Chat,
-  threshold_tokens: int,
-  draw: random.Random,
-) -> tuple[np.ndarray, np.ndarray]:
-  clues, ids, length = task.facts["clues"], ShortIds(task), draw.choice(PIECE_WORDS)
-  order = expert.order(clues)
-  played = len(order) if draw.random() < ANSWERS else draw.randrange(len(order))
-  messages = [Message("user", task.prompt)]
-  seen: dict[str, bool] = {}  # {chunk: whether a clue is about it}
-  for i in order[:played]:
-    query = hops.query_of(clues, i)
-    hits = {hit.id: hit.text for hit in hits_of(query)[: draw.randint(1, MAX_HITS)]}
-    gold = clues[i]["chunk_ids"]
-    if not any(chunk_id in hits or chunk_id in seen for chunk_id in gold):
-      hits = {gold[0]: chunk_text(gold[0]), **dict(list(hits.items())[:-1])}
-    hits = {chunk_id: text for chunk_id, text in hits.items() if chunk_id not in seen}
-    seen |= {chunk_id: chunk_id in gold for chunk_id in hits}
-    cut = {j: hop_drills.piece(text, clues[i]["name"], length, draw) for j, text in hits.items()}
-    shown = "\n".join(view.hit(ids.name(j), text, chat.count(text)) for j, text in cut.items())
-    before = [*messages, expert.searches([query])]
-    used = chat.count(shown or view.NO_RESULTS) + len(chat.render(before))
-    if used > threshold_tokens:
-      return chat.render(messages), chat.encode_reply(before[-1], messages)
-    line = view.usage_line(used, threshold_tokens)
-    messages = [*before, Message("tool", (shown or view.NO_RESULTS) + line)]
-  right = [ids.name(chunk_id) for chunk_id, is_right in seen.items() if is_right]
-  reply = reward.answer(right)
-  if played < len(order):
-    reply = expert.searches([hops.query_of(clues, order[played])])
-  return chat.render(messages), chat.encode_reply(reply, messages)
+class _Drill:
+  """The beginning of an episode of the expert.
+
+  `_seen`: {chunk in sight: whether it supports a clue}; `_used`: tokens by the last usage line.
+  """
+
+  def __init__(self, task: Task, chat: Chat, limits: SearchConfig, draw: random.Random):
+    self._clues, self._ids, self._chat = task.facts["clues"], ShortIds(task), chat
+    self._limits, self._draw = limits, draw
+    self._messages = [Message("user", task.prompt)]
+    self._seen: dict[str, bool] = {}
+    self._used = 0
+
+  def played(
+    self, chunk_text: Callable[[str], str], hits_of: Callable[[str], Sequence[Chunk]]
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """The prompt and the reply."""
+    draw, number, place = self._draw, len(self._clues), 0
+    end = number if draw.random() < ANSWERS else draw.randrange(number)
+    length = draw.choice(PIECE_WORDS)
+    while place < end:
+      clue = self._clues[place]
+      found = hits_of(hops.query_of(self._clues, place))[: draw.randint(1, MAX_HITS)]
+      hits = {hit.id: hit.text for hit in found}
+      if not any(i in hits or i in self._seen for i in clue["chunk_ids"]):
+        gold = clue["chunk_ids"][0]
+        hits = {gold: chunk_text(gold), **dict(list(hits.items())[:-1])}
+      fresh = [i for i in hits if i not in self._seen]
+      cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
+      if not self._turn(place, cut):
+        break
+      place += 1
+    prompt = list(self._messages)
+    if self._used > self._limits.threshold_tokens and draw.random() < HINTED:
+      notice = view.over_threshold_notice(self._used, self._limits.threshold_tokens, can_prune=True)
+      prompt.append(Message("user", notice, ephemeral=True))
+    return self._chat.render(prompt), self._chat.encode_reply(self._reply(place), prompt)
+
+  def _turn(self, place: int, hits: Mapping[str, str]) -> bool:
+    """Searches for a clue and shows its hits, {chunk: text}; False if there is no room for them."""
+    reply, limits = self._reply(place), self._limits
+    pruned = self._wrong() if len(reply.tool_calls) > 1 else []
+    names = [self._ids.name(i) for i in pruned]
+    kept = [
+      dataclasses.replace(m, content=view.without_spans(m.content, names))
+      if m.role == "tool"
+      else m
+      for m in self._messages
+    ]
+    shown = "\n".join(
+      view.hit(self._ids.name(i), text, self._chat.count(text)) for i, text in hits.items()
+    )
+    results = [view.PRUNED] * bool(pruned) + [shown or view.NO_RESULTS]
+    messages = [*kept, reply, *(Message("tool", text) for text in results)]
+    used = len(self._chat.render(messages))
+    if used > limits.threshold_tokens:
+      return False
+    gold = self._clues[place]["chunk_ids"]
+    self._seen = {i: right for i, right in self._seen.items() if i not in pruned}
+    self._seen |= {i: i in gold for i in hits}
+    self._used = self._draw.randint(used, limits.threshold_tokens)
+    if limits.can_prune and self._wrong() and self._draw.random() < FULL:
+      most = view.rejection_budget(
+        limits.token_budget, limits.threshold_tokens, limits.spillage_fraction
+      )
+      self._used = self._draw.randint(limits.threshold_tokens + 1, most)
+    line = view.usage_line(self._used, limits.threshold_tokens)
+    self._messages = [*messages[:-1], Message("tool", results[-1] + line)]
+    return True
+
+  def _reply(self, place: int) -> Message:
+    """The search for a clue, above the threshold with a prune; after the last clue the answer."""
+    if place == len(self._clues):
+      return reward.answer(self._ids.name(i) for i, right in self._seen.items() if right)
+    reply = expert.searches([hops.query_of(self._clues, place)])
+    if self._used <= self._limits.threshold_tokens:
+      return reply
+    names = [self._ids.name(i) for i in self._wrong()]
+    prune = ToolCall("", view.PRUNE.name, {"chunk_ids": names})
+    return dataclasses.replace(reply, tool_calls=(prune, *reply.tool_calls))
+
+  def _wrong(self) -> list[str]:
+    return [chunk_id for chunk_id, right in self._seen.items() if not right]

@@ -1,13 +1,13 @@
 """Tasks with hops: a later clue can be looked up only with the answer to an earlier one.
 
-  1. Routine: <clue>. 2. Class: <clue>. 3. Method: <cut clue>; using 1. Question: which method is 3?
+  1. Routine: <clue>. 2. Method: <cut clue>; using 1. 3. Class: <clue>. Question: which method is 2?
 
 The first clue is found by its own words. A clue that refers to another one is cut until a search
 for it alone fails: none of its chunks is among the best `MISSES` hits. With the name of what it
 refers to, which a hit of that clue defines, one is among the best `SHOWN`, before all other
-entities of its kind. Each hop starts from the entity of the one before it, and has a clue beside it
-that is found by its own words. A task of level L has L + 1 hops and 2 L + 3 clues, all from modules
-of one split.
+entities of its kind. Each hop starts from the entity of the one before it. The clues of the chain
+come first, then as many further ones as it has hops, which are found by their own words. A task of
+level L has L + 1 hops and 2 L + 3 clues, all from modules of one split.
 """
 
 from __future__ import annotations
@@ -274,14 +274,17 @@ def _task(graph: Graph, steps: Sequence[Step], name: str, split: Split, seed: in
   A clue that refers to another one also has "refers_to", the place of that one among the clues.
   """
   sentences, facts, clues = [], [], []
-  for number, step in enumerate(steps, start=1):
+  asked, chain = steps[-1], [step for step in steps if step is steps[0] or step.refers_to >= 0]
+  places = {step.key: place for place, step in enumerate(chain)}
+  for number, step in enumerate([*chain, *(s for s in steps if s.key not in places)], start=1):
     each = graph.described[step.key]
-    tie = f"; {step.phrase.format(step.refers_to + 1)}" if step.phrase else ""
+    refers_to = places[steps[step.refers_to].key] if step.refers_to >= 0 else -1
+    tie = f"; {step.phrase.format(refers_to + 1)}" if step.phrase else ""
     sentences.append(f"{number}. {each.entity.kind.capitalize()}: {step.text}{tie}.")
     fact = {
       "fact": sentences[-1],
       "chunk_ids": list(step.chunk_ids),
-      "is_final_answer": step is steps[-1],
+      "is_final_answer": step is asked,
     }
     if fact["is_final_answer"]:
       texts = {i: graph.chunk_texts[i] for i in step.chunk_ids}
@@ -294,19 +297,18 @@ def _task(graph: Graph, steps: Sequence[Step], name: str, split: Split, seed: in
       "chunk_ids": list(step.chunk_ids),
       "name": each.entity.name,
     }
-    if step.refers_to >= 0:
-      clue["refers_to"] = step.refers_to
+    if refers_to >= 0:
+      clue["refers_to"] = refers_to
     clues.append(clue)
-  asked = graph.described[steps[-1].key].entity
-  hops = sum(step.refers_to >= 0 for step in steps)
+  entity, hops = graph.described[asked.key].entity, len(chain) - 1
   return Task(
     id=name,
     env="search",
-    prompt=" ".join([*sentences, f"Question: which {asked.kind} is {len(steps)}?"]),
+    prompt=" ".join([*sentences, f"Question: which {entity.kind} is {len(chain)}?"]),
     facts={
       "level": hops - 1,
       "kind": f"hops {hops}",
-      "truth": asked.name,
+      "truth": entity.name,
       "facts": facts,
       "clues": clues,
       "distractors": [],

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from jaxrl_agents.corpus.entities import PHRASES
 from jaxrl_agents.types import Task
 
-HOPS = (1, 1, 1, 2, 2, 3)
+HOPS = (1, 1, 2, 2, 3)
 """A task in the form of those with hops has one of these numbers of them."""
 
 ATTEMPTS = 1_000
@@ -70,17 +70,18 @@ def _practice(clues: Sequence[Clue], index: int, seed: int, max_clues: int) -> T
 
 def _hop_practice(clues: Sequence[Clue], index: int, seed: int) -> Task:
   draw = random.Random(f"{seed}/hops/{index}")
-  parts = _drawn(clues, 2 * draw.choice(HOPS) + 1, draw)
+  hops = draw.choice(HOPS)
+  parts = _drawn(clues, 2 * hops + 1, draw)
   ties = {
-    place: draw.choice(_TIES).format(place - 1)
-    for place in range(2, len(parts), 2)
-    if parts[place - 2].kind != "module"  # the name of a module stands in no line of it
+    place: draw.choice(_TIES).format(place)
+    for place in range(1, hops + 1)
+    if parts[place - 1].kind != "module"  # the name of a module stands in no line of it
   }
   for place in ties:
     words = parts[place].text.split()
     kept = " ".join(words[: draw.randint((len(words) + 1) // 2, len(words))]).rstrip(",;:")
     parts[place] = dataclasses.replace(parts[place], text=kept)
-  return _task(parts, ties, len(parts) - 1, f"practice-hops-{seed}-{index}", seed)
+  return _task(parts, ties, hops, f"practice-hops-{seed}-{index}", seed)
 
 
 def _drawn(clues: Sequence[Clue], count: int, draw: random.Random) -> list[Clue]:
@@ -97,7 +98,7 @@ def _drawn(clues: Sequence[Clue], count: int, draw: random.Random) -> list[Clue]
 
 
 def _task(parts: Sequence[Clue], ties: Mapping[int, str], asked: int, name: str, seed: int) -> Task:
-  """`ties`: {place of a clue: how it refers to the one two places before it}."""
+  """`ties`: {place of a clue: how it refers to the one before it}."""
   tie = lambda i: f"; {ties[i]}" if i in ties else ""
   sentences = [
     f"{i + 1}. {part.kind.capitalize()}: {part.text}{tie(i)}." for i, part in enumerate(parts)
@@ -118,7 +119,7 @@ def _task(parts: Sequence[Clue], ties: Mapping[int, str], asked: int, name: str,
       "facts": facts,
       "clues": [
         {"text": part.text, "chunk_ids": list(part.chunk_ids), "name": part.name}
-        | ({"refers_to": i - 2} if i in ties else {})
+        | ({"refers_to": i - 1} if i in ties else {})
         for i, part in enumerate(parts)
       ],
       "distractors": [],

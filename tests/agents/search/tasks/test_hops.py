@@ -10,6 +10,7 @@ import pytest
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.agents.search import hop_drills, reward, step_drills, tools
 from jaxrl_agents.agents.search.agent import AGENT
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.tasks import code_names, make_tasks, practice, task_set
 from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.corpus import chunks
@@ -89,6 +90,10 @@ def test_a_level_more_is_a_hop_more_and_two_clues(made):
   assert {0, 1} <= set(levels) <= {0, 1, 2}
   for task in every(made):
     level = task.facts["level"]
+    assert [clue.get("refers_to") for clue in task.facts["clues"][: level + 2]] == [
+      None,
+      *range(level + 1),
+    ]
     assert (len(hop_clues(task)), len(task.facts["clues"])) == (level + 1, 2 * level + 3)
     final = [fact for fact in task.facts["facts"] if fact["is_final_answer"]]
     assert len(final) == 1 and set(final[0]["answer_chunk_ids"]) <= set(final[0]["chunk_ids"])
@@ -172,7 +177,7 @@ def test_drills_quote_the_name_that_a_hit_defines_which_is_mostly_made_up(made):
   assert 0.5 < np.mean(made_up) < 0.95
 
 
-def test_drills_of_steps_search_for_the_first_clue_left_and_answer_when_none_is(made):
+def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_last_clue(made):
   talk, index = chat_lib.load("base"), made[1]
   tasks = made[0].tasks["train"]
   drills = step_drills.step_drills(
@@ -180,26 +185,35 @@ def test_drills_of_steps_search_for_the_first_clue_left_and_answer_when_none_is(
     lambda i: index.chunk(i).text,
     lambda query: [hit.chunk for hit in index.search(query, limit=4, settings=FUSION)],
     talk,
-    count=60,
+    SearchConfig(threshold_tokens=1_024, token_budget=1_536),
+    count=120,
     seed=1,
-    threshold_tokens=1_024,
   )
-  answers = 0
+  answers = pruned = 0
   for ids, reply_ids in drills:
     prompt, reply = talk.decode(ids), talk.parse(reply_ids)
     [task] = [task for task in tasks if f"<|user|>{task.prompt}<|end|>" in prompt]
-    clues = task.facts["clues"]
-    chain = [0, *range(2, len(clues), 2)]
-    wanted = [f" {query(task, clues[i])}" for i in [*chain, *range(1, len(clues), 2)]]
+    wanted = [f" {query(task, clue)}" for clue in task.facts["clues"]]
     asked = re.findall('search_corpus{"query": "(.*?)"}', prompt)
     assert asked == wanted[: len(asked)]
-    if len(asked) == len(clues):
+    used = [int(n.replace(",", "")) for n in re.findall(r"Token usage: ([\d,]+)/1,024", prompt)]
+    assert len(used) == len(asked)
+    right, shown = reward.gold_ids(task.facts), reward.hit_ids(prompt)
+    gone = re.findall(r'"(\d+_\d+)"', "".join(re.findall(r"prune_chunks{.*?}", prompt)))
+    assert not set(gone) & set(shown)
+    if len(asked) == len(wanted):
       answers += 1
       assert reward.answer_ids(reply.content)
-      assert set(reward.answer_ids(reply.content)) <= set(reward.hit_ids(prompt))
-    else:
-      assert [call.arguments["query"] for call in reply.tool_calls] == [wanted[len(asked)]]
-  assert 12 < answers < 36
+      assert set(reward.answer_ids(reply.content)) <= set(shown)
+      continue
+    *prunes, search = reply.tool_calls
+    assert search.arguments["query"] == wanted[len(asked)]
+    assert len(prunes) == (used[-1:] > [1_024])
+    for call in prunes:
+      pruned += 1
+      assert call.arguments["chunk_ids"] and set(call.arguments["chunk_ids"]) <= set(shown)
+      assert set(shown) - set(call.arguments["chunk_ids"]) <= right
+  assert 24 < answers < 60 and pruned > 8
 
 
 def test_drills_without_hops_are_refused():
@@ -213,7 +227,7 @@ def test_practice_has_the_form_of_tasks_with_hops_and_clues_of_its_own(made):
     hops_of = hop_clues(task)
     assert len(task.facts["clues"]) == 2 * len(hops_of) + 1 and 1 <= len(hops_of) <= 3
     for place, clue in enumerate(task.facts["clues"]):
-      tie = rf"; [a-z ]+ {place - 1}" if clue in hops_of else ""
+      tie = rf"; [a-z ]+ {place}" if clue in hops_of else ""
       assert re.search(rf"{place + 1}\. Routine: {clue['text']}{tie}\.", task.prompt)
       assert not code_names.stands_in(clue["name"], task.prompt)
   with pytest.raises(ValueError, match="6 clues .* needs at least 7; take a larger corpus"):
