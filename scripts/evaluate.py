@@ -25,7 +25,7 @@ from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
 _CHECKPOINT = flags.DEFINE_string(
-  "checkpoint", "base", "a workdir, a folder of exported weights, or 'base'"
+  "checkpoint", "", "a workdir, a folder of weights, or a shipped policy; by default policy.init"
 )
 _PLAYER = flags.DEFINE_string(
   "player", None, "a scripted player of the agent, which plays in the place of a checkpoint"
@@ -49,7 +49,7 @@ def main() -> None:
     if _PLAYER.value:
       found = evaluation.evaluate_player(config, tasks, _PLAYER.value)
     else:
-      found = evaluation.evaluate(config, tasks, _CHECKPOINT.value)
+      found = evaluation.evaluate(config, tasks, _CHECKPOINT.value or config.policy.init)
   text = json.dumps(found, indent=2)
   print(text)
   if _JSON.value:
@@ -58,14 +58,14 @@ def main() -> None:
 
 def _follow() -> None:
   """Evaluates what a run publishes, until it ends."""
-  config = _config()
-  if _PLAYER.value or _JSON.value or not pathlib.Path(_CHECKPOINT.value).is_dir():
+  config, run = _config(), _CHECKPOINT.value
+  if _PLAYER.value or _JSON.value or not run or not pathlib.Path(run).is_dir():
     raise ValueError(
-      f"--follow needs the folder of a run in --checkpoint={_CHECKPOINT.value}, and takes neither "
+      f"--follow needs the folder of a run in --checkpoint={run}, and takes neither "
       "--player nor --json; the scores are left in the folder"
     )
   setup.compilation_cache(config)
-  workdir = Workdir(_CHECKPOINT.value)
+  workdir = Workdir(run)
   name = f"evaluator-{socket.gethostname()}-{os.getpid()}"
   over = functools.partial(evaluator.learner_ended, workdir.services)
   with setup.devices(config), service_log.opened(workdir.services, name) as tell:

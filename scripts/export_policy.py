@@ -1,6 +1,6 @@
 """Copies the policy that a run ended with into a folder that `policy.init` can name.
 
-    python scripts/export_policy.py --config=configs/base_cpu.py --workdir=W --out=FOLDER
+    python scripts/export_policy.py --config=configs/search_cpu.py --workdir=W --out=FOLDER
 
 Beside the weights goes the curve of their training, curve.csv: means of the loss over ten steps. A
 run in several parts is named part by part: --workdir=W --workdir=W2.
@@ -19,6 +19,9 @@ AVERAGED = 10
 
 _config = config_flags.define()
 _WORKDIRS = flags.DEFINE_multi_string("workdir", None, "folder of the run", required=True)
+_DTYPE = flags.DEFINE_enum(
+  "dtype", None, ["float32", "bfloat16"], "of the written arrays; by default policy.dtype"
+)
 _OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
 
 
@@ -27,7 +30,7 @@ def main() -> None:
   config = _config()
   cfg = config.policy.model
   newest = str(evaluation.newest_policy(_WORKDIRS.value[-1]))
-  params = weight_files.load(newest, cfg, dtype=config.policy.dtype)
+  params = weight_files.load(newest, cfg, dtype=_DTYPE.value or config.policy.dtype)
   folder = weight_files.save(params, cfg, _OUT.value, tokenizer=config.policy.tokenizer)
   with (folder / "curve.csv").open("w", newline="") as file:
     table = csv.writer(file, lineterminator="\n")

@@ -18,7 +18,7 @@ from jaxrl_agents.runs import config_flags, entry_point, serving, setup, tinker_
 _config = config_flags.define()
 _API = flags.DEFINE_enum("api", "agents", ["agents", "tinker"], "which clients are served")
 _CHECKPOINT = flags.DEFINE_string(
-  "checkpoint", "base", "a workdir, a folder of exported weights, or 'base'"
+  "checkpoint", "", "a workdir, a folder of weights, or a shipped policy; by default policy.init"
 )
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "address to listen at")
 _PORT = flags.DEFINE_integer("port", 8000, "port to listen at, 0 for any free one")
@@ -32,14 +32,15 @@ def main() -> None:
   address = {"host": _HOST.value, "port": _PORT.value, "key_file": _KEY_FILE.value}
   if (_API.value == "tinker") != bool(_MODELS.value):
     raise ValueError("--models names the folder of saved models, and goes with --api=tinker alone")
+  checkpoint = _CHECKPOINT.value or config.policy.init
   setup.compilation_cache(config)
   if _API.value == "tinker":
     setup.cores_as_devices(config)
   with setup.devices(config):
     if _API.value == "tinker":
-      tinker_service.serve(config, _CHECKPOINT.value, directory=_MODELS.value, **address)
+      tinker_service.serve(config, checkpoint, directory=_MODELS.value, **address)
     else:
-      serving.serve(config, _CHECKPOINT.value, **address)
+      serving.serve(config, checkpoint, **address)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Trains the base policy of configs/base_cpu.py from scratch, first on drills of the search agent
-# alone (W/drills), which it would hardly learn among the episodes and drills of all three agents:
+# Trains the base policy of configs/search_base_cpu.py from scratch, first on drills alone (W/drills),
+# then on episodes and drills:
 #   scripts/train_base.sh WORKDIR                 policy and curve.csv in WORKDIR/base
-#   scripts/train_base.sh WORKDIR --export        also in jaxrl_agents/assets/base; config.BASE_MODEL
-#                                                 must then have the sizes of configs/base_cpu.py
+#   scripts/train_base.sh WORKDIR --export        also in jaxrl_agents/assets/search_base
 #   scripts/train_base.sh WORKDIR --set sft.steps=99   further flags of scripts/train_sft.py
 # The same command goes on where it was stopped. PYTHON=... chooses the interpreter.
 set -euo pipefail
@@ -17,21 +16,21 @@ shift
 places=("$workdir/base")
 case "${1:-}" in
   --export)
-    places+=(jaxrl_agents/assets/base)
+    places+=(jaxrl_agents/assets/search_base)
     shift
     ;;
 esac
 python=${PYTHON:-python}
-config=configs/base_cpu.py
+config=configs/search_base_cpu.py
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 if [ ! -d "$workdir/drills/warm_start" ]; then
   "$python" scripts/train_sft.py --config="$config" --workdir="$workdir/drills" \
-    --set "sft.beside=()" --set "sft.beside_rates=()" --set "sft.rates=(0,0,0,1)" --set sft.steps=300 \
+    --set "sft.rates=(0,0,0,1)" --set sft.steps=600 --set sft.lr=3e-3 \
     --set sft.demonstration_tasks=20 --set sft.practice_tasks=10 --set sft.mtp_steps=2 "$@"
 fi
 "$python" scripts/train_sft.py --config="$config" --workdir="$workdir" \
   --set "policy.init=$workdir/drills/warm_start" "$@"
 for place in "${places[@]}"; do
   "$python" scripts/export_policy.py --config="$config" --workdir="$workdir/drills" \
-    --workdir="$workdir" --out="$place"
+    --workdir="$workdir" --out="$place" --dtype=bfloat16
 done

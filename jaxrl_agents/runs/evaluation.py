@@ -74,7 +74,7 @@ def by_checkpoint(
     sampler=dataclasses.replace(config.sampler, slices=0),
     sampler_mesh=MeshConfig(),
   )
-  run = folder if checkpoint == "base" else folder.parent  # the shipped policy is of no run
+  run = folder if checkpoint in weight_files.SHIPPED else folder.parent  # those are of no run
   with (
     processes.bound(here) as channel,
     processes.stoppable(channel) as notice,
@@ -149,12 +149,13 @@ def started_from(config: RunConfig, run: pathlib.Path) -> pathlib.Path:
 
 
 def newest_policy(checkpoint: str) -> pathlib.Path | str:
-  """The folder of weights that `checkpoint` names: "base", a folder of weights, or a workdir.
+  """The folder of weights that `checkpoint` names: a shipped policy, a folder of weights, or a
+  workdir.
 
   Raises:
     ValueError: there is none.
   """
-  if checkpoint == "base":
+  if checkpoint in weight_files.SHIPPED:
     return checkpoint
   folder = pathlib.Path(checkpoint).expanduser()
   for place in (folder, folder / "trained", folder / "warm_start"):
@@ -162,5 +163,6 @@ def newest_policy(checkpoint: str) -> pathlib.Path | str:
       return place
   raise ValueError(
     f"{folder} holds no policy: there is no {weight_files.WEIGHTS} in it, in trained/ or in "
-    "warm_start/; train one with scripts/train_sft.py or scripts/train_rl.py, or pass 'base'"
+    "warm_start/; train one with scripts/train_sft.py or scripts/train_rl.py, or pass one of "
+    f"{', '.join(weight_files.SHIPPED)}"
   )

@@ -179,7 +179,7 @@ def serve(config: RunConfig, checkpoint: str, *, host: str, port: int, key_file:
 
   Args:
     config: sizes, tokenizer, sampler; `agent_config` bounds contexts and replies.
-    checkpoint: "base", a folder of weights, or a workdir.
+    checkpoint: a shipped policy (weight_files.SHIPPED), a folder of weights, or a workdir.
     host, port: where to listen; 127.0.0.1 is reached from this machine alone.
     key_file: of the service key.
 

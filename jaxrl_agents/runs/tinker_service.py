@@ -78,7 +78,8 @@ def serve(
 
   Args:
     config: see `running`.
-    checkpoint: of the base model: "base", a folder of weights, or a workdir.
+    checkpoint: of the base model: a shipped policy (weight_files.SHIPPED), a folder, or a
+      workdir.
     directory: of the checkpoints of models.
     host, port: where to listen.
     key_file: of the key, made with a random one if it is not there.

@@ -32,6 +32,9 @@ WEIGHTS = "policy.safetensors"
 SIZES = "policy.json"
 WRITERS = "scripts/export_policy.py or scripts/import_hf.py"
 
+SHIPPED = ("base", "search_base")
+"""Policies of the package: that of the coding and swarm agents, and that of the search agent."""
+
 
 def save(
   params: dict[str, Any], cfg: PolicyConfig, folder: str | pathlib.Path, *, tokenizer: str = "base"
@@ -104,8 +107,8 @@ def save_sizes(cfg: PolicyConfig, folder: str | pathlib.Path) -> None:
 
 
 def place(name: str | pathlib.Path) -> pathlib.Path:
-  """The folder of weights that a name stands for: "base", or a path."""
-  return chat.ASSETS / "base" if str(name) == "base" else pathlib.Path(name).expanduser()
+  """The folder of weights that a name stands for: one of `SHIPPED`, or a path."""
+  return chat.ASSETS / name if str(name) in SHIPPED else pathlib.Path(name).expanduser()
 
 
 def load_sizes(folder: str | pathlib.Path) -> PolicyConfig:
@@ -125,10 +128,10 @@ def load_sizes(folder: str | pathlib.Path) -> PolicyConfig:
 def load(
   name: str, cfg: PolicyConfig, *, dtype: Any = jnp.float32, shardings: Any = None
 ) -> dict[str, Any]:
-  """The parameters of a folder ("base": the shipped one).
+  """The parameters of a folder, or of a shipped policy.
 
   Args:
-    name: the folder.
+    name: the folder, or one of `SHIPPED`.
     cfg: sizes that they must have.
     dtype: of all arrays but the routers', which are float32.
     shardings: tree of shardings like the parameters (policy.sharding.shardings): each device is
