@@ -274,17 +274,15 @@ def _task(graph: Graph, steps: Sequence[Step], name: str, split: Split, seed: in
   A clue that refers to another one also has "refers_to", the place of that one among the clues.
   """
   sentences, facts, clues = [], [], []
-  asked, chain = steps[-1], [step for step in steps if step is steps[0] or step.refers_to >= 0]
-  places = {step.key: place for place, step in enumerate(chain)}
-  for number, step in enumerate([*chain, *(s for s in steps if s.key not in places)], start=1):
+  chain = [step for step in steps if step is steps[0] or step.refers_to >= 0]
+  for place, step in enumerate([*chain, *(step for step in steps if step not in chain)]):
     each = graph.described[step.key]
-    refers_to = places[steps[step.refers_to].key] if step.refers_to >= 0 else -1
-    tie = f"; {step.phrase.format(refers_to + 1)}" if step.phrase else ""
-    sentences.append(f"{number}. {each.entity.kind.capitalize()}: {step.text}{tie}.")
+    tie = f"; {step.phrase.format(place)}" if step.phrase else ""
+    sentences.append(f"{place + 1}. {each.entity.kind.capitalize()}: {step.text}{tie}.")
     fact = {
       "fact": sentences[-1],
       "chunk_ids": list(step.chunk_ids),
-      "is_final_answer": step is asked,
+      "is_final_answer": step is steps[-1],
     }
     if fact["is_final_answer"]:
       texts = {i: graph.chunk_texts[i] for i in step.chunk_ids}
@@ -297,18 +295,18 @@ def _task(graph: Graph, steps: Sequence[Step], name: str, split: Split, seed: in
       "chunk_ids": list(step.chunk_ids),
       "name": each.entity.name,
     }
-    if refers_to >= 0:
-      clue["refers_to"] = refers_to
+    if step.refers_to >= 0:
+      clue["refers_to"] = place - 1  # each of a chain refers to the one before it
     clues.append(clue)
-  entity, hops = graph.described[asked.key].entity, len(chain) - 1
+  asked, hops = graph.described[steps[-1].key].entity, len(chain) - 1
   return Task(
     id=name,
     env="search",
-    prompt=" ".join([*sentences, f"Question: which {entity.kind} is {len(chain)}?"]),
+    prompt=" ".join([*sentences, f"Question: which {asked.kind} is {len(chain)}?"]),
     facts={
       "level": hops - 1,
       "kind": f"hops {hops}",
-      "truth": entity.name,
+      "truth": asked.name,
       "facts": facts,
       "clues": clues,
       "distractors": [],
