@@ -169,7 +169,7 @@ def main() -> None:
   chat = chat_lib.load(config.policy.tokenizer)
   with setup.devices(config):
     engine = make_engine(
-      config, setup.loaded(config, str(evaluation.newest_policy("base"))), version=0
+      config, setup.loaded(config, str(evaluation.newest_policy(config.policy.init))), version=0
     )
     engine.warm_up()
 
