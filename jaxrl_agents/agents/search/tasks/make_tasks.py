@@ -125,10 +125,10 @@ def make(
       )
       report(f"{split}: {len(clues[split])} clues, {len(tasks[split])} verified tasks")
   if not any(tasks.values()):
-    raise ValueError(
-      f"{source}: no task could be made of {len(documents)} documents; texts that mention each "
-      "other by title, or share rare terms, are needed"
-    )
+    needed = "texts that mention each other by title, or share rare terms, are needed"
+    if hop_search:
+      needed = "tasks with hops are made of Python code; set search.hops=False for other texts"
+    raise ValueError(f"{source}: no task could be made of {len(documents)} documents; {needed}")
   manifest = {
     "source": str(source),
     "seed": seed,

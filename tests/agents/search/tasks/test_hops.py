@@ -120,6 +120,17 @@ def test_a_frozen_set_with_hops_needs_the_option_and_one_without_refuses_it(made
     make_tasks.prepared(tmp_path / "set", **options)
 
 
+def test_a_corpus_without_code_has_no_tasks_with_hops_and_is_told_to_do_without(tmp_path):
+  (tmp_path / "notes.txt").write_text("The river is long. A stone lies in it.")
+  with pytest.raises(ValueError, match=r"no task could be made .* set search\.hops=False"):
+    make_tasks.make(
+      tmp_path,
+      count_tokens=chunks.count_words_and_marks,
+      chunk_tokens=90,
+      hop_search=HopSearch(tmp_path / "cache", "lsa", FUSION),
+    )
+
+
 def test_names_are_what_a_passage_defines_or_calls_and_words_of_code():
   text = "def send(self, file_name):\n  return Reader(file_name).close(HTTP_OK, speed) or lastly"
   assert code_names.names(text) == ["send", "file_name", "Reader", "close", "HTTP_OK"]
