@@ -1,4 +1,4 @@
-"""Weights as safetensors: the shipped base policy, and policies exported for others.
+"""Weights as safetensors: the shipped policies, and policies exported for others.
 
 A folder holds `policy.safetensors` (names are paths in the parameter table; float32, or bfloat16
 where imported or trained so), `policy.json` (the sizes), the tokenizer, and the digests of them,

@@ -16,6 +16,9 @@ from tests.policy import tiny
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = (
   "--config=configs/search_cpu.py",
+  "--set=policy.model.embed_dim=128",
+  "--set=policy.model.num_kv_heads=2",
+  "--set=policy.model.head_dim=32",
   "--set=policy.model.num_layers=2",
   "--set=policy.model.mtp_depth=0",
   "--set=policy.model.vocab_size=5120",

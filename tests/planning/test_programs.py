@@ -13,6 +13,9 @@ from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import pod_plan, rl
 
 SMALL = (
+  "policy.model.embed_dim=128",
+  "policy.model.num_kv_heads=2",
+  "policy.model.head_dim=32",
   "policy.model.num_layers=2",
   "policy.model.mtp_depth=0",
   "policy.model.vocab_size=5120",

@@ -45,7 +45,7 @@ def test_full_parameters_in_float32_are_the_default_with_two_moments_each():
 
 def test_bfloat16_parameters_have_a_master_and_float32_moments():
   _, params, opt_state = abstract("policy.dtype=bfloat16", "learner.canary_bound=0.3")
-  routers, frozen = 5 * 8 * 128, 5 * 8
+  routers, frozen = 5 * 8 * 192, 5 * 8
   assert size(params, jnp.bfloat16) == size(params) - routers - frozen
   moments = 2 * (size(params) - frozen)
   assert size(opt_state, jnp.float32) == moments + size(params, jnp.bfloat16)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxrl_agents.agents.search import expert, hop_drills, reward, view
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
-from jaxrl_agents.agents.search.tasks import hops
+from jaxrl_agents.agents.search.tasks import code_names, hops
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.types import Message, Task, ToolCall
@@ -67,14 +67,18 @@ def step_drills(
 class _Drill:
   """The beginning of an episode of the expert.
 
-  `_seen`: {chunk in sight: whether it supports a clue}; `_used`: tokens by the last usage line.
+  `_seen`: {chunk in sight: whether it supports a clue}; `_found`: those in sight, and pruned ones;
+  `_used`: tokens by the last usage line.
   """
 
   def __init__(self, task: Task, chat: Chat, limits: SearchConfig, draw: random.Random):
     self._clues, self._ids, self._chat = task.facts["clues"], ShortIds(task), chat
     self._limits, self._draw = limits, draw
     self._messages = [Message("user", task.prompt)]
+    self._gold = {i for clue in self._clues for i in clue["chunk_ids"]}
+    self._referred = {clue["refers_to"] for clue in self._clues if "refers_to" in clue}
     self._seen: dict[str, bool] = {}
+    self._found: set[str] = set()
     self._used = 0
 
   def played(
@@ -88,16 +92,20 @@ class _Drill:
       clue = self._clues[place]
       found = hits_of(hops.query_of(self._clues, place))[: draw.randint(1, MAX_HITS)]
       hits = {hit.id: hit.text for hit in found}
-      if not any(i in hits or i in self._seen for i in clue["chunk_ids"]):
-        gold = clue["chunk_ids"][0]
-        hits = {gold: chunk_text(gold), **dict(list(hits.items())[:-1])}
-      fresh = [i for i in hits if i not in self._seen]
+      right = clue["chunk_ids"]
+      if place in self._referred:  # the next search quotes the name that one of them defines
+        defines = lambda i, name=clue["name"]: name in code_names.defined(chunk_text(i))
+        right = [i for i in right if defines(i)] or right
+      if not any(i in hits or i in self._seen for i in right):
+        hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
+      fresh = [i for i in hits if i not in self._found]
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
       if not self._turn(place, cut):
         break
       place += 1
     prompt = list(self._messages)
-    if self._used > self._limits.threshold_tokens and draw.random() < HINTED:
+    above = self._used > self._limits.threshold_tokens
+    if above and self._limits.show_hint and draw.random() < HINTED:
       notice = view.over_threshold_notice(self._used, self._limits.threshold_tokens, can_prune=True)
       prompt.append(Message("user", notice, ephemeral=True))
     return self._chat.render(prompt), self._chat.encode_reply(self._reply(place), prompt)
@@ -121,15 +129,17 @@ class _Drill:
     used = len(self._chat.render(messages))
     if used > limits.threshold_tokens:
       return False
-    gold = self._clues[place]["chunk_ids"]
+    self._found |= set(hits)
     self._seen = {i: right for i, right in self._seen.items() if i not in pruned}
-    self._seen |= {i: i in gold for i in hits}
+    self._seen |= {i: i in self._gold for i in hits}
     self._used = self._draw.randint(used, limits.threshold_tokens)
     if limits.can_prune and self._wrong() and self._draw.random() < FULL:
       most = view.rejection_budget(
         limits.token_budget, limits.threshold_tokens, limits.spillage_fraction
       )
-      self._used = self._draw.randint(limits.threshold_tokens + 1, most)
+      self._used = self._draw.randint(
+        limits.threshold_tokens + 1, max(limits.threshold_tokens + 1, most)
+      )
     line = view.usage_line(self._used, limits.threshold_tokens)
     self._messages = [*messages[:-1], Message("tool", results[-1] + line)]
     return True

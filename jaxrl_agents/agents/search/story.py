@@ -38,8 +38,8 @@ STORY = Story(
   noun="reward",
   score="reward",
   baselines={
-    "heuristic": "the best script without gold",
-    "hops": "the best script without gold",
+    "heuristic": "a script that searches for each clue",
+    "hops": "a script that also follows names",
   },
   columns=(
     ("warm_start", "Warm start"),

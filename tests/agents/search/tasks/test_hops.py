@@ -209,13 +209,14 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     assert asked == wanted[: len(asked)]
     used = [int(n.replace(",", "")) for n in re.findall(r"Token usage: ([\d,]+)/1,024", prompt)]
     assert len(used) == len(asked)
-    right, shown = reward.gold_ids(task.facts), reward.hit_ids(prompt)
+    right = {i for clue in task.facts["clues"] for i in clue["chunk_ids"]}
+    shown = reward.hit_ids(prompt)
     gone = re.findall(r'"(\d+_\d+)"', "".join(re.findall(r"prune_chunks{.*?}", prompt)))
     assert not set(gone) & set(shown)
     if len(asked) == len(wanted):
       answers += 1
       assert reward.answer_ids(reply.content)
-      assert set(reward.answer_ids(reply.content)) <= set(shown)
+      assert set(reward.answer_ids(reply.content)) == set(shown) & right
       continue
     *prunes, search = reply.tool_calls
     assert search.arguments["query"] == wanted[len(asked)]
@@ -223,7 +224,7 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     for call in prunes:
       pruned += 1
       assert call.arguments["chunk_ids"] and set(call.arguments["chunk_ids"]) <= set(shown)
-      assert set(shown) - set(call.arguments["chunk_ids"]) <= right
+      assert set(call.arguments["chunk_ids"]) == set(shown) - right
   assert 24 < answers < 60 and pruned > 8
 
 
