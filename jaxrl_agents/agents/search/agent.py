@@ -196,7 +196,12 @@ class SearchAgent(Agent):
       )
     practice = tasks.practice(count, setting.seed + 1, search_drills.MAX_CLUES)
     yield from search_drills.reading_drills(
-      practice, text, best_chunks, setting.chat, seed=setting.seed
+      practice,
+      text,
+      best_chunks,
+      setting.chat,
+      can_prune=setting.options.can_prune,
+      seed=setting.seed,
     )
 
   def has_stable_ids(self, options: SearchConfig) -> bool:

@@ -59,6 +59,7 @@ def reading_drills(
   search: Callable[[str], Sequence[Chunk]],
   chat: Chat,
   *,
+  can_prune: bool,
   seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields one drill a task: the token ids of its prompt and of the reply, int32 [P] and [R].
@@ -71,6 +72,7 @@ def reading_drills(
     chunk_text: the text of a chunk by its id.
     search: the chunks that a query finds, best first.
     chat: template and tokenizer.
+    can_prune: whether the policy has the tool that prunes; no drill prunes without it.
     seed: of all that is random.
   """
   hits_of = functools.cache(search)
@@ -109,7 +111,7 @@ def reading_drills(
     wrong = [name for name in dict.fromkeys(wrong) if name not in right]
     if draw.random() < GENEROUS:
       reply = reward.answer(i for result in results for i in reward.hit_ids(result.content))
-    elif wrong and draw.random() < PRUNING:
+    elif can_prune and wrong and draw.random() < PRUNING:
       call = ToolCall("", view.PRUNE.name, {"chunk_ids": wrong})
       reply = Message("assistant", "", (call,))
     else:

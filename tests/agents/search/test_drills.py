@@ -40,7 +40,7 @@ def task(i, clues=CLUES):
 def drills():
   talk = chat_lib.load("base")
   pairs = search_drills.reading_drills(
-    [task(i) for i in range(600)], TEXTS.__getitem__, search, talk, seed=3
+    [task(i) for i in range(600)], TEXTS.__getitem__, search, talk, can_prune=True, seed=3
   )
   return [(talk.decode(p), talk.decode(r)) for p, r in pairs]
 
@@ -105,7 +105,20 @@ def test_a_drill_does_not_depend_on_how_many_there_are():
   talk = chat_lib.load("base")
   make = lambda tasks: [
     np.concatenate(pair)
-    for pair in search_drills.reading_drills(tasks, TEXTS.__getitem__, search, talk, seed=1)
+    for pair in search_drills.reading_drills(
+      tasks, TEXTS.__getitem__, search, talk, can_prune=True, seed=1
+    )
   ]
   one, two = make([task(0), task(1)]), make([task(1)])
   np.testing.assert_array_equal(one[1], two[0])
+
+
+def test_without_the_tool_that_prunes_no_drill_prunes(drills):
+  talk = chat_lib.load("base")
+  tasks = [task(i) for i in range(600)]
+  pairs = search_drills.reading_drills(
+    tasks, TEXTS.__getitem__, search, talk, can_prune=False, seed=3
+  )
+  replies = [talk.decode(reply) for _, reply in pairs]
+  assert len(replies) == 600 and not any("prune_chunks" in reply for reply in replies)
+  assert any("prune_chunks" in reply for _, reply in drills)
