@@ -96,13 +96,14 @@ def recall(chunk_ids: Iterable[str], facts: Mapping[str, Any]) -> float:
   return sum(hits) / len(hits) if hits else 0.0
 
 
-def precision(chunk_ids: Iterable[str], facts: Mapping[str, Any], *, unseen: int = 0) -> float:
+def precision(chunk_ids: Iterable[str], facts: Mapping[str, Any], *, wrong: int = 0) -> float:
   """Share of the chunks that support a gold fact; of their documents at document level.
 
-  `unseen` further ids of the answer are wrong, because the policy was never shown them.
+  `wrong` further marks of the answer count as wrong: ids that the policy was never shown, and
+  repetitions.
   """
   ids = set(chunk_ids) if "facts" in facts else {document_of(i) for i in chunk_ids}
-  listed = len(ids) + unseen
+  listed = len(ids) + wrong
   return len(ids & gold_ids(facts)) / listed if listed else 0.0
 
 
@@ -196,7 +197,8 @@ def search_parts(
       "document_ids" and maybe "gold_document_ids".
     ids: {name: chunk id} of chunks that had another name in the log.
     was_shown: whether a tool showed the policy a chunk or document of this id. Every other id in
-      an answer is wrong: it earns nothing, and lowers the precision (ours).
+      an answer is wrong: it earns nothing, and lowers the precision; so does a mark that names the
+      id of an earlier one (both ours).
     max_documents: further ids of the answer are ignored.
 
   Returns:
@@ -206,16 +208,17 @@ def search_parts(
     without an answer (context overflow, turn limit, malformed).
   """
   named = ids or {}
-  listed, pruned, shown = (
-    list(dict.fromkeys(named.get(name, name) for name in names))
-    for names in (answer_ids(final_answer(log, stop)), pruned_ids(log), shown_ids(log))
+  marks, pruned, shown = (
+    [named.get(name, name) for name in names]
+    for names in (ANSWER_PATTERN.findall(final_answer(log, stop)), pruned_ids(log), shown_ids(log))
   )
+  listed = list(dict.fromkeys(marks))
   counted = listed[:max_documents]
   output = [i for i in counted if was_shown(i)]
-  unseen = len(counted) - len(output)
+  unseen, repeated = len(counted) - len(output), len(marks) - len(listed)
   all_calls = calls(log)
   turns = sum(message.role == "assistant" for message in log)
-  p, r = precision(output, facts, unseen=unseen), recall(output, facts)
+  p, r = precision(output, facts, wrong=unseen + repeated), recall(output, facts)
   parts = {
     "completed": float(stop == "answer"),
     "precision": p,
@@ -232,6 +235,7 @@ def search_parts(
     "num_pruned": float(len(pruned)),
     "num_output": float(len(counted)),
     "unseen_output": float(unseen),
+    "repeated_output": float(repeated),
   }
   verbatim = verbatim_queries(log)
   if verbatim is not None:

@@ -161,6 +161,20 @@ def test_an_id_that_was_not_shown_earns_nothing_and_lowers_the_precision():
   assert (parts["precision"], parts["output_recall"]) == (0.5, 0.5)
 
 
+def test_a_mark_that_repeats_an_id_counts_as_a_wrong_one():
+  parts = parts_of([answer("7_0", "9_1", "7_0", "7_0")])
+  assert (parts["precision"], parts["output_recall"]) == (0.5, 1.0)
+  assert (parts["repeated_output"], parts["num_output"]) == (2.0, 2.0)
+
+
+def test_two_names_of_one_chunk_repeat_it():
+  log = [answer("5", "7_0")]
+  parts = reward.search_parts(
+    log, "answer", FACTS, ids={"5": "7_0"}, was_shown=lambda i: True, max_documents=30
+  )
+  assert (parts["precision"], parts["repeated_output"]) == (0.5, 1.0)
+
+
 def test_documents_beyond_the_limit_are_ignored():
   parts = parts_of([answer("1_1", "2_2", "7_0")], max_documents=2)
   assert parts["answer_found"] == 0.0
