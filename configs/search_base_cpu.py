@@ -24,7 +24,7 @@ def get_config() -> config.RunConfig:
     corpus=dataclasses.replace(recipe.corpus, source="package:jax,numpy,scipy", train_tasks=4_000),
     learner=dataclasses.replace(recipe.learner, row_tokens=4_096, rows_per_microbatch=2),
     sft=config.SftConfig(
-      steps=800,
+      steps=1_200,
       lr=2e-3,
       optimizer="muon",
       schedule="cosine",
@@ -35,7 +35,7 @@ def get_config() -> config.RunConfig:
       rollouts_per_task=1,
       practice_tasks=1_000,
       reading_drills=24_000,
-      rates=(1.5, 0.5, 0.0, 4.0),
+      rates=(2.0, 1.0, 0.0, 4.0),
       balance_rate=5e-3,
       mtp_steps=80,
       save_every=50,

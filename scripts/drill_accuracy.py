@@ -37,10 +37,17 @@ _DRILLS = flags.DEFINE_integer("drills", 400, "how many", lower_bound=1)
 
 
 class Drill(NamedTuple):
-  """A prompt and a reply, int32 [P] and [R]; index of the first token of a name in the reply."""
+  """A reply within its context.
 
-  prompt: np.ndarray
-  reply: np.ndarray
+  Attributes:
+    tokens: of context and reply, int32 [T].
+    start: of the reply, which ends before `stop`.
+    name_at: index in the reply of the first token of a name.
+  """
+
+  tokens: np.ndarray
+  start: int
+  stop: int
   kind: str
   name_at: int | None = None
 
@@ -65,15 +72,18 @@ def held_out(config: RunConfig) -> list[Drill]:
   text = lambda chunk_id: tasks.index.chunk(chunk_id).text
   given = (tasks.tasks[_SPLIT.value], text, search, setting.chat)
   shared: dict[str, Any] = {"count": -(-_DRILLS.value // 2), "seed": config.seed + 1}
-  made = [
-    Drill(each.prompt, each.reply, "hop, made-up names" if each.renamed else "hop", each.name_at)
-    for each in hop_drills.hop_drills(*given, **shared)
-  ]
-  for prompt, reply in step_drills.step_drills(*given, config.agent_config, **shared):
-    calls = [call.name for call in setting.chat.parse(reply).tool_calls]
-    kind = "answer" if not calls else "prune and search" if len(calls) > 1 else "search"
-    made.append(Drill(prompt, reply, kind))
-  return sorted(made, key=lambda drill: len(drill.prompt) + len(drill.reply))
+  made = []
+  for each in hop_drills.hop_drills(*given, **shared):
+    tokens, kind = np.concatenate([each.prompt, each.reply]), "hop"
+    kind += ", made-up names" if each.renamed else ""
+    made.append(Drill(tokens, len(each.prompt), len(tokens), kind, each.name_at))
+  for tokens, trained in step_drills.step_drills(*given, config.agent_config, **shared):
+    edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).tolist()
+    for start, stop in zip(edges[::2], edges[1::2], strict=True):
+      calls = setting.chat.parse(tokens[start:stop]).tool_calls
+      kind = "answer" if not calls else "prune and search" if len(calls) > 1 else "search"
+      made.append(Drill(tokens[:stop], start, stop, kind))
+  return sorted(made, key=lambda drill: drill.stop)
 
 
 def accuracy(
@@ -91,13 +101,12 @@ def accuracy(
   first: dict[str, list[bool]] = collections.defaultdict(list)
   for start in range(0, len(drills), ROWS):
     batch = drills[start : start + ROWS]
-    longest = max(len(drill.prompt) + len(drill.reply) for drill in batch)
+    longest = max(drill.stop for drill in batch)
     tokens = np.zeros((ROWS, -(-longest // 64) * 64), np.int32)  # few lengths, few programs
     for row, drill in zip(tokens, batch, strict=False):
-      row[: len(drill.prompt) + len(drill.reply)] = np.concatenate([drill.prompt, drill.reply])
+      row[: drill.stop] = drill.tokens
     for row, drill in zip(np.asarray(best(tokens)), batch, strict=False):
-      before = len(drill.prompt) - 1
-      right = row[before : before + len(drill.reply)] == drill.reply
+      right = row[drill.start - 1 : drill.stop - 1] == drill.tokens[drill.start :]
       whole[drill.kind].append(bool(right.all()))
       if drill.name_at is not None:
         first[drill.kind].append(bool(right[drill.name_at]))

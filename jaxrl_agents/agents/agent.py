@@ -236,7 +236,7 @@ class Agent(abc.ABC):
     return [task.prompt for task in tasks.tasks["train"]]
 
   def drills(self, setting: Setting, tasks: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Short exercises: the token ids of a prompt and of its reply, int32 [P] and [R].
+    """Short exercises: token ids, int32 [T], and which of them are trained, bool [T].
 
     Raises:
       ValueError: the agent has none.
@@ -296,6 +296,12 @@ class Agent(abc.ABC):
     gains |= scores_lib.minus_each(evaluations, resamples=setting.resamples, seed=setting.seed)
     found = {name: self.entry(setting, groups) for name, groups in evaluations.items()}
     return {"eval": found, "paired_bootstrap": gains}
+
+
+def reply_alone(prompt: np.ndarray, reply: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """A drill of a prompt and a reply, int32 [P] and [R], of which the reply is trained."""
+  tokens = np.concatenate([prompt, reply])
+  return tokens, np.arange(len(tokens)) >= len(prompt)
 
 
 def worker_spec(

@@ -219,9 +219,9 @@ class SftConfig:
 
   A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
   small network learns to quote from them first); they end after `copy_phase` of the steps. `drills`
-  are short exercises, `reading_drills` of them: quoting the right ids of a result
-  (`agents.search.drills`), each role of a swarm (`agents.swarm.drills`), repairing a line of a file
-  (`agents.coding.drills`).
+  are short exercises, `reading_drills` of them: hops and next steps of a search
+  (`agents.search.hop_drills`, `step_drills`), each role of a swarm (`agents.swarm.drills`),
+  repairing a line of a file (`agents.coding.drills`).
 
   Attributes:
     schedule: of the learning rate after the warm-up steps.

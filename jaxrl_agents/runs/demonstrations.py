@@ -167,8 +167,7 @@ def _made(
       seed=config.seed,
     )
   else:
-    pairs = agent.drills(setting, corpus)
-    segments = (_imitated(prompt, reply) for prompt, reply in pairs)
+    segments = (segment_files.to_imitate(*drill) for drill in agent.drills(setting, corpus))
   if agent.has_stable_ids(config.agent_config):
     numbers, rng = numbers_lib.of(setting.chat), np.random.default_rng(config.seed)
     return (renumbered(s, numbers, rng) for s in segments), counts
@@ -224,8 +223,3 @@ def renumbered(segment: Segment, numbers: DocumentNumbers, rng: np.random.Genera
     fresh = ids[rng.permutation(len(ids))]
     tokens[places] = fresh[np.searchsorted(ids, tokens[places])]
   return dataclasses.replace(segment, tokens=tokens)
-
-
-def _imitated(prompt: np.ndarray, reply: np.ndarray) -> Segment:
-  tokens = np.concatenate([prompt, reply])
-  return segment_files.to_imitate(tokens, np.arange(len(tokens)) >= len(prompt))

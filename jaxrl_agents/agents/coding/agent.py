@@ -216,9 +216,10 @@ class CodingAgent(Agent):
       seed=setting.seed,
       without=[repo.files[path] for repo in held_back for path in repo.sources],
     )
-    return coding_drills.repair_drills(
+    drills = coding_drills.repair_drills(
       damaged, make_tasks.FAULTS, options, setting.chat, seed=setting.seed
     )
+    return (agent_lib.reply_alone(prompt, reply) for prompt, reply in drills)
 
   def variants(self, options: CodingConfig) -> Mapping[str, CodingConfig]:
     """The same policy in the same context, without a strategy for a full context."""

@@ -25,7 +25,6 @@ from jaxrl_agents.agents.search import (
   tools,
   view,
 )
-from jaxrl_agents.agents.search import drills as search_drills
 from jaxrl_agents.agents.search import reward as reward_lib
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
@@ -44,10 +43,8 @@ from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 DRILL_HITS = 4
 """Hits of the searches that drills take wrong chunks from."""
 
-HOP_DRILLS, STEP_DRILLS = 1 / 2, 2 / 3
-"""Share of the reading drills that are of hops, where tasks have these; of the rest, the share that
-asks for the next step of an episode.
-"""
+HOP_DRILLS = 0.4
+"""Share of the drills that are of one hop; the others are beginnings of episodes."""
 
 LEAST_PRACTICE = 64
 """Fewest tasks that the drills of hops and steps are drawn from."""
@@ -70,6 +67,7 @@ class SearchAgent(Agent):
     "tasks",
     "precision",
     "num_output",
+    "repeated_output",
     "tool_calls",
     "prune_accuracy",
     "verbatim_queries",
@@ -166,43 +164,30 @@ class SearchAgent(Agent):
     return tasks.sampled_texts()
 
   def drills(self, setting: Setting, tasks: CorpusTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Exercises in quoting the right ids of a result, and names where tasks have hops."""
-    fusion = tools.fusion_of(setting.options)
+    """Exercises in hops and in the next steps of an episode.
+
+    Raises:
+      ValueError: the tasks have no hops.
+    """
+    options, count = setting.options, setting.sft.reading_drills
+    if not options.hops:
+      raise ValueError(
+        "there are drills only for tasks with hops; set search.hops=True, or the rate of drills in "
+        "sft.rates to 0"
+      )
+    fusion = tools.fusion_of(options)
 
     def best_chunks(query: str) -> list[Chunk]:
       hits = tasks.index.search(query, limit=DRILL_HITS, settings=fusion)
       return [hit.chunk for hit in hits]
 
     text = lambda chunk_id: tasks.index.chunk(chunk_id).text
-    count = setting.sft.reading_drills
-    if setting.options.hops:
-      hops = round(HOP_DRILLS * count)
-      count -= hops
-      linked = tasks.hop_practice(max(LEAST_PRACTICE, hops // 4), setting.seed + 2)
-      for drill in hop_drills.hop_drills(
-        linked, text, best_chunks, setting.chat, count=hops, seed=setting.seed
-      ):
-        yield drill.prompt, drill.reply
-      steps = round(STEP_DRILLS * count)
-      count -= steps
-      yield from step_drills.step_drills(
-        linked,
-        text,
-        best_chunks,
-        setting.chat,
-        setting.options,
-        count=steps,
-        seed=setting.seed,
-      )
-    practice = tasks.practice(count, setting.seed + 1, search_drills.MAX_CLUES)
-    yield from search_drills.reading_drills(
-      practice,
-      text,
-      best_chunks,
-      setting.chat,
-      can_prune=setting.options.can_prune,
-      seed=setting.seed,
-    )
+    hops = round(HOP_DRILLS * count)
+    linked = tasks.hop_practice(max(LEAST_PRACTICE, hops // 4), setting.seed + 2)
+    given = (linked, text, best_chunks, setting.chat)
+    for drill in hop_drills.hop_drills(*given, count=hops, seed=setting.seed):
+      yield agent_lib.reply_alone(drill.prompt, drill.reply)
+    yield from step_drills.step_drills(*given, options, count=count - hops, seed=setting.seed)
 
   def has_stable_ids(self, options: SearchConfig) -> bool:
     """Short ids are drawn anew for each task; long ones are stable."""

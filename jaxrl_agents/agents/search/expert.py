@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.random_draws import Draws
-from jaxrl_agents.agents.search import reward
+from jaxrl_agents.agents.search import reward, view
 from jaxrl_agents.agents.search.env import make
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import code_names, hops
@@ -62,7 +62,9 @@ class ExpertNoise:
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
 
 
-CAREFUL = ExpertNoise(scales=(0.0,), cut_query=0.0, read=0.0, hasty=0.0, generous=0.0, max_tries=1)
+CAREFUL = ExpertNoise(
+  scales=(0.0,), guess=1.0, cut_query=0.0, read=0.0, hasty=0.0, generous=0.0, max_tries=1
+)
 """The demonstrator of tasks with hops. Its only mistake is to list the best hit of a search that
 missed. The first search for a clue finds it; a second one would teach the policy, which cannot see
 whether the first failed, to repeat itself.
@@ -72,7 +74,8 @@ whether the first failed, to repeat itself.
 class SearchExpert:
   """Plays one episode; called with each context. Invariant: `_tries` counts the calls per clue.
 
-  All texts call chunks by the names of `ids`; the code calls them by their own ids.
+  In tasks with hops each turn begins with the running list of what was found. All texts call
+  chunks by the names of `ids`; the code calls them by their own ids.
   """
 
   def __init__(
@@ -81,6 +84,9 @@ class SearchExpert:
     self._draws = draws = Draws(seed, task.id, noise.scales)
     self._task, self._services, self._noise, self._ids = task, services, noise, ids
     self._index, self._limits = services.index, services.limits
+    self._cutoff = view.rejection_budget(
+      self._limits.token_budget, self._limits.threshold_tokens, self._limits.spillage_fraction
+    )
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
     of_clues = {i for clue in self._clues for i in clue["chunk_ids"]}
     self._has_hops = any("refers_to" in clue for clue in self._clues)
@@ -111,25 +117,33 @@ class SearchExpert:
     if used > self._limits.threshold_tokens and not self._draws.errs(self._noise.skip_prune):
       unneeded = self._unneeded(visible) if self._limits.can_prune else []
       unneeded = unneeded[: context.max_new_tokens // 8]  # an id is about 7 tokens of the reply
-      if not unneeded:
+      if not unneeded and not (self._has_hops and used <= self._cutoff):
         return self._answer(visible)
-      calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in unneeded]}))
+      if unneeded:
+        calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in unneeded]}))
       used -= sum(self._services.chat.count(self._index.chunk(i).text) + 10 for i in unneeded)
     attempts = {i: self._attempt(i, visible) for i in open_clues[: self._width(used)]}
     made = {i: call for i, call in attempts.items() if call is not None}
     self._asked = [*(None for _ in calls), *made]
     calls += made.values()
+    text = ""
+    if self._has_hops and made:
+      text = running_list(self._found(visible), next(iter(made)))
     if visible and self._draws.happens(self._noise.read):
       name = self._ids.name(self._draws.random.choice(visible))
       calls.append(("read_document", {"doc_id": reward.document_of(name)}))
-    return self._fitting_turn(calls, visible, context)
+    return self._fitting_turn(text, calls, visible, context)
 
   def _fitting_turn(
-    self, calls: list[tuple[str, dict[str, Any]]], visible: Sequence[str], context: Context
+    self,
+    text: str,
+    calls: list[tuple[str, dict[str, Any]]],
+    visible: Sequence[str],
+    context: Context,
   ) -> Message:
     """The first of the calls that fit the token limit of a reply; if none does, an answer."""
     while calls:
-      reply = Message("assistant", "", tuple(ToolCall("", name, args) for name, args in calls))
+      reply = Message("assistant", text, tuple(ToolCall("", name, args) for name, args in calls))
       tokens = self._services.chat.encode_reply(reply, context.messages)
       if len(tokens) <= context.max_new_tokens:
         return reply
@@ -169,6 +183,18 @@ class SearchExpert:
     """The best hits of missing clues, where they are still in sight."""
     best = (self._best.get(i) for i in self._missing(visible))
     return [i for i in best if i is not None and i in visible]
+
+  def _found(self, visible: Sequence[str]) -> dict[int, str]:
+    """{clue: name of a chunk in sight that supports it, or of a guess}."""
+    found: dict[int, str] = {}
+    for i, clue in enumerate(self._clues):
+      right = [chunk_id for chunk_id in visible if chunk_id in clue["chunk_ids"]]
+      best = self._best.get(i)
+      if right:
+        found[i] = self._ids.name(right[0])
+      elif self._noise.guess and best is not None and best in visible:
+        found[i] = self._ids.name(best)
+    return found
 
   def _open_clues(self, visible: Sequence[str]) -> list[int]:
     """Missing clues that are worth another try."""
@@ -251,6 +277,9 @@ class SearchExpert:
       listed.add(others.pop())
     if self._generous:
       listed = set(visible[: self._limits.max_documents])
+    found = self._found(visible) if self._has_hops else {}
+    if found:
+      return reward.answer(found[i] for i in sorted(found))
     if not listed:
       return Message("assistant", "No documents found")
     return reward.answer(self._ids.name(i) for i in visible if i in listed)
@@ -271,9 +300,20 @@ def search(query: str) -> tuple[str, dict[str, Any]]:
   return "search_corpus", {"query": f" {query}"}
 
 
-def searches(queries: Iterable[str]) -> Message:
-  """The turn that searches for them."""
-  return Message("assistant", "", tuple(ToolCall("", *search(query)) for query in queries))
+def running_list(found: Mapping[int, str], place: int) -> str:
+  """The text of a turn that searches for the clue `place`, from 0: a line for each clue before it
+  with the document that was found, and the number of the clue ("1. 79\\n2. 64\\n3.").
+
+  It splits what is hard to learn at once into small steps: which hit of the last search is right,
+  which clue comes next, and in the end the answer, which quotes the list.
+  """
+  lines = [f"{i + 1}. {name}" for i, name in sorted(found.items()) if i < place]
+  return "\n".join([*lines, f"{place + 1}."])
+
+
+def searches(queries: Iterable[str], text: str = "") -> Message:
+  """The turn that says `text` and searches for the queries."""
+  return Message("assistant", text, tuple(ToolCall("", *search(query)) for query in queries))
 
 
 def make_player(task: Task, services: SearchServices, noise: ExpertNoise, seed: int) -> Scripted:

@@ -2,8 +2,9 @@
 
 Quoting from the hits, in the middle of a query that began with words of the question, is a pattern
 of attention of its own, and episodes have few tokens of it. A drill has a question and the search
-for one of its clues in its prompt, and its reply searches for the clue that refers to that one. In
-most drills the names are replaced by made-up ones, so that they cannot be memorised.
+for one of its clues in its prompt, and its reply lists the hit that defines the name and searches
+for the clue that refers to that one. In most drills the names are replaced by made-up ones, so that
+they cannot be memorised.
 """
 
 from __future__ import annotations
@@ -130,28 +131,33 @@ def _drill(
   result = "\n".join(
     view.hit(ids.name(i), text, chat.count(text)) for i, text in zip(pieces, texts, strict=False)
   )
+  question, first, second = _question(task, place, draw)
   messages = [
-    Message("user", _question(task, place, draw)),
-    expert.searches([texts[-1]]),
+    Message("user", question),
+    expert.searches([texts[-1]], expert.running_list({}, first)),
     Message("tool", result),
   ]
-  search = lambda named: expert.searches([hops.query(clues[place]["text"], named)])
+  defining = next(ids.name(i) for i in right if i in shown)
+  text = expert.running_list({first: defining}, second)
+  search = lambda named: expert.searches([hops.query(clues[place]["text"], named)], text)
   reply = lambda named: chat.encode_reply(search(named), messages)
   wanted, other = reply(new.get(name, name)), reply("\N{SECTION SIGN}")
   name_at = next(i for i, pair in enumerate(zip(wanted, other, strict=False)) if pair[0] != pair[1])
   return HopDrill(chat.render(messages), wanted, name_at, bool(new))
 
 
-def _question(task: Task, place: int, draw: random.Random) -> str:
-  """The question of the task, or one of the clue and of that it refers to alone."""
-  if draw.random() < WHOLE_QUESTION:
-    return task.prompt
+def _question(task: Task, place: int, draw: random.Random) -> tuple[str, int, int]:
+  """The question of the task, or one of the clue and of that it refers to alone; the places in it,
+  from 0, of the clue that is referred to and of the one that refers to it.
+  """
   source = task.facts["clues"][place]["refers_to"]
+  if draw.random() < WHOLE_QUESTION:
+    return task.prompt, source, place
   sentence = lambda i: task.facts["facts"][i]["fact"].partition(". ")[2]
   first = sentence(source).partition("; ")[0].rstrip(".")
   second = re.sub(rf"\b{source + 1}\.$", "1.", sentence(place))
   asked = second.partition(":")[0].lower()
-  return f"1. {first}. 2. {second} Question: which {asked} is 2?"
+  return f"1. {first}. 2. {second} Question: which {asked} is 2?", 0, 1
 
 
 def piece(text: str, name: str, length: int, draw: random.Random) -> str:

@@ -1,9 +1,8 @@
 """Short exercises in what to do next: the next search of an episode, what to prune, or the answer.
 
-Whether every clue was searched for is told by all turns so far, and an episode has few tokens that
-depend on it: a policy that learns from episodes alone repeats its last search until its context is
-full. The prompt of such a drill is the beginning of an episode with hits cut to a few words, and
-with usage lines as of longer ones.
+A drill is the beginning of an episode with hits cut to a few words, and with usage lines as of
+longer ones, so that many turns fit a row. All turns that the context of the last one still shows
+are trained.
 """
 
 from __future__ import annotations
@@ -32,8 +31,15 @@ FULL = 0.25
 HINTED = 0.5
 """How often a prompt above the threshold has the notice that training tasks show."""
 
-PIECE_WORDS = (6, 10, 20)
+PIECE_WORDS = (6, 10, 20, 40)
 """A drill shows one of these numbers of words of each hit."""
+
+STRANGE = 0.3
+"""Share of the drills in whose question words of the clues are replaced by words of other clues, so
+that no language model helps to copy them."""
+
+STRANGE_WORDS = 0.5
+"""How often a word of such a question is replaced."""
 
 MAX_HITS = 2
 """Most hits of a search."""
@@ -49,7 +55,7 @@ def step_drills(
   count: int,
   seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields `count` drills: the token ids of a prompt and of the reply, int32 [P] and [R].
+  """Yields `count` drills: token ids, int32 [T], and which of them are trained, bool [T].
 
   Args:
     tasks, chunk_text, search, chat: as of `hop_drills.hop_drills`.
@@ -59,32 +65,62 @@ def step_drills(
     seed: of all that is random.
   """
   hits_of = functools.cache(lambda query: tuple(search(query)))
+  clues = (clue for task in tasks for clue in task.facts["clues"])
+  words = sorted({word for clue in clues for word in clue["text"].split()})
   for number in range(count):
     draw = random.Random(f"{seed}/steps/{number}")
-    yield _Drill(draw.choice(tasks), chat, limits, draw).played(chunk_text, hits_of)
+    yield _Drill(draw.choice(tasks), words, chat, limits, draw).played(chunk_text, hits_of)
 
 
 class _Drill:
   """The beginning of an episode of the expert.
 
-  `_seen`: {chunk in sight: whether it supports a clue}; `_found`: those in sight, and pruned ones;
-  `_used`: tokens by the last usage line.
+  `_queries`: for each clue. `_seen`: {chunk in sight: whether it supports a clue}; `_found`: those
+  in sight, and pruned ones; `_used`: tokens by the last usage line; `_trained_from`: index of the
+  first message that is trained, the first one after the context was last pruned.
   """
 
-  def __init__(self, task: Task, chat: Chat, limits: SearchConfig, draw: random.Random):
+  def __init__(
+    self,
+    task: Task,
+    words: Sequence[str],
+    chat: Chat,
+    limits: SearchConfig,
+    draw: random.Random,
+  ):
     self._clues, self._ids, self._chat = task.facts["clues"], ShortIds(task), chat
     self._limits, self._draw = limits, draw
-    self._messages = [Message("user", task.prompt)]
+    question, shown = task.prompt, [clue["text"] for clue in self._clues]
+    if draw.random() < STRANGE:
+      question, shown = self._replaced(question, words)
+    self._queries = [
+      hops.query_of([*({**c, "text": t} for c, t in zip(self._clues, shown, strict=True))], place)
+      for place in range(len(self._clues))
+    ]
+    self._messages = [Message("user", question)]
+    self._trained_from = 0
     self._gold = {i for clue in self._clues for i in clue["chunk_ids"]}
     self._referred = {clue["refers_to"] for clue in self._clues if "refers_to" in clue}
     self._seen: dict[str, bool] = {}
     self._found: set[str] = set()
     self._used = 0
 
+  def _replaced(self, question: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """The question with replaced words, and the texts of its clues."""
+    draw, texts = self._draw, list[str]()
+    before, rest = "", question
+    for clue in self._clues:
+      known = clue["text"].split()
+      text = " ".join(draw.choice(words) if draw.random() < STRANGE_WORDS else w for w in known)
+      head, _, rest = rest.partition(clue["text"])
+      before += head + text
+      texts.append(text)
+    return before + rest, texts
+
   def played(
     self, chunk_text: Callable[[str], str], hits_of: Callable[[str], Sequence[Chunk]]
   ) -> tuple[np.ndarray, np.ndarray]:
-    """The prompt and the reply."""
+    """The token ids of the drill, and which of them are trained."""
     draw, number, place = self._draw, len(self._clues), 0
     end = number if draw.random() < ANSWERS else draw.randrange(number)
     length = draw.choice(PIECE_WORDS)
@@ -108,7 +144,18 @@ class _Drill:
     if above and self._limits.show_hint and draw.random() < HINTED:
       notice = view.over_threshold_notice(self._used, self._limits.threshold_tokens, can_prune=True)
       prompt.append(Message("user", notice, ephemeral=True))
-    return self._chat.render(prompt), self._chat.encode_reply(self._reply(place), prompt)
+    return self._tokens(prompt, self._reply(place))
+
+  def _tokens(self, prompt: Sequence[Message], reply: Message) -> tuple[np.ndarray, np.ndarray]:
+    """Trained are the reply and the turns from `_trained_from` on."""
+    turns = [*prompt, reply]
+    tokens = np.concatenate([self._chat.render(prompt), self._chat.encode_reply(reply, prompt)])
+    trained = np.zeros(len(tokens), bool)
+    for i, message in enumerate(turns):
+      if message.role == "assistant" and i >= self._trained_from:
+        start = len(self._chat.render(turns[:i]))
+        trained[start : start + len(self._chat.encode_reply(message, turns[:i]))] = True
+    return tokens, trained
 
   def _turn(self, place: int, hits: Mapping[str, str]) -> bool:
     """Searches for a clue and shows its hits, {chunk: text}; False if there is no room for them."""
@@ -141,14 +188,20 @@ class _Drill:
         limits.threshold_tokens + 1, max(limits.threshold_tokens + 1, most)
       )
     line = view.usage_line(self._used, limits.threshold_tokens)
+    if pruned:
+      self._trained_from = len(self._messages)
     self._messages = [*messages[:-1], Message("tool", results[-1] + line)]
     return True
 
   def _reply(self, place: int) -> Message:
     """The search for a clue, above the threshold with a prune; after the last clue the answer."""
+    found = {
+      i: self._ids.name(next(chunk for chunk in self._seen if chunk in clue["chunk_ids"]))
+      for i, clue in enumerate(self._clues[:place])
+    }
     if place == len(self._clues):
-      return reward.answer(self._ids.name(i) for i, right in self._seen.items() if right)
-    reply = expert.searches([hops.query_of(self._clues, place)])
+      return reward.answer(found.values())
+    reply = expert.searches([self._queries[place]], expert.running_list(found, place))
     if self._used <= self._limits.threshold_tokens:
       return reply
     names = [self._ids.name(i) for i in self._wrong()]

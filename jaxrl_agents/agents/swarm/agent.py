@@ -173,17 +173,19 @@ class SwarmAgent(Agent):
     train = tasks.sample("train", count, setting.seed + 1)
     text = lambda chunk_id: tasks.index.chunk(chunk_id).text
     if options.tables.max_rows:
-      return table_drills.role_drills(
+      drills = table_drills.role_drills(
         train, text, setting.chat, count=count, limits=options, seed=setting.seed
       )
-    return swarm_drills.role_drills(
-      train,
-      text,
-      setting.chat,
-      count=count,
-      max_rows=options.max_assignments_per_turn,
-      seed=setting.seed,
-    )
+    else:
+      drills = swarm_drills.role_drills(
+        train,
+        text,
+        setting.chat,
+        count=count,
+        max_rows=options.max_assignments_per_turn,
+        seed=setting.seed,
+      )
+    return (agent_lib.reply_alone(prompt, reply) for prompt, reply in drills)
 
   def variants(self, options: SwarmConfig) -> Mapping[str, SwarmConfig]:
     """The same policy without the two tools of the swarm: once within the same critical steps, and
