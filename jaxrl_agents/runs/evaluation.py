@@ -157,6 +157,11 @@ def newest_policy(checkpoint: str) -> pathlib.Path | str:
   """
   if checkpoint in weight_files.SHIPPED:
     return checkpoint
+  if checkpoint in setup.UNTRAINED:
+    raise ValueError(
+      f"--checkpoint is missing: policy.init={checkpoint} is no trained policy; pass a workdir, a "
+      f"folder of weights, or one of {', '.join(weight_files.SHIPPED)}"
+    )
   folder = pathlib.Path(checkpoint).expanduser()
   for place in (folder, folder / "trained", folder / "warm_start"):
     if (place / weight_files.WEIGHTS).is_file():

@@ -32,6 +32,9 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import event_files, mcp_tools, metrics_server, processes, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
+UNTRAINED = ("scratch", "copying")
+"""Values of policy.init that name no weights."""
+
 
 def load_chat(config: RunConfig) -> Chat:
   """The tokenizer and template of the run.
@@ -215,7 +218,7 @@ def policy_loss(config: RunConfig) -> losses.PolicyLoss:
 def initial_params(config: RunConfig) -> dict[str, Any]:
   """The parameters that `policy.init` names: drawn from the seed, or read from a folder."""
   init, cfg = config.policy.init, config.policy.model
-  if init not in ("scratch", "copying"):
+  if init not in UNTRAINED:
     return loaded(config, init)
   params = params_lib.init(cfg, jax.random.key(config.seed))
   if init == "copying":

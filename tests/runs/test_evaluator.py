@@ -8,7 +8,7 @@ import pytest
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import EvaluatorConfig, PolicySection
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import evaluator
+from jaxrl_agents.runs import evaluation, evaluator
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.service_log import ServiceLog
 from jaxrl_agents.types import Task
@@ -57,3 +57,11 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
   rewards = {version: each["scores"]["reward"] for version, each in found.items()}
   assert rewards[4] == rewards[0] != rewards[3]
   assert not list(workdir.evaluations.glob("*.claim"))
+
+
+@pytest.mark.parametrize("init", ["scratch", "copying"])
+def test_an_evaluation_without_a_checkpoint_of_a_run_from_scratch_says_so(init):
+  with pytest.raises(
+    ValueError, match=rf"--checkpoint is missing: policy\.init={init} is no trained"
+  ):
+    evaluation.newest_policy(init)
