@@ -8,12 +8,14 @@ run in several parts is named part by part: --workdir=W --workdir=W2.
 
 import csv
 import itertools
+import pathlib
 
 from absl import flags
 
 from jaxrl_agents.runs import config_flags, entry_point, evaluation, weight_files
 from jaxrl_agents.viewer import inputs
 
+CURVE = "curve.csv"
 AVERAGED = 10
 """Steps behind a row of the curve."""
 
@@ -31,8 +33,10 @@ def main() -> None:
   cfg = config.policy.model
   newest = str(evaluation.newest_policy(_WORKDIRS.value[-1]))
   params = weight_files.load(newest, cfg, dtype=_DTYPE.value or config.policy.dtype)
+  curve = pathlib.Path(_OUT.value) / CURVE
+  curve.unlink(missing_ok=True)  # else the digests of the weights would cover an old one
   folder = weight_files.save(params, cfg, _OUT.value, tokenizer=config.policy.tokenizer)
-  with (folder / "curve.csv").open("w", newline="") as file:
+  with curve.open("w", newline="") as file:
     table = csv.writer(file, lineterminator="\n")
     table.writerow(("part", "phase", "step", "loss"))
     for part, workdir in enumerate(_WORKDIRS.value, start=1):
