@@ -88,6 +88,7 @@ class Asked:
     logprobs: whether with the log-probability of each token.
     usage: whether a stream ends with the number of tokens.
     ids: whether with the ids of prompt and reply.
+    namespaces: of the tools that have one, by the name that the policy knows them by.
   """
 
   request: Request
@@ -96,6 +97,7 @@ class Asked:
   logprobs: bool = False
   usage: bool = False
   ids: bool = False
+  namespaces: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,13 @@ from jaxrl_agents.gateway.requests import (
 )
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
 
+ENCRYPTED = "encrypted_content"
+
 CUSTOM = "custom"
 """Type of a tool whose input is a text in the place of JSON."""
+
+BETWEEN = "__"
+"""Between the namespace of a tool and its name, where the policy reads and writes it."""
 
 CUSTOM_SCHEMA = {
   "type": "object",
@@ -49,44 +54,49 @@ def parse(body: Any, chat: Chat) -> Asked:
   if isinstance(items, str):
     items = [{"role": "user", "content": items}]
   messages = [Message("system", instructions)] if instructions else []
-  messages += _messages(items)
-  tools, left_out = _tools(fields.take("tools", list, []))
+  offer = _Offer()
+  offer.add(fields.take("tools", list, []), "tools")
+  messages += _messages(items, offer)
   choice = fields.take("tool_choice", (str, dict), "auto")
   model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
   request = Request(
     messages=tuple(messages),
-    tools=tools,
+    tools=tuple(offer.tools),
     max_tokens=fields.whole("max_output_tokens", least=1),
     temperature=fields.number("temperature", least=0, most=2),
     top_p=fields.number("top_p", least=0, most=1),
     may_call=choice != "none",
     without_effect=(
       *fields.rest(),
-      *left_out,
+      *offer.left_out,
       *(() if choice in ("auto", "none") else ("tool_choice",)),
     ),
   )
-  return Asked(request, model, stream)
+  return Asked(request, model, stream, namespaces=offer.namespaces)
 
 
-def _messages(items: Sequence[Any]) -> list[Message]:
-  """The messages of a history; what an assistant says and calls in a row is one of them."""
+def _messages(items: Sequence[Any], offer: _Offer) -> list[Message]:
+  """The messages of a history; what an assistant says and calls in a row is one of them. Tools
+  that it adds go to `offer`."""
   found: list[Message] = []
   for i, item in enumerate(items):
     fields = Fields(item, f"input[{i}]")
     kind = fields.take("type", str, "message")
+    if kind == "additional_tools":
+      offer.add(fields.take("tools", list, []), fields.named("tools"))
+      continue
     if kind == "message":
       said = _message(fields)
+    elif kind == "agent_message":
+      said = Message("user", _between_agents(fields))
     elif kind == "reasoning":
       said = Message("assistant", "", reasoning=_thought(fields))
     elif kind == "function_call":
-      call = call_of(
-        fields.need("call_id", str), fields.need("name", str), fields.take("arguments", str, "")
-      )
+      call = call_of(fields.need("call_id", str), _called(fields), fields.take("arguments", str, ""))
       said = Message("assistant", "", (call,))
     elif kind == "custom_tool_call":
       arguments = {"input": fields.take("input", str, "")}
-      call = ToolCall(fields.need("call_id", str), fields.need("name", str), arguments)
+      call = ToolCall(fields.need("call_id", str), _called(fields), arguments)
       said = Message("assistant", "", (call,))
     elif kind in ("function_call_output", "custom_tool_call_output"):
       output = fields.take("output", (str, list))
@@ -115,6 +125,19 @@ def _message(fields: Fields) -> Message:
   raise Refusal(400, f"{path}={role!r}; send system, user or assistant", param=path)
 
 
+def _between_agents(fields: Fields) -> str:
+  """What one agent of Codex wrote to another. Codex marks the argument that it comes from as one
+  that the server encrypts; this server does not, so the text is as the policy wrote it."""
+  texts = []
+  for i, part in enumerate(fields.need("content", list)):
+    inner = Fields(part, f"{fields.named('content')}[{i}]")
+    if inner.take("type", str, "") == ENCRYPTED:
+      texts.append(inner.need(ENCRYPTED, str))
+    else:
+      texts.append(text_of([part], fields.named("content"), kinds=TEXT_PARTS))
+  return "".join(texts)
+
+
 def _thought(fields: Fields) -> str:
   parts = fields.take("content", list, []) or fields.take("summary", list, [])
   kinds = ("reasoning_text", "summary_text", "text")
@@ -130,20 +153,54 @@ def _joined(first: Message, second: Message) -> Message:
   )
 
 
-def _tools(items: Sequence[Any]) -> tuple[tuple[ToolSpec, ...], list[str]]:
-  """Tools that the policy may call, and names of those that it may not."""
-  found, left_out = [], []
-  for i, item in enumerate(items):
-    fields = Fields(item, f"tools[{i}]")
-    kind = fields.take("type", str, "function")
-    if kind == "function":
-      found.append(tool_spec(fields, "parameters"))
-    elif kind == CUSTOM:
-      name, description = fields.need("name", str), fields.take("description", str, "")
-      found.append(ToolSpec(name, description, CUSTOM_SCHEMA))
-    else:
-      left_out.append(f"tools of type {kind}")
-  return tuple(found), left_out
+def _called(fields: Fields) -> str:
+  """The name of a called tool, as the policy knows it."""
+  return _joint(fields.take("namespace", str, ""), fields.need("name", str))
+
+
+def _joint(namespace: str, name: str) -> str:
+  return f"{namespace}{BETWEEN}{name}" if namespace else name
+
+
+class _Offer:
+  """The tools of a request, as they are found in it.
+
+  Attributes:
+    tools: that the policy may call.
+    namespaces: of these tools, by name; "" for a tool in none.
+    left_out: what of it changes nothing.
+  """
+
+  def __init__(self) -> None:
+    self.tools: list[ToolSpec] = []
+    self.namespaces: dict[str, str] = {}
+    self.left_out: list[str] = []
+
+  def add(self, items: Sequence[Any], path: str, namespace: str = "") -> None:
+    """Adds the tools of an array that stands at `path` of the request."""
+    for i, item in enumerate(items):
+      fields = Fields(item, f"{path}[{i}]")
+      kind = fields.take("type", str, "function")
+      if kind == "namespace" and not namespace:
+        if fields.take("description", str, ""):
+          self.left_out.append("descriptions of namespaces")
+        inner, name = fields.take("tools", list, []), fields.need("name", str)
+        self.add(inner, fields.named("tools"), name)
+      elif kind == "function":
+        self._add(tool_spec(fields, "parameters"), namespace, path)
+      elif kind == CUSTOM:
+        if (fields.take("format", dict, {})).get("type", "text") != "text":
+          self.left_out.append("grammars of custom tools")
+        name, description = fields.need("name", str), fields.take("description", str, "")
+        self._add(ToolSpec(name, description, CUSTOM_SCHEMA), namespace, path)
+      else:
+        self.left_out.append(f"tools of type {kind}")
+
+  def _add(self, tool: ToolSpec, namespace: str, path: str) -> None:
+    tool = dataclasses.replace(tool, name=_joint(namespace, tool.name))
+    if self.namespaces.setdefault(tool.name, namespace) != namespace:
+      raise Refusal(400, f"two tools are called {tool.name!r}; rename one of them", param=path)
+    self.tools.append(tool)
 
 
 def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -236,7 +293,11 @@ def _items(asked: Asked, reply: Reply) -> list[dict[str, Any]]:
     items.append({"id": f"msg_{reply.id}", **said})
   custom = {tool.name for tool in asked.request.tools if tool.parameters is CUSTOM_SCHEMA}
   for i, call in enumerate(message.tool_calls):
-    made = {"id": f"fc_{reply.id}_{i}", "call_id": call.id, "name": call.name}
+    namespace = asked.namespaces.get(call.name, "")
+    name = call.name.removeprefix(_joint(namespace, ""))
+    made = {"id": f"fc_{reply.id}_{i}", "call_id": call.id, "name": name}
+    if namespace:
+      made["namespace"] = namespace
     if call.name in custom and isinstance(call.arguments.get("input"), str):
       items.append({**made, "type": "custom_tool_call", "input": call.arguments["input"]})
     else:
