@@ -8,9 +8,8 @@ with the service key.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -21,9 +20,9 @@ from starlette.routing import Route
 
 from jaxrl_agents.gateway import control, sse
 from jaxrl_agents.gateway.dialects import chat, completions, generate, messages, responses
-from jaxrl_agents.gateway.http_requests import as_json, body_of, key_of
+from jaxrl_agents.gateway.http_requests import as_json, body_of, key_of, name_of
 from jaxrl_agents.gateway.registry import Registry
-from jaxrl_agents.gateway.requests import Refusal
+from jaxrl_agents.gateway.requests import Asked, Refusal
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
 
 
@@ -131,8 +130,9 @@ class _Gateway:
     """Samples and replies in a dialect, as one body or as a stream."""
     session = self._session_of(http)
     raw = await body_of(http)
-    asked = dialect.parse(as_json(raw), session.served.chat)
-    name, repeated = _named(http, raw)
+    body = as_json(raw)
+    asked = dialect.parse(body, session.served.chat)
+    name, repeated = name_of(http, raw, body)
     task = session.begin(asked.request, name, repeated=repeated)
     head = {"x-session-id": session.id}
     if asked.request.without_effect:
@@ -143,9 +143,9 @@ class _Gateway:
         session.delivered(replies)
       return JSONResponse(dialect.body_of(asked, replies), headers=head)
     await sse.begun(task)
-    refusal = lambda problem: ("error", _error_body(http, problem))
     events = lambda replies: dialect.events(asked, replies)
-    content = sse.stream(task, events, refusal, session.delivered)
+    refused = lambda problem: _refused_stream(http, dialect, asked, problem)
+    content = sse.stream(task, events, refused, session.delivered)
     head["cache-control"] = "no-cache"
     return StreamingResponse(content, media_type="text/event-stream", headers=head)
 
@@ -268,19 +268,6 @@ class _Gateway:
       raise Refusal(401, "this route needs the service key", code="invalid_api_key")
 
 
-def _named(http: HttpRequest, raw: bytes) -> tuple[str, bool]:
-  """What a request and its repetition have in common, and whether this is a repetition.
-
-  Clients repeat a request when its connection broke. An equal body that is not marked as a
-  repetition asks for another reply.
-  """
-  if name := http.headers.get("idempotency-key", ""):
-    return f"key {name}", True
-  digest = hashlib.blake2b(http.url.path.encode() + b"\0" + raw, digest_size=16).hexdigest()
-  count = http.headers.get("x-stainless-retry-count", "")
-  return f"body {digest}", count.isdecimal() and int(count) > 0
-
-
 def _error_body(http: HttpRequest, refusal: Refusal) -> dict[str, Any]:
   kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
   kind = kinds.get(refusal.status, "rate_limit_error" if refusal.status == 429 else "api_error")
@@ -297,3 +284,11 @@ def _error_body(http: HttpRequest, refusal: Refusal) -> dict[str, Any]:
 
 def _refused(http: HttpRequest, refusal: Refusal) -> Response:
   return JSONResponse(_error_body(http, refusal), refusal.status, headers=refusal.headers)
+
+
+def _refused_stream(
+  http: HttpRequest, dialect: Any, asked: Asked, refusal: Refusal
+) -> Iterable[sse.Event]:
+  """The events of a refusal that comes after its stream has begun."""
+  error = _error_body(http, refusal)
+  return dialect.failed(asked, error["error"]) if dialect is responses else [("error", error)]

@@ -1,8 +1,9 @@
-"""What the HTTP interfaces of the gateway read of a request: its key and its body."""
+"""What the HTTP interfaces of the gateway read of a request: key, body, what it repeats."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
@@ -13,6 +14,10 @@ from jaxrl_agents.gateway.requests import Refusal
 MAX_BODY_BYTES = 64 << 20
 BODY_S = 60.0
 """Seconds that a client has to send its body."""
+
+AGENT_HEADERS = ("x-codex-turn-metadata", "x-claude-code-session-id", "x-claude-code-agent-id")
+"""Headers by which Codex and Claude Code name the turn, the session and the sub-agent of a request.
+They mark no repetition, but a turn of theirs never asks for two replies to one history."""
 
 
 def key_of(http: HttpRequest) -> str:
@@ -50,3 +55,21 @@ def as_json(raw: bytes) -> Any:
     return json.loads(raw or b"{}")
   except (ValueError, RecursionError) as error:
     raise Refusal(400, f"the body is not valid JSON: {error}") from None
+
+
+def name_of(http: HttpRequest, raw: bytes, body: Any) -> tuple[str, bool]:
+  """What a request and its repetition have in common, and whether this is a repetition.
+
+  Clients repeat a request when its connection broke. An equal body that is not marked as a
+  repetition asks for another reply, unless it comes from an agent of AGENT_HEADERS. These may write
+  the fields of the body in another order, and repeat a stream as a request for one body.
+  """
+  if name := http.headers.get("idempotency-key", ""):
+    return f"key {name}", True
+  count = http.headers.get("x-stainless-retry-count", "")
+  repeated = count.isdecimal() and int(count) > 0
+  if own := [http.headers.get(name, "") for name in AGENT_HEADERS if name in http.headers]:
+    told = {field: value for field, value in body.items() if field != "stream"}
+    raw, repeated = json.dumps([own, told], sort_keys=True).encode(), True
+  digest = hashlib.blake2b(http.url.path.encode() + b"\0" + raw, digest_size=16).hexdigest()
+  return f"body {digest}", repeated

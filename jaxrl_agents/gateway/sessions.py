@@ -173,7 +173,7 @@ class Session:
       request: of the agent.
       name: what the request has in common with its repetitions.
       repeated: whether it is one: then the task is that of the last request of this name, unless it
-        ended more than REMEMBERED_S ago.
+        failed or ended more than REMEMBERED_S ago.
 
     Raises:
       Refusal: the session is closed, or a limit is reached. The task raises it where the prompt is
@@ -183,7 +183,7 @@ class Session:
     self._tasks = {
       each: (began, task)
       for each, (began, task) in self._tasks.items()
-      if not task.done() or now - began < REMEMBERED_S
+      if not task.done() or (now - began < REMEMBERED_S and not _failed(task))
     }
     if repeated and name in self._tasks:
       return self._tasks[name][1]
@@ -401,6 +401,10 @@ class Session:
     text = f"{self.served.sampling.seed}\0{self._seed_text}\0{count}\0".encode() + digest
     drawn = hashlib.blake2b(text, digest_size=4).digest()
     return int.from_bytes(drawn, "little") & 0x7FFFFFFF
+
+
+def _failed(task: asyncio.Task[list[Reply]]) -> bool:
+  return task.cancelled() or task.exception() is not None
 
 
 def _seen(task: asyncio.Task[list[Reply]]) -> None:

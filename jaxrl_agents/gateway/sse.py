@@ -32,7 +32,7 @@ async def begun(task: asyncio.Task[list[Reply]]) -> None:
 async def stream(
   task: asyncio.Task[list[Reply]],
   events: Callable[[list[Reply]], Iterable[Event]],
-  refusal: Callable[[Refusal], Event],
+  refused: Callable[[Refusal], Iterable[Event]],
   delivered: Callable[[list[Reply]], None],
 ) -> AsyncIterator[bytes]:
   """The bytes of a stream.
@@ -40,7 +40,7 @@ async def stream(
   Args:
     task: samples the replies.
     events: of the replies.
-    refusal: the event that tells of one.
+    refused: the events that tell of a refusal.
     delivered: called when all events were taken.
   """
   while not task.done():
@@ -50,7 +50,8 @@ async def stream(
   try:
     replies = task.result()
   except Refusal as problem:
-    yield encoded(refusal(problem))
+    for event in refused(problem):
+      yield encoded(event)
     return
   for event in events(replies):
     yield encoded(event)

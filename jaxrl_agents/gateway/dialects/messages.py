@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.chat import Chat
@@ -60,9 +60,11 @@ def conversation(fields: Fields) -> tuple[tuple[Message, ...], tuple[ToolSpec, .
   items = fields.need("messages", list)
   if not items:
     raise Refusal(400, "messages is empty; send one at least", param="messages")
+  offered, deferred = _tools(fields.take("tools", list, []))
+  known = {tool.name: tool for tool in (*offered, *deferred)}
   for i, item in enumerate(items):
-    messages += _messages(Fields(item, f"messages[{i}]"))
-  return tuple(messages), _tools(fields.take("tools", list, []))
+    messages += _messages(Fields(item, f"messages[{i}]"), known)
+  return tuple(messages), offered
 
 
 def _system(value: Any) -> list[str]:
@@ -74,7 +76,7 @@ def _system(value: Any) -> list[str]:
   return [whole] if whole else []
 
 
-def _messages(fields: Fields) -> list[Message]:
+def _messages(fields: Fields, known: Mapping[str, ToolSpec]) -> list[Message]:
   """The messages of one turn: a user turn holds the results of calls besides its text."""
   role = fields.need("role", str)
   if role not in ("user", "assistant", "system"):
@@ -99,8 +101,7 @@ def _messages(fields: Fields) -> list[Message]:
         _call(part.need("id", str), part.need("name", str), part.take("input", dict, {}))
       )
     elif kind == "tool_result" and role == "user":
-      inner = part.take("content", (str, list))
-      text = text_of(inner, part.named("content"), kinds=("text",))
+      text = _result(part.take("content", (str, list)), part.named("content"), known)
       results.append(Message("tool", text, tool_call_id=part.need("tool_use_id", str)))
     else:
       path = part.named("type")
@@ -120,8 +121,31 @@ def _call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
   return ToolCall(call_id, name, arguments)
 
 
-def _tools(items: Sequence[Any]) -> tuple[ToolSpec, ...]:
-  found = []
+def _result(content: Any, path: str, known: Mapping[str, ToolSpec]) -> str:
+  """The text of a tool's result. A reference to a tool is its definition, as a line of JSON: so a
+  tool that was found by a search is known from there on, and the text before it stays as it was."""
+  if not isinstance(content, list):
+    return text_of(content, path, kinds=("text",))
+  texts = []
+  for i, block in enumerate(content):
+    if not (isinstance(block, Mapping) and block.get("type") == "tool_reference"):
+      texts.append(text_of([block], f"{path}[{i}]", kinds=("text",)))
+      continue
+    fields = Fields(block, f"{path}[{i}]")
+    name = fields.need("tool_name", str)
+    if name not in known:
+      named = fields.named("tool_name")
+      raise Refusal(400, f"{named}={name!r} is none of the tools; send its definition", param=named)
+    tool = known[name]
+    spec = {"name": name, "description": tool.description, "input_schema": dict(tool.parameters)}
+    texts.append(json.dumps(spec, ensure_ascii=False) + "\n")
+  return "".join(texts)
+
+
+def _tools(items: Sequence[Any]) -> tuple[tuple[ToolSpec, ...], tuple[ToolSpec, ...]]:
+  """The tools that are offered, and those that the agent wants to be found by a search first."""
+  offered: list[ToolSpec] = []
+  deferred: list[ToolSpec] = []
   for i, item in enumerate(items):
     fields = Fields(item, f"tools[{i}]")
     kind = fields.take("type", str, "custom")
@@ -130,8 +154,9 @@ def _tools(items: Sequence[Any]) -> tuple[ToolSpec, ...]:
         400, f"tools[{i}] of type {kind!r} runs on a server of its maker; send tools with an "
         "input_schema", param="tools"
       )  # fmt: skip
+    found = deferred if fields.take("defer_loading", bool, False) else offered
     found.append(tool_spec(fields, "input_schema"))
-  return tuple(found)
+  return tuple(offered), tuple(deferred)
 
 
 def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.dialects.chat import TEXT_PARTS
+from jaxrl_agents.gateway.dialects.offered_tools import CUSTOM_SCHEMA, Offer, joint
 from jaxrl_agents.gateway.requests import (
   Asked,
   Fields,
@@ -19,23 +21,10 @@ from jaxrl_agents.gateway.requests import (
   arguments_of,
   call_of,
   text_of,
-  tool_spec,
 )
-from jaxrl_agents.types import Message, ToolCall, ToolSpec
+from jaxrl_agents.types import Message, ToolCall
 
 ENCRYPTED = "encrypted_content"
-
-CUSTOM = "custom"
-"""Type of a tool whose input is a text in the place of JSON."""
-
-BETWEEN = "__"
-"""Between the namespace of a tool and its name, where the policy reads and writes it."""
-
-CUSTOM_SCHEMA = {
-  "type": "object",
-  "properties": {"input": {"type": "string"}},
-  "required": ["input"],
-}
 
 
 def parse(body: Any, chat: Chat) -> Asked:
@@ -54,7 +43,7 @@ def parse(body: Any, chat: Chat) -> Asked:
   if isinstance(items, str):
     items = [{"role": "user", "content": items}]
   messages = [Message("system", instructions)] if instructions else []
-  offer = _Offer()
+  offer = Offer()
   offer.add(fields.take("tools", list, []), "tools")
   messages += _messages(items, offer)
   choice = fields.take("tool_choice", (str, dict), "auto")
@@ -75,7 +64,7 @@ def parse(body: Any, chat: Chat) -> Asked:
   return Asked(request, model, stream, namespaces=offer.namespaces)
 
 
-def _messages(items: Sequence[Any], offer: _Offer) -> list[Message]:
+def _messages(items: Sequence[Any], offer: Offer) -> list[Message]:
   """The messages of a history; what an assistant says and calls in a row is one of them. Tools
   that it adds go to `offer`."""
   found: list[Message] = []
@@ -92,7 +81,9 @@ def _messages(items: Sequence[Any], offer: _Offer) -> list[Message]:
     elif kind == "reasoning":
       said = Message("assistant", "", reasoning=_thought(fields))
     elif kind == "function_call":
-      call = call_of(fields.need("call_id", str), _called(fields), fields.take("arguments", str, ""))
+      call = call_of(
+        fields.need("call_id", str), _called(fields), fields.take("arguments", str, "")
+      )
       said = Message("assistant", "", (call,))
     elif kind == "custom_tool_call":
       arguments = {"input": fields.take("input", str, "")}
@@ -155,52 +146,7 @@ def _joined(first: Message, second: Message) -> Message:
 
 def _called(fields: Fields) -> str:
   """The name of a called tool, as the policy knows it."""
-  return _joint(fields.take("namespace", str, ""), fields.need("name", str))
-
-
-def _joint(namespace: str, name: str) -> str:
-  return f"{namespace}{BETWEEN}{name}" if namespace else name
-
-
-class _Offer:
-  """The tools of a request, as they are found in it.
-
-  Attributes:
-    tools: that the policy may call.
-    namespaces: of these tools, by name; "" for a tool in none.
-    left_out: what of it changes nothing.
-  """
-
-  def __init__(self) -> None:
-    self.tools: list[ToolSpec] = []
-    self.namespaces: dict[str, str] = {}
-    self.left_out: list[str] = []
-
-  def add(self, items: Sequence[Any], path: str, namespace: str = "") -> None:
-    """Adds the tools of an array that stands at `path` of the request."""
-    for i, item in enumerate(items):
-      fields = Fields(item, f"{path}[{i}]")
-      kind = fields.take("type", str, "function")
-      if kind == "namespace" and not namespace:
-        if fields.take("description", str, ""):
-          self.left_out.append("descriptions of namespaces")
-        inner, name = fields.take("tools", list, []), fields.need("name", str)
-        self.add(inner, fields.named("tools"), name)
-      elif kind == "function":
-        self._add(tool_spec(fields, "parameters"), namespace, path)
-      elif kind == CUSTOM:
-        if (fields.take("format", dict, {})).get("type", "text") != "text":
-          self.left_out.append("grammars of custom tools")
-        name, description = fields.need("name", str), fields.take("description", str, "")
-        self._add(ToolSpec(name, description, CUSTOM_SCHEMA), namespace, path)
-      else:
-        self.left_out.append(f"tools of type {kind}")
-
-  def _add(self, tool: ToolSpec, namespace: str, path: str) -> None:
-    tool = dataclasses.replace(tool, name=_joint(namespace, tool.name))
-    if self.namespaces.setdefault(tool.name, namespace) != namespace:
-      raise Refusal(400, f"two tools are called {tool.name!r}; rename one of them", param=path)
-    self.tools.append(tool)
+  return joint(fields.take("namespace", str, ""), fields.need("name", str))
 
 
 def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -214,6 +160,23 @@ def events(asked: Asked, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[s
   numbers = itertools.count()
   for kind, fields in _events(asked, replies[0]):
     yield kind, {"type": kind, "sequence_number": next(numbers), **fields}
+
+
+def failed(asked: Asked, error: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The events of a stream that ends without a reply: openai reads the first, Codex the second.
+
+  Args:
+    asked: the request.
+    error: its message, type, param and code, as in the body of a refusal.
+  """
+  wrong = error["type"] == "invalid_request_error"
+  code = error["code"] or ("invalid_prompt" if wrong else "server_error")
+  told = {name: error[name] for name in ("message", "param")} | {"code": code}
+  yield "error", {"type": "error", "sequence_number": 0, "error": dict(error), **told}
+  cause = {"code": code, "message": error["message"]}
+  response = _response(asked, f"resp_{secrets.token_hex(8)}", "failed") | {"error": cause}
+  kind = "response.failed"
+  yield kind, {"type": kind, "sequence_number": 1, "response": response}
 
 
 def _events(asked: Asked, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -250,12 +213,17 @@ def _events(asked: Asked, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _head(asked: Asked, reply: Reply, status: str) -> dict[str, Any]:
   cut = reply.stop == "length" and status == "completed"
+  response = _response(asked, f"resp_{reply.id}", "incomplete" if cut else status)
+  return response | ({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
+
+
+def _response(asked: Asked, response_id: str, status: str) -> dict[str, Any]:
   return {
-    "id": f"resp_{reply.id}",
+    "id": response_id,
     "object": "response",
     "created_at": int(time.time()),
-    "status": "incomplete" if cut else status,
-    "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+    "status": status,
+    "incomplete_details": None,
     "error": None,
     "instructions": None,
     "metadata": {},
@@ -294,7 +262,7 @@ def _items(asked: Asked, reply: Reply) -> list[dict[str, Any]]:
   custom = {tool.name for tool in asked.request.tools if tool.parameters is CUSTOM_SCHEMA}
   for i, call in enumerate(message.tool_calls):
     namespace = asked.namespaces.get(call.name, "")
-    name = call.name.removeprefix(_joint(namespace, ""))
+    name = call.name.removeprefix(joint(namespace, ""))
     made = {"id": f"fc_{reply.id}_{i}", "call_id": call.id, "name": name}
     if namespace:
       made["namespace"] = namespace
