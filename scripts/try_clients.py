@@ -2,15 +2,17 @@
 
     python scripts/try_clients.py --folder=/tmp/clients --only=langgraph_react --json=FILE
 
-Makes a virtual environment for each client below --folder, starts the program of scripts/clients/
-as `agents/external` starts a command, lets a scripted player answer it, and checks what the session
-left: every sampled token is trained once. Needs a package index once.
+Makes a virtual environment, or a folder of npm, for each client below --folder, starts the program
+of scripts/clients/ as `agents/external` starts a command, lets a scripted player answer it, and
+checks what the session left: every sampled token is trained once. Needs a package index once, and
+for Codex and Claude Code npm; without it these two are skipped.
 """
 
 import asyncio
 import dataclasses
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import venv
@@ -26,7 +28,7 @@ from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.runs import entry_point
 from jaxrl_agents.types import Message, Task, ToolCall, Trajectory
 
-_FOLDER = flags.DEFINE_string("folder", "/tmp/jaxrl_clients", "of the virtual environments")
+_FOLDER = flags.DEFINE_string("folder", "/tmp/jaxrl_clients", "of what is installed")
 _ONLY = flags.DEFINE_list("only", None, "names of clients; all by default")
 _JSON = flags.DEFINE_string("json", None, "also write the rows to this file")
 
@@ -39,17 +41,19 @@ class Client:
   """A program and what it is made of.
 
   Attributes:
-    requirements: of its environment.
+    requirements: of its environment; or one package of npm, if `npm` is set.
     replies: of the scripted player, in order.
     answer: what the program prints last.
     segments: that the calls become; more than one where the client writes its own text into the
       history in the place of the replies.
+    npm: whether it comes from npm; its program is then a script of bash.
   """
 
   requirements: tuple[str, ...]
   replies: tuple[Message, ...]
   answer: str = "5"
   segments: int = 1
+  npm: bool = False
 
 
 def _call(name: str, **arguments: object) -> Message:
@@ -72,19 +76,34 @@ CLIENTS = {
     ),
   ),
   "verifiers_taskset": Client(("verifiers==0.4.0",), (Message("assistant", "5"),)),
+  "codex": Client(
+    ("@openai/codex@0.171.0",), (_call("exec_command", cmd="expr 2 + 3"), ADD[1]), npm=True
+  ),
+  "claude_code": Client(
+    ("@anthropic-ai/claude-code@2.1.332",),
+    (_call("ToolSearch", query="select:WebFetch"), _call("Bash", command="expr 2 + 3"), ADD[1]),
+    npm=True,
+  ),
 }
 
 
-def python_of(name: str, client: Client) -> pathlib.Path:
-  """The interpreter of a client's environment, which is made if it is not there."""
+def command_of(name: str, client: Client) -> str:
+  """The command that runs a client, which is installed if it is not there."""
   folder = pathlib.Path(_FOLDER.value).expanduser() / name
   ready, wanted = folder / "installed", "\n".join(client.requirements)
   if not ready.exists() or ready.read_text() != wanted:
-    venv.create(folder, with_pip=True, clear=True)
-    pip = [str(folder / "bin" / "pip"), "install", "-q", *client.requirements]
-    subprocess.run(pip, check=True, timeout=INSTALL_S, stdout=subprocess.DEVNULL)
+    if client.npm:
+      shutil.rmtree(folder, ignore_errors=True)
+      install = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund"]
+    else:
+      venv.create(folder, with_pip=True, clear=True)
+      install = [str(folder / "bin" / "pip"), "install", "-q"]
+    command = [*install, *client.requirements]
+    subprocess.run(command, check=True, timeout=INSTALL_S, stdout=subprocess.DEVNULL)
     ready.write_text(wanted)
-  return folder / "bin" / "python"
+  if client.npm:
+    return f"bash {PROGRAMS / name}.sh {folder / 'node_modules' / '.bin'}"
+  return f"{folder / 'bin' / 'python'} {PROGRAMS / name}.py"
 
 
 def play(name: str, client: Client) -> tuple[Trajectory, str]:
@@ -96,7 +115,7 @@ def play(name: str, client: Client) -> tuple[Trajectory, str]:
     return client.replies[min(said, len(client.replies) - 1)]
 
   options = ExternalConfig(
-    command=f"{python_of(name, client)} {PROGRAMS / name}.py",
+    command=command_of(name, client),
     reward="scripts.clients.judge:last_line",
     token_budget=16_384,
     timeout_s=RUN_S,
@@ -110,6 +129,8 @@ def play(name: str, client: Client) -> tuple[Trajectory, str]:
 
 def row(name: str, client: Client) -> dict[str, object]:
   """One row of the table."""
+  if client.npm and not shutil.which("npm"):
+    return {"client": name, "ok": "skipped", "error": "npm is not on PATH; install node"}
   try:
     trajectory, printed = play(name, client)
   except Exception as error:
@@ -125,6 +146,7 @@ def row(name: str, client: Client) -> dict[str, object]:
     "sampled": int(metrics["sampled_tokens"]),
     "trained": int(metrics["trained_tokens"]),
     "segments": segments,
+    "context": int(metrics["longest_context_tokens"]),
   }
 
 
@@ -134,13 +156,24 @@ def main() -> None:
   if unknown := set(names) - set(CLIENTS):
     raise ValueError(f"--only={','.join(unknown)}: there is no such client, only {list(CLIENTS)}")
   rows = [row(name, CLIENTS[name]) for name in names]
-  table = Table(*("client", "ok", "answer", "calls", "sampled", "trained", "segments", "error"))
+  columns = (
+    "client",
+    "ok",
+    "answer",
+    "calls",
+    "sampled",
+    "trained",
+    "segments",
+    "context",
+    "error",
+  )
+  table = Table(*columns)
   for each in rows:
-    table.add_row(*(str(each.get(column.header, "")) for column in table.columns))
+    table.add_row(*(str(each.get(column, "")) for column in columns))
   Console(width=140).print(table)
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(rows, indent=2) + "\n")
-  if not all(each["ok"] for each in rows):
+  if any(each["ok"] is False for each in rows):
     sys.exit(1)
 
 
