@@ -31,18 +31,27 @@ FULL = 0.25
 HINTED = 0.5
 """How often a prompt above the threshold has the notice that training tasks show."""
 
-PIECE_WORDS = (6, 10, 20, 40)
+PIECE_WORDS = (8, 20, 40, 100)
 """A drill shows one of these numbers of words of each hit."""
 
-STRANGE = 0.3
+STRANGE = 0.4
 """Share of the drills in whose question words of the clues are replaced by words of other clues, so
-that no language model helps to copy them."""
+that no language model helps to copy them.
+"""
 
 STRANGE_WORDS = 0.5
 """How often a word of such a question is replaced."""
 
-MAX_HITS = 2
-"""Most hits of a search."""
+TWIN = 0.5
+"""Share of these drills in which a clue has most of its words from the one before it, so that only
+its number says which of the two is meant.
+"""
+
+TWIN_WORDS = 0.2
+"""How often a word of such a clue is replaced."""
+
+HITS = (1, 2, 2, 2)
+"""A search of a drill has one of these numbers of hits."""
 
 
 def step_drills(
@@ -109,9 +118,11 @@ class _Drill:
     """The question with replaced words, and the texts of its clues."""
     draw, texts = self._draw, list[str]()
     before, rest = "", question
-    for clue in self._clues:
-      known = clue["text"].split()
-      text = " ".join(draw.choice(words) if draw.random() < STRANGE_WORDS else w for w in known)
+    twin = draw.randrange(1, len(self._clues)) if draw.random() < TWIN else 0
+    for place, clue in enumerate(self._clues):
+      is_twin = place == twin > 0
+      known, share = (texts[-1], TWIN_WORDS) if is_twin else (clue["text"], STRANGE_WORDS)
+      text = " ".join(draw.choice(words) if draw.random() < share else w for w in known.split())
       head, _, rest = rest.partition(clue["text"])
       before += head + text
       texts.append(text)
@@ -126,7 +137,7 @@ class _Drill:
     length = draw.choice(PIECE_WORDS)
     while place < end:
       clue = self._clues[place]
-      found = hits_of(hops.query_of(self._clues, place))[: draw.randint(1, MAX_HITS)]
+      found = hits_of(hops.query_of(self._clues, place))[: draw.choice(HITS)]
       hits = {hit.id: hit.text for hit in found}
       right = clue["chunk_ids"]
       if place in self._referred:  # the next search quotes the name that one of them defines
