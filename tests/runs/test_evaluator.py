@@ -1,14 +1,17 @@
 """The evaluator follows what is published: the newest version, once, with its own weights."""
 
 import dataclasses
+import multiprocessing
+import time
 
 import jax
 import pytest
 
+from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import EvaluatorConfig, PolicySection
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import evaluation, evaluator
+from jaxrl_agents.runs import evaluation, evaluator, evaluator_process, setup
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.service_log import ServiceLog
 from jaxrl_agents.types import Task
@@ -57,6 +60,60 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
   rewards = {version: each["scores"]["reward"] for version, each in found.items()}
   assert rewards[4] == rewards[0] != rewards[3]
   assert not list(workdir.evaluations.glob("*.claim"))
+
+
+def killed():
+  """Kills the evaluator that lives, and returns once it is gone."""
+  (process,) = multiprocessing.active_children()
+  process.kill()
+  process.join(30)
+
+
+def wait_for(condition, limit_s=120):
+  deadline = time.monotonic() + limit_s
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_an_evaluator_that_is_killed_is_started_again_also_after_the_last_step(tmp_path, capfd):
+  run = dataclasses.replace(
+    config_lib.load("scripts/bench/chaos_config.py"),
+    evaluator=EvaluatorConfig(every=1, tasks=1, deadline_s=120.0),
+  )
+  corpus, workdir = setup.open_tasks(run), Workdir(tmp_path)
+  with evaluator_process.serving(run, corpus, workdir) as look:
+    wait_for(lambda: list(workdir.evaluations.glob("*.json")))
+    killed()
+    before = inputs.read_held_out(workdir.evaluations)
+    assert [each["version"] for each in before] == [0]
+    look()
+    assert "status -9; it is started again" in capfd.readouterr().err
+    ServiceLog(workdir.services, "publisher").now("publishes", version=1, step=1)
+    store.publish(params_lib.init(run.policy.model, jax.random.key(9)), 1, workdir.weights)
+    killed()
+  assert "status -9; it is started again" in capfd.readouterr().err
+  after = inputs.read_held_out(workdir.evaluations)
+  assert after[0] == before[0] and [each["version"] for each in after] == [0, 1]
+
+
+@pytest.mark.slow
+def test_the_absence_of_an_evaluator_that_dies_again_and_again_is_told_and_is_no_wait(
+  tmp_path, capfd
+):
+  run = dataclasses.replace(RUN, evaluator=EvaluatorConfig(every=1, deadline_s=600.0))
+  with evaluator_process.serving(run, Counted(), Workdir(tmp_path)) as look:
+    for _ in range(4):
+      killed()
+      look()
+    look()
+    began = time.monotonic()
+  assert time.monotonic() - began < 10
+  told = capfd.readouterr().err
+  assert told.count("it is started again") == 3
+  assert told.count("it has died 4 times without a new score, and is not started again") == 1
+  assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("init", ["scratch", "copying"])
