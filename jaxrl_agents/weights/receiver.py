@@ -107,14 +107,22 @@ class Receiver:
     Raises:
       CorruptWeights: no way leads to it, and the publisher did not write it complete in time.
     """
+    if version <= self._staged_version:
+      # A run that goes on from an earlier checkpoint has published this number again.
+      staged = self._from_complete(version)
+    else:
+      staged = self._following(version)
+    self._staged_version = version
+    return staged
+
+  def _following(self, version: int) -> Staged:
+    """What leads to a version from an earlier one."""
     try:
-      staged = self._read(self._staged_version, version)
+      return self._read(self._staged_version, version)
     except (CorruptWeights, FileNotFoundError) as error:
       if version in manifest_lib.versions(manifest_lib.differences(self._folder)):
         _report(version, error)  # else it was published complete
-      staged = self._from_complete(version)
-    self._staged_version = version
-    return staged
+      return self._from_complete(version)
 
   def read(self, version: int, start: int | None = None) -> Staged:
     """Any version, for `whole`; what is held does not change.

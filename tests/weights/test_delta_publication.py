@@ -1,5 +1,6 @@
 """A chain of differences: bitwise, small, and every fault found, named and repaired."""
 
+import resource
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_agents.full_disk import FullDiskError
 from jaxrl_agents.weights import chain, delta_files, manifest, store, streams
 from jaxrl_agents.weights.publisher import Publisher
 from jaxrl_agents.weights.receiver import Receiver
@@ -284,6 +286,34 @@ def test_a_publisher_that_restarts_withdraws_what_came_later(pair):
   pair.follow(4)
   with pytest.raises(ValueError, match="version 4 after 4"):
     pair.publisher.publish(policy(4), 4)
+
+
+def test_a_receiver_that_holds_a_withdrawn_version_reads_the_later_one_of_its_number(pair):
+  """The learner was killed, goes on from version 3, and other weights become versions 4 and 5."""
+  pair.follow(5)
+  pair.publisher.restart(policy(3), 3)
+  pair.publisher.publish(policy(8), 4)
+  pair.publisher.publish(policy(9), 5)
+  pair.held = pair.receiver.swap(pair.receiver.stage(5), pair.held)
+  assert_bitwise(pair.held, 9)
+  pair.publisher.publish(policy(10), 6)
+  pair.held = pair.receiver.swap(pair.receiver.stage(6), pair.held)
+  assert_bitwise(pair.held, 10)
+
+
+def test_a_full_disk_is_named_hurts_no_version_and_the_next_one_is_complete(pair):
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (256, limits[1]))
+  try:
+    with pytest.raises(FullDiskError, match=r"differences/v0*6 could not be written.*Free some"):
+      pair.publisher.publish(policy(6), 6)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert manifest.versions(pair.differences) == [1, 2, 3, 4, 5]
+  pair.follow(5)
+  pair.publisher.publish(policy(7), 7)
+  assert manifest.versions(pair.folder) == [0, 7]
+  pair.follow(7)
 
 
 def test_a_request_that_nobody_answers_has_a_deadline(pair):
