@@ -58,6 +58,7 @@ class Log:
   Raises:
     DamagedLog: see `scan`.
     BlockingIOError: another process has it open.
+    FullDiskError: there is no room.
   """
 
   def __init__(self, path: str | os.PathLike[str]):
@@ -72,9 +73,10 @@ class Log:
       self.torn = Torn(whole, len(content) - whole) if len(content) > whole else None
       if self.torn:
         self._file.truncate(whole)
-      if fresh:
-        self._write(MAGIC)
-      os.fsync(self._file.fileno())
+      with full_disk.named(self.path):
+        if fresh:
+          self._write(MAGIC)
+        os.fsync(self._file.fileno())
     except BaseException:
       self._file.close()
       raise
@@ -122,10 +124,16 @@ class Log:
       os.fsync(self._file.fileno())
 
   def close(self) -> None:
-    """Closes the file, durably."""
+    """Closes the file, durably.
+
+    Raises:
+      FullDiskError: there is no room for what the system has not written yet.
+    """
     if not self._file.closed:
-      os.fsync(self._file.fileno())
-      self._file.close()
+      try:
+        self.sync()
+      finally:
+        self._file.close()
 
   def _write(self, content: bytes) -> None:
     view = memoryview(content)

@@ -255,6 +255,7 @@ class Ledger:
       log.sync()
       os.replace(fresh, path)
     except BaseException:
+      fresh.unlink(missing_ok=True)
       log.close()
       raise
     self._log.close()

@@ -112,6 +112,7 @@ class Replies:
             places[group][key] = begin, log.size
         os.replace(fresh, path)
       except BaseException:
+        fresh.unlink(missing_ok=True)
         log.close()
         raise
       self._log.close()

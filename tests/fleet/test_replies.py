@@ -1,10 +1,13 @@
 """Replies of rollouts that are played again: found by all that decides them, not by less."""
 
+import contextlib
 import dataclasses
+import resource
 
 import numpy as np
 import pytest
 
+from jaxrl_agents import full_disk
 from jaxrl_agents.fleet import replies as replies_lib
 from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.types import Generation, SamplingLimits
@@ -102,3 +105,41 @@ def test_a_damaged_file_is_named_and_begun_anew(tmp_path, capfd):
   with opened(path) as replies:
     assert replies.find(G, PROMPT, LIMITS) is None
   assert "unfinished rollouts are sampled again" in capfd.readouterr().err
+
+
+@contextlib.contextmanager
+def no_file_beyond(size):
+  old = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def test_a_full_disk_is_named_and_loses_no_reply(tmp_path, monkeypatch):
+  monkeypatch.setattr(replies_lib, "_ROOM_BYTES", 0)
+  path = tmp_path / "replies.log"
+  with opened(path) as replies:
+    replies.sampled(G, PROMPT, LIMITS, reply(*range(50)))
+    before = path.read_bytes()
+    with no_file_beyond(len(before) + 20):
+      with pytest.raises(full_disk.FullDiskError, match=r"replies\.log could not be written"):
+        replies.sampled(G, PROMPT[:1], LIMITS, reply(4))
+    assert path.read_bytes() == before and replies.find(G, PROMPT[:1], LIMITS) is None
+    for _ in range(3):
+      replies.sampled("step 1 0", PROMPT, LIMITS, reply(*range(50)))
+    replies.ended("step 1 0")
+    with no_file_beyond(100), pytest.raises(full_disk.FullDiskError):
+      replies.shrink()
+    assert [each.name for each in tmp_path.iterdir()] == ["replies.log"]
+    replies.shrink()
+    assert path.stat().st_size == len(before)
+    assert same(replies.find(G, PROMPT, LIMITS), reply(*range(50)))
+
+
+def test_a_file_that_cannot_even_begin_on_a_full_disk_is_named(tmp_path):
+  with no_file_beyond(4), pytest.raises(full_disk.FullDiskError, match=r"replies\.log could not"):
+    opened(tmp_path / "replies.log")
+  with opened(tmp_path / "replies.log") as replies:  # once there is room
+    replies.sampled(G, PROMPT, LIMITS, reply(1))
