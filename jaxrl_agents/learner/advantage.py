@@ -15,6 +15,9 @@ import numpy as np
 
 from jaxrl_agents.types import Group, Segment, Trajectory
 
+LARGEST_REWARD = 1e15
+"""Its square, which the norm of a gradient may have, is far from the largest float32."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
@@ -112,12 +115,14 @@ def score(
 
 
 def _reward(trajectory: Trajectory) -> float:
-  """The reward; ValueError if it is not finite, because such an episode must not be trained on."""
-  if not math.isfinite(trajectory.reward):
+  """The reward; ValueError if it is not finite or beyond LARGEST_REWARD, because such an episode
+  must not be trained on.
+  """
+  if not abs(trajectory.reward) <= LARGEST_REWARD:  # NaN is not, either
     raise ValueError(
       f"the reward of a rollout of task {trajectory.task_id!r} is {trajectory.reward} from the "
-      f"parts {dict(trajectory.rewards)}; an episode that cannot be judged carries an error, not "
-      "a reward"
+      f"parts {dict(trajectory.rewards)}; rewards are finite and at most {LARGEST_REWARD:g}, and "
+      "an episode that cannot be judged carries an error, not a reward"
     )
   return trajectory.reward
 

@@ -50,9 +50,16 @@ def test_mean_baseline_keeps_a_tiny_difference_tiny_and_std_blows_it_up():
   np.testing.assert_allclose(with_std, [0.57735] * 3 + [-1.73205], atol=1e-5)
 
 
-def test_a_reward_that_is_not_a_number_is_an_error():
-  with pytest.raises(ValueError, match="of task 't' is nan"):
-    advantage.score([make_group([float("nan"), 1.0])])
+@pytest.mark.parametrize("reward", ["nan", "inf", "-inf", "1e+16", "-1e+300"])
+def test_a_reward_that_no_gradient_can_be_computed_with_is_an_error_of_its_task_and_part(reward):
+  with pytest.raises(ValueError, match=r"of task 't' is .* from the parts \{'\w+': ") as found:
+    advantage.score([make_group([1.0, float(reward)])])
+  assert f"is {reward} from" in str(found.value)
+
+
+def test_the_largest_reward_has_a_finite_advantage_in_float32():
+  found = advantages_of(make_group([1e15, -1e15]))
+  assert np.isfinite(np.square(np.float32(found))).all()
 
 
 def test_constant_groups_are_dropped_and_nothing_is_left_when_all_are():
