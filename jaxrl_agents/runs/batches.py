@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import pathlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -221,7 +223,6 @@ class PlayedAhead(Batches):
     self._ages: list[int] = []
     players.keep(lora.merged(start.params), start.version)
     self._ahead: Ahead | None = None
-    self._publisher = concurrent.futures.ThreadPoolExecutor(1, "publisher")
     self._publication: concurrent.futures.Future[None] | None = None
     self._learning = 0  # groups that no publication has taken over
 
@@ -240,7 +241,8 @@ class PlayedAhead(Batches):
         yield
         self._wait_for_publication()  # the last weights are to be evaluated
       finally:
-        self._publisher.shutdown()
+        if self._publication:
+          concurrent.futures.wait([self._publication], PATIENCE_S)
 
   def collect(self, step: int) -> list[Group]:
     """The next complete groups, those that ended first; waits for them."""
@@ -265,7 +267,8 @@ class PlayedAhead(Batches):
     self._wait_for_publication()
     finish = self._players.begin_publishing(lora.merged(params), version)
     self._published.append(version)
-    self._publication = self._publisher.submit(self._publish_rest, finish, self._learning)
+    rest = functools.partial(self._publish_rest, finish, self._learning)
+    self._publication = _in_the_background(rest)
     self._learning = 0
 
   def _publish_rest(self, finish: Callable[[], None], learnt: int) -> None:
@@ -276,15 +279,15 @@ class PlayedAhead(Batches):
 
   def _wait_for_publication(self) -> None:
     """Returns when the version that is being published is complete, and raises what went wrong."""
-    if self._publication:
+    publication, self._publication = self._publication, None
+    if publication:
       try:
-        self._publication.result(PATIENCE_S)
+        publication.result(PATIENCE_S)
       except concurrent.futures.TimeoutError:
         raise TimeoutError(
           f"version {self._published[-1]} was not published within {PATIENCE_S:g} s; is the disk "
           "full or gone?"
         ) from None
-      self._publication = None
 
   @property
   def published(self) -> Callable[[int], Any]:
@@ -348,6 +351,20 @@ class PlayedAhead(Batches):
       self._ahead.replace(1)
       return None
     return masked(group, self._published[-1 - fleet.max_age])
+
+
+def _in_the_background(publish: Callable[[], None]) -> concurrent.futures.Future[None]:
+  """Publishes in a thread that does not keep its process from ending, as one of a pool would."""
+  future = concurrent.futures.Future[None]()
+
+  def body() -> None:
+    try:
+      future.set_result(publish())
+    except BaseException as error:
+      future.set_exception(error)
+
+  threading.Thread(target=body, name="publisher", daemon=True).start()
+  return future
 
 
 def _not_learnt(group: Group) -> str:

@@ -111,6 +111,8 @@ def test_learning_goes_on_while_differences_are_encoded_and_the_last_version_is_
   ahead = {"fleet": {"depth": 1}, "workers": {"deterministic": False}}
   small_run.run(tmp_path, **DELTA, **ahead)
   assert waited[0] == 2
+  records = record_log.scan(tmp_path / "schedule.log")
+  assert [each["version"] for each in records if each["is"] == "swapped"] == [2, 4, 6]
   held, params = (np.load(tmp_path / file) for file in ("held.npz", "params.npz"))
   last = manifest.versions(manifest.differences(tmp_path / "weights"))[-1]
   assert last == params["version"] > 3

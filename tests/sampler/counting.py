@@ -22,7 +22,7 @@ LATENCIES = "COUNTING_LATENCIES"
 class TwoTurns:
   """Asks twice. A task with `facts["dies"]` ends its worker that many times, as it starts or, if
   `facts["late"]` is set, when the first reply has come. A number in LATENCIES seeds how long its
-  answers take.
+  answers take. `facts["reward"]` is a reward that does not depend on what was sampled.
   """
 
   def __init__(self, task):
@@ -54,7 +54,8 @@ class TwoTurns:
 
   def rewards(self, trajectory):
     sampled = np.concatenate([s.tokens[s.loss_mask] for s in trajectory.segments])
-    return {"tokens": float(len(sampled)), "reward": float(np.mean(sampled % 2))}
+    reward = self.task.facts.get("reward", float(np.mean(sampled % 2)))
+    return {"tokens": float(len(sampled)), "reward": reward}
 
   async def close(self):
     pass
