@@ -61,7 +61,7 @@ def follow(
     processes.bound(config) as channel,
     processes.stoppable(channel) as notice,
   ):
-    while not evaluated.done:  # once, and again after an evaluation that took too long
+    while not evaluated.done:  # once, and again after a late evaluation, or if the run goes back
       with RolloutWorkers(
         config,
         setup.worker_spec(config, corpus),
@@ -102,7 +102,7 @@ class _Evaluated:
 
   def go_on(self, players: RolloutWorkers, events: list[event_files.EventFiles]) -> None:
     """Evaluates with these workers, until all is done or they must be made anew."""
-    last_news, holds_start = time.monotonic(), True
+    last_news, held = time.monotonic(), 0
     while True:
       over = self.is_over()  # before the look: what was published until then is seen
       steps = published(self.workdir)
@@ -113,8 +113,9 @@ class _Evaluated:
         last_step=self.config.learner.steps,
         given_up=self.given_up,
       )
-      if version == 0 and not holds_start:
-        return  # the run began again: its first weights are read anew
+      if version is not None and held and version <= held:
+        self.given_up.clear()
+        return  # the run began again, or went on from before: what is held was withdrawn
       claim = None if version is None else self.results.claim(version)
       if version is None or claim is None:
         if over or time.monotonic() - last_news > self.config.evaluator.patience_s:
@@ -123,7 +124,7 @@ class _Evaluated:
         self.tell("waits", on="publisher")
         time.sleep(_LOOK_S)
         continue
-      last_news, holds_start = time.monotonic(), holds_start and version == 0
+      last_news, held = time.monotonic(), version
       try:
         record = self._scored(players, version, steps[version])
         if self.results.keep(claim, record):

@@ -9,9 +9,16 @@ import pytest
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents.agent import Tasks
-from jaxrl_agents.config import EvaluatorConfig, PolicySection
+from jaxrl_agents.config import EvaluatorConfig, PolicySection, PublishConfig
+from jaxrl_agents.fleet.version_scores import VersionScores
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import evaluation, evaluator, evaluator_process, setup
+from jaxrl_agents.runs import (
+  evaluation,
+  evaluator,
+  evaluator_process,
+  published_weights,
+  setup,
+)
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.service_log import ServiceLog
 from jaxrl_agents.types import Task
@@ -60,6 +67,50 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
   rewards = {version: each["scores"]["reward"] for version, each in found.items()}
   assert rewards[4] == rewards[0] != rewards[3]
   assert not list(workdir.evaluations.glob("*.claim"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "delta"])
+def test_a_run_that_goes_back_to_a_checkpoint_has_its_later_versions_scored_anew(tmp_path, kind):
+  """Its learner was killed at version 3, goes on from 1, and trains other weights as 2 and 3."""
+  workdir = Workdir(tmp_path)
+  run = dataclasses.replace(
+    RUN,
+    policy=dataclasses.replace(RUN.policy, dtype="bfloat16"),
+    evaluator=EvaluatorConfig(every=1, tasks=2),
+    publish=PublishConfig(kind=kind),
+  )
+  publisher = ServiceLog(workdir.services, "publisher")
+  params = [params_lib.init(CFG, jax.random.key(seed), "bfloat16") for seed in (RUN.seed, 9)]
+  found = []
+
+  with published_weights.publishing(run, workdir.weights) as publishing:
+
+    def publish(version, weights, begin=publishing.publish):
+      publisher.now("publishes", version=version, step=version)
+      begin(weights, version)
+
+    def story():
+      """What happens before each look: whether the run is over."""
+      yield False
+      publish(1, params[0], publishing.restart)
+      publish(2, params[0])
+      publish(3, params[1])
+      yield False
+      found.extend(inputs.read_held_out(workdir.evaluations))
+      VersionScores(workdir.evaluations, 0.0).withdraw_after(1)
+      publish(2, params[0], publishing.restart)
+      yield False
+      yield False  # with another engine
+      publish(3, params[0])
+      yield False
+
+    looks, tell = story(), ServiceLog(workdir.services, "evaluator").now
+    evaluator.follow(run, Counted(), workdir, tell, lambda: next(looks, True))
+  rewards = lambda records: {each["version"]: each["scores"]["reward"] for each in records}
+  before, after = rewards(found), rewards(inputs.read_held_out(workdir.evaluations))
+  assert before.keys() == {0, 3} and before[3] != before[0]
+  assert after == {0: before[0], 2: before[0], 3: before[0]}
 
 
 def killed():
