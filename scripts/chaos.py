@@ -4,14 +4,19 @@ r"""Kills the processes of a run at random; checks that no rollout is lost or tr
     python scripts/chaos.py --kills=100 --seed=7 --json=FILE
 
 The run is scripts/bench/chaos_config.py: a tiny policy, played ahead of the learner, whose tasks
-include some that kill their worker and some whose tool never answers. The learner (with the
-sampler's, publishing and writing threads in its process) and its worker processes get SIGKILL, also
-while they start; the same command then goes on. At the end the ledger must have each group of each
-step exactly once, and the groups in trajectories/ must be those that the ledger says.
+include some that kill their worker and some whose tool never answers. Two evaluators are beside it:
+the one that it starts (`evaluator.every`) and a scripts/evaluate.py --follow. These get SIGKILL,
+also while they start: the learner (with the sampler's, publishing and writing threads in its
+process), its worker processes, and both evaluators. And the learner's disk is full: no file that it
+writes may grow beyond a kilobyte from some moment on. It must then end, within a deadline, with the
+error that names the folder. The same command goes on each time. At the end the ledger must have
+each group of each step exactly once, the groups in trajectories/ must be those that the ledger
+says, and all scores must be readable, with those of the last version among them.
 
-Prints `kills`, `lost` and `doubled`, and what the ledger costs a rollout: microseconds of a core,
-and bytes before and after it is compacted, for groups of eight. The exit status is 0 only if there
-were so many kills and nothing was lost or doubled.
+Prints `kills` (full disks included), `lost` and `doubled`, and what the ledger costs a rollout:
+microseconds of a core, and bytes before and after it is compacted, for groups of eight. The exit
+status is 0 only if there were so many kills, nothing was lost or doubled, each full disk was named,
+and the scores are there.
 """
 
 from __future__ import annotations
@@ -20,103 +25,36 @@ import collections
 import json
 import pathlib
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
-import psutil
 from absl import app, flags
+from bench.chaos_run import CONFIG, Run
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents import record_log
+from jaxrl_agents import record_log, service_log
 from jaxrl_agents.fleet import ledger as ledger_lib
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Task, Trajectory
+from jaxrl_agents.viewer import inputs
 
 _JSON = flags.DEFINE_string("json", None, "file to write")
 _KILLS = flags.DEFINE_integer("kills", 50, "processes to kill", lower_bound=1)
-_LEARNER_SHARE = flags.DEFINE_float(
-  "learner_share", 0.16, "share of the kills that hit the learner"
-)
 _SEED = flags.DEFINE_integer("seed", 0, "of the moments and the victims")
 _STEPS = flags.DEFINE_integer("steps", 40, "of the run", lower_bound=2)
 _DEADLINE_S = flags.DEFINE_float("deadline_s", 1800.0, "for all of it")
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; a temporary one by default")
 
-CONFIG = "scripts/bench/chaos_config.py"
+SHARES = {"learner": 0.16, "evaluator": 0.06, "follower": 0.06, "disk": 0.04}
+"""Of the kills, at least one each; the others hit workers. "follower" is scripts/evaluate.py."""
+
 PAUSE_S = 0.7
 """Longest time from a step to the kill after it."""
 AT_ONCE = 0.25
 """Share of the kills of the learner that are followed by another one while it starts."""
-
-
-class Run:
-  """The command and its process. Invariant: at most one process runs, which this object started."""
-
-  def __init__(self, workdir: pathlib.Path, steps: int):
-    self.workdir, self.steps = workdir, steps
-    self.starts, self.errors = 0, 0
-    self._log = (workdir.parent / "output.txt").open("ab")
-    self._process: subprocess.Popen[bytes] | None = None
-
-  def __enter__(self) -> Run:
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    if self._process:
-      self._process.kill()
-      self._process.wait(30)
-    self._log.close()
-
-  def is_done(self) -> bool:
-    """Whether the run has ended well; starts it if it is not running."""
-    status = self._process.poll() if self._process else None
-    if status == 0:
-      return True
-    if self._process is None or status is not None:
-      self.errors += status is not None and status > 0
-      command = [sys.executable, "scripts/train_rl.py", f"--config={CONFIG}"]
-      command += [f"--workdir={self.workdir}", "--set", f"learner.steps={self.steps}"]
-      self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-      self.starts += 1
-    return False
-
-  def kill(self, victim: str, draw: random.Random) -> bool:
-    """Sends SIGKILL to the learner or to one of its workers; False if there is none."""
-    assert self._process
-    if victim == "learner":
-      if self._process.poll() is not None:
-        return False
-      self._process.kill()
-      self._process.wait(30)
-      return True
-    workers = _workers(self._process.pid)
-    if not workers:
-      return False
-    try:
-      draw.choice(workers).send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-      return False
-    return True
-
-  def steps_done(self) -> int:
-    """Steps that the ledger has; those of the last checkpoint or one more."""
-    path = self.workdir / "ledger.log"
-    if not path.exists():
-      return 0
-    return 1 + max((state.step for state in ledger_lib.read(path)), default=-1)
-
-
-def _workers(pid: int) -> list[psutil.Process]:
-  try:
-    children = psutil.Process(pid).children()
-    return [each for each in children if any("worker_main" in part for part in each.cmdline())]
-  except psutil.Error:
-    return []
 
 
 def play(run: Run, draw: random.Random) -> dict[str, int]:
@@ -124,8 +62,10 @@ def play(run: Run, draw: random.Random) -> dict[str, int]:
 
   Kills are spread over the steps, so that the run gets on between them.
   """
-  learners = max(1, round(_KILLS.value * _LEARNER_SHARE.value))
-  victims = ["learner"] * learners + ["worker"] * (_KILLS.value - learners)
+  victims = [
+    name for name, share in SHARES.items() for _ in range(max(1, round(share * _KILLS.value)))
+  ]
+  victims = (victims + ["worker"] * (_KILLS.value - len(victims)))[: _KILLS.value]
   draw.shuffle(victims)
   kills: collections.Counter[str] = collections.Counter()
   deadline = time.monotonic() + _DEADLINE_S.value
@@ -134,7 +74,7 @@ def play(run: Run, draw: random.Random) -> dict[str, int]:
     if time.monotonic() > deadline:
       raise TimeoutError(
         f"the run has not ended after {_DEADLINE_S.value:g} s: {kills.total()} kills, "
-        f"{run.steps_done()} of {run.steps} steps; see {run.workdir.parent / 'output.txt'}"
+        f"{run.steps_done()} of {run.steps} steps; see {run.output}"
       )
     due = kills.total() * (run.steps - 1) // _KILLS.value
     if kills.total() < len(victims) and (at_once or run.steps_done() >= due):
@@ -145,6 +85,7 @@ def play(run: Run, draw: random.Random) -> dict[str, int]:
         at_once = victim == "learner" and draw.random() < AT_ONCE
     else:
       time.sleep(0.05)
+  run.wait_for_follower()
   return kills
 
 
@@ -181,6 +122,21 @@ def found(run: Run, batch: int) -> dict[str, Any]:
     "groups_used_after_a_restart": _used_after_a_restart(run.workdir / "ledger.log"),
     "replies_used_again": int(sum(row.get("replies_used_again", 0) for row in rows)),
     "ledger_bytes": (run.workdir / "ledger.log").stat().st_size,
+  }
+
+
+def scored(run: Run) -> dict[str, Any]:
+  """What the evaluators left of a run that has ended."""
+  files = list(Workdir(run.workdir).evaluations.glob("v*.json"))
+  records = inputs.read_held_out(Workdir(run.workdir).evaluations)
+  states = service_log.read(Workdir(run.workdir).services)
+  begun = lambda each: sum(state.does == service_log.STARTS for state in each)
+  return {
+    "scores": len(records),
+    "unreadable_scores": len(files) - len(records),
+    "last_version_scored": any(record["step"] == run.steps for record in records),
+    "evaluator_starts": begun(states.get("evaluator", [])),
+    "follower_starts": sum(begun(each) for n, each in states.items() if n.startswith("evaluator-")),
   }
 
 
@@ -233,15 +189,18 @@ def main(_: list[str]) -> None:
   began = time.monotonic()
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(_WORKDIR.value or f"{folder}/run")
-    workdir.parent.mkdir(parents=True, exist_ok=True)
+    workdir.mkdir(parents=True, exist_ok=True)
     with Run(workdir, _STEPS.value) as run:
       kills = play(run, random.Random(_SEED.value))
       costs = cost(pathlib.Path(folder))
-      result = found(run, config_lib.load(CONFIG).learner.groups_per_step)
+      result = found(run, config_lib.load(CONFIG).learner.groups_per_step) | scored(run)
   result = {
     "kills": sum(kills.values()),
-    "learner_kills": kills["learner"],
-    "worker_kills": kills["worker"],
+    **{
+      f"{victim}_kills": kills[victim] for victim in ("learner", "worker", "evaluator", "follower")
+    },
+    "full_disks": kills["disk"],
+    "full_disks_without_their_error": run.unnamed,
     "starts": run.starts,
     "ends_by_an_error": run.errors,
     "seconds": round(time.monotonic() - began, 1),
@@ -251,8 +210,10 @@ def main(_: list[str]) -> None:
   print(json.dumps(result, indent=1))
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(result, indent=1) + "\n")
-  enough = result["kills"] >= _KILLS.value
-  sys.exit(not enough or any(result[each] for each in ("lost", "doubled", "files_that_differ")))
+  wrong = ("lost", "doubled", "files_that_differ", "unreadable_scores")
+  wrong += ("full_disks_without_their_error",)
+  enough = result["kills"] >= _KILLS.value and result["last_version_scored"]
+  sys.exit(not enough or any(result[each] for each in wrong))
 
 
 if __name__ == "__main__":

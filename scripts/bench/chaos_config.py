@@ -45,4 +45,5 @@ def get_config() -> config.RunConfig:
       keep_checkpoints=2,
     ),
     eval=config.EvalConfig(tasks=2),
+    evaluator=config.EvaluatorConfig(every=2, tasks=2),
   )
