@@ -115,7 +115,7 @@ def found(run: Run, batch: int) -> dict[str, Any]:
     "lost": len(expected - closed),
     "doubled": len(doubled),
     "files_that_differ": differ,
-    "step_files": files,
+    "steps_without_a_file": run.steps - files,
     "groups": len(closed),
     "trained_rollouts": sum(s.state == ledger_lib.TRAINED for s in states),
     "dropped_attempts": dict(why),
@@ -210,7 +210,7 @@ def main(_: list[str]) -> None:
   print(json.dumps(result, indent=1))
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(result, indent=1) + "\n")
-  wrong = ("lost", "doubled", "files_that_differ", "unreadable_scores")
+  wrong = ("lost", "doubled", "files_that_differ", "steps_without_a_file", "unreadable_scores")
   wrong += ("full_disks_without_their_error",)
   enough = result["kills"] >= _KILLS.value and result["last_version_scored"]
   sys.exit(not enough or any(result[each] for each in wrong))

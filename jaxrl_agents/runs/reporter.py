@@ -1,4 +1,4 @@
-"""What a run writes down of each step: metrics, trajectories, the progress bar."""
+"""What a run tells of each step: metrics, and the progress bar."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 
 from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.harness import group_files
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.batches import Batches
 from jaxrl_agents.runs.progress import Progress
@@ -19,7 +18,7 @@ from jaxrl_agents.weights import manifest as manifest_lib
 
 @dataclasses.dataclass
 class Reporter:
-  """Writes metrics and trajectories of each step and advances the progress bar."""
+  """Writes the metrics of each step and advances the progress bar."""
 
   config: RunConfig
   workdir: Workdir
@@ -56,7 +55,6 @@ class Reporter:
       row["publish_bytes"] = float(manifest_lib.stored_bytes(self.workdir.weights, version))
     self.workdir.log("rl", step, row)
     self.remote.tell(self.players.places)
-    group_files.save_groups(self.workdir.trajectories / f"step_{step:06d}.npz", groups)
     shown = {name: row.get(name, 0.0) for name in ("reward", agent.headline)}
     self.progress.advance(**shown, tokens_per_s=row["sampler_tokens_per_s"])
 

@@ -146,7 +146,7 @@ def _train(
           if channel.is_first
           else no_report
         ),
-        learnt=batches.learnt,
+        learnt=functools.partial(_learnt, workdir, batches),
         kept=lambda: batches.state() | {"start": start},
         published=batches.published,
         held=notice.held,
@@ -212,6 +212,13 @@ def _begin(config: RunConfig, workdir: Workdir, first: int, version: int) -> Non
   workdir.drop_metrics_from("rl", first)
   weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
   VersionScores(workdir.evaluations, 0.0).withdraw_after(version)
+
+
+def _learnt(workdir: Workdir, batches: Batches, step: int, groups: list[Group]) -> None:
+  """Keeps the episodes of a step, before there is a checkpoint that has it."""
+  if processes.is_first():
+    group_files.save_groups(workdir.trajectories / f"step_{step:06d}.npz", groups)
+  batches.learnt(step, groups)
 
 
 def _save(
