@@ -75,7 +75,7 @@ class _EvaluatorProcess:
       f"the evaluator ended with status {self._process.exitcode}; "
       + (
         f"it has died {self._deaths} times without a new score, and is not started again; training "
-        "goes on, and scripts/evaluate.py --follow takes its place"
+        "goes on, and scripts/evaluate.py --follow can take its place"
         if self._given_up
         else "it is started again"
       ),
