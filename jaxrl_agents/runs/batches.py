@@ -359,7 +359,8 @@ def _in_the_background(publish: Callable[[], None]) -> concurrent.futures.Future
 
   def body() -> None:
     try:
-      future.set_result(publish())
+      publish()
+      future.set_result(None)
     except BaseException as error:
       future.set_exception(error)
 
