@@ -12,6 +12,7 @@ from jaxrl_agents import record_log
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import weight_files
 from jaxrl_agents.weights import manifest, streams
+from jaxrl_agents.weights.publisher import Publisher
 from jaxrl_agents.weights.receiver import Receiver
 from tests.runs import small_run
 from tests.runs.small_run import CFG
@@ -107,12 +108,20 @@ def test_learning_goes_on_while_differences_are_encoded_and_the_last_version_is_
     waited.append(taken())
     return encode(differences)
 
+  begin, begun = Publisher.begin, []
+
+  def begins(publisher, params, version):
+    begun.append(version)
+    return begin(publisher, params, version)
+
+  monkeypatch.setattr(Publisher, "begin", begins)
   monkeypatch.setattr(streams, "encode", slow)
   ahead = {"fleet": {"depth": 1}, "workers": {"deterministic": False}}
   small_run.run(tmp_path, **DELTA, **ahead)
   assert waited[0] == 2
   records = record_log.scan(tmp_path / "schedule.log")
-  assert [each["version"] for each in records if each["is"] == "swapped"] == [2, 4, 6]
+  swapped = [each["version"] for each in records if each["is"] == "swapped"]
+  assert [0, *swapped] == begun and len(begun) == 4  # none is skipped
   held, params = (np.load(tmp_path / file) for file in ("held.npz", "params.npz"))
   last = manifest.versions(manifest.differences(tmp_path / "weights"))[-1]
   assert last == params["version"] > 3
