@@ -43,7 +43,7 @@ def get_config() -> config.RunConfig:
       system_prompt="",  # the base was trained without one
     ),
     policy=config.PolicySection(model=MODEL, init="search_base"),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=0.7),
+    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=0.5),
     sft=config.SftConfig(
       steps=30,
       lr=3e-4,
@@ -54,11 +54,12 @@ def get_config() -> config.RunConfig:
       mtp_steps=10,
     ),
     learner=config.LearnerConfig(
-      steps=40,
+      steps=30,
       groups_per_step=16,
       group_size=8,
       substeps=2,
-      lr=6e-4,
+      lr=8e-4,
+      warmup_steps=8,
       row_tokens=2_048,
       rollout_row_tokens=(5_120,),  # a substep fits one microbatch
       rows_per_microbatch=2,
