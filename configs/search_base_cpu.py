@@ -1,4 +1,4 @@
-"""The base policy that configs/search_cpu.py starts from: from scratch on two cores, half an hour.
+"""The base policy that configs/search_cpu.py starts from, trained from scratch on two cores.
 
 scripts/train_base.sh W             # trains; the same command again goes on where it stopped
 scripts/train_base.sh W --export    # also copies the policy to jaxrl_agents/assets/search_base

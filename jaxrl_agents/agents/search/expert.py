@@ -74,8 +74,8 @@ whether the first failed, to repeat itself.
 class SearchExpert:
   """Plays one episode; called with each context. Invariant: `_tries` counts the calls per clue.
 
-  In tasks with hops each turn begins with the running list of what was found. All texts call
-  chunks by the names of `ids`; the code calls them by their own ids.
+  In tasks with hops each search comes after the running list of what was found, and the answer
+  lists the same. All texts call chunks by the names of `ids`; the code calls them by their own ids.
   """
 
   def __init__(
@@ -90,6 +90,7 @@ class SearchExpert:
     self._clues: Sequence[Mapping[str, Any]] = task.facts["clues"]
     of_clues = {i for clue in self._clues for i in clue["chunk_ids"]}
     self._has_hops = any("refers_to" in clue for clue in self._clues)
+    self._lists_guess = [self._has_hops and draws.happens(noise.guess) for _ in self._clues]
     self._gold = reward.gold_ids(task.facts) if "facts" in task.facts else of_clues
     self._hasty = draws.happens(noise.hasty)
     self._generous = draws.happens(noise.generous)
@@ -192,7 +193,7 @@ class SearchExpert:
       best = self._best.get(i)
       if right:
         found[i] = self._ids.name(right[0])
-      elif self._noise.guess and best is not None and best in visible:
+      elif self._lists_guess[i] and best is not None and best in visible:
         found[i] = self._ids.name(best)
     return found
 
@@ -265,9 +266,11 @@ class SearchExpert:
 
   def _answer(self, visible: Sequence[str]) -> Message:
     """Lists, in the order shown, gold chunks in sight, guesses and wrong chunks; in a generous
-    episode all chunks in sight.
+    episode all chunks in sight. In a task with hops it lists what was found, in the order of clues.
     """
-    draws = self._draws
+    draws, found = self._draws, self._found(visible) if self._has_hops else {}
+    if found:
+      return reward.answer(found[i] for i in sorted(found))
     gold = [i for i in visible if i in self._gold]
     listed = {i for i in gold if not draws.errs(self._noise.forget)}
     listed |= {i for i in self._guesses(visible) if draws.happens(self._noise.guess)} - {*gold}
@@ -277,9 +280,6 @@ class SearchExpert:
       listed.add(others.pop())
     if self._generous:
       listed = set(visible[: self._limits.max_documents])
-    found = self._found(visible) if self._has_hops else {}
-    if found:
-      return reward.answer(found[i] for i in sorted(found))
     if not listed:
       return Message("assistant", "No documents found")
     return reward.answer(self._ids.name(i) for i in visible if i in listed)

@@ -198,7 +198,7 @@ def search_parts(
     ids: {name: chunk id} of chunks that had another name in the log.
     was_shown: whether a tool showed the policy a chunk or document of this id. Every other id in
       an answer is wrong: it earns nothing, and lowers the precision; so does a mark that names the
-      id of an earlier one (both ours).
+      id of an earlier one (both ours). Two chunks of one document are no repetition.
     max_documents: further ids of the answer are ignored.
 
   Returns:

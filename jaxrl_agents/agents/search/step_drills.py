@@ -23,7 +23,7 @@ from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.types import Message, Task, ToolCall
 
 ANSWERS = 0.35
-"""Share of the drills whose reply is the answer."""
+"""Share of the drills that go on to the answer, if there is room for so many turns."""
 
 FULL = 0.25
 """How often a turn ends above the threshold of the context, if a wrong hit is in sight."""
@@ -68,8 +68,8 @@ def step_drills(
 
   Args:
     tasks, chunk_text, search, chat: as of `hop_drills.hop_drills`.
-    limits: of the context, and whether it can be pruned. A drill ends before it really fills the
-      context up to the threshold.
+    limits: of the context, and whether it can be pruned. A drill ends before it fills the context
+      so that tools would refuse.
     count: how many.
     seed: of all that is random.
   """
@@ -84,9 +84,10 @@ def step_drills(
 class _Drill:
   """The beginning of an episode of the expert.
 
-  `_queries`: for each clue. `_seen`: {chunk in sight: whether it supports a clue}; `_found`: those
-  in sight, and pruned ones; `_used`: tokens by the last usage line; `_trained_from`: index of the
-  first message that is trained, the first one after the context was last pruned.
+  `_queries`: for each clue; `_twin`: place of a clue with the words of another one, or 0. `_seen`:
+  {chunk in sight: whether it supports a clue}; `_found`: those in sight, and pruned ones. `_used`:
+  tokens by the last usage line; `_most`: above so many, tools refuse. `_trained_from`: index of the
+  first message that may be trained: the one after the last reply that pruned, whose ids are gone.
   """
 
   def __init__(
@@ -99,6 +100,10 @@ class _Drill:
   ):
     self._clues, self._ids, self._chat = task.facts["clues"], ShortIds(task), chat
     self._limits, self._draw = limits, draw
+    self._most = view.rejection_budget(
+      limits.token_budget, limits.threshold_tokens, limits.spillage_fraction
+    )
+    self._twin = 0
     question, shown = task.prompt, [clue["text"] for clue in self._clues]
     if draw.random() < STRANGE:
       question, shown = self._replaced(question, words)
@@ -118,9 +123,10 @@ class _Drill:
     """The question with replaced words, and the texts of its clues."""
     draw, texts = self._draw, list[str]()
     before, rest = "", question
-    twin = draw.randrange(1, len(self._clues)) if draw.random() < TWIN else 0
+    if draw.random() < TWIN:
+      self._twin = draw.randrange(1, len(self._clues))
     for place, clue in enumerate(self._clues):
-      is_twin = place == twin > 0
+      is_twin = place == self._twin > 0
       known, share = (texts[-1], TWIN_WORDS) if is_twin else (clue["text"], STRANGE_WORDS)
       text = " ".join(draw.choice(words) if draw.random() < share else w for w in known.split())
       head, _, rest = rest.partition(clue["text"])
@@ -143,8 +149,12 @@ class _Drill:
       if place in self._referred:  # the next search quotes the name that one of them defines
         defines = lambda i, name=clue["name"]: name in code_names.defined(chunk_text(i))
         right = [i for i in right if defines(i)] or right
+      if place == self._twin > 0:  # its words say nothing about its hits
+        hits = {}
       if not any(i in hits or i in self._seen for i in right):
-        hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
+        pairs = [(right[0], chunk_text(right[0])), *list(hits.items())[:-1]]
+        draw.shuffle(pairs)
+        hits = dict(pairs)
       fresh = [i for i in hits if i not in self._found]
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
       if not self._turn(place, cut):
@@ -153,7 +163,9 @@ class _Drill:
     prompt = list(self._messages)
     above = self._used > self._limits.threshold_tokens
     if above and self._limits.show_hint and draw.random() < HINTED:
-      notice = view.over_threshold_notice(self._used, self._limits.threshold_tokens, can_prune=True)
+      notice = view.over_threshold_notice(
+        self._used, self._limits.threshold_tokens, can_prune=self._limits.can_prune
+      )
       prompt.append(Message("user", notice, ephemeral=True))
     return self._tokens(prompt, self._reply(place))
 
@@ -184,23 +196,19 @@ class _Drill:
     )
     results = [view.PRUNED] * bool(pruned) + [shown or view.NO_RESULTS]
     messages = [*kept, reply, *(Message("tool", text) for text in results)]
-    used = len(self._chat.render(messages))
-    if used > limits.threshold_tokens:
+    used, most = len(self._chat.render(messages)), self._most
+    if used > most:
       return False
     self._found |= set(hits)
     self._seen = {i: right for i, right in self._seen.items() if i not in pruned}
     self._seen |= {i: i in self._gold for i in hits}
-    self._used = self._draw.randint(used, limits.threshold_tokens)
+    least, threshold = used, max(used, limits.threshold_tokens)
     if limits.can_prune and self._wrong() and self._draw.random() < FULL:
-      most = view.rejection_budget(
-        limits.token_budget, limits.threshold_tokens, limits.spillage_fraction
-      )
-      self._used = self._draw.randint(
-        limits.threshold_tokens + 1, max(limits.threshold_tokens + 1, most)
-      )
+      least, threshold = max(used, limits.threshold_tokens + 1), most
+    self._used = self._draw.randint(least, max(least, threshold))
     line = view.usage_line(self._used, limits.threshold_tokens)
     if pruned:
-      self._trained_from = len(self._messages)
+      self._trained_from = len(self._messages) + 1
     self._messages = [*messages[:-1], Message("tool", results[-1] + line)]
     return True
 
@@ -213,9 +221,10 @@ class _Drill:
     if place == len(self._clues):
       return reward.answer(found.values())
     reply = expert.searches([self._queries[place]], expert.running_list(found, place))
-    if self._used <= self._limits.threshold_tokens:
-      return reply
     names = [self._ids.name(i) for i in self._wrong()]
+    above = self._used > self._limits.threshold_tokens
+    if not (above and names and self._limits.can_prune):
+      return reply
     prune = ToolCall("", view.PRUNE.name, {"chunk_ids": names})
     return dataclasses.replace(reply, tool_calls=(prune, *reply.tool_calls))
 

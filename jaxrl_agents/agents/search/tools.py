@@ -135,8 +135,11 @@ class SearchTools:
     return "\n".join(self._hit(chunk) for chunk in chunks)
 
   def _document(self, doc_id: str) -> list[Chunk]:
-    """The chunks of a document, by its id or by that of one of its chunks."""
-    chunk_id = self.ids.chunk_id(doc_id)
+    """The chunks of a document, by its id or by that of one of its chunks. A number stands for a
+    chunk only once it was shown: gold chunks have theirs from the start.
+    """
+    known = not self.ids.used or doc_id in self.displayed
+    chunk_id = self.ids.chunk_id(doc_id) if known else doc_id
     for name in (chunk_id, reward.document_of(chunk_id)):
       chunks = self._index.document(name)
       if chunks:

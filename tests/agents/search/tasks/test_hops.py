@@ -171,7 +171,7 @@ def test_the_expert_follows_hops_that_the_heuristic_cannot(made, services):
       )
     assert reward.answer_ids(answer)[: len(entries)] == list(dict(map(reversed, entries)))
   recall = lambda name: np.mean([play(name, t, services).rewards["output_recall"] for t in tasks])
-  assert recall("heuristic_1x2") < recall("hops_1x2") <= 1
+  assert recall("heuristic_1x2") < recall("hops_1x2")
 
 
 def test_drills_quote_the_name_that_a_hit_defines_which_is_mostly_made_up(made):
@@ -216,8 +216,15 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     start, stop = int(edges[-2]), int(edges[-1])
     assert stop == len(tokens)
     prompt, reply = talk.decode(tokens[:start]), talk.parse(tokens[start:])
-    earlier = [talk.parse(tokens[a:b]) for a, b in edges.reshape(-1, 2)[:-1]]
-    assert all(turn.tool_calls for turn in earlier)
+    earlier = edges.reshape(-1, 2)[:-1]
+    for a, b in edges.reshape(-1, 2):  # what a trained turn names stands before it
+      turn = talk.parse(tokens[a:b])
+      assert turn.tool_calls or b == len(tokens)
+      named = re.findall(r"^\d+\. (\S+)$|<Document id=([^>]+)>", turn.content, re.MULTILINE)
+      named = {i for pair in named for i in pair if i}
+      for call in turn.tool_calls:
+        named.update(call.arguments.get("chunk_ids", ()))
+      assert named <= set(reward.hit_ids(talk.decode(tokens[:a])))
     asked = re.findall('search_corpus{"query": "(.*?)"}', prompt)
     used = [int(n.replace(",", "")) for n in re.findall(r"Token usage: ([\d,]+)/1,024", prompt)]
     assert len(used) == len(asked) >= len(earlier)
@@ -236,7 +243,8 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     same = [task for task in tasks if f"<|user|>{task.prompt}<|end|>" in prompt]
     if not same:  # some words of its clues are those of other clues
       strange += 1
-      assert all(query.partition("; ")[0].strip() in prompt for query in asked)
+      question = prompt.partition("<|end|>")[0]
+      assert all(query.partition("; ")[0].strip() in question for query in asked)
       continue
     clues = same[0].facts["clues"]
     wanted = [f" {query(same[0], clue)}" for clue in clues]
