@@ -11,7 +11,7 @@ out of hits); the expert has 1.98.
 import dataclasses
 
 from jaxrl_agents import config
-from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.agents.search.config import SearchConfig, SearchReward
 
 MODEL = dataclasses.replace(config.BASE_MODEL, embed_dim=192, num_kv_heads=4, head_dim=64)
 """5.4 million parameters. Heads of 64, four of them with keys of their own, copy far better before
@@ -40,6 +40,7 @@ def get_config() -> config.RunConfig:
       max_documents=12,
       short_ids=True,
       hasty=0.0,
+      reward=SearchReward(betas=(2.0,)),  # 16 steps are too few for a schedule
       system_prompt="",  # the base was trained without one
     ),
     policy=config.PolicySection(model=MODEL, init="search_base"),
@@ -54,12 +55,12 @@ def get_config() -> config.RunConfig:
       mtp_steps=10,
     ),
     learner=config.LearnerConfig(
-      steps=30,
-      groups_per_step=16,
+      steps=16,
+      groups_per_step=32,
       group_size=8,
       substeps=2,
-      lr=8e-4,
-      warmup_steps=8,
+      lr=5e-4,
+      warmup_steps=4,
       row_tokens=2_048,
       rollout_row_tokens=(5_120,),  # a substep fits one microbatch
       rows_per_microbatch=2,
