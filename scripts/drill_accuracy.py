@@ -2,9 +2,9 @@
 
     python scripts/drill_accuracy.py --config=configs/search_base_cpu.py --checkpoint=W
 
-Of each kind of drill the share whose whole reply is right, each token given those before it; of
-hops, with made-up names and with names as they stand, also the share whose name begins with the
-right token.
+Of each kind of trained turn the share whose whole reply is right, each token given those before it;
+of hops, with made-up names and with names as they stand, also the share whose name begins with the
+right token. A drill of several turns counts once for each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "", "a workdir, a folder of weights, or a shipped policy; by default policy.init"
 )
 _SPLIT = flags.DEFINE_enum("split", "dev", ["train", "dev", "test"], "whose tasks")
-_DRILLS = flags.DEFINE_integer("drills", 400, "how many", lower_bound=1)
+_DRILLS = flags.DEFINE_integer("drills", 400, "how many are made", lower_bound=1)
 
 
 class Drill(NamedTuple):
@@ -89,7 +89,7 @@ def held_out(config: RunConfig) -> list[Drill]:
 def accuracy(
   config: RunConfig, params: dict[str, Any], drills: Sequence[Drill]
 ) -> dict[str, dict[str, float]]:
-  """{kind: {"drills": number, "whole_reply": share, and of hops "first_token": share}}."""
+  """{kind: {"turns": number, "whole_reply": share, and of hops "first_token": share}}."""
   cfg = config.policy.model
 
   @jax.jit
@@ -111,7 +111,7 @@ def accuracy(
       if drill.name_at is not None:
         first[drill.kind].append(bool(right[drill.name_at]))
   return {
-    kind: {"drills": len(each), "whole_reply": float(np.mean(each))}
+    kind: {"turns": len(each), "whole_reply": float(np.mean(each))}
     | ({"first_token": float(np.mean(first[kind]))} if kind in first else {})
     for kind, each in sorted(whole.items())
   }
