@@ -99,7 +99,7 @@ class CodingConfig:
     pages: file of JSON lines {"url", "title", "text"} that fetch_page reads; none if empty.
     backend: backend of the sandboxes.
     system_prompt: first message: "environment" for `view.system_prompt`, which explains tools,
-      limits and how an episode ends; "" for none, as the shipped policies were trained; else the text.
+      limits and how an episode ends; "" for none, as for the shipped policies; else the text.
     hasty: probability that the scripted demonstrator ends an episode without testing its last edit.
     reward: weights of the reward.
   """

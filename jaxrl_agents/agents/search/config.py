@@ -71,7 +71,7 @@ class SearchConfig:
     tool_deadline_s: of one call.
     tool_latency_s: median of a delay before each call, as of a service on a network.
     system_prompt: first message: "environment" for `view.system_prompt`, which explains tools,
-      limits and the form of an answer; "" for none, as the shipped policies were trained; else the text.
+      limits and the form of an answer; "" for none, as for the shipped policies; else the text.
     hops: tasks whose later clues are found only with the answers to earlier ones
       (agents.search.tasks.hops).
     hasty: share of the demonstrator's episodes in which it searches for one clue and answers.

@@ -301,14 +301,15 @@ def search(query: str) -> tuple[str, dict[str, Any]]:
 
 
 def running_list(found: Mapping[int, str], place: int) -> str:
-  """The text of a turn that searches for the clue `place`, from 0: a line for each clue before it
-  with the document that was found, and the number of the clue ("1. 79\\n2. 64\\n3.").
+  """The text of a turn that searches for the clue `place`, from 0: the marks of the documents that
+  were found for the clues before it, and its number ("<Document id=79>\\n<Document id=64>\\n3.").
 
   It splits what is hard to learn at once into small steps: which hit of the last search is right,
-  which clue comes next, and in the end the answer, which quotes the list.
+  which clue comes next, and in the end the answer, which repeats the list. Its marks are those of
+  the answer, so that a policy has only to copy them.
   """
-  lines = [f"{i + 1}. {name}" for i, name in sorted(found.items()) if i < place]
-  return "\n".join([*lines, f"{place + 1}."])
+  marks = reward.answer(name for i, name in sorted(found.items()) if i < place).content
+  return f"{marks}\n{place + 1}." if marks else f"{place + 1}."
 
 
 def searches(queries: Iterable[str], text: str = "") -> Message:

@@ -161,15 +161,14 @@ def test_the_expert_follows_hops_that_the_heuristic_cannot(made, services):
     queries = [call.arguments["query"] for call in reward.calls(log.log)]
     assert {f" {query(task, clue)}" for clue in hop_clues(task)} <= set(queries)
     *turns, answer = [message.content for message in log.log if message.role == "assistant"]
-    lists = [re.fullmatch(r"((?:\d+\. \S+\n)*)(\d+)\.", text) for text in turns]
-    assert all(lists) and lists[0][0] == "1."
-    for found, place in (match.groups() for match in lists):
-      entries = [line.split(". ") for line in found.splitlines()]
-      assert [int(number) for number, _ in entries] == list(range(1, int(place)))
-      assert all(
-        name in task.facts["clues"][int(number) - 1]["chunk_ids"] for number, name in entries
-      )
-    assert reward.answer_ids(answer)[: len(entries)] == list(dict(map(reversed, entries)))
+    assert turns[0] == "1."
+    for place, text in enumerate(turns):
+      *marks, number = text.splitlines()
+      listed = reward.answer_ids(text)
+      assert number == f"{place + 1}." and len(marks) == len(listed) == place
+      pairs = zip(listed, task.facts["clues"], strict=False)
+      assert all(name in clue["chunk_ids"] for name, clue in pairs)
+    assert reward.answer_ids(answer)[: len(listed)] == listed
   recall = lambda name: np.mean([play(name, t, services).rewards["output_recall"] for t in tasks])
   assert recall("heuristic_1x2") < recall("hops_1x2")
 
@@ -220,8 +219,7 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     for a, b in edges.reshape(-1, 2):  # what a trained turn names stands before it
       turn = talk.parse(tokens[a:b])
       assert turn.tool_calls or b == len(tokens)
-      named = re.findall(r"^\d+\. (\S+)$|<Document id=([^>]+)>", turn.content, re.MULTILINE)
-      named = {i for pair in named for i in pair if i}
+      named = set(reward.answer_ids(turn.content))
       for call in turn.tool_calls:
         named.update(call.arguments.get("chunk_ids", ()))
       assert named <= set(reward.hit_ids(talk.decode(tokens[:a])))
@@ -235,10 +233,10 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     texts = reply.content.splitlines()
     if search:
       assert texts.pop() == f"{len(asked) + 1}."
-      listed = [text.removeprefix(f"{i + 1}. ") for i, text in enumerate(texts)]
     else:
       answers += 1
-      listed = reward.answer_ids(reply.content)
+    listed = reward.answer_ids(reply.content)
+    assert len(listed) == len(texts)
     assert set(listed) <= set(shown)
     same = [task for task in tasks if f"<|user|>{task.prompt}<|end|>" in prompt]
     if not same:  # some words of its clues are those of other clues
