@@ -44,7 +44,7 @@ def get_config() -> config.RunConfig:
       demonstration_tasks=1_000,
       demonstration_share=0.5,
       rollouts_per_task=2,
-      reading_drills=5_000,
+      drills=5_000,
       rates=(0.5, 0.0, 0.0, 0.5),
       mtp_steps=10,
     ),

@@ -34,7 +34,7 @@ def get_config() -> config.RunConfig:
       demonstration_tasks=2_000,
       rollouts_per_task=1,
       practice_tasks=1_000,
-      reading_drills=24_000,
+      drills=24_000,
       rates=(2.0, 1.0, 0.0, 4.0),
       balance_rate=5e-3,
       mtp_steps=80,

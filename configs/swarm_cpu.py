@@ -51,7 +51,7 @@ def get_config() -> config.RunConfig:
       rows_per_step=4,
       demonstration_tasks=900,
       rollouts_per_task=1,
-      reading_drills=6_000,
+      drills=6_000,
       rates=(0.35, 0.0, 0.0, 0.65),
       mtp_steps=10,
     ),

@@ -219,9 +219,8 @@ class SftConfig:
 
   A source of rate 0 is neither made nor read. `copies` are drills of a repeated random string (a
   small network learns to quote from them first); they end after `copy_phase` of the steps. `drills`
-  are short exercises, `reading_drills` of them: hops and next steps of a search
-  (`agents.search.hop_drills`, `step_drills`), each role of a swarm (`agents.swarm.drills`),
-  repairing a line of a file (`agents.coding.drills`).
+  are short exercises: hops and next steps of a search (`agents.search.hop_drills`, `step_drills`),
+  each role of a swarm (`agents.swarm.drills`), repairing a line of a file (`agents.coding.drills`).
 
   Attributes:
     schedule: of the learning rate after the warm-up steps.
@@ -229,6 +228,7 @@ class SftConfig:
     demonstration_share: share of the train split that may be demonstrated, in whole repositories if
       there are any; the rest is new to reinforcement learning.
     practice_tasks: simpler tasks of single clues, played once and not filtered.
+    drills: how many of these are made.
     rates: of demonstrations, practice, copies and drills in the mixture.
     beside: files of other configs, each with overrides after it ("configs/swarm_cpu.py
       swarm.single=0.1"). Their sources join the mixture, at the rates of `beside_rates`, for a
@@ -251,7 +251,7 @@ class SftConfig:
   rollouts_per_task: Count = 2
   practice_tasks: Whole = 0
   copy_segments: Whole = 0
-  reading_drills: Whole = 0
+  drills: Whole = 0
   optimizer: Optimizer = "adamw"
   qk_clip: NotNegative = 0.0
   rates: tuple[NotNegative, ...] = (1.0, 0.0, 0.0, 0.0)

@@ -45,7 +45,7 @@ _OPTIONS = {
   ),
   "practice": ("practice_tasks",),
   "copies": ("copy_segments",),
-  "drills": ("reading_drills",),
+  "drills": ("drills",),
 }
 """The options of SftConfig that decide a source."""
 

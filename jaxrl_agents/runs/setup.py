@@ -232,9 +232,14 @@ def warm_params(config: RunConfig, workdir: Workdir) -> dict[str, Any]:
   """The parameters that reinforcement learning starts from: the warm-up's if there was one.
 
   Raises:
-    ValueError: the weights of the warm-up are damaged, or not there, though their folder is.
+    ValueError: the weights of the warm-up are damaged, or not there, though it has begun.
   """
   if not workdir.warm_start.exists():
+    if (begun := workdir.checkpoints / "sft").exists():
+      raise ValueError(
+        f"{begun} is of a warm-up that did not end; run scripts/train_sft.py again, which goes on "
+        "with it, or remove this folder to start from policy.init"
+      )
     return initial_params(config)
   if not (workdir.warm_start / weight_files.WEIGHTS).is_file():
     raise ValueError(

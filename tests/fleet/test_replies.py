@@ -1,8 +1,6 @@
 """Replies of rollouts that are played again: found by all that decides them, not by less."""
 
-import contextlib
 import dataclasses
-import resource
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from jaxrl_agents import full_disk
 from jaxrl_agents.fleet import replies as replies_lib
 from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.types import Generation, SamplingLimits
+from tests.file_limits import no_file_beyond
 
 LIMITS = SamplingLimits(8, (3, 4), seed=5)
 PROMPT = np.asarray([7, 8, 9], np.int32)
@@ -105,16 +104,6 @@ def test_a_damaged_file_is_named_and_begun_anew(tmp_path, capfd):
   with opened(path) as replies:
     assert replies.find(G, PROMPT, LIMITS) is None
   assert "unfinished rollouts are sampled again" in capfd.readouterr().err
-
-
-@contextlib.contextmanager
-def no_file_beyond(size):
-  old = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
 def test_a_full_disk_is_named_and_loses_no_reply(tmp_path, monkeypatch):

@@ -234,6 +234,15 @@ def test_a_warm_start_without_weights_is_not_replaced_by_other_weights(written, 
     setup.warm_params(CONFIG, workdir)
 
 
+def test_a_warm_up_that_did_not_end_is_not_taken_for_a_run_without_one(tmp_path):
+  workdir = Workdir(tmp_path / "run")
+  (workdir.checkpoints / "sft" / "3").mkdir(parents=True)
+  with pytest.raises(
+    ValueError, match=r"sft is of a warm-up that did not end; run scripts/train_s"
+  ):
+    setup.warm_params(CONFIG, workdir)
+
+
 def test_a_warm_start_that_was_exchanged_under_a_run_is_refused(written, tmp_path):
   shutil.copytree(written, tmp_path / "run")
   workdir = Workdir(tmp_path / "run")

@@ -1,12 +1,11 @@
 """A disk that is full: nothing half-written is left, and the error says what helps."""
 
-import contextlib
 import errno
-import resource
 
 import pytest
 
 from jaxrl_agents.sandbox.host.layer_store import Store
+from tests.file_limits import no_file_beyond
 from tests.hostile.conftest import (
   WORK,
   added,
@@ -45,18 +44,8 @@ def test_a_store_without_any_room_is_an_error_with_a_remedy(tmp_path):
     Store(small / "store", (0, 0))
 
 
-@contextlib.contextmanager
-def file_size_limit(size):
-  old = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-
-
 def test_a_file_that_may_not_grow_is_an_error_with_a_remedy(store):
-  with file_size_limit(1 << 16), pytest.raises(OSError, match="File too large: .* has no room"):
+  with no_file_beyond(1 << 16), pytest.raises(OSError, match="File too large: .* has no room"):
     added(store, [WORK, file("work/f", bytes(1 << 20))], (store.ground,), bytes(1 << 20))
   assert session_entries(store) == []
 
@@ -67,7 +56,7 @@ def test_a_snapshot_that_cannot_be_saved_leaves_no_file(play, tmp_path):
     async with await boxes.create(base) as box:
       await box.exec("head -c 1000000 /dev/urandom > f")
       snapshot = await box.snapshot()
-    with file_size_limit(1 << 16), pytest.raises(OSError, match="File too large: .* make room on"):
+    with no_file_beyond(1 << 16), pytest.raises(OSError, match="File too large: .* make room on"):
       await boxes.save(snapshot, tmp_path / "state")
     assert list(tmp_path.iterdir()) == []
     await boxes.save(snapshot, tmp_path / "state")

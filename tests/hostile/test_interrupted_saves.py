@@ -7,7 +7,6 @@ every operation of Python on a file in it; each copy is then started from like a
 import contextlib
 import itertools
 import pathlib
-import resource
 import shutil
 import sys
 import threading
@@ -27,6 +26,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import report_page, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.weights import store
+from tests.file_limits import no_file_beyond
 from tests.harness.test_group_files import group, plain
 from tests.learner.test_checkpoint import assert_equal, make
 from tests.runs.small_run import CFG
@@ -218,17 +218,6 @@ def test_demonstrations_that_are_replaced_are_lost_at_no_moment(tmp_path):
     assert any(len(segment_files.read_segments(whole)) in (3, 5) for whole in wholes)
 
 
-@contextlib.contextmanager
-def full_disk(largest):
-  """No file can grow beyond so many bytes: any user may set this, and it fails as a full disk."""
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def writers(folder):
   workdir = Workdir(folder / "run")
   params = params_lib.init(CFG, jax.random.key(0))
@@ -256,7 +245,7 @@ def writers(folder):
 def test_a_full_disk_is_one_error_with_the_folder_and_the_remedy(tmp_path, name):
   write = writers(tmp_path)[name]
   Workdir(tmp_path / "run").log("rl", 0, {"reward": 1.0})
-  with full_disk(8_192), pytest.raises(FullDiskError, match="Free some space there") as found:
+  with no_file_beyond(8_192), pytest.raises(FullDiskError, match="Free some space there") as found:
     write()
   assert str(tmp_path) in str(found.value) and "\n" not in str(found.value)
   left = [p for p in tmp_path.rglob("*") if p.is_file() and p.stat().st_size > 8_192]
@@ -268,7 +257,7 @@ def test_a_checkpoint_on_a_full_disk_leaves_the_earlier_one_usable(tmp_path):
   wide = lambda seed: make(width=4_000, seed=seed)
   with checkpoint.open_manager(tmp_path / "rl") as manager:
     checkpoint.save(manager, 1, wide(1), {"step": 1}, keep=1)
-    with full_disk(50_000), pytest.raises(FullDiskError, match=r"rl/2 could not be written"):
+    with no_file_beyond(50_000), pytest.raises(FullDiskError, match=r"rl/2 could not be written"):
       checkpoint.save(manager, 2, wide(2), {"step": 2}, keep=1)
   with checkpoint.open_manager(tmp_path / "rl") as manager:
     state, ledger, step = checkpoint.restore(manager, wide(0))
@@ -281,7 +270,7 @@ def test_a_checkpoint_on_a_full_disk_leaves_the_earlier_one_usable(tmp_path):
 def test_a_report_that_cannot_be_written_does_not_end_the_run(tmp_path, capfd):
   workdir = Workdir(tmp_path)
   workdir.log("rl", 0, {"reward": 1.0})
-  with full_disk(8_192):
+  with no_file_beyond(8_192):
     report_page.write_if_possible(workdir.path)
   assert "the report was not written: " in (error := capfd.readouterr().err)
   assert "python scripts/view.py --workdir=" in error

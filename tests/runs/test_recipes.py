@@ -35,7 +35,7 @@ def test_a_swarm_is_warmed_up_trained_and_compared_with_a_single_agent(library, 
     "learner.level_weights_early=(1,1,1,1)",
     f"corpus.source={library}",
     "sft.rates=(1,0,0,1)",
-    "sft.reading_drills=8",
+    "sft.drills=8",
     "swarm.budget_share=0.4",
   )
   assert {
@@ -66,7 +66,7 @@ def test_a_coding_agent_is_warmed_up_trained_and_compared_with_one_without_summa
     f"coding.sources=('{library}',)",
     "coding.tasks_per_repo=3",
     "sft.rates=(1,0,0,1)",
-    "sft.reading_drills=8",
+    "sft.drills=8",
   )
   assert {"warm_start", "trained", "no_summary", "enumeration", "do_nothing"} <= set(
     summary["eval"]

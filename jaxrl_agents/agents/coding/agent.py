@@ -211,7 +211,7 @@ class CodingAgent(Agent):
       split="train",
       flips=options.damage in ("flip", "mixed"),
       lines=options.damage == "mixed",
-      count=setting.sft.reading_drills,
+      count=setting.sft.drills,
       max_characters=options.max_file_characters,
       seed=setting.seed,
       without=[repo.files[path] for repo in held_back for path in repo.sources],

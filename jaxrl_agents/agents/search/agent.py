@@ -169,7 +169,7 @@ class SearchAgent(Agent):
     Raises:
       ValueError: the tasks have no hops.
     """
-    options, count = setting.options, setting.sft.reading_drills
+    options, count = setting.options, setting.sft.drills
     if not options.hops:
       raise ValueError(
         "there are drills only for tasks with hops; set search.hops=True, or the rate of drills in "

@@ -118,7 +118,7 @@ class SearchExpert:
     if used > self._limits.threshold_tokens and not self._draws.errs(self._noise.skip_prune):
       unneeded = self._unneeded(visible) if self._limits.can_prune else []
       unneeded = unneeded[: context.max_new_tokens // 8]  # an id is about 7 tokens of the reply
-      if not unneeded and not (self._has_hops and used <= self._cutoff):
+      if not unneeded and used > self._cutoff:
         return self._answer(visible)
       if unneeded:
         calls.append(("prune_chunks", {"chunk_ids": [self._ids.name(i) for i in unneeded]}))

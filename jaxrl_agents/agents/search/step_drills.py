@@ -202,10 +202,10 @@ class _Drill:
     self._found |= set(hits)
     self._seen = {i: right for i, right in self._seen.items() if i not in pruned}
     self._seen |= {i: i in self._gold for i in hits}
-    least, threshold = used, max(used, limits.threshold_tokens)
+    low, high = used, limits.threshold_tokens
     if limits.can_prune and self._wrong() and self._draw.random() < FULL:
-      least, threshold = max(used, limits.threshold_tokens + 1), most
-    self._used = self._draw.randint(least, max(least, threshold))
+      low, high = max(used, limits.threshold_tokens + 1), most
+    self._used = self._draw.randint(low, max(low, high))
     line = view.usage_line(self._used, limits.threshold_tokens)
     if pruned:
       self._trained_from = len(self._messages) + 1

@@ -58,6 +58,7 @@ STORY = Story(
     "prune_accuracy": "Pruning accuracy",
     "turns": "Turns",
     "precision": "Precision of the output",
+    "repeated_output": "Marks that repeat a document",
     "num_output": "Chunks listed",
     "tool_calls": "Tool calls",
     "verbatim_queries": "Queries that quote the question",

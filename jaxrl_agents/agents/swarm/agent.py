@@ -169,7 +169,7 @@ class SwarmAgent(Agent):
 
   def drills(self, setting: Setting, tasks: CorpusTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Drills of what each role copies, with new random names."""
-    count, options = setting.sft.reading_drills, setting.options
+    count, options = setting.sft.drills, setting.options
     train = tasks.sample("train", count, setting.seed + 1)
     text = lambda chunk_id: tasks.index.chunk(chunk_id).text
     if options.tables.max_rows:
