@@ -1,5 +1,6 @@
 """scripts/export_policy.py: weights that load, with the curve of each part beside them."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -29,7 +30,12 @@ def test_a_second_export_into_one_folder_leaves_the_new_policy_and_its_curve(tmp
       workdir.log("sft", step, {"loss": loss})
     command = [sys.executable, "scripts/export_policy.py", f"--config={config}", f"--out={out}"]
     done = subprocess.run(
-      [*command, f"--workdir={workdir.path}"], cwd=ROOT, capture_output=True, text=True, timeout=300
+      [*command, f"--workdir={workdir.path}"],
+      cwd=ROOT,
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      capture_output=True,
+      text=True,
+      timeout=300,
     )
     assert done.returncode == 0, done.stderr
     loaded = weight_files.load(str(out), CFG)
