@@ -22,7 +22,7 @@ from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.types import Message, Task, ToolCall
 
-ANSWERS = 0.35
+ANSWERS = 0.5
 """Share of the drills that go on to the answer, if there is room for so many turns."""
 
 FULL = 0.25
@@ -31,7 +31,7 @@ FULL = 0.25
 HINTED = 0.5
 """How often a prompt above the threshold has the notice that training tasks show."""
 
-PIECE_WORDS = (8, 20, 40, 100)
+PIECE_WORDS = (8, 20, 40, 100, 100)
 """A drill shows one of these numbers of words of each hit."""
 
 STRANGE = 0.4
@@ -52,6 +52,11 @@ TWIN_WORDS = 0.2
 
 HITS = (1, 2, 2, 2)
 """A search of a drill has one of these numbers of hits."""
+
+SHUFFLED = 0.5
+"""How often the hits of a clue in its own words are in random order, so that the policy compares
+them with the clue and does not just take the first.
+"""
 
 
 def step_drills(
@@ -84,10 +89,11 @@ def step_drills(
 class _Drill:
   """The beginning of an episode of the expert.
 
-  `_queries`: for each clue; `_twin`: place of a clue with the words of another one, or 0. `_seen`:
-  {chunk in sight: whether it supports a clue}; `_found`: those in sight, and pruned ones. `_used`:
-  tokens by the last usage line; `_most`: above so many, tools refuse. `_trained_from`: index of the
-  first message that may be trained: the one after the last reply that pruned, whose ids are gone.
+  `_queries`: for each clue; `_is_strange`: whether words of the question were replaced; `_twin`:
+  place of a clue with the words of another one, or 0. `_seen`: {chunk in sight: whether it supports
+  a clue}; `_found`: those in sight, and pruned ones. `_used`: tokens by the last usage line;
+  `_most`: above so many, tools refuse. `_trained_from`: index of the first message that may be
+  trained: the one after the last reply that pruned, whose ids are gone.
   """
 
   def __init__(
@@ -105,7 +111,8 @@ class _Drill:
     )
     self._twin = 0
     question, shown = task.prompt, [clue["text"] for clue in self._clues]
-    if draw.random() < STRANGE:
+    self._is_strange = draw.random() < STRANGE
+    if self._is_strange:
       question, shown = self._replaced(question, words)
     self._queries = [
       hops.query_of([*({**c, "text": t} for c, t in zip(self._clues, shown, strict=True))], place)
@@ -156,6 +163,8 @@ class _Drill:
         draw.shuffle(pairs)
         hits = dict(pairs)
       fresh = [i for i in hits if i not in self._found]
+      if not self._is_strange and draw.random() < SHUFFLED:
+        draw.shuffle(fresh)
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
       if not self._turn(place, cut):
         break
