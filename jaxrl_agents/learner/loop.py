@@ -152,21 +152,8 @@ def learn(
     (state, metrics, the groups with the "advantage" of each finished trajectory in its metrics).
   """
   rollouts, metrics = score(groups, normalise_std=learner.advantage_std)
-  normaliser = objective.loss.normaliser
-  constant = normaliser == "constant"
-  *shorter, longest = learner.row_lengths
-  pack = lambda part: packing.pack(
-    part if learner.router_replay else without_routing(part),
-    row_tokens=longest,
-    rows_per_microbatch=learner.rows_per_microbatch,
-    shorter_row_tokens=shorter,
-    normaliser=normaliser,
-    constant_tokens=(learner.constant_tokens or learner.row_tokens) if constant else 0,
-    constant_rollouts=learner.groups_per_step * learner.group_size / learner.substeps,
-    keep_rollouts_together=objective.loss.whole_rollouts,
-    share_prefixes=learner.share_prefixes,
-  )
-  parts = [pack(part) for part in split_substeps(rollouts, learner.substeps)] if rollouts else []
+  split = split_substeps(rollouts, learner.substeps) if rollouts else []
+  parts = [packed(part, learner, objective) for part in split]
   scored = lambda params, batch: np.asarray(
     train_step.recompute_logprobs(params, train_step.placed(batch), cfg, objective)
   )
@@ -208,6 +195,26 @@ def learn(
   metrics["padding_share"] = 1 - metrics["placed_tokens"] / max(places, 1)
   metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
   return state, metrics, annotated(groups, rollouts)
+
+
+def packed(
+  rollouts: Sequence[Rollout], learner: LearnerConfig, objective: train_step.Objective
+) -> list[packing.Batch]:
+  """The microbatches of one optimizer step, packed as `learner` says."""
+  normaliser = objective.loss.normaliser
+  constant = normaliser == "constant"
+  *shorter, longest = learner.row_lengths
+  return packing.pack(
+    rollouts if learner.router_replay else without_routing(rollouts),
+    row_tokens=longest,
+    rows_per_microbatch=learner.rows_per_microbatch,
+    shorter_row_tokens=shorter,
+    normaliser=normaliser,
+    constant_tokens=(learner.constant_tokens or learner.row_tokens) if constant else 0,
+    constant_rollouts=learner.groups_per_step * learner.group_size / learner.substeps,
+    keep_rollouts_together=objective.loss.whole_rollouts,
+    share_prefixes=learner.share_prefixes,
+  )
 
 
 def without_routing(rollouts: Sequence[Rollout]) -> list[Rollout]:
