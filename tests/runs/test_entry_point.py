@@ -28,11 +28,14 @@ def run(*arguments, **environment):
     (("scripts/view.py", "--workdir=/nowhere"), "error: no folder /nowhere"),
     (("scripts/make_search_tasks.py", "--corpus=/nowhere", "--out=/nowhere/out"), "no such folder"),
     (("scripts/train_rl.py", "--workdir=/nowhere", "--set=learner.lrr=1"), "did you mean"),
+    (("scripts/evaluate.py", "--player=nonsense"), "no scripted player 'nonsense'; it has expert"),
+    (("scripts/evaluate.py", "--checkpoint=/nowhere"), "/nowhere holds no policy"),
   ],
 )
-def test_bad_input_is_reported_in_one_line_with_status_2(arguments, message):
-  ended = run(*arguments)
+def test_bad_input_is_reported_in_one_line_with_status_2(arguments, message, tmp_path):
+  ended = run(*arguments, JAXRL_CACHE=str(tmp_path / "cache"))
   assert ended.returncode == 2
+  assert not (tmp_path / "cache").exists()  # no tasks were made first
   assert message in ended.stderr and "Traceback" not in ended.stderr
 
 
