@@ -47,7 +47,7 @@ def test_the_traceback_is_shown_on_request():
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("/nowhere", "--workdir=/nowhere"), "error: unexpected '/nowhere'; every argument is a --flag"),
+    (("/nowhere", "--workdir=/nowhere"), "error: unexpected '/nowhere'; every argument"),
     (("--wrkdir=/nowhere",), "error: Unknown command line flag 'wrkdir'. Did you mean: workdir"),
     ((), "error: flag --workdir=None: Flag --workdir must have a value"),
   ],
