@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def show(summary: dict) -> None:
-  """Prints the agent's first metrics of each evaluation, the gains, and the seconds of each part."""
+  """Prints the agent's first metrics of each evaluation, the gains, and seconds of each part."""
   names = list(summary["eval"]["trained"])[:METRICS]
   print("\n" + " " * 16 + "".join(f"{name:>18}" for name in names))
   for row, entry in summary["eval"].items():
