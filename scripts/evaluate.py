@@ -48,6 +48,8 @@ def main() -> None:
     raise ValueError(
       f"--player={_PLAYER.value} plays in the place of --checkpoint={checkpoint}; leave out one"
     )
+  if _JSON.value and not pathlib.Path(_JSON.value).absolute().parent.is_dir():
+    raise ValueError(f"--json={_JSON.value}: there is no such folder; make it first")
   if _PLAYER.value:
     evaluation.check_player(config, _PLAYER.value)
   else:

@@ -30,6 +30,7 @@ def run(*arguments, **environment):
     (("scripts/train_rl.py", "--workdir=/nowhere", "--set=learner.lrr=1"), "did you mean"),
     (("scripts/evaluate.py", "--player=nonsense"), "no scripted player 'nonsense'; it has expert"),
     (("scripts/evaluate.py", "--checkpoint=/nowhere"), "/nowhere holds no policy"),
+    (("scripts/evaluate.py", "--json=/nowhere/x.json"), "--json=/nowhere/x.json: there is no such"),
   ],
 )
 def test_bad_input_is_reported_in_one_line_with_status_2(arguments, message, tmp_path):
