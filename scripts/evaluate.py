@@ -1,8 +1,8 @@
 """Plays held-out tasks with weights, or with a scripted player, and prints the scores.
 
-python scripts/evaluate.py --config=configs/search_cpu.py --checkpoint=W --split=test --json=FILE
-python scripts/evaluate.py --config=configs/search_cpu.py --player=heuristic
-python scripts/evaluate.py --config=configs/search_cpu.py --checkpoint=W --follow
+  python scripts/evaluate.py --config=configs/search_cpu.py --checkpoint=W --split=test --json=FILE
+  python scripts/evaluate.py --config=configs/search_cpu.py --player=heuristic
+  python scripts/evaluate.py --config=configs/search_cpu.py --checkpoint=W --follow
 
 A checkpoint is evaluated with all of the agent's baselines. All play the same tasks in the same
 environment. With --follow it stays beside the run in W, also on another machine that sees the
@@ -38,18 +38,29 @@ _JSON = flags.DEFINE_string("json", None, "also write the scores to this file")
 
 
 def main() -> None:
-  """Opens the corpus, plays, prints."""
+  """Opens the corpus, plays, prints. Who plays is checked first: tasks may take minutes to make."""
   if _FOLLOW.value:
     _follow()
     return
   config = config_lib.with_overrides(_config(), [f"eval.split={_SPLIT.value}"])
+  checkpoint = _CHECKPOINT.value or config.policy.init
+  if _PLAYER.value and _CHECKPOINT.value:
+    raise ValueError(
+      f"--player={_PLAYER.value} plays in the place of --checkpoint={checkpoint}; leave out one"
+    )
+  if _JSON.value and not pathlib.Path(_JSON.value).absolute().parent.is_dir():
+    raise ValueError(f"--json={_JSON.value}: there is no such folder; make it first")
+  if _PLAYER.value:
+    evaluation.check_player(config, _PLAYER.value)
+  else:
+    evaluation.newest_policy(checkpoint)
   setup.compilation_cache(config)
   with setup.devices(config):
     tasks = setup.open_tasks(config)
     if _PLAYER.value:
       found = evaluation.evaluate_player(config, tasks, _PLAYER.value)
     else:
-      found = evaluation.evaluate(config, tasks, _CHECKPOINT.value or config.policy.init)
+      found = evaluation.evaluate(config, tasks, checkpoint)
   text = json.dumps(found, indent=2)
   print(text)
   if _JSON.value:

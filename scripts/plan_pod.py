@@ -1,7 +1,7 @@
 """Plans a run on chips that are not there: compiles its steps for a topology, on this CPU.
 
     python scripts/plan_pod.py --config=configs/gpt_oss_20b_rl.py --topology=v5e:4x4
-    python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:8x16x16 \
+    python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:8x16x16 \\
       --mesh=fsdp=16,expert=128 --price=4.2 --json=plan.json
     python scripts/plan_pod.py --topology=cpu:8
 

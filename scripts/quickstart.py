@@ -1,14 +1,14 @@
 """The main job from nothing to a report: tasks, warm-up, reinforcement learning, evaluation.
 
-    python scripts/quickstart.py                  # configs/search_cpu.py into runs/quickstart
-    python scripts/quickstart.py --short          # the same path in about two minutes, to see it
-    run
+    python scripts/quickstart.py           # trains configs/search_cpu.py in runs/quickstart
+    python scripts/quickstart.py --short   # shows the same path in about two minutes
 
 Runs scripts/train_sft.py and scripts/train_rl.py one after the other, as you would.
 The same command again continues where it stopped.
 """
 
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -28,6 +28,8 @@ SHORT = (
   "eval.tasks=12",
 )
 """Overrides that make every phase a few steps long."""
+METRICS = 6
+"""Columns of the printed table."""
 
 _CONFIG = flags.DEFINE_string("config", "configs/search_cpu.py", "a file with get_config()")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "folder of the run")
@@ -59,14 +61,15 @@ def main() -> None:
 
 
 def show(summary: dict) -> None:
-  """Prints the evaluation table, the gains, and the seconds of each part."""
-  names = ("reward", "output_recall", "trajectory_recall", "f1", "answer_found", "turns")
+  """Prints the agent's first metrics of each evaluation, the gains, and seconds of each part."""
+  names = list(summary["eval"]["trained"])[:METRICS]
   print("\n" + " " * 16 + "".join(f"{name:>18}" for name in names))
   for row, entry in summary["eval"].items():
-    print(f"{row:<16}" + "".join(f"{entry[name]:18.3f}" for name in names))
+    print(f"{row:<16}" + "".join(f"{entry.get(name, math.nan):18.3f}" for name in names))
   gains = summary["paired_bootstrap"]
-  for name in ("reward", "output_recall"):
-    print(f"{name}: {gains[f'{name}_gain']:+.3f}, 95 % from {gains[f'{name}_gain_lower95']:+.3f}")
+  for name, gain in gains.items():
+    if name.endswith("_gain") and f"{name}_lower95" in gains:
+      print(f"{name.removesuffix('_gain')}: {gain:+.3f}, 95 % from {gains[f'{name}_lower95']:+.3f}")
   seconds = summary["wall_s"]
   print("; ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in seconds.items()))
 

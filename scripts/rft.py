@@ -3,14 +3,14 @@
 From what a run played while it was trained:
 
     python scripts/rft.py --config=configs/coding_cpu.py --workdir=W --into=NEXT
-    python scripts/train_sft.py --config=configs/coding_cpu.py --workdir=NEXT \
+    python scripts/train_sft.py --config=configs/coding_cpu.py --workdir=NEXT \\
       --set policy.init=W/trained --set sft.rates=1,0,0,0
 
 New episodes, the best of 8 by reward; or those of a teacher behind an OpenAI-compatible API:
 
-    python scripts/rft.py --config=configs/coding_cpu.py --workdir=W --into=NEXT --tasks=400 \
+    python scripts/rft.py --config=configs/coding_cpu.py --workdir=W --into=NEXT --tasks=400 \\
       --rollouts=8 --best=reward --per_task=1
-    python scripts/rft.py --config=configs/coding_cpu.py --into=NEXT --tasks=400 --rollouts=2 \
+    python scripts/rft.py --config=configs/coding_cpu.py --into=NEXT --tasks=400 --rollouts=2 \\
       --teacher_url=https://HOST/v1 --teacher_model=NAME --teacher_key_file=FILE
 
 With --set judge.url=... a judge grades new episodes, and --min_judged chooses by its grades.

@@ -6,7 +6,7 @@ Starts from W/warm_start if scripts/train_sft.py left one, else from policy.init
 trajectories, checkpoints, summary.json and report.html in W; the same command again continues where
 it stopped. Of several processes that share the disk each runs it, with its own number:
 
-    python scripts/train_rl.py --workdir=W --set mesh.fsdp=8 \
+    python scripts/train_rl.py --workdir=W --set mesh.fsdp=8 \\
       --set learner.rows_per_microbatch=8 --coordinator=HOST:PORT --num_processes=2 --process_id=0
 """
 

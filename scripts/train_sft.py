@@ -1,11 +1,11 @@
-"""Supervised warm-up: the policy imitates episodes that a scripted expert plays on train tasks.
+"""Supervised warm-up: the policy imitates a scripted demonstrator's episodes of train tasks.
 
     python scripts/train_sft.py --config=configs/search_cpu.py --workdir=W
 
 Leaves the policy in W/warm_start. The same command again continues where it stopped, also under
 another mesh. Of several processes that share the disk each runs it, with its own number:
 
-    python scripts/train_sft.py --workdir=W --set mesh.fsdp=8 \
+    python scripts/train_sft.py --workdir=W --set mesh.fsdp=8 \\
       --set learner.rows_per_microbatch=8 --coordinator=HOST:PORT --num_processes=2 --process_id=0
 """
 

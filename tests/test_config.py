@@ -31,7 +31,8 @@ def test_an_override_is_read_as_the_type_of_its_option():
   ("override", "message"),
   [
     ("learner.lrr=1", r"no option 'learner.lrr'; did you mean 'learner.lr'\?"),
-    ("lerner.lr=1", r"did you mean 'learner'\?"),
+    ("lerner.lr=1", r"did you mean 'learner.lr'\?"),
+    ("lerner=1", r"did you mean 'learner'\?"),
     ("learner=1", "is a section"),
     ("learner.lr.x=1", "goes deeper"),
     ("learner.lr", "has no '='"),
@@ -88,7 +89,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("agent=swam", r"did you mean 'swarm'\?"),
     ("agent=nowhere.agent:AGENT", "No module named 'nowhere'; write package.module:name"),
     ("agent=tests.sampler.counting:AGNT", r"defines no 'AGNT'; did you mean 'AGENT'\?"),
-    ("swarm.parl.finish=0.2", r"no option 'swarm.parl.finish'; did you mean"),
+    ("swarm.parl.finish=0.2", "'swarm.parl.finish'; the agent of this config is search, and its"),
     ("toggle.phase_steps=2", "has no effect with agent=search"),
     ("toggle.solved=2", "toggle.solved=2 must be above 0 and at most 1"),
     ("learner.optimizer=moun", r"did you mean 'muon'\?"),
@@ -143,8 +144,10 @@ def test_adapters_with_an_optimizer_of_full_parameters_are_an_error():
 
 
 def test_a_config_that_does_not_exist_names_the_nearest():
-  with pytest.raises(ValueError, match=r"did you mean '.*search_cpu.py'"):
+  with pytest.raises(ValueError, match=r"does not exist; did you mean '.*search_cpu.py'"):
     config.load("configs/serch_cpu.py")
+  with pytest.raises(ValueError, match="is a folder; .* examples/number_game/config.py"):
+    config.load("examples/number_game")
 
 
 def test_equal_options_have_equal_digests_and_any_change_shows():

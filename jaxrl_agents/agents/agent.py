@@ -193,22 +193,34 @@ class Agent(abc.ABC):
   def player(
     self, name: str, task: Task, services: Any, seed: int, chat: Chat
   ) -> Scripted | SelfDriven:
-    """An episode of a scripted player: `DEMONSTRATOR`, or a baseline.
+    """An episode of a scripted player: `DEMONSTRATOR`, or one that `has_player` names.
 
     Raises:
       ValueError: the agent has no such player.
     """
-    missing = f"agent {self.name} has no scripted player {name!r}"
     if name == DEMONSTRATOR:
       raise ValueError(
-        f"{missing}, which the sources demonstrations and practice of the warm-up need; set their "
-        "rates in sft.rates to 0, or start from weights"
+        f"agent {self.name} has no scripted player {name!r}, which the sources demonstrations and "
+        "practice of the warm-up need; set their rates in sft.rates to 0, or start from weights"
       )
-    raise ValueError(f"{missing}; it has {', '.join(self.baselines(self.config())) or 'none'}")
+    raise ValueError(self._no_player(name, self.config()))
+
+  def has_player(self, name: str, options: Any) -> bool:
+    """Whether `player` takes this name; by default `DEMONSTRATOR` and the names of `baselines`."""
+    return name == DEMONSTRATOR or name in self.baselines(options)
 
   def check_player(self, name: str, options: Any) -> None:
-    """Raises ValueError where the options make it impossible for the scripted player to play."""
-    return None
+    """Checks, before any episode, that a scripted player can play.
+
+    Raises:
+      ValueError: the agent has no such player, or the options make it impossible for it to play.
+    """
+    if not self.has_player(name, options):
+      raise ValueError(self._no_player(name, options))
+
+  def _no_player(self, name: str, options: Any) -> str:
+    names = ", ".join(self.baselines(options)) or "none"
+    return f"agent {self.name} has no scripted player {name!r}; it has {names}"
 
   def baselines(self, options: Any) -> Sequence[str]:
     """Names of the scripted players that are evaluated besides the policy."""

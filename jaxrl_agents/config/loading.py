@@ -29,9 +29,11 @@ def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
   """
   file = pathlib.Path(path)
   if not file.is_file():
-    folder = file.parent if file.parent.is_dir() else pathlib.Path("configs")
+    folder = next((f for f in (file, file.parent) if f.is_dir()), pathlib.Path("configs"))
     names = [str(p) for p in sorted(folder.glob("*.py"))]
-    raise ValueError(f"no config at {path}; {_nearest(path, names)}")
+    if file.is_dir():
+      raise ValueError(f"the config {path} is a folder; name one of {', '.join(names) or 'none'}")
+    raise ValueError(f"the config {path} does not exist; {_nearest(path, names)}")
   spec = importlib.util.spec_from_file_location(file.stem, file)
   if spec is None or spec.loader is None:
     raise ValueError(f"{path} is not a Python file; pass one that defines get_config()")
@@ -113,9 +115,7 @@ def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
   named = fields(section)
   names = list(named)
   if path[0] not in named:
-    parent = full[: len(full) - len(".".join(path))]
-    reason = _REASONS.get(full) or _nearest(parent + path[0], [parent + n for n in names])
-    raise ValueError(f"no option {shown(full)}; {reason}")
+    raise ValueError(f"no option {shown(full)}; {_why_none(section, path, full, names)}")
   name = named[path[0]]
   current = getattr(section, name)
   if len(path) > 1:
@@ -137,6 +137,19 @@ def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
     return dataclasses.replace(section, **changes)
   except ValueError as error:  # of a section that checks itself as it is made
     raise ValueError(f"{full}={shown(text)}: {error}") from error
+
+
+def _why_none(section: Any, path: list[str], full: str, names: list[str]) -> str:
+  """Why `section` has no option path[0], or the nearest option that there is."""
+  if full in _REASONS:
+    return _REASONS[full]
+  if not isinstance(section, RunConfig):
+    parent = full[: len(full) - len(".".join(path))]
+    return _nearest(parent + path[0], [parent + name for name in names])
+  if path[0] in import_path.AGENTS:
+    own = import_path.agent(section.agent).name
+    return f"the agent of this config is {own}, and its options are {own}.NAME"
+  return _nearest(full, [*options(section)] if len(path) > 1 else names)
 
 
 _EXAMPLES: dict[Any, str] = {

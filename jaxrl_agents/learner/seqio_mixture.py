@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read while TensorFlow is being imported
+# Read while TensorFlow is being imported. jax sets 1, with which TensorFlow calls it an error that
+# a machine has no GPU.
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+  os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import tensorflow as tf
 

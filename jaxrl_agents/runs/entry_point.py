@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import psutil
-from absl import app, logging
+from absl import app, flags, logging
 
 from jaxrl_agents import stopwatch
 from jaxrl_agents.learner.preemption import Preempted
@@ -41,13 +41,11 @@ def limit_malloc_arenas() -> None:
 
 
 def run(main: Callable[[], None], leave: Callable[[int], NoReturn] = sys.exit) -> None:
-  """Parses flags and calls `main`. Bad input is reported in one line; Ctrl-C leaves a resumable
-  run.
+  """Parses flags and calls `main`. Bad input is reported in a line, with status `BAD_INPUT`; Ctrl-C
+  leaves a resumable run.
   """
 
-  def call(argv: list[str]) -> None:
-    if len(argv) > 1:
-      raise app.UsageError(f"unexpected {argv[1]!r}; every argument is a --flag=value")
+  def call(_: list[str]) -> None:
     limit_malloc_arenas()
     stopwatch.add("imports", time.time() - psutil.Process().create_time())
     logging.set_verbosity(logging.WARNING)  # orbax tells of every save otherwise
@@ -65,4 +63,22 @@ def run(main: Callable[[], None], leave: Callable[[int], NoReturn] = sys.exit) -
       traceback.print_exc()
       leave(FAILED)
 
-  app.run(call)
+  app.run(call, flags_parser=_parsed)
+
+
+def _parsed(argv: list[str]) -> list[str]:
+  """Parses the flags; ends with `BAD_INPUT` where one is wrong, or where an argument is no flag."""
+  try:
+    others = flags.FLAGS(argv)[1:]
+    wrong = f"unexpected {others[0]!r}; every argument is a --flag=value" if others else ""
+    option = others[0] if others else ""
+  except flags.UnrecognizedFlagError as error:
+    wrong, option = str(error), f"{error.flagname}=VALUE"
+  except flags.Error as error:
+    wrong, option = str(error), ""
+  if not wrong:
+    return argv[:1]
+  if "." in option.partition("=")[0] and "set" in flags.FLAGS:
+    wrong += f"; for an option of the config write --set {option}"
+  print(f"error: {wrong}\n(--help lists the flags)", file=sys.stderr)
+  sys.exit(BAD_INPUT)

@@ -10,6 +10,7 @@ from typing import Any
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.agents.agent import Tasks
+from jaxrl_agents.agents.hostile_player import HOSTILE
 from jaxrl_agents.config import MeshConfig, RunConfig
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.runs import processes, rollout_workers, setup, weight_files
@@ -121,12 +122,19 @@ def evaluate_player(config: RunConfig, corpus: Tasks, name: str) -> dict[str, An
   """The scores of one scripted player of the agent on the tasks of `config.eval`.
 
   Raises:
-    ValueError: the agent has no such player.
+    ValueError: the agent has no such player, or every episode failed.
   """
+  check_player(config, name)
   agent, setting = setup.agent(config), setup.setting(config)
   tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
   groups = play_baseline(config, corpus, tasks, name)
   return {"player": name, "split": config.eval.split, **agent.scores(setting, corpus, groups)}
+
+
+def check_player(config: RunConfig, name: str) -> None:
+  """Raises ValueError where the agent has no such scripted player, or it cannot play."""
+  if name != HOSTILE:
+    setup.agent(config).check_player(name, config.agent_config)
 
 
 def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[FrozenWeights, ...]]:

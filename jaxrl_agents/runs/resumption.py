@@ -17,6 +17,41 @@ JUDGED = ("agent", "seed", "corpus", "policy", "eval")
 OF_JUDGE = ("model", "rubrics", "trained", "weight", "samples", "temperature", "max_characters")
 """Options of the section judge on which its grades depend."""
 
+OF_WARM_UP = ("agent", "policy.tokenizer")
+"""Options that a warm-up and what follows it in the same folder must share."""
+
+_WARM_UP = "warm_up_config"
+
+
+def check_warm_up(config: RunConfig, workdir: Workdir) -> list[str]:
+  """The options that differ from those of the folder's warm-up, as "name=before -> now".
+
+  Raises:
+    ValueError: one of OF_WARM_UP differs: the warm start is of no use to this config.
+  """
+  begun = workdir.read_summary().get(_WARM_UP, {})
+  texts = {
+    name: f"{name}={before!r} -> {now!r}"
+    for name, (before, now) in config_lib.changed(begun, config).items()
+  }
+  if refused := [texts[name] for name in OF_WARM_UP if name in texts]:
+    raise ValueError(
+      f"{workdir.path} holds a warm-up for another agent or tokenizer: {', '.join(refused)}; pass "
+      "the config that it was made with, or choose another --workdir"
+    )
+  return list(texts.values())
+
+
+def begin_warm_up(config: RunConfig, workdir: Workdir) -> None:
+  """Prints which options of a resumed warm-up have changed, and records those of now.
+
+  Raises:
+    ValueError: as `check_warm_up`.
+  """
+  if changes := check_warm_up(config, workdir):
+    print(f"this warm-up is resumed with changed options: {', '.join(changes)}")
+  workdir.merge_summary({_WARM_UP: config_lib.options(config)})
+
 
 def check_start(workdir: Workdir, ledger: dict[str, Any]) -> None:
   """Raises ValueError if the warm start is no longer the one that a resumed run began with."""

@@ -19,7 +19,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner import checkpoint, meetings, packing, state, train_step
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import demonstrations, processes, setup, weight_files
+from jaxrl_agents.runs import demonstrations, processes, resumption, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 
@@ -31,8 +31,12 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
 
   Raises:
     Preempted: SIGTERM came; what is finished is saved.
+    ValueError: the folder has a warm-up of another agent or tokenizer.
   """
+  resumption.check_warm_up(config, workdir)
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
+    if channel.is_first:
+      resumption.begin_warm_up(config, workdir)
     with stopwatch.timed("demonstrations"), processes.first_alone("demonstrations"):
       rates = demonstrations.make(config, corpus, workdir)
     began = time.monotonic()

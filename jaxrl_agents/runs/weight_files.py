@@ -156,8 +156,8 @@ def load(
     if found is None or found.shape != array.shape:
       raise ValueError(
         f"{file}: parameter {path!r} is {'missing' if found is None else found.shape}, "
-        f"policy.model asks for {array.shape}; set policy.model as in {folder / SIZES}, or "
-        "policy.init=scratch"
+        f"policy.model asks for {array.shape}; pass the config of these weights, or set "
+        f"policy.model as in {folder / SIZES}"
       )
   extra = sorted(set(stored) - set(wanted))
   if extra:

@@ -1,6 +1,7 @@
 """The folder of a run: where everything it leaves is found again.
 
 metrics.jsonl     one JSON object per optimizer step or batch: phase, step, time, numbers, digest
+demonstrations/   what the warm-up imitates, a folder per source
 trajectories/     what was played, a file per step
 checkpoints/      orbax steps: parameters, optimizer, key, cursor, ledger
 weights/          published versions

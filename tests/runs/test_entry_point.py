@@ -28,11 +28,15 @@ def run(*arguments, **environment):
     (("scripts/view.py", "--workdir=/nowhere"), "error: no folder /nowhere"),
     (("scripts/make_search_tasks.py", "--corpus=/nowhere", "--out=/nowhere/out"), "no such folder"),
     (("scripts/train_rl.py", "--workdir=/nowhere", "--set=learner.lrr=1"), "did you mean"),
+    (("scripts/evaluate.py", "--player=nonsense"), "no scripted player 'nonsense'; it has expert"),
+    (("scripts/evaluate.py", "--checkpoint=/nowhere"), "/nowhere holds no policy"),
+    (("scripts/evaluate.py", "--json=/nowhere/x.json"), "--json=/nowhere/x.json: there is no such"),
   ],
 )
-def test_bad_input_is_reported_in_one_line_with_status_2(arguments, message):
-  ended = run(*arguments)
+def test_bad_input_is_reported_in_one_line_with_status_2(arguments, message, tmp_path):
+  ended = run(*arguments, JAXRL_CACHE=str(tmp_path / "cache"))
   assert ended.returncode == 2
+  assert not (tmp_path / "cache").exists()  # no tasks were made first
   assert message in ended.stderr and "Traceback" not in ended.stderr
 
 
@@ -41,6 +45,21 @@ def test_the_traceback_is_shown_on_request():
   assert "Traceback" in ended.stderr and "ValueError: no folder /nowhere" in ended.stderr
 
 
-def test_an_argument_that_is_no_flag_is_refused():
-  ended = run("scripts/view.py", "/nowhere", "--workdir=/nowhere")
-  assert ended.returncode != 0 and "unexpected '/nowhere'" in ended.stdout + ended.stderr
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("/nowhere", "--workdir=/nowhere"), "error: unexpected '/nowhere'; every argument"),
+    (("--wrkdir=/nowhere",), "error: Unknown command line flag 'wrkdir'. Did you mean: workdir"),
+    ((), "error: flag --workdir=None: Flag --workdir must have a value"),
+  ],
+)
+def test_a_wrong_flag_is_reported_in_one_line_with_status_2(arguments, message):
+  ended = run("scripts/view.py", *arguments)
+  assert ended.returncode == 2
+  assert ended.stderr.startswith(message) and ended.stdout == ""
+
+
+@pytest.mark.parametrize("argument", ["--learner.steps=3", "learner.steps=3"])
+def test_an_option_of_the_config_without_set_is_an_error_that_names_set(argument):
+  ended = run("scripts/serve_mcp.py", argument)
+  assert ended.returncode == 2 and "write --set learner.steps=" in ended.stderr

@@ -49,3 +49,33 @@ def test_options_that_an_older_version_did_not_have_are_no_difference():
   before = json.loads(json.dumps(config_lib.options(CONFIG)))
   del before["eval.temperature"]
   assert config_lib.changed(before | {"eval.gone": 1}, changed("eval.temperature=0.5")) == {}
+
+
+@pytest.fixture
+def warmed_up(tmp_path):
+  """A folder with a warm-up of CONFIG."""
+  workdir = Workdir(tmp_path / "run")
+  resumption.begin_warm_up(CONFIG, workdir)
+  return workdir
+
+
+@pytest.mark.parametrize("path", ["configs/coding_cpu.py", "examples/number_game/config.py"])
+def test_a_warm_up_of_another_agent_is_refused_before_and_in_reinforcement_learning(
+  warmed_up, path
+):
+  other = config_lib.load(path)
+  for refuses in (resumption.begin_warm_up, resumption.check_warm_up):
+    with pytest.raises(ValueError, match="another agent or tokenizer: agent=.* another --workdir"):
+      refuses(other, warmed_up)
+  assert resumption.check_warm_up(CONFIG, warmed_up) == []  # what is recorded is as it was
+
+
+def test_a_warm_up_that_goes_on_reports_changed_options_once(warmed_up, capsys):
+  resumption.begin_warm_up(changed("seed=7", "sft.steps=9"), warmed_up)
+  assert "resumed with changed options: seed=1 -> 7, sft.steps=100 -> 9" in capsys.readouterr().out
+  resumption.begin_warm_up(changed("seed=7", "sft.steps=9"), warmed_up)
+  assert capsys.readouterr().out == ""
+
+
+def test_reinforcement_learning_may_have_other_options_than_the_warm_up(warmed_up):
+  assert len(resumption.check_warm_up(changed("seed=7", "learner.steps=9"), warmed_up)) == 2

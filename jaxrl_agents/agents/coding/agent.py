@@ -146,14 +146,20 @@ class CodingAgent(Agent):
     """An episode for the policy."""
     return env.make(task, services)
 
+  def has_player(self, name: str, options: CodingConfig) -> bool:
+    """The demonstrator, and those of `coding.baselines`."""
+    return name == agent_lib.DEMONSTRATOR or baselines.is_player(name, options.max_edits)
+
   def check_player(self, name: str, options: CodingConfig) -> None:
-    """Raises ValueError where the options do not offer a tool that the expert uses."""
-    used = scripted_edits.used_tools(options)
+    """Also raises ValueError where the options do not offer a tool that the player uses."""
+    super().check_player(name, options)
+    used = () if name == baselines.DO_NOTHING else scripted_edits.used_tools(options)
     missing = [tool for tool in used if tool not in options.tools]
     if missing:
+      other = ", or set the rates of demonstrations and drills in sft.rates to 0"
       raise ValueError(
-        f"coding.tools lacks {', '.join(missing)}, which demonstrations and drills use; add what "
-        "is missing, or set their rates in sft.rates to 0"
+        f"coding.tools lacks {', '.join(missing)}, which the scripted player {name!r} uses; add "
+        f"what is missing{other if name == agent_lib.DEMONSTRATOR else ''}"
       )
 
   def player(

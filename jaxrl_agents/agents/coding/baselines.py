@@ -31,7 +31,9 @@ from jaxrl_agents.types import Context, Group, Message, Task
 ENUMERATION = "enumeration_16"
 """Blind enumeration of at most 16 edits: that bounds its time where an episode has many turns."""
 
-BASELINES = ("expert", ENUMERATION, "do_nothing")
+DO_NOTHING = "do_nothing"
+
+BASELINES = ("expert", ENUMERATION, DO_NOTHING)
 
 READ_DAMAGE = ("flip", "mixed")
 """Damage whose repairs are few enough for the reader to try each one in mind."""
@@ -55,7 +57,7 @@ def player(name: str, task: Task, services: CodingServices, seed: int) -> Script
   """
   if name == "expert":
     return make_player(task, services, CodingExpert(task, services, FAULTLESS, seed))
-  if name == "do_nothing":
+  if name == DO_NOTHING:
     return make_player(task, services, lambda context: Message("assistant", DONE))
   if name == READER:
     return make_player(task, services, Reader(task, services, seed))
@@ -66,6 +68,12 @@ def player(name: str, task: Task, services: CodingServices, seed: int) -> Script
       return None
     most = int(found[1])
   return make_player(task, services, Enumerator(task, services, most, seed))
+
+
+def is_player(name: str, max_edits: int) -> bool:
+  """Whether `player` takes this name where an episode may make `max_edits` edits, 0 for any."""
+  fixed = (*BASELINES, READER, *["enumeration"] * bool(max_edits))
+  return name in fixed or _ENUMERATION.fullmatch(name) is not None
 
 
 class Enumerator:

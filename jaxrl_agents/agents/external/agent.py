@@ -51,12 +51,17 @@ class ExternalAgent(Agent):
     self, name: str, task: Task, services: ExternalServices, seed: int, chat: Chat
   ) -> SelfDriven:
     """One rollout of the agent with a scripted player in the place of the policy."""
-    players = dict(services.options.players)
-    if name not in players:
-      names = ", ".join(players) or "none"
-      raise ValueError(f"external.players has no {name!r}, only {names}; add it there")
-    answer = import_path.load(players[name], "external.players")
+    self.check_player(name, services.options)
+    answer = import_path.load(dict(services.options.players)[name], "external.players")
     return ExternalEpisode(task, services, answer, seed)
+
+  def check_player(self, name: str, options: ExternalConfig) -> None:
+    """Raises ValueError where `external.players` does not name the player."""
+    names = [each for each, _ in options.players]
+    if name not in names:
+      raise ValueError(
+        f"external.players has no {name!r}, only {', '.join(names) or 'none'}; add it there"
+      )
 
   def turn_s(self, options: ExternalConfig, stall_s: float) -> float:
     """Its share of the time of a rollout."""

@@ -135,6 +135,10 @@ class SearchAgent(Agent):
     played = baselines.player(name, task, services, seed)
     return played or super().player(name, task, services, seed, chat)
 
+  def has_player(self, name: str, options: Any) -> bool:
+    """The demonstrator, the baselines, and those with numbers in their names."""
+    return super().has_player(name, options) or baselines.is_plan(name)
+
   def baselines(self, options: Any) -> Sequence[str]:
     """The expert without mistakes, and players that do not know the gold."""
     return baselines.BASELINES

@@ -85,6 +85,11 @@ def player(name: str, task: Task, services: SearchServices, seed: int) -> Script
   return Scripted(make(task, services), services.chat, Searcher(plan, services))
 
 
+def is_plan(name: str) -> bool:
+  """Whether the name is one of "heuristic_SxH", "hops_NxH" and "one_search_S"."""
+  return any(form.fullmatch(name) for form in (_HEURISTIC, _HOPS, _ONE_SEARCH))
+
+
 def _plan(name: str, prompt: str, limits: SearchConfig) -> Plan | HopPlan | None:
   name = {
     "heuristic": "heuristic_{}x{}".format(*HEURISTIC),

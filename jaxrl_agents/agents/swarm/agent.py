@@ -140,6 +140,10 @@ class SwarmAgent(Agent):
     played = baselines.player(name, task, services, seed)
     return played or super().player(name, task, services, seed, chat)
 
+  def has_player(self, name: str, options: SwarmConfig) -> bool:
+    """The demonstrator, and those of `swarm.baselines`."""
+    return name in (agent_lib.DEMONSTRATOR, *baselines.BASELINES, *baselines.STYLES)
+
   def baselines(self, options: SwarmConfig) -> Sequence[str]:
     """The expert without mistakes; for tables of every size, all scripted players."""
     return baselines.BASELINES if options.tables.max_rows else ("expert",)
