@@ -30,12 +30,17 @@ _OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
 def main() -> None:
   """Reads the newest policy of the run and writes it."""
   config = _config()
+  out = pathlib.Path(_OUT.value)
+  if out.resolve() in (pathlib.Path(workdir).resolve() for workdir in _WORKDIRS.value):
+    raise ValueError(
+      f"--out={out} is the folder of a run; take another one, such as {out}/exported"
+    )
   cfg = config.policy.model
   newest = str(evaluation.newest_policy(_WORKDIRS.value[-1]))
   params = weight_files.load(newest, cfg, dtype=_DTYPE.value or config.policy.dtype)
-  curve = pathlib.Path(_OUT.value) / CURVE
+  curve = out / CURVE
   curve.unlink(missing_ok=True)  # else the digests of the weights would cover an old one
-  folder = weight_files.save(params, cfg, _OUT.value, tokenizer=config.policy.tokenizer)
+  folder = weight_files.save(params, cfg, out, tokenizer=config.policy.tokenizer)
   with curve.open("w", newline="") as file:
     table = csv.writer(file, lineterminator="\n")
     table.writerow(("part", "phase", "step", "loss"))

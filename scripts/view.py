@@ -5,6 +5,8 @@
 Works on a finished run and on one that is still going: the page shows what is there.
 """
 
+import pathlib
+
 from absl import flags
 
 from jaxrl_agents.runs import entry_point, report_page
@@ -22,6 +24,8 @@ _MAX_BYTES = flags.DEFINE_integer(
 
 def main() -> None:
   """Writes the page and prints where it is."""
+  if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
+    raise ValueError(f"--out={_OUT.value}: there is no such folder; make it first")
   written = report_page.write(
     _WORKDIR.value, out=_OUT.value, tokenizer=_TOKENIZER.value, max_bytes=_MAX_BYTES.value
   )

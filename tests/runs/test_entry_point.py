@@ -26,6 +26,11 @@ def run(*arguments, **environment):
   ("arguments", "message"),
   [
     (("scripts/view.py", "--workdir=/nowhere"), "error: no folder /nowhere"),
+    (
+      ("scripts/view.py", "--workdir=.", "--out=/nowhere/x.html"),
+      "--out=/nowhere/x.html: there is no",
+    ),
+    (("scripts/export_policy.py", "--workdir=.", "--out=."), "--out=. is the folder of a run"),
     (("scripts/make_search_tasks.py", "--corpus=/nowhere", "--out=/nowhere/out"), "no such folder"),
     (("scripts/train_rl.py", "--workdir=/nowhere", "--set=learner.lrr=1"), "did you mean"),
     (("scripts/evaluate.py", "--player=nonsense"), "no scripted player 'nonsense'; it has expert"),
