@@ -357,6 +357,25 @@ def test_a_run_plays_ahead_on_a_slice_whose_weights_change_while_it_samples(
 
 @whole_run
 @pytest.mark.timeout(400)
+def test_a_slice_fetches_differences_of_the_weights_while_it_samples(cluster, tmp_path, steps):
+  """In the thread that fetches; the canary reads the versions back from the same differences."""
+  options = {
+    **AHEAD,
+    "fleet": {"backend": "ray", "address": cluster.address, "depth": 1},
+    "policy": {"dtype": "bfloat16"},
+    "learner": {"steps": 4, "canary_bound": 0.1},
+    "publish": {"kind": "delta"},
+  }
+  with another_node(cluster, resources={"slice0": 1}):
+    small_run.run(tmp_path, **options)
+    assert gone()
+  assert manifest.versions(tmp_path / "weights") == [0]  # no complete version was asked for
+  assert len({version for _, groups in steps for version in versions_of(groups).tolist()}) > 2
+  assert all(metrics["canary_tokens"] > 0 for metrics, _ in steps)
+
+
+@whole_run
+@pytest.mark.timeout(400)
 def test_a_run_whose_slice_is_killed_twice_trains_each_rollout_once(
   cluster, tmp_path, steps, monkeypatch, capfd
 ):
