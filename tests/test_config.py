@@ -65,10 +65,6 @@ def test_an_override_is_read_as_the_type_of_its_option():
       "fleet.depth=1 fleet.backend=ray fleet.address=auto fleet.replay=w",
       "fleet.replay=w does not go with fleet.backend=ray: .*set fleet.backend=local",
     ),
-    (
-      "fleet.depth=1 sampler.slices=1 fleet.backend=ray fleet.address=auto",
-      "set sampler.slices=0",
-    ),
     ("fleet.depth=1 fleet.too_old=throw", "too_old"),
     ("publish.kind=delta", "set policy.dtype=bfloat16"),
     ("publish.anchor_every=3", "has no effect with publish.kind=full"),

@@ -205,11 +205,6 @@ def _check_fleet(config: RunConfig) -> None:
       f"fleet.address={ranges.shown(fleet.address)} with fleet.backend={fleet.backend}: set "
       "fleet.backend=ray and fleet.address=HOST:PORT (or auto) for a Ray cluster, or neither"
     )
-  if config.fleet.depth and slices:
-    raise ValueError(
-      f"fleet.depth={config.fleet.depth} needs the engine in the learner's process; set "
-      f"sampler.slices=0 (it is {slices}), or fleet.depth=0"
-    )
   if config.fleet.depth and workers.deterministic:
     raise ValueError(
       f"fleet.depth={config.fleet.depth} does not go with workers.deterministic=True: when weights "

@@ -221,7 +221,8 @@ class PlayedAhead(Batches):
     self._replies: Replies | None = None
     self._used: dict[str, int] = {}  # the step that used a group whose file is still there
     self._ages: list[int] = []
-    players.keep(lora.merged(start.params), start.version)
+    if not config.sampler.slices:  # these have begun with the version that is kept for them
+      players.keep(lora.merged(start.params), start.version)
     self._ahead: Ahead | None = None
     self._publication: concurrent.futures.Future[None] | None = None
     self._learning = 0  # groups that no publication has taken over

@@ -232,8 +232,8 @@ class RolloutWorkers:
   def ahead(
     self, pacing: Pacing, job: Callable[[Draw], Job], ended: Callable[[Group], None]
   ) -> Iterator[Ahead]:
-    """Plays in a thread of its own, paced, while the context lasts; `publish` then lets the engine
-    swap the weights between two of its steps. `ended` as of `Ahead`.
+    """Plays in a thread of its own, paced, while the context lasts; `publish` has the samplers then
+    swap the weights between two of their steps. `ended` as of `Ahead`.
     """
     devices = lambda: setup.devices(self._config)
     patience_s = 2 * self._config.workers.stall_s
@@ -303,14 +303,15 @@ class RolloutWorkers:
     return finish
 
   def load(self, version: int) -> None:
-    """Fetches a published version while the engine goes on, which swaps it in between two steps.
+    """Has a published version fetched while the samplers go on, which swap it in between two steps.
 
     Raises:
       FileNotFoundError: no such version (it may have been deleted since).
       CorruptWeights: it is damaged beyond repair.
     """
-    assert self._loader is not None, "slices load by themselves"
-    self._between_steps(functools.partial(self._swap, self._loader.prepare(version), version))
+    holder = self._loader or self._slices
+    assert holder is not None
+    self._between_steps(functools.partial(self._swap, holder.prepare(version), version))
 
   @property
   def places(self) -> dict[str, dict[str, int]]:

@@ -23,7 +23,8 @@ _FREE_SECTIONS = ("monitor", "evaluator", "eval")
 def opened(
   path: pathlib.Path, config: RunConfig, *, step: int, start: str
 ) -> Iterator[Schedule | None]:
-  """The schedule of a run; None if it goes on from a checkpoint, which the record then says.
+  """The schedule of a run; None if it goes on from a checkpoint, which the record then says, or if
+  nothing can replay it: with nodes of a cluster no record is kept.
 
   Args:
     path: of its record.
@@ -35,6 +36,10 @@ def opened(
     ValueError: a replay goes on from a checkpoint, or its record does not fit.
     record_log.DamagedLog: the record is damaged.
   """
+  if config.fleet.backend != "local":
+    path.unlink(missing_ok=True)
+    yield None
+    return
   replay = config.fleet.replay
   if step:
     if replay and step < config.learner.steps:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import pathlib
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.published_weights import Loader, read
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.engine_calls import Advanced, Calls, Cancel, Clock, Submit
+from jaxrl_agents.sampler.slices import FETCHING
 from jaxrl_agents.sampler.stats import Stats
 
 _MEET_S = 120.0
@@ -47,6 +49,8 @@ class SliceMember:
     self._engine: Engine | None = None
     self._calls: Calls | None = None
     self._loader: Loader | None = None
+    self._fetching = threading.Lock()
+    self._fetched: dict[int, Callable[[], None]] = {}  # what swaps in each version
 
   def address(self, host: str) -> str:
     """ "host:port" with a port of this machine that is free."""
@@ -72,8 +76,7 @@ class SliceMember:
       ValueError: the section sampler_mesh does not fit the devices.
     """
     setup.compilation_cache(self._config)
-    here = dataclasses.replace(self._config, mesh=self._config.sampler_mesh)
-    self._devices.enter_context(setup.devices(here))
+    self._devices.enter_context(self._mesh())
     clock = Clock()
     self._engine = make_engine(self._config, self._read(version), version, clock)
     self._engine.warm_up()
@@ -91,11 +94,34 @@ class SliceMember:
         _, params = read(self._config, self._weights, version, agreed)
     return params()
 
+  def prepare(self, version: int) -> None:
+    """Fetches and verifies a published version for `load`; called in a thread of its own, while the
+    engine goes on. Before `begin` it does nothing.
+
+    Raises:
+      FileNotFoundError: the version is not kept any more.
+      CorruptWeights: it is damaged beyond repair.
+    """
+    with self._fetching, self._mesh():
+      if self._loader and version not in self._fetched:
+        self._fetched[version] = self._loader.prepare(version)
+
   def load(self, version: int) -> Stats:
-    """Gives the engine another published version; returns its counters."""
-    assert self._engine is not None and self._loader is not None
-    self._loader.prepare(version)()
+    """Gives the engine another published version, fetched by now or not; returns its counters.
+
+    Raises:
+      FileNotFoundError: the version is not kept any more.
+      CorruptWeights: it is damaged beyond repair.
+    """
+    assert self._engine is not None
+    if version not in self._fetched:
+      self.prepare(version)
+    self._fetched.pop(version)()
     return dataclasses.replace(self._engine.stats)
+
+  def _mesh(self) -> contextlib.AbstractContextManager[None]:
+    """The mesh of the engine; to be entered in each thread."""
+    return setup.devices(dataclasses.replace(self._config, mesh=self._config.sampler_mesh))
 
   def advance(self, now: float, calls: list[Submit | Cancel], max_steps: int) -> Advanced:
     """See Calls.advance."""
@@ -126,13 +152,17 @@ def starter(
 
 
 def _on(ray: Any, node: cluster.Node, name: str) -> Any:
-  """The decorator for an actor that has a node's accelerators and its place in a slice."""
+  """The decorator for an actor that has a node's accelerators and its place in a slice. It has a
+  thread for all its calls but those of the group FETCHING, which have one too.
+  """
   tpus = {"TPU": node.resources["TPU"]} if node.resources.get("TPU") else {}
   return ray.remote(
     num_cpus=0,
     num_gpus=node.resources.get("GPU", 0),
     resources={name: 1, **tpus},
     scheduling_strategy=node.strategy(ray),
+    max_concurrency=1,
+    concurrency_groups={FETCHING: 1},
   )
 
 

@@ -5,14 +5,20 @@ A slice is an engine on the devices of one node or several. Each node has an act
 answer of the first says which requests have ended. Several steps are made for a message, and a
 second message waits at the slice, so that it does not wait for the learner's answer between two.
 In a deterministic run a message has a slice step until a request has ended, which is when an engine
-in the learner's process would have. No jax.
+in the learner's process would have.
+
+New weights are a message too, behind those that were sent before it: a slice swaps them in between
+two steps, and samples what it is sent later with them. It fetches them in a thread of its own
+(`prepare`), while it answers messages. No jax.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,10 +39,14 @@ _STEPS = 4
 """Steps for a message: new requests and weights wait for as many at most, twice."""
 _MESSAGES = 2
 _GET_S = 60.0
+MAX_LOSSES = 4
+"""How often a slice may be lost while no request ends."""
+FETCHING = "fetching"
+"""The concurrency group of the actors in which weights are fetched."""
 
 
 class SlicesError(RuntimeError):
-  """Sampling cannot go on: no slice was ready in time, or none is left."""
+  """Sampling cannot go on: no slice was ready in time, none is left, or one is lost on and on."""
 
 
 @dataclasses.dataclass
@@ -91,7 +101,8 @@ class Slices:
   """The slices as one engine (`EngineProtocol`). Use as a context manager.
 
   Requests go to the slice with the fewest; in a deterministic run to the slices in turn. Requests
-  of a slice that is lost go to the others, or wait for one.
+  of a slice that is lost go to the others, or wait for one. One thread at a time may use the
+  object; `prepare`, `stats` and `places` may be called beside it.
 
   Invariant: a request is with exactly one slice, or in the backlog, or has ended and stands in
   `_ended` until `step` returns it.
@@ -99,7 +110,7 @@ class Slices:
   Args:
     ray: the package.
     actors: number of a slice -> its actors, new and with all methods of `SliceMember`; None while
-      its nodes are not there.
+      its nodes are not there. They have a concurrency group FETCHING.
     count: slices; so many must be ready before sampling begins.
     version: of the published weights that they load first.
     max_context_tokens: of their engines.
@@ -129,6 +140,8 @@ class Slices:
     self._start_deadline_s = start_deadline_s
     self._slices: dict[int, _Slice] = {}
     self._gone: list[Stats] = []
+    self._counting = threading.Lock()  # a slice's counters are in _slices or in _gone
+    self._losses: collections.Counter[int] = collections.Counter()  # since a request ended
     self._requests: dict[int, Submit] = {}
     self._ended: list[tuple[int, Generation | Failure]] = []
     self._backlog: list[int] = []
@@ -152,7 +165,8 @@ class Slices:
   @property
   def stats(self) -> Stats:
     """The counters of all slices since each was ready."""
-    return stats_lib.total([*map(_since_ready, self._slices.values()), *self._gone])
+    with self._counting:
+      return stats_lib.total([*map(_since_ready, self._slices.values()), *self._gone])
 
   @property
   def places(self) -> dict[str, dict[str, int]]:
@@ -169,7 +183,7 @@ class Slices:
     Raises:
       SlicesError: not within start_deadline_s, or a slice cannot be started.
     """
-    self._wait_for(lambda: len(self._ready()) >= self._count)
+    self._wait_for(lambda: len(self._begun()) >= self._count)
 
   def load(self, version: int) -> None:
     """Has every slice load a published version between two steps; returns when all have.
@@ -177,11 +191,34 @@ class Slices:
     Raises:
       SlicesError: not within start_deadline_s.
     """
-    self._version = version
-    for each in list(self._slices.values()):
-      self._send(each, "load", version, allowed_s=self._start_deadline_s)
-    begun = lambda: [s for s in self._slices.values() if s.version >= 0]  # others come to it later
+    self._follow(version)
+    begun = lambda: self._begun()  # others come to it later
     self._wait_for(lambda: begun() and all(each.version == version for each in begun()))
+
+  def prepare(self, version: int) -> Callable[[], None]:
+    """Has the slices fetch and verify a published version while they sample. Any thread may call
+    it. A slice that has not done so within stall_s, or that is started meanwhile, does it when it
+    swaps the weights.
+
+    Returns:
+      What has every slice swap them in between two of its steps, and does not wait for them. What
+      is submitted later is sampled with them.
+    """
+    deadline = time.monotonic() + self._stall_s
+    with self._counting:
+      actors = [actor for each in self._slices.values() for actor in each.actors]
+    fetched = lambda actor: actor.prepare.options(concurrency_group=FETCHING).remote(version)
+    waited = [fetched(actor) for actor in actors]
+    while waited and time.monotonic() < deadline:
+      _, waited = self._ray.wait(waited, num_returns=len(waited), timeout=_LOOK_S)
+    # What went wrong shows in the answers to the swap.
+    return functools.partial(self._follow, version)
+
+  def _follow(self, version: int) -> None:
+    """Sends every slice the message that swaps weights."""
+    self._version = version
+    for each in self._slices.values():
+      self._send(each, "load", version, allowed_s=self._start_deadline_s)
 
   def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
     """Queues a prompt and returns the id that `step` will report it under.
@@ -205,7 +242,8 @@ class Slices:
     run until each slice with work has ended one.
 
     Raises:
-      SlicesError: there has been no slice for start_deadline_s.
+      SlicesError: there has been no slice for start_deadline_s, or one was lost MAX_LOSSES times
+        while no request ended.
     """
     self._look()
     self._dispatch()
@@ -246,8 +284,9 @@ class Slices:
       "wait for one"
     )
 
-  def _ready(self) -> list[_Slice]:
-    return [each for each in self._slices.values() if each.version == self._version]
+  def _begun(self) -> list[_Slice]:
+    """The slices that can sample. What one is sent comes after the weights that it was sent."""
+    return [each for each in self._slices.values() if each.version >= 0]
 
   def _wait_for(self, done: Callable[[], Any]) -> None:
     deadline = time.monotonic() + self._start_deadline_s
@@ -268,12 +307,14 @@ class Slices:
     self._looked = now
     for number in range(self._count):
       if number not in self._slices and (actors := self._actors(number)):
-        each = self._slices[number] = _Slice(number, actors)
+        each = _Slice(number, actors)
+        with self._counting:
+          self._slices[number] = each
         self._send(each, "begin", self._version, allowed_s=self._start_deadline_s)
 
   def _dispatch(self) -> None:
     """Gives what waits to the slices that are ready."""
-    ready = self._ready()
+    ready = self._begun()
     now = time.monotonic()
     self._bereft = None if ready else self._bereft or now
     if self._bereft and now - self._bereft > self._start_deadline_s:
@@ -295,7 +336,8 @@ class Slices:
 
   def _send(self, each: _Slice, method: str, *arguments: Any, allowed_s: float) -> None:
     """Calls a method of every actor of a slice; `begin` and `load` are called with a version."""
-    version = each.version if method == "advance" else arguments[0]
+    before = each.sent[-1].version if each.sent else each.version
+    version = before if method == "advance" else arguments[0]
     answers = [getattr(actor, method).remote(*arguments) for actor in each.actors]
     message = _Message(version, allowed_s, answers, answers[0])
     each.sent.append(message)
@@ -348,16 +390,23 @@ class Slices:
     each.running, each.stats = False, message.answer.stats
     found = message.answer.ended
     mine = [(i, result) for i, result in found if i in each.requests]  # else cancelled meanwhile
+    if mine:
+      self._losses.clear()
     for request_id, _ in mine:
       each.requests.remove(request_id)
       del self._requests[request_id]
     self._ended += mine
 
   def _lose(self, each: _Slice, how: str) -> None:
-    """A slice is gone: what it had goes to another, under the same seeds."""
-    del self._slices[each.number]
+    """A slice is gone: what it had goes to another, under the same seeds.
+
+    Raises:
+      SlicesError: it was lost MAX_LOSSES times while no request ended.
+    """
+    with self._counting:
+      del self._slices[each.number]
+      self._gone.append(_since_ready(each))
     self._looked = time.monotonic()  # Ray itself may need a moment to notice
-    self._gone.append(_since_ready(each))
     each.running = False
     self._kill(each)
     self._backlog = sorted([*self._backlog, *each.requests])
@@ -367,6 +416,13 @@ class Slices:
       file=sys.stderr,
       flush=True,
     )
+    self._losses[each.number] += 1
+    if self._losses[each.number] >= MAX_LOSSES:
+      raise SlicesError(
+        f"sampler slice {each.number} was lost {MAX_LOSSES} times while no request ended, the last "
+        f"time because: {how}; mend its node (ray logs has what its actor wrote), or a request "
+        "ends it: look at the tasks in play"
+      )
 
   def _kill(self, each: _Slice) -> None:
     for actor in each.actors:

@@ -1,20 +1,29 @@
 """Sampler slices on the nodes of a Ray cluster give what an engine in this process gives."""
 
 import contextlib
+import dataclasses
+import json
+import shutil
+import threading
+import time
 
 import jax
 import numpy as np
+import psutil
 import pytest
 
+from jaxrl_agents.fleet import ledger
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import slice_member
 from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.sampler import slices as slices_lib
 from jaxrl_agents.sampler.slices import Slices, SlicesError
 from jaxrl_agents.types import SamplingLimits
-from jaxrl_agents.weights import store
+from jaxrl_agents.weights import manifest, store
 from tests.fleet.conftest import another_node, needs_ray, whole_run
+from tests.runs import small_run
 from tests.runs.small_run import CFG, configured
+from tests.runs.test_faults import assert_each_step_was_trained_once
 from tests.runs.test_several import ended, start, wait_for
 
 pytestmark = [
@@ -25,6 +34,12 @@ pytestmark = [
 
 PROMPTS = [np.arange(1, 3 + i, dtype=np.int32) for i in range(6)]
 RUN = {"learner": {"steps": 3}}
+STEPS = 8
+AHEAD = {
+  "learner": {"steps": STEPS, "save_every": 100},
+  "sampler": {"slices": 1},
+  "workers": {"deterministic": False},
+}
 
 
 def params(version):
@@ -61,9 +76,9 @@ def slices(cluster, weights, *, deterministic=True, start_deadline_s=60, **sampl
   )
 
 
-def submit(sampler):
+def submit(sampler, tokens=6):
   for i, prompt in enumerate(PROMPTS):
-    sampler.submit(prompt, SamplingLimits(6, (), seed=i))
+    sampler.submit(prompt, SamplingLimits(tokens, (), seed=i))
 
 
 def finish(sampler):
@@ -114,6 +129,68 @@ def test_new_weights_reach_sequences_that_run(cluster, weights, monkeypatch):
   versions = found[first].versions.tolist()
   assert len(versions) == 50 and versions == sorted(versions) and set(versions) == {0, 1}
   assert set(found[second].versions) == {1}
+
+
+def test_weights_are_fetched_while_sequences_run_and_swapped_later(cluster, tmp_path, monkeypatch):
+  """What was prepared is swapped in though it is not there any more."""
+  monkeypatch.setattr(slices_lib, "_STEPS", 1)
+  for version in range(2):
+    store.publish(params(version), version, tmp_path)
+  with (
+    another_node(cluster, resources={"slice0": 1}),
+    slices(cluster, tmp_path, deterministic=False) as sampler,
+  ):
+    sampler.wait_until_ready()
+    first = sampler.submit(PROMPTS[0], SamplingLimits(50, (), seed=3))
+    assert sampler.step() == []  # asked for two steps
+    swap = sampler.prepare(1)
+    manifest.path(tmp_path, 1).unlink()
+    shutil.rmtree(manifest.files(tmp_path, 1))
+    assert sampler.step() == []
+    swap()
+    second = sampler.submit(PROMPTS[1], SamplingLimits(4, (), seed=3))
+    found = finish(sampler)
+  versions = found[first].versions.tolist()
+  assert len(versions) == 50 and versions == sorted(versions) and set(versions) == {0, 1}
+  assert set(found[second].versions) == {1}
+
+
+def test_the_requests_of_an_actor_that_is_killed_are_sampled_by_the_next_one(
+  cluster, weights, monkeypatch, capfd
+):
+  """To the same tokens; log-probabilities within 1e-5, since others may be beside them then."""
+  monkeypatch.setattr(slices_lib, "_STEPS", 1)
+  with (
+    another_node(cluster, resources={"slice0": 1}),
+    slices(cluster, weights, deterministic=False) as sampler,
+  ):
+    sampler.wait_until_ready()
+    submit(sampler, tokens=50)
+    assert sampler.step() == []  # asked for two steps
+    (member,) = members()
+    member.kill()
+    found = finish(sampler)
+  assert "sampler slice 0 is lost: " in (err := capfd.readouterr().err)
+  assert "its 6 requests go to others (0 are left)" in err
+  engine = make_engine(configured(), params(0), 0)
+  submit(engine, tokens=50)
+  for i, generation in finish(engine).items():
+    assert found[i].tokens.tolist() == generation.tokens.tolist()
+    np.testing.assert_allclose(found[i].logprobs, generation.logprobs, atol=1e-5)
+
+
+def test_a_slice_that_is_lost_whenever_it_starts_ends_sampling_with_the_cause(cluster, weights):
+  starter = slice_member.starter(cluster.ray, configured(sampler={"slices": 1}), weights)
+
+  def doomed(number):
+    for actor in (actors := starter(number) or []):
+      cluster.ray.kill(actor)
+    return actors
+
+  with another_node(cluster, resources={"slice0": 1}), slices(cluster, weights) as sampler:
+    sampler._actors = doomed
+    with pytest.raises(SlicesError, match="slice 0 was lost 4 times while no request ended"):
+      sampler.wait_until_ready()
 
 
 @whole_run
@@ -192,3 +269,153 @@ def test_requests_of_a_slice_whose_node_is_lost_go_to_the_other(cluster, cache, 
     cluster.remove_node(doomed, allow_graceful=False)
     output = ended(run)
   assert "step 19" in output and "sampler slice 1 is lost: " in output
+
+
+def members():
+  """The actors of slices that this process' cluster runs."""
+  found = []
+  for process in psutil.Process().children(recursive=True):
+    with contextlib.suppress(psutil.Error):
+      if any("SliceMember" in part for part in process.cmdline()):
+        found.append(process)
+  return found
+
+
+@pytest.fixture
+def steps(monkeypatch):
+  """(metrics, groups) of each step of a run in this process."""
+  found, report = [], small_run.reported
+
+  def reported(folder, step, metrics, groups):
+    found.append((metrics, groups))
+    report(folder, step, metrics, groups)
+
+  monkeypatch.setattr(small_run, "reported", reported)
+  return found
+
+
+def versions_of(groups):
+  """Of all tokens with loss."""
+  return np.concatenate(
+    [
+      segment.versions[segment.loss_mask]
+      for group in groups
+      for trajectory in group.trajectories
+      for segment in trajectory.segments
+    ]
+  )
+
+
+def gone(limit_s=60):
+  """Whether no actor of a slice is left, after a while."""
+  deadline = time.monotonic() + limit_s
+  while members() and time.monotonic() < deadline:
+    time.sleep(0.2)
+  return not members()
+
+
+@whole_run
+@pytest.mark.timeout(400)
+def test_a_run_plays_ahead_on_a_slice_whose_weights_change_while_it_samples(
+  cluster, tmp_path, steps, monkeypatch
+):
+  """Each token has the version that sampled it, which the canary scores it under."""
+  step = Slices.step
+
+  def slower_than_the_learner(sampler):
+    time.sleep(0.15)
+    return step(sampler)
+
+  monkeypatch.setattr(slices_lib, "_STEPS", 1)
+  monkeypatch.setattr(slices_lib, "_MESSAGES", 1)
+  monkeypatch.setattr(Slices, "step", slower_than_the_learner)
+  longer = {  # replies that take several programs of the engine
+    "agent_config": {"max_new_tokens": 40, "token_budget": 128},
+    "learner": AHEAD["learner"] | {"row_tokens": 128},
+  }
+  long = [dataclasses.replace(task, facts=task.facts | {"tokens": 40}) for task in small_run.TASKS]
+  monkeypatch.setattr(small_run, "TASKS", long)
+  fleet = {"backend": "ray", "address": cluster.address, "depth": 1}
+  with another_node(cluster, resources={"slice0": 1}):
+    small_run.run(tmp_path, fleet=fleet, **{**AHEAD, **longer})
+    assert gone()
+  assert not {"sampler", "publisher"} & {thread.name for thread in threading.enumerate()}
+  assert_each_step_was_trained_once(tmp_path, STEPS)
+  held = [0, *(metrics["version"] for metrics, _ in steps)]
+  seen = set()
+  for step, (metrics, groups) in enumerate(steps):
+    # With a depth of 1 a group begins once the step before the last one was published.
+    versions = set(versions_of(groups).tolist())
+    assert versions <= set(held[max(step - 1, 0) : step + 1])
+    seen |= versions
+    assert metrics["canary_tokens"] > 0
+    assert metrics["canary_max_abs_logprob_difference"] < 1e-3
+    assert metrics.get("canary_kept_max_abs_logprob_difference", 0.0) < 1e-3
+  assert len(seen) >= STEPS - 2
+  assert sum(metrics["canary_kept_tokens"] for metrics, _ in steps) > 0
+
+
+@whole_run
+@pytest.mark.timeout(400)
+def test_a_slice_fetches_differences_of_the_weights_while_it_samples(cluster, tmp_path, steps):
+  """In the thread that fetches; the canary reads the versions back from the same differences."""
+  options = {
+    **AHEAD,
+    "fleet": {"backend": "ray", "address": cluster.address, "depth": 1},
+    "policy": {"dtype": "bfloat16"},
+    "learner": {"steps": 4, "canary_bound": 0.1},
+    "publish": {"kind": "delta"},
+  }
+  with another_node(cluster, resources={"slice0": 1}):
+    small_run.run(tmp_path, **options)
+    assert gone()
+  assert manifest.versions(tmp_path / "weights") == [0]  # no complete version was asked for
+  assert len({version for _, groups in steps for version in versions_of(groups).tolist()}) > 2
+  assert all(metrics["canary_tokens"] > 0 for metrics, _ in steps)
+
+
+@whole_run
+@pytest.mark.timeout(400)
+def test_a_run_whose_slice_is_killed_twice_trains_each_rollout_once(
+  cluster, tmp_path, steps, monkeypatch, capfd
+):
+  """The slice is started again without anyone's help."""
+  fleet = {"backend": "ray", "address": cluster.address, "depth": 1}
+  report = small_run.reported
+
+  def reported(folder, step, metrics, groups):
+    report(folder, step, metrics, groups)
+    if step in (1, 4):  # batch 4 began once step 2 was published
+      (member,) = members()
+      member.kill()
+
+  monkeypatch.setattr(small_run, "reported", reported)
+  with another_node(cluster, resources={"slice0": 1}):
+    small_run.run(tmp_path, fleet=fleet, **AHEAD)
+    assert gone()
+  assert capfd.readouterr().err.count("sampler slice 0 is lost: ") == 2
+  assert_each_step_was_trained_once(tmp_path, STEPS)
+  assert all(metrics["canary_tokens"] > 0 for metrics, _ in steps)
+  states = list(ledger.read(tmp_path / "ledger.log"))
+  assert {state.attempt for state in states} == {1}  # the workers go on, and wait for replies
+
+
+@whole_run
+@pytest.mark.timeout(400)
+def test_a_killed_run_that_plays_ahead_on_a_slice_goes_on_and_trains_each_group_once(
+  cluster, cache, tmp_path
+):
+  fleet = {"backend": "ray", "address": cluster.address, "depth": 1}
+  options = {**AHEAD, "learner": {"steps": 4}, "fleet": fleet}
+  with another_node(cluster, resources={"slice0": 1}):
+    killed = start("small_run.py", tmp_path, cache, 1, **options)
+    wait_for(killed, "step 1")
+    killed.kill()
+    killed.communicate(timeout=30)
+    output = ended(start("small_run.py", tmp_path, cache, 1, **options))
+    assert gone()
+  assert "step 3" in output and "is lost" not in output
+  lines = map(json.loads, (tmp_path / "trained.txt").read_text().splitlines())
+  by_step = dict(lines)  # a step that was not saved is trained again, which counts
+  groups = sorted(name for names in by_step.values() for name in names)
+  assert groups == sorted(f"step {batch} {place}" for batch in range(4) for place in range(2))

@@ -88,7 +88,9 @@ def bits(array: jax.Array) -> np.ndarray:
   return found if found.dtype == np.float32 else found.view(np.uint16)
 
 
-def reported(folder: pathlib.Path, step: int, groups: Sequence[Group]) -> None:
+def reported(
+  folder: pathlib.Path, step: int, metrics: dict[str, float], groups: Sequence[Group]
+) -> None:
   """Prints the step, and adds a line with the ids of its groups to trained.txt."""
   with (folder / "trained.txt").open("a") as file:
     file.write(json.dumps([step, [group.id for group in groups]]) + "\n")
@@ -137,7 +139,7 @@ def trained(
       kept=batches.state,
       published=batches.published,
       save=save,
-      report=lambda step, metrics, groups: reported(folder, step, groups),
+      report=lambda step, metrics, groups: reported(folder, step, metrics, groups),
       held=notice.held,
       devices=lambda: setup.learner_devices(config),
     )

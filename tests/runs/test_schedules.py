@@ -95,3 +95,12 @@ def test_a_run_that_begins_anew_before_its_first_checkpoint_is_recorded_anew(rec
   with opened(recorded) as schedule:
     schedule.draft_costs({})
   assert not Recorded(recorded / "schedule.log").events
+
+
+def test_a_run_on_a_cluster_keeps_no_record(tmp_path):
+  config = options("fleet.backend=ray", "fleet.address=auto", "sampler.slices=1")
+  with opened(tmp_path, config) as schedule:
+    assert schedule is None
+  with opened(tmp_path, config, step=2) as schedule:
+    assert schedule is None
+  assert not (tmp_path / "schedule.log").exists()

@@ -22,7 +22,8 @@ LATENCIES = "COUNTING_LATENCIES"
 class TwoTurns:
   """Asks twice. A task with `facts["dies"]` ends its worker that many times, as it starts or, if
   `facts["late"]` is set, when the first reply has come. A number in LATENCIES seeds how long its
-  answers take. `facts["reward"]` is a reward that does not depend on what was sampled.
+  answers take. `facts["reward"]` is a reward that does not depend on what was sampled;
+  `facts["tokens"]` is the length of replies.
   """
 
   def __init__(self, task):
@@ -32,7 +33,7 @@ class TwoTurns:
   async def start(self):
     if not self.task.facts.get("late"):
       self.maybe_die()
-    return Context(self.messages, max_new_tokens=6)
+    return Context(self.messages, max_new_tokens=self.task.facts.get("tokens", 6))
 
   def maybe_die(self):
     facts = self.task.facts
@@ -50,7 +51,8 @@ class TwoTurns:
     if self.task.facts.get("late"):
       self.maybe_die()
     self.messages += (reply, Message("user", "again"))
-    return Context(self.messages, max_new_tokens=6, done=len(self.messages) > 4, stop="answer")
+    tokens = self.task.facts.get("tokens", 6)
+    return Context(self.messages, max_new_tokens=tokens, done=len(self.messages) > 4, stop="answer")
 
   def rewards(self, trajectory):
     sampled = np.concatenate([s.tokens[s.loss_mask] for s in trajectory.segments])
