@@ -227,7 +227,7 @@ class SftConfig:
     demonstration_tasks: tasks of the train split, played `rollouts_per_task` times and filtered.
     demonstration_share: share of the train split that may be demonstrated, in whole repositories if
       there are any; the rest is new to reinforcement learning.
-    practice_tasks: simpler tasks of single clues, played once and not filtered.
+    practice_tasks: tasks of unrelated clues, simpler than the others, played once and not filtered.
     drills: how many of these are made.
     rates: of demonstrations, practice, copies and drills in the mixture.
     beside: files of other configs, each with overrides after it ("configs/swarm_cpu.py

@@ -51,6 +51,7 @@ class SliceMember:
     self._loader: Loader | None = None
     self._fetching = threading.Lock()
     self._fetched: dict[int, Callable[[], None]] = {}  # what swaps in each version
+    self._held = -1  # the version that was loaded last
 
   def address(self, host: str) -> str:
     """ "host:port" with a port of this machine that is free."""
@@ -83,6 +84,7 @@ class SliceMember:
     self._loader = Loader(self._config, self._weights, self._engine)
     self._loader.warm_up()
     self._calls = Calls(self._engine, clock)
+    self._held = version
     return dataclasses.replace(self._engine.stats)
 
   def _read(self, version: int) -> dict[str, Any]:
@@ -96,14 +98,14 @@ class SliceMember:
 
   def prepare(self, version: int) -> None:
     """Fetches and verifies a published version for `load`; called in a thread of its own, while the
-    engine goes on. Before `begin` it does nothing.
+    engine goes on. It does nothing before `begin`, nor for a version that was loaded meanwhile.
 
     Raises:
       FileNotFoundError: the version is not kept any more.
       CorruptWeights: it is damaged beyond repair.
     """
     with self._fetching, self._mesh():
-      if self._loader and version not in self._fetched:
+      if self._loader and version > self._held and version not in self._fetched:
         self._fetched[version] = self._loader.prepare(version)
 
   def load(self, version: int) -> Stats:
@@ -113,10 +115,11 @@ class SliceMember:
       FileNotFoundError: the version is not kept any more.
       CorruptWeights: it is damaged beyond repair.
     """
-    assert self._engine is not None
-    if version not in self._fetched:
-      self.prepare(version)
-    self._fetched.pop(version)()
+    assert self._engine is not None and self._loader is not None
+    with self._fetching, self._mesh():
+      swap = self._fetched.pop(version, None) or self._loader.prepare(version)
+      self._held = version
+    swap()
     return dataclasses.replace(self._engine.stats)
 
   def _mesh(self) -> contextlib.AbstractContextManager[None]:

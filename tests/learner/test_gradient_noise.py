@@ -11,19 +11,9 @@ from jaxrl_agents.config import LearnerConfig
 from jaxrl_agents.learner import gradient_noise, train_step
 from jaxrl_agents.learner.gradient_noise import estimates
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
+from tests.learner.test_loop import CFG
 
-CFG = PolicyConfig(
-  vocab_size=13,
-  embed_dim=8,
-  num_layers=1,
-  num_heads=1,
-  num_kv_heads=1,
-  head_dim=4,
-  num_dense_layers=1,
-  dense_ffw_dim=8,
-)
 LEARNER = LearnerConfig(row_tokens=24, rows_per_microbatch=1, mtp_weight=0.0)
 
 
