@@ -12,7 +12,15 @@ it stopped. Of several processes that share the disk each runs it, with its own 
 
 from absl import flags
 
-from jaxrl_agents.runs import config_flags, entry_point, processes, report_page, rl, setup
+from jaxrl_agents.runs import (
+  config_flags,
+  entry_point,
+  processes,
+  report_page,
+  resumption,
+  rl,
+  setup,
+)
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -27,6 +35,7 @@ def main() -> None:
   _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
+  resumption.check_warm_up(config, workdir)  # before tasks are made, which may take minutes
   with setup.of_run(config, workdir) as corpus:
     rl.train(config, corpus, workdir)
   if processes.is_first():

@@ -11,7 +11,7 @@ another mesh. Of several processes that share the disk each runs it, with its ow
 
 from absl import flags
 
-from jaxrl_agents.runs import config_flags, entry_point, processes, setup, sft
+from jaxrl_agents.runs import config_flags, entry_point, processes, resumption, setup, sft
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -26,6 +26,7 @@ def main() -> None:
   _start_processes()
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
+  resumption.check_warm_up(config, workdir)  # before tasks are made, which may take minutes
   with setup.of_run(config, workdir) as corpus, setup.learner_devices(config):
     sft.train(config, corpus, workdir)
   print(f"the warm start is in {workdir.warm_start}")

@@ -89,7 +89,6 @@ def _train(
   services: Services,
 ) -> dict[str, Any]:
   """The body of `train`; returns {} in every process but the first."""
-  resumption.check_warm_up(config, workdir)
   began = time.monotonic()
   cfg = config.policy.model
   tx = optimizer(config)

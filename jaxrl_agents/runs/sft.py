@@ -33,7 +33,6 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     Preempted: SIGTERM came; what is finished is saved.
     ValueError: the folder has a warm-up of another agent or tokenizer.
   """
-  resumption.check_warm_up(config, workdir)
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     if channel.is_first:
       resumption.begin_warm_up(config, workdir)
