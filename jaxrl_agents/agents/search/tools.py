@@ -33,6 +33,9 @@ from jaxrl_agents.types import Task
 READ_CHUNKS = 300
 """Most chunks of a document that read_document ranks, as in the harness above."""
 
+_LIST_NUMBER = re.compile(r"(?:^\s*|(?<=\. ))\d+\. ")
+"""The number of an entry of a list, which a query may quote and no chunk should be found by."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchServices:
@@ -86,6 +89,7 @@ class SearchTools:
     return an_id in self._shown_chunks or (not self.ids.used and an_id in self._shown_documents)
 
   async def _search(self, query: str) -> str:
+    query = _LIST_NUMBER.sub("", query)
     fusion = fusion_of(self._limits)
     exclude, limits = frozenset(self._found), self._limits
     limit = limits.rerank.candidates if self._reranker else limits.max_shown

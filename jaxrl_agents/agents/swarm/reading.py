@@ -15,7 +15,7 @@ from jaxrl_agents.agents.search import view
 from jaxrl_agents.agents.swarm import expert
 from jaxrl_agents.types import Message, ToolCall
 
-NAMED = re.compile(r"(?:\b(class|def) )?\b([A-Za-z_]\w*)(?:, class (\w+))?(?=\.|$)")
+NAMED = re.compile(r"(?:(\d+)\. )?(?:\b(class|def) )?\b([A-Za-z_]\w*)(?:, class (\w+))?(?=\.|$)")
 HEADER = re.compile(r"\|[^\n]*\|")
 ASKS = re.compile(r"Which |Two names ")
 CHAIN = "base of base"
@@ -44,8 +44,9 @@ class Reading:
     asks = ASKS.search(listed)
     self.question = listed[asks.start() :].strip() if asks else ""
     found = NAMED.findall(listed[: asks.start() if asks else None].rstrip())
-    self.names = [(kind or "constant", name) for kind, name, _ in found]
-    self._beside = {name: ("class", beside) for _, name, beside in found if beside}
+    self.names = [(kind or "constant", name) for _, kind, name, _ in found]
+    self._numbers = {name: number for number, _, name, _ in found if number}
+    self._beside = {name: ("class", beside) for _, _, name, beside in found if beside}
     self._facts: dict[Key, tuple[str, str]] = {}  # value, name of the chunk
     self._hits: list[tuple[str, str]] = []
     self._told: dict[str, list[str]] = {}  # rows that sub-agents reported
@@ -86,7 +87,7 @@ class Reading:
     fresh = [key for key in self._open() if not self._tried[key]]
     for i in range(0, len(fresh), together):
       keys = tuple(fresh[i : i + together])
-      query = "".join(self.query(key) for key in keys)
+      query = self.queries(keys)
       made.append((ToolCall("", view.SEARCH.name, {"query": query}), keys))
     for key in self._open():
       if self._tried[key] == 1:
@@ -142,12 +143,20 @@ class Reading:
       keys.append(key)
     return list(dict.fromkeys(key for key in keys if key not in self._facts))
 
-  def query(self, key: Key) -> str:
+  def queries(self, keys: Sequence[Key]) -> str:
+    """The words of definitions, as the question or the assignment lists them, with its numbers: a
+    reader finds his place in a list by them.
+    """
+    return ". ".join(map(self._query, keys))
+
+  def _query(self, key: Key) -> str:
     """The words of a definition. A value that was read stands without a space before it."""
     kind, name = key
     if key not in self.names and key not in self._beside.values():
       return f"{name} {kind}"
-    return f" {name}" if kind == "constant" else f" {kind} {name}"
+    words = f" {name}" if kind == "constant" else f" {kind} {name}"
+    number = self._numbers.get(name) if key in self.names else None
+    return f"{number}.{words}" if number else words
 
 
 def _pattern(key: Key) -> str:

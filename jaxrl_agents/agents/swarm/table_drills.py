@@ -104,17 +104,19 @@ class _Maker:
   def search(self) -> Made:
     """The first searches of a sub-agent, or of an orchestrator that works alone."""
     if self.draw.random() < 0.5:
-      queries = [row["lookups"][0] for row in self.drill.rows[: self.calls]]
+      queries = [self._numbered(row) for row in self.drill.rows[: self.calls]]
       return [self._question()], ALL, self._searches(queries)
     group = self._groups()[0]
-    queries = [row["lookups"][0] for row in group[: self.calls]]
+    queries = [self._numbered(row) for row in group[: self.calls]]
     return self._role(group), LOOK_UP, self._searches(queries)
 
   def rows(self) -> Made:
     """The rows of a sub-agent from its results."""
     ids, group = ShortIds(self.drill.task), self._groups()[0]
     messages = self._role(group)
-    found = [pair for row in group for pair in zip(row["lookups"], row["chunk_ids"], strict=True)]
+    queries = [(self._numbered(row), *row["lookups"][1:]) for row in group]
+    chunks = [row["chunk_ids"] for row in group]
+    found = [pair for each in zip(queries, chunks, strict=True) for pair in zip(*each, strict=True)]
     for i in range(0, len(found), self.calls):
       turn = found[i : i + self.calls]
       messages.append(self._searches([query for query, _ in turn]))
@@ -152,7 +154,11 @@ class _Maker:
     return [rows[i : i + self.each] for i in range(0, len(rows), self.each)]
 
   def _asked(self, group: Sequence[Mapping[str, Any]]) -> str:
-    return self.drill.called(".".join(row["lookups"][0] for row in group))
+    return self.drill.called(". ".join(map(self._numbered, group)))
+
+  def _numbered(self, row: Mapping[str, Any]) -> str:
+    """A name as the question lists it."""
+    return f"{self.drill.rows.index(row) + 1}.{row['lookups'][0]}"
 
   def _role(self, group: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The first messages of a sub-agent."""

@@ -128,7 +128,7 @@ class TableOrchestrator:
 
   def _assignments(self, keys: Sequence[Key], each: int) -> list[ToolCall]:
     groups = [keys[i : i + each] for i in range(0, len(keys), each)]
-    texts = [".".join(self._reading.query(key) for key in group) for group in groups]
+    texts = [self._reading.queries(group) for group in groups]
     made = [{"agent": AGENT, "prompt": text} for text in texts[: self._width]]
     return [ToolCall("", swarm_view.ASSIGN.name, arguments) for arguments in made]
 

@@ -10,6 +10,8 @@ from jaxrl_agents.agents.episode import MAX_MALFORMED_TURNS
 from jaxrl_agents.agents.search import config, reward, tools, view
 from jaxrl_agents.agents.search import env as search
 from jaxrl_agents.agents.search.config import SearchConfig
+from jaxrl_agents.corpus.chunks import Chunk
+from jaxrl_agents.corpus.index import hybrid
 from jaxrl_agents.harness.rollout import Sampling, run_episode
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Message
@@ -445,3 +447,17 @@ def test_limits_that_contradict_one_another_are_refused(limited):
     config.check(config.SearchConfig(reply_reserve_tokens=300, tool_output_tokens=200))
   with pytest.raises(ValueError, match="has neither"):
     search.make(dataclasses.replace(make_task(), facts={}), limited())
+
+
+def test_the_number_of_a_list_is_not_searched_for(services, tmp_path):
+  numbers = Chunk("300_0", "300", "numbers", "41 41 41 and once more 41", 0)
+  built = hybrid.build([*corpus(), numbers], tmp_path, rank=8)
+  numbered = dataclasses.replace(services, index=built)
+
+  def found(query):
+    made = tools.SearchTools(make_task(), numbered)
+    return reward.hit_ids(asyncio.run(made.tools[0].run(query=query)))
+
+  assert found("41. copper") == found("copper")
+  assert found("8. copper. 41. glacier") == found("copper. glacier")
+  assert "300_0" in found("copper 41") and "300_0" not in found("copper")

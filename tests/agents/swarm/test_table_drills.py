@@ -35,7 +35,8 @@ def test_all_forms_come_up_with_several_calls_and_several_names(drills):
   assigned = [each[1:] for each in calls if each[0].name == "create_subagent"]
   assert {len(each) for each in searches} == {1, 2}
   assert max(map(len, assigned)) > 4 and all(len(each) <= 16 for each in assigned)
-  names = {call.arguments["prompt"].count(".") + 1 for each in assigned for call in each}
+  prompts = [call.arguments["prompt"] for each in assigned for call in each]
+  names = {len(re.findall(r"\d+\. ", prompt)) for prompt in prompts}
   assert names == {1, 2, 3} and OPTIONS.message_tokens == 64
   tables = [reply for _, reply in drills if reply.content.startswith("| name |")]
   assert len(tables) > 10 and len(drills) == 150

@@ -126,7 +126,7 @@ def test_a_full_context_ends_the_look_ups_of_one_agent_with_an_answer(arena, tab
 def test_an_entry_that_a_search_does_not_show_is_looked_up_by_a_pattern_once():
   reading = Reading("1. class Foo. Table: | name |base|source|")
   first, second = (reading.lookups(2)[0][0] for _ in range(2))
-  assert (first.name, first.arguments) == ("search_corpus", {"query": " class Foo"})
+  assert (first.name, first.arguments) == ("search_corpus", {"query": "1. class Foo"})
   assert (second.name, second.arguments) == ("grep_corpus", {"pattern": r"class Foo\("})
   assert reading.lookups(2) == []
   reading.learn([Message("tool", "\n# DOCUMENT ID: 7 (5 tokens) \nclass Foo(Bar):")])
@@ -136,7 +136,7 @@ def test_an_entry_that_a_search_does_not_show_is_looked_up_by_a_pattern_once():
 def test_one_search_may_be_for_as_many_names_as_it_shows_chunks():
   reading = Reading("1. class Foo. 2. def bar. 3. SIZE. Table: | name |base|source|")
   queries = [call.arguments["query"] for call, _ in reading.lookups(2, together=2)]
-  assert queries == [" class Foo def bar", " SIZE"]
+  assert queries == ["1. class Foo. 2. def bar", "3. SIZE"]
 
 
 def test_the_unhurried_agent_has_steps_and_context_for_the_largest_table():
