@@ -1,7 +1,7 @@
 """The base policy that configs/search_cpu.py starts from, trained from scratch on two cores.
 
-scripts/train_base.sh W             # trains; the same command again goes on where it stopped
-scripts/train_base.sh W --export    # also copies the policy to jaxrl_agents/assets/search_base
+scripts/train_base.sh search W            # trains; the same command goes on where it stopped
+scripts/train_base.sh search W --export   # also copies it to jaxrl_agents/assets/search_base
 """
 
 import dataclasses

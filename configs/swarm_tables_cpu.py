@@ -1,7 +1,9 @@
 """configs/swarm_cpu.py on tables of 1 to 40 rows, with a budget that no plan of a swarm enters.
 
-python scripts/train_sft.py --config=configs/swarm_tables_cpu.py --workdir=W
-python scripts/train_rl.py  --config=configs/swarm_tables_cpu.py --workdir=W
+scripts/train_base.sh swarm B     # an hour: a base that knows both roles
+C="--config=configs/swarm_tables_cpu.py --workdir=W --set policy.init=B/base"
+python scripts/train_sft.py $C
+python scripts/train_rl.py $C
 python scripts/evaluate.py  --config=configs/swarm_tables_cpu.py --player=never_splits
 """
 
@@ -16,6 +18,7 @@ def get_config() -> config.RunConfig:
   """The job of swarm_cpu; every agent has two calls a turn, and a search shows the best chunk."""
   recipe = config.load(str(pathlib.Path(__file__).parent / "swarm_cpu.py"))
   options = recipe.agent_config
+  search_recipe = config.load(str(pathlib.Path(__file__).parent / "search_cpu.py"))
   search = dataclasses.replace(
     options.search,
     token_budget=2_560,  # the prompt, the assignments, the messages and the table of 40 rows
@@ -29,6 +32,7 @@ def get_config() -> config.RunConfig:
   return dataclasses.replace(
     recipe,
     name="swarm_tables_cpu",
+    policy=dataclasses.replace(search_recipe.policy, init="search_base"),
     agent_config=dataclasses.replace(
       options,
       search=search,

@@ -128,7 +128,9 @@ def test_a_coding_policy_reads_its_tools_its_budget_and_how_it_ends(own_chat, co
   assert "Mend main.py." in prompt
 
 
-@pytest.mark.parametrize("name", ["search_cpu", "swarm_cpu", "coding_cpu", "search_base_cpu"])
+@pytest.mark.parametrize(
+  "name", ["search_cpu", "swarm_cpu", "coding_cpu", "search_base_cpu", "swarm_base_cpu"]
+)
 def test_recipes_of_the_shipped_base_have_no_system_prompt(name):
   loaded = config.load(str(CONFIGS / f"{name}.py"))
   options = config.options(loaded)
