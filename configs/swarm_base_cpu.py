@@ -15,27 +15,21 @@ def get_config() -> config.RunConfig:
   Tables are about packages, so that the recipe's own, about the standard library, are new to the
   policy.
   """
-  recipe = config.load(str(pathlib.Path(__file__).parent / "swarm_tables_cpu.py"))
+  folder = pathlib.Path(__file__).parent
+  recipe = config.load(str(folder / "swarm_tables_cpu.py"))
+  search = config.load(str(folder / "search_base_cpu.py"))
   return dataclasses.replace(
     recipe,
     name="swarm_base_cpu",
-    policy=dataclasses.replace(recipe.policy, init="search_base"),
-    corpus=dataclasses.replace(recipe.corpus, source="package:jax,numpy,scipy"),
-    learner=dataclasses.replace(recipe.learner, row_tokens=4_096, rows_per_microbatch=2),
-    sft=config.SftConfig(
+    corpus=dataclasses.replace(recipe.corpus, source=search.corpus.source),
+    learner=dataclasses.replace(recipe.learner, row_tokens=4_096),
+    sft=dataclasses.replace(
+      search.sft,
       steps=1_500,
       lr=1e-3,
-      optimizer="muon",
-      schedule="cosine",
-      warmup_steps=30,
-      rows_per_step=2,
-      weight_decay=0.01,
       demonstration_tasks=3_000,
-      rollouts_per_task=1,
+      practice_tasks=0,
       drills=40_000,
       rates=(0.4, 0.0, 0.0, 0.6),
-      balance_rate=5e-3,
-      mtp_steps=80,
-      save_every=50,
     ),
   )

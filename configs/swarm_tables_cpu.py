@@ -32,7 +32,7 @@ def get_config() -> config.RunConfig:
   return dataclasses.replace(
     recipe,
     name="swarm_tables_cpu",
-    policy=dataclasses.replace(search_recipe.policy, init="search_base"),
+    policy=search_recipe.policy,
     agent_config=dataclasses.replace(
       options,
       search=search,

@@ -18,7 +18,7 @@ shift 2
 places=("$workdir/base")
 if [ "${1:-}" = --export ]; then
   [ "$agent" = search ] || usage # the package ships no base of the swarm
-  places+=("jaxrl_agents/assets/${agent}_base")
+  places+=(jaxrl_agents/assets/search_base)
   shift
 fi
 python=${PYTHON:-python}

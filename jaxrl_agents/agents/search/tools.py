@@ -33,8 +33,10 @@ from jaxrl_agents.types import Task
 READ_CHUNKS = 300
 """Most chunks of a document that read_document ranks, as in the harness above."""
 
-_LIST_NUMBER = re.compile(r"(?:^\s*|(?<=\. ))\d+\. ")
-"""The number of an entry of a list, which a query may quote and no chunk should be found by."""
+_LIST_NUMBER = re.compile(r"(?:^\s*|(?<=\. ))\d{1,3}\. ")
+"""The number of an entry of a list, which a query may quote and no chunk should be found by. Longer
+numbers, such as years, are searched for.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

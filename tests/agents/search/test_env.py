@@ -450,7 +450,7 @@ def test_limits_that_contradict_one_another_are_refused(limited):
 
 
 def test_the_number_of_a_list_is_not_searched_for(services, tmp_path):
-  numbers = Chunk("300_0", "300", "numbers", "41 41 41 and once more 41", 0)
+  numbers = Chunk("300_0", "300", "numbers", "41 1984 41 1984 41 1984", 0)
   built = hybrid.build([*corpus(), numbers], tmp_path, rank=8)
   numbered = dataclasses.replace(services, index=built)
 
@@ -461,3 +461,5 @@ def test_the_number_of_a_list_is_not_searched_for(services, tmp_path):
   assert found("41. copper") == found("copper")
   assert found("8. copper. 41. glacier") == found("copper. glacier")
   assert "300_0" in found("copper 41") and "300_0" not in found("copper")
+  assert "300_0" in found("1984. copper")  # a year
+  assert found("41. ") == []

@@ -139,6 +139,12 @@ def test_one_search_may_be_for_as_many_names_as_it_shows_chunks():
   assert queries == ["1. class Foo. 2. def bar", "3. SIZE"]
 
 
+def test_a_sub_agent_searches_with_the_numbers_of_its_assignment():
+  reading = Reading("7. class Foo. 12. SIZE. def bar", "| name |base|source|")
+  queries = [call.arguments["query"] for call, _ in reading.lookups(3)]
+  assert queries == ["7. class Foo", "12. SIZE", " def bar"]
+
+
 def test_the_unhurried_agent_has_steps_and_context_for_the_largest_table():
   more = pace.unhurried(OPTIONS)
   assert more.alone and more.max_turns == 40 / 2 + 4
