@@ -26,7 +26,7 @@ def get_config() -> config.RunConfig:
     sft=dataclasses.replace(
       search.sft,
       steps=1_500,
-      lr=1e-3,
+      lr=1.5e-3,
       demonstration_tasks=3_000,
       practice_tasks=0,
       drills=40_000,

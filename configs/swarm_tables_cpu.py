@@ -21,13 +21,13 @@ def get_config() -> config.RunConfig:
   search_recipe = config.load(str(pathlib.Path(__file__).parent / "search_cpu.py"))
   search = dataclasses.replace(
     options.search,
-    token_budget=2_560,  # the prompt, the assignments, the messages and the table of 40 rows
-    threshold_tokens=1_280,
+    token_budget=2_816,  # the prompt, the assignments, the messages and the table of 40 rows
+    threshold_tokens=1_408,
     tool_output_tokens=80,  # one chunk
     max_shown=1,
     max_turns=24,
     max_calls=2,
-    max_new_tokens=704,
+    max_new_tokens=800,
   )
   return dataclasses.replace(
     recipe,
@@ -41,6 +41,7 @@ def get_config() -> config.RunConfig:
       tables=TablesConfig(max_rows=40, steps=2.0, steps_per_lookup=0.25),
       max_turns=24,
       single=0.0,  # a table of 40 rows takes one agent more tokens than a row of the learner has
+      max_assignments_per_turn=20,  # two names for each in the largest table: one turn of searches
       sub_max_new_tokens=96,
       message_tokens=64,
     ),

@@ -131,8 +131,10 @@ class SwarmAgent(Agent):
       search = dataclasses.replace(services.search, limits=unhurried.search)
       roomy = SwarmServices(search, unhurried)
       noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
-      demonstrate = table_players.demonstration if options.tables.max_rows else expert.make_player
-      return demonstrate(task, services, noise, seed, roomy)
+      if not options.tables.max_rows:
+        return expert.make_player(task, services, noise, seed, roomy)
+      noise = dataclasses.replace(noise, scales=(0.0,))  # styles vary, copies are right
+      return table_players.demonstration(task, services, noise, seed, roomy)
     if name == "expert" and not options.tables.max_rows:
       alone = options.alone or task.facts["kind"].startswith("narrow")
       noise = dataclasses.replace(expert.FAULTLESS, serial=float(alone))

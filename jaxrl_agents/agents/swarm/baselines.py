@@ -22,7 +22,7 @@ import dataclasses
 from jaxrl_agents.agents.swarm import env, pace, table_players
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.expert import FAULTLESS
-from jaxrl_agents.agents.swarm.reading import Reading, lines
+from jaxrl_agents.agents.swarm.reading import Reading
 from jaxrl_agents.agents.swarm.subagents import Crew
 from jaxrl_agents.agents.swarm.table_players import Style
 from jaxrl_agents.harness.scripted_player import Scripted
@@ -61,7 +61,7 @@ def player(name: str, task: Task, services: SwarmServices, seed: int) -> Scripte
   rows = {"do_nothing": [], "guesser": [reading.guessed(key) for key in reading.names]}
   if name not in rows:
     return None
-  said = "\n".join([reading.header, *lines(reading, rows[name])])
+  said = "\n".join([reading.header, *reading.lines(rows[name])])
   if reading.question and rows[name]:
     said = rows[name][0][1]
   chat = services.search.chat

@@ -10,8 +10,8 @@ import math
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.tasks.budgets import paced_steps
 
-ROW_TOKENS = 20
-"""Most tokens of a row of a table, about: names and values have at most 8 each."""
+ROW_TOKENS = 22
+"""Most tokens of a row of a table with its number, about: names and values have at most 8 each."""
 
 CALL_TOKENS = 40
 """Most tokens of one look-up without its result, about."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from jaxrl_agents.agents.search import view
-from jaxrl_agents.agents.swarm import expert
+from jaxrl_agents.agents.swarm import expert, tables
 from jaxrl_agents.types import Message, ToolCall
 
 NAMED = re.compile(r"(?:(\d+)\. )?(?:\b(class|def) )?\b([A-Za-z_]\w*)(?:, class (\w+))?(?=\.|$)")
@@ -74,7 +74,7 @@ class Reading:
         if found:
           self._facts[key] = found
     known = {name for _, name in self.names}
-    for line in (line for text in texts for line in text.splitlines()):
+    for line in (tables.unnumbered(line) for text in texts for line in text.splitlines()):
       cells = [cell.strip() for cell in line.strip("|").split("|")]
       if line.startswith("|") and len(cells) == len(self.columns) and cells[0] in known:
         self._told.setdefault(cells[0], cells)
@@ -111,6 +111,15 @@ class Reading:
       return [key[1], value, source][: len(self.columns)]
     end, _ = self._facts.get(("class", value), ("", ""))
     return [key[1], value, end] if end else []
+
+  def lines(self, rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows as the header writes them, after the numbers that the question gives their names."""
+    made = []
+    for row in rows:
+      number = self._numbers.get(row[0])
+      written = expert.line(self.header, row)
+      made.append(f"{number}. {written}" if number else written)
+    return made
 
   def guessed(self, key: Key) -> list[str]:
     """A row with values that are frequent elsewhere."""
@@ -170,8 +179,3 @@ def _stated(key: Key, chunk: str, text: str) -> tuple[str, str] | None:
   form = rf"(?m)^ *{name} *= *(\d+)" if kind == "constant" else rf"\b{kind} {name}\((\w+)"
   found = re.search(form, text)
   return (found[1], chunk) if found else None
-
-
-def lines(reading: Reading, rows: Iterable[Sequence[str]]) -> list[str]:
-  """The rows of a table, as its header writes them."""
-  return [expert.line(reading.header, row) for row in rows]

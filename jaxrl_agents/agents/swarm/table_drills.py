@@ -19,14 +19,14 @@ from jaxrl_agents.agents.swarm import drills, expert
 from jaxrl_agents.agents.swarm import view as swarm_view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.drills import ALL, KEPT, LOOK_UP, Drill, Made
-from jaxrl_agents.agents.swarm.pace import ROW_TOKENS
+from jaxrl_agents.agents.swarm.pace import ROW_TOKENS, Pace
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.types import Message, Task, ToolCall
 
-FORMS = {"assign": 0.2, "search": 0.2, "rows": 0.35, "answer": 0.25}
+FORMS = {"assign": 0.2, "search": 0.1, "rows": 0.25, "table": 0.25, "answer": 0.2}
 """{form of a drill: probability}."""
 
-FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.1, "rows": 0.15, "answer": 0.6}
+FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.1, "rows": 0.15, "table": 0.0, "answer": 0.6}
 """The same for questions, whose answer has to be put together."""
 
 
@@ -62,7 +62,9 @@ def role_drills(
     form = draw.choices(list(forms), list(forms.values()))[0]
     each = draw.randint(1, max(limits.message_tokens // ROW_TOKENS, 1))
     each = max(each, -(-len(drill.rows) // limits.max_assignments_per_turn))
-    made = _Maker(drill, chunk_text, chat, draw, each, limits.search.max_calls)
+    pace = Pace(limits, names_per_search=1, hops=len(drill.rows[0]["lookups"]), last=0)
+    alone = max(pace.rows_alone(task.facts["max_steps"]), 1)
+    made = _Maker(drill, chunk_text, chat, draw, each, limits.search.max_calls, alone)
     messages, tools, reply = _MAKERS[form](made)
     yield chat.render(messages, tools), chat.encode_reply(reply, messages)
 
@@ -83,7 +85,9 @@ def _some(task: Task, draw: random.Random) -> list[Mapping[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-  """Makes one drill of each form: `each` names for one sub-agent, `calls` look-ups in one turn."""
+  """Makes one drill of each form: `each` names for one sub-agent, `calls` look-ups in one turn, and
+  at most `alone` names for an agent without sub-agents.
+  """
 
   drill: Drill
   chunk_text: Callable[[str], str]
@@ -91,6 +95,7 @@ class _Maker:
   draw: random.Random
   each: int
   calls: int
+  alone: int
 
   def assign(self) -> Made:
     """All names are given to sub-agents in one turn."""
@@ -113,24 +118,35 @@ class _Maker:
   def rows(self) -> Made:
     """The rows of a sub-agent from its results."""
     ids, group = ShortIds(self.drill.task), self._groups()[0]
-    messages = self._role(group)
-    queries = [(self._numbered(row), *row["lookups"][1:]) for row in group]
-    chunks = [row["chunk_ids"] for row in group]
-    found = [pair for each in zip(queries, chunks, strict=True) for pair in zip(*each, strict=True)]
-    for i in range(0, len(found), self.calls):
-      turn = found[i : i + self.calls]
-      messages.append(self._searches([query for query, _ in turn]))
-      messages += [self._hit(chunk_id, ids) for _, chunk_id in turn]
-    lines = [self.drill.line(row, ids) for row in group]
-    return messages, LOOK_UP, Message("assistant", "\n".join(lines))
+    messages = [*self._role(group), *self._found(group, ids)]
+    return messages, LOOK_UP, Message("assistant", self._lines(group, ids))
+
+  def table(self) -> Made:
+    """The table of an orchestrator that looked up as many names as its context holds."""
+    ids = ShortIds(self.drill.task)
+    group = self.drill.rows[: self.draw.randint(1, self.alone)]
+    found = self._found(group, ids)
+    found[-1] = Message("tool", found[-1].content + swarm_view.steps_line(1))
+    said = f"{self.drill.task.facts['header']}\n{self._lines(group, ids)}"
+    return [self._question(), *found], ALL, Message("assistant", said)
+
+  def _found(self, group: Sequence[Mapping[str, Any]], ids: ShortIds) -> list[Message]:
+    """The searches for some rows, `calls` in one turn, and their results."""
+    messages: list[Message] = []
+    for i in range(0, len(group), self.calls):
+      together = group[i : i + self.calls]
+      for hop in range(len(together[0]["lookups"])):
+        queries = [row["lookups"][hop] if hop else self._numbered(row) for row in together]
+        messages.append(self._searches(queries))
+        messages += [self._hit(row["chunk_ids"][hop], ids) for row in together]
+    return messages
 
   def answer(self) -> Made:
     """What follows the messages of all sub-agents: the table, the value that two rows share, or
     the look-up that the value leads to, and its answer.
     """
     ids, facts = ShortIds(self.drill.task), self.drill.task.facts
-    groups = [[self.drill.line(row, ids) for row in group] for group in self._groups()]
-    told = [Message("tool", "\n".join(group)) for group in groups]
+    told = [Message("tool", self._lines(group, ids)) for group in self._groups()]
     left = 1 if "link" not in facts else 2
     told[-1] = Message("tool", told[-1].content + swarm_view.steps_line(left))
     if self.draw.random() < 0.5:
@@ -138,8 +154,8 @@ class _Maker:
       told = [asked, Message("tool", swarm_view.CREATED), *told]
     messages = [self._question(), *told]
     if "truth" not in facts:
-      lines = [line for group in groups for line in group]
-      return messages, ALL, Message("assistant", "\n".join([facts["header"], *lines]))
+      said = f"{facts['header']}\n{self._lines(self.drill.rows, ids)}"
+      return messages, ALL, Message("assistant", said)
     if "link" in facts:
       search = self._searches(facts["link"]["lookups"])
       if self.draw.random() < 0.5:
@@ -159,6 +175,11 @@ class _Maker:
   def _numbered(self, row: Mapping[str, Any]) -> str:
     """A name as the question lists it."""
     return f"{self.drill.rows.index(row) + 1}.{row['lookups'][0]}"
+
+  def _lines(self, group: Sequence[Mapping[str, Any]], ids: ShortIds) -> str:
+    """Rows of the table, each after the number of its name."""
+    rows = self.drill.rows
+    return "\n".join(f"{rows.index(row) + 1}. {self.drill.line(row, ids)}" for row in group)
 
   def _role(self, group: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The first messages of a sub-agent."""
@@ -192,5 +213,6 @@ _MAKERS: Mapping[str, Callable[[_Maker], Made]] = {
   "assign": _Maker.assign,
   "search": _Maker.search,
   "rows": _Maker.rows,
+  "table": _Maker.table,
   "answer": _Maker.answer,
 }

@@ -21,7 +21,7 @@ from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.expert import AGENT, NOTHING, SwarmNoise
 from jaxrl_agents.agents.swarm.pace import CALL_TOKENS, ROW_TOKENS, Pace
-from jaxrl_agents.agents.swarm.reading import Key, Reading, lines
+from jaxrl_agents.agents.swarm.reading import Key, Reading
 from jaxrl_agents.agents.swarm.subagents import Assignment, Crew
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall
@@ -69,7 +69,7 @@ class TableSubAgent:
     for row in rows:
       if self._reading.columns[-1] == "source" and self._draws.errs(self._noise.wrong_cell):
         row[-1] = self._draws.random.choice(sorted(shown))
-    return Message("assistant", "\n".join(lines(self._reading, rows)) or NOTHING)
+    return Message("assistant", "\n".join(self._reading.lines(rows)) or NOTHING)
 
 
 class TableOrchestrator:
@@ -157,7 +157,7 @@ class TableOrchestrator:
     if reading.question:
       return Message("assistant", reading.answer() or NOTHING)
     rows = [row for row in map(reading.row, reading.names) if row]
-    said = [reading.header, *lines(reading, rows)]
+    said = [reading.header, *reading.lines(rows)]
     reply = Message("assistant", "\n".join(said))
     chat = self._services.search.chat
     while len(chat.encode_reply(reply, context.messages)) > context.max_new_tokens and said[1:]:

@@ -23,12 +23,13 @@ def parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
   """(columns, rows) of the first Markdown table in a text; no columns if there is none.
 
   Rows of another width than the header get empty cells or lose cells; a line of dashes is skipped.
-  The table ends at the first line that is no row.
+  A row may have its number in a list before it ("3. | a | b |"). The table ends at the first line
+  that is no row.
   """
   columns: list[str] = []
   rows: list[dict[str, str]] = []
   for line in text.splitlines():
-    line = line.strip()
+    line = unnumbered(line)
     if not line.startswith("|"):
       if columns:
         break
@@ -40,6 +41,11 @@ def parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
       padded = [*cells, *[""] * len(columns)]
       rows.append(dict(zip(columns, padded, strict=False)))
   return columns, rows
+
+
+def unnumbered(line: str) -> str:
+  """A line without white space around it, and without a number before its first bar."""
+  return re.sub(r"^\d+\. *(?=\|)", "", line.strip())
 
 
 def normal(text: str) -> str:

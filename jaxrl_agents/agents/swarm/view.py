@@ -55,8 +55,9 @@ Limits: your context holds {token_budget} tokens and you have at most {max_turns
 before none is left.
 
 To answer, reply without calling a tool. For a table, write its header as the question gives it, \
-then one line for each row, with its cells between bars:
+then one line for each row, with its cells between bars, after its number if you like:
 | name | value |
+1. | sum | 3 |
 Write each cell as the corpus has it, and in a column "source" the ID of the chunk that says it. \
 Where the question asks for one thing ("Which ...?"), reply with that alone, without a table."""
 

@@ -34,10 +34,10 @@ def test_all_forms_come_up_with_several_calls_and_several_names(drills):
   searches = [each for each in calls if each[0].name == "search_corpus"]
   assigned = [each[1:] for each in calls if each[0].name == "create_subagent"]
   assert {len(each) for each in searches} == {1, 2}
-  assert max(map(len, assigned)) > 4 and all(len(each) <= 16 for each in assigned)
+  assert max(map(len, assigned)) > 4 and all(len(each) <= 20 for each in assigned)
   prompts = [call.arguments["prompt"] for each in assigned for call in each]
   names = {len(re.findall(r"\d+\. ", prompt)) for prompt in prompts}
-  assert names == {1, 2, 3} and OPTIONS.message_tokens == 64
+  assert names == {1, 2} and OPTIONS.message_tokens == 64
   tables = [reply for _, reply in drills if reply.content.startswith("| name |")]
   assert len(tables) > 10 and len(drills) == 150
 
@@ -49,6 +49,29 @@ def test_everything_that_a_reply_says_stands_in_its_prompt(drills):
       assert all(word in prompt for word in re.findall(r"\w+", text))
     for cell in re.findall(r"[^|\n]+", reply.content):
       assert cell.strip() in prompt
+
+
+def test_rows_have_the_numbers_of_the_names_in_the_question_or_the_assignment(drills):
+  count = 0
+  for prompt, reply in drills:
+    for number, name in re.findall(r"(?m)^(\d+)\. \| (\w+) \|", reply.content):
+      assert re.search(rf"\b{number}\. (class |def )?{name}\b", prompt)
+      count += 1
+    assert not re.search(r"(?m)^\| (?!name)", reply.content)
+  assert count > 100
+
+
+def test_a_table_of_one_agent_follows_its_own_searches(drills):
+  alone = [
+    (prompt, reply.content)
+    for prompt, reply in drills
+    if reply.content.startswith("| name |") and "search_corpus{" in prompt
+  ]
+  assert len(alone) > 5
+  for prompt, said in alone:
+    searched = re.findall(r'"query": "(\d+)\.', prompt)
+    assert re.findall(r"(?m)^(\d+)\. \|", said) == searched
+    assert prompt.rstrip().endswith("[Steps left: 1, answer now]<|end|><|assistant|>")
 
 
 def test_a_shared_value_is_in_two_rows_of_the_prompt_and_others_in_one(drills):

@@ -27,8 +27,10 @@ def test_what_one_agent_and_a_swarm_can_do_is_as_counted_by_hand():
   # two calls a turn: ten rows take five turns and the answer; ten sub-agents assign, search, tell
   assert pace.steps_alone(10) == 6 and pace.steps_together(10) == 4
   assert pace.rows_alone(5) == 8 and pace.rows_each(3) == 0 and pace.rows_each(4) == 2
-  # forty rows on sixteen sub-agents: three each, two turns of look-ups
-  assert pace.steps_together(40) == 1 + 2 + 1 + 1
+  # forty rows on twenty sub-agents: two each, one turn of look-ups; on sixteen: three, two turns
+  assert pace.steps_together(40) == 1 + 1 + 1 + 1
+  fewer = dataclasses.replace(OPTIONS, max_assignments_per_turn=16)
+  assert dataclasses.replace(pace, limits=fewer).steps_together(40) == 1 + 2 + 1 + 1
   chain = Pace(OPTIONS, names_per_search=1, hops=2, last=0)
   assert chain.steps_alone(1) == 3 and chain.steps_alone(4) == 5 and chain.steps_together(4) == 5
   relay = Pace(OPTIONS, names_per_search=1, hops=1, last=1)
@@ -143,6 +145,17 @@ def test_a_sub_agent_searches_with_the_numbers_of_its_assignment():
   reading = Reading("7. class Foo. 12. SIZE. def bar", "| name |base|source|")
   queries = [call.arguments["query"] for call, _ in reading.lookups(3)]
   assert queries == ["7. class Foo", "12. SIZE", " def bar"]
+
+
+def test_rows_are_written_with_the_numbers_of_their_names_and_read_with_or_without():
+  header = "| name |base|source|"
+  sub = Reading("7. class Foo. 12. class Baz. class Qux", header)
+  rows = [["Foo", "Bar", "5"], ["Baz", "Bar", "6"], ["Qux", "Bar", "8"]]
+  said = sub.lines(rows)
+  assert said == ["7. | Foo |Bar|5|", "12. | Baz |Bar|6|", "| Qux |Bar|8|"]
+  asked = Reading(f"7. class Foo. 12. class Baz. 13. class Qux. Table: {header}")
+  asked.learn([Message("tool", "\n".join(said))])
+  assert [asked.row(key) for key in asked.names] == rows
 
 
 def test_the_unhurried_agent_has_steps_and_context_for_the_largest_table():

@@ -32,6 +32,11 @@ def test_a_whole_table_succeeds_in_any_order_of_rows_and_columns_with_text_aroun
   assert score(text) == dict.fromkeys(score(text), 1.0)
 
 
+def test_rows_may_have_their_numbers_in_a_list_before_them():
+  parts = score(f"{HEADER}\n7. | Foo | Bar | 7 |\n12. | Baz | Bar | 99 |\n13 | Qux | dict | 9 |")
+  assert parts["row_precision"] == 0.5 and parts["row_recall"] == 0.25  # "13 |" is no row
+
+
 def test_cells_and_rows_are_counted_by_the_definition():
   # Foo is right, Baz has a wrong source, Nil is no row of gold; Qux and Zip are missing.
   parts = score(f"{HEADER}\n| Foo | Bar | 7 |\n| Baz | Bar | 99 |\n| Nil | x | 1 |")
