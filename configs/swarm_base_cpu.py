@@ -25,7 +25,7 @@ def get_config() -> config.RunConfig:
     learner=dataclasses.replace(recipe.learner, row_tokens=4_096),
     sft=dataclasses.replace(
       search.sft,
-      steps=1_500,
+      steps=1_100,
       lr=1.5e-3,
       demonstration_tasks=3_000,
       practice_tasks=0,

@@ -27,7 +27,7 @@ def get_config() -> config.RunConfig:
     max_shown=1,
     max_turns=24,
     max_calls=2,
-    max_new_tokens=800,
+    max_new_tokens=896,
   )
   return dataclasses.replace(
     recipe,

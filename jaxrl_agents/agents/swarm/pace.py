@@ -10,7 +10,7 @@ import math
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.tasks.budgets import paced_steps
 
-ROW_TOKENS = 22
+ROW_TOKENS = 24
 """Most tokens of a row of a table with its number, about: names and values have at most 8 each."""
 
 CALL_TOKENS = 40

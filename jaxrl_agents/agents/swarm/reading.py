@@ -11,7 +11,7 @@ import collections
 import re
 from collections.abc import Iterable, Sequence
 
-from jaxrl_agents.agents.search import view
+from jaxrl_agents.agents.search import reward, view
 from jaxrl_agents.agents.swarm import expert, tables
 from jaxrl_agents.types import Message, ToolCall
 
@@ -108,7 +108,7 @@ class Reading:
     if not value:
       return []
     if self.hops == 1:
-      return [key[1], value, source][: len(self.columns)]
+      return [key[1], value, mark(source)][: len(self.columns)]
     end, _ = self._facts.get(("class", value), ("", ""))
     return [key[1], value, end] if end else []
 
@@ -166,6 +166,11 @@ class Reading:
     words = f" {name}" if kind == "constant" else f" {kind} {name}"
     number = self._numbers.get(name) if key in self.names else None
     return f"{number}.{words}" if number else words
+
+
+def mark(chunk: str) -> str:
+  """A source as a table has it: as an answer of the search agent marks a document."""
+  return reward.answer([chunk]).content
 
 
 def _pattern(key: Key) -> str:

@@ -20,13 +20,14 @@ from jaxrl_agents.agents.swarm import view as swarm_view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.drills import ALL, KEPT, LOOK_UP, Drill, Made
 from jaxrl_agents.agents.swarm.pace import ROW_TOKENS, Pace
+from jaxrl_agents.agents.swarm.reading import mark
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.types import Message, Task, ToolCall
 
-FORMS = {"assign": 0.2, "search": 0.1, "rows": 0.25, "table": 0.25, "answer": 0.2}
+FORMS = {"assign": 0.15, "search": 0.05, "rows": 0.3, "table": 0.3, "answer": 0.2}
 """{form of a drill: probability}."""
 
-FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.1, "rows": 0.15, "table": 0.0, "answer": 0.6}
+FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.05, "rows": 0.2, "table": 0.0, "answer": 0.6}
 """The same for questions, whose answer has to be put together."""
 
 
@@ -179,7 +180,14 @@ class _Maker:
   def _lines(self, group: Sequence[Mapping[str, Any]], ids: ShortIds) -> str:
     """Rows of the table, each after the number of its name."""
     rows = self.drill.rows
-    return "\n".join(f"{rows.index(row) + 1}. {self.drill.line(row, ids)}" for row in group)
+    lines = []
+    for row in group:
+      cells = expert.cells(row, self.drill.task.facts["columns"], ids)
+      if self.drill.task.facts["columns"][-1] == "source":
+        cells[-1] = mark(cells[-1])
+      line = self.drill.called(expert.line(self.drill.task.facts["header"], cells))
+      lines.append(f"{rows.index(row) + 1}. {line}")
+    return "\n".join(lines)
 
   def _role(self, group: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The first messages of a sub-agent."""

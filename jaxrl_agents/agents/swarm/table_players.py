@@ -21,7 +21,7 @@ from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.expert import AGENT, NOTHING, SwarmNoise
 from jaxrl_agents.agents.swarm.pace import CALL_TOKENS, ROW_TOKENS, Pace
-from jaxrl_agents.agents.swarm.reading import Key, Reading
+from jaxrl_agents.agents.swarm.reading import Key, Reading, mark
 from jaxrl_agents.agents.swarm.subagents import Assignment, Crew
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall
@@ -68,7 +68,7 @@ class TableSubAgent:
     shown = [name for m in context.messages if m.role == "tool" for name, _ in view.hits(m.content)]
     for row in rows:
       if self._reading.columns[-1] == "source" and self._draws.errs(self._noise.wrong_cell):
-        row[-1] = self._draws.random.choice(sorted(shown))
+        row[-1] = mark(self._draws.random.choice(sorted(shown)))
     return Message("assistant", "\n".join(self._reading.lines(rows)) or NOTHING)
 
 

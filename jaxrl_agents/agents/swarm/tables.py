@@ -11,7 +11,7 @@ import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jaxrl_agents.agents.search.reward import f_beta
+from jaxrl_agents.agents.search.reward import ANSWER_PATTERN, f_beta
 
 Row = Mapping[str, str]
 """{column: cell}."""
@@ -49,8 +49,10 @@ def unnumbered(line: str) -> str:
 
 
 def normal(text: str) -> str:
-  """The text that is compared: lower case, without white space, quotes and backticks."""
-  return re.sub(r"[\s\"'`*]", "", text).lower()
+  """The text that is compared: lower case, without white space, quotes and backticks. The mark of
+  a document counts as its id ("<Document id=7>" as "7").
+  """
+  return re.sub(r"[\s\"'`*]", "", ANSWER_PATTERN.sub(r"\1", text)).lower()
 
 
 def exact_match(found: str, target: str, criterion: float) -> bool:

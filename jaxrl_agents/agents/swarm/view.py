@@ -58,7 +58,8 @@ To answer, reply without calling a tool. For a table, write its header as the qu
 then one line for each row, with its cells between bars, after its number if you like:
 | name | value |
 1. | sum | 3 |
-Write each cell as the corpus has it, and in a column "source" the ID of the chunk that says it. \
+Write each cell as the corpus has it, and in a column "source" the mark \
+<Document id=ID> of the chunk that says it. \
 Where the question asks for one thing ("Which ...?"), reply with that alone, without a table."""
 
 _AGENTS = """

@@ -48,7 +48,10 @@ def test_everything_that_a_reply_says_stands_in_its_prompt(drills):
       text = call.arguments.get("query") or call.arguments.get("prompt", "")
       assert all(word in prompt for word in re.findall(r"\w+", text))
     for cell in re.findall(r"[^|\n]+", reply.content):
-      assert cell.strip() in prompt
+      source = re.fullmatch(r"<Document id=(.+)>", cell)
+      assert (
+        f"# DOCUMENT ID: {source[1]} (" if source else cell.strip()
+      ) in prompt or cell in prompt
 
 
 def test_rows_have_the_numbers_of_the_names_in_the_question_or_the_assignment(drills):

@@ -37,6 +37,11 @@ def test_rows_may_have_their_numbers_in_a_list_before_them():
   assert parts["row_precision"] == 0.5 and parts["row_recall"] == 0.25  # "13 |" is no row
 
 
+def test_a_mark_of_a_document_counts_as_its_id_and_no_part_of_it_does():
+  parts = score(f"{HEADER}\n| Foo | Bar | <Document id=7> |\n| Baz | Bar | <Document id=2> |")
+  assert parts["row_precision"] == 0.5 and parts["item_precision"] == pytest.approx(5 / 6)
+
+
 def test_cells_and_rows_are_counted_by_the_definition():
   # Foo is right, Baz has a wrong source, Nil is no row of gold; Qux and Zip are missing.
   parts = score(f"{HEADER}\n| Foo | Bar | 7 |\n| Baz | Bar | 99 |\n| Nil | x | 1 |")
