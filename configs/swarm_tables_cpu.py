@@ -13,6 +13,9 @@ import pathlib
 from jaxrl_agents import config
 from jaxrl_agents.agents.swarm.config import TablesConfig
 
+LEVELS = (0.3, 0.6, 0.1, 0.0)
+"""Shares of narrow and wide tables, and of questions."""
+
 
 def get_config() -> config.RunConfig:
   """The job of swarm_cpu; every agent has two calls a turn, and a search shows the best chunk."""
@@ -40,9 +43,17 @@ def get_config() -> config.RunConfig:
       # answer: who asks for more waits longer, whoever answers.
       tables=TablesConfig(max_rows=40, steps=2.0, steps_per_lookup=0.25),
       max_turns=24,
-      single=0.0,  # a table of 40 rows takes one agent more tokens than a row of the learner has
+      single=0.15,  # without these, the agent that the swarm is compared with knows no such prompt
       max_assignments_per_turn=20,  # two names for each in the largest table: one turn of searches
       sub_max_new_tokens=96,
       message_tokens=64,
+    ),
+    sampler=dataclasses.replace(recipe.sampler, temperature=0.5),  # copies garble at 1.0
+    sft=dataclasses.replace(recipe.sft, steps=40, demonstration_tasks=400, drills=2_000),
+    learner=dataclasses.replace(
+      recipe.learner,
+      steps=12,
+      level_weights_early=LEVELS,
+      level_weights_late=LEVELS,
     ),
   )

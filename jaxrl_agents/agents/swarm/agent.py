@@ -127,14 +127,14 @@ class SwarmAgent(Agent):
     """
     options = services.limits
     if name == agent_lib.DEMONSTRATOR:
+      noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
+      if options.tables.max_rows:  # styles vary, copies are right
+        noise = dataclasses.replace(noise, scales=(0.0,))
+        return table_players.demonstration(task, services, noise, seed)
       unhurried = pace.unhurried(options)
       search = dataclasses.replace(services.search, limits=unhurried.search)
       roomy = SwarmServices(search, unhurried)
-      noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
-      if not options.tables.max_rows:
-        return expert.make_player(task, services, noise, seed, roomy)
-      noise = dataclasses.replace(noise, scales=(0.0,))  # styles vary, copies are right
-      return table_players.demonstration(task, services, noise, seed, roomy)
+      return expert.make_player(task, services, noise, seed, roomy)
     if name == "expert" and not options.tables.max_rows:
       alone = options.alone or task.facts["kind"].startswith("narrow")
       noise = dataclasses.replace(expert.FAULTLESS, serial=float(alone))

@@ -83,7 +83,7 @@ class SwarmConfig:
     max_assignments: most assignments of an episode.
     serial: probability that the scripted orchestrator does everything itself.
     single: probability that a scripted episode has a single agent without sub-agents, with the
-      steps and the context that it needs.
+      steps and the context that it needs (of tables of every size: with those of a swarm).
     max_children: sub-agents of a scripted episode that are imitated besides the orchestrator.
   """
 

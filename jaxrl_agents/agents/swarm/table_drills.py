@@ -22,13 +22,16 @@ from jaxrl_agents.agents.swarm.drills import ALL, KEPT, LOOK_UP, Drill, Made
 from jaxrl_agents.agents.swarm.pace import ROW_TOKENS, Pace
 from jaxrl_agents.agents.swarm.reading import mark
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.types import Message, Task, ToolCall
+from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
 
 FORMS = {"assign": 0.15, "search": 0.05, "rows": 0.3, "table": 0.3, "answer": 0.2}
 """{form of a drill: probability}."""
 
 FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.05, "rows": 0.2, "table": 0.0, "answer": 0.6}
 """The same for questions, whose answer has to be put together."""
+
+ALONE = 0.25
+"""Share of the drills of agents who look names up themselves in which they have no sub-agents."""
 
 
 def role_drills(
@@ -111,7 +114,7 @@ class _Maker:
     """The first searches of a sub-agent, or of an orchestrator that works alone."""
     if self.draw.random() < 0.5:
       queries = [self._numbered(row) for row in self.drill.rows[: self.calls]]
-      return [self._question()], ALL, self._searches(queries)
+      return [self._question()], self._tools(), self._searches(queries)
     group = self._groups()[0]
     queries = [self._numbered(row) for row in group[: self.calls]]
     return self._role(group), LOOK_UP, self._searches(queries)
@@ -129,7 +132,11 @@ class _Maker:
     found = self._found(group, ids)
     found[-1] = Message("tool", found[-1].content + swarm_view.steps_line(1))
     said = f"{self.drill.task.facts['header']}\n{self._lines(group, ids)}"
-    return [self._question(), *found], ALL, Message("assistant", said)
+    return [self._question(), *found], self._tools(), Message("assistant", said)
+
+  def _tools(self) -> tuple[ToolSpec, ...]:
+    """Of an orchestrator that looks names up itself, or of an agent that has no sub-agents."""
+    return LOOK_UP if self.draw.random() < ALONE else ALL
 
   def _found(self, group: Sequence[Mapping[str, Any]], ids: ShortIds) -> list[Message]:
     """The searches for some rows, `calls` in one turn, and their results."""

@@ -186,13 +186,13 @@ def make_player(
   return Scripted(env, chat, TableOrchestrator(task, services, style, noise, seed))
 
 
-def demonstration(
-  task: Task, services: SwarmServices, noise: SwarmNoise, seed: int, roomy: SwarmServices
-) -> Scripted:
+def demonstration(task: Task, services: SwarmServices, noise: SwarmNoise, seed: int) -> Scripted:
   """An episode that the warm-up imitates: whether the work is split is drawn, whatever the size
-  (`noise.serial`); with `noise.alone` it is that of a single agent with the services `roomy`.
+  (`noise.serial`); with `noise.alone` it is that of an agent without sub-agents, within the same
+  steps and context.
   """
   if seeded(seed, f"alone {task.id}").random() < noise.alone:
-    return make_player(task, roomy, Style("never"), noise, seed)
+    limits = dataclasses.replace(services.limits, alone=True)
+    return make_player(task, SwarmServices(services.search, limits), Style("never"), noise, seed)
   serial = seeded(seed, f"serial {task.id}").random() < noise.serial
   return make_player(task, services, Style("never" if serial else "always"), noise, seed)

@@ -103,6 +103,9 @@ def test_demonstrations_are_serial_or_parallel_whatever_the_size_and_of_their_se
   found = [play(task, made, "demonstrator") for task in long]
   serial = sum(t.rewards["assigned"] == 0 for t in found)
   assert 5 <= serial <= 18 and all(t.stop == "answer" for t in found)
+  shown = [CHAT.decode(t.segments[0].tokens) for t in found]
+  alone = [text for text in shown if "create_subagent" not in text.partition("<|user|>")[0]]
+  assert 1 <= len(alone) <= 8
   again = play(long[3], made, "demonstrator")
   assert [s.tokens.tolist() for s in again.segments] == [
     s.tokens.tolist() for s in found[3].segments
