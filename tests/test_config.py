@@ -51,6 +51,13 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("sft.steps=5", "sft.steps=5 leaves no step after sft.warmup_steps=5"),
     ("sampler.slices=2", "set fleet.backend=ray and fleet.address=HOST:PORT"),
     ("sampler.hosts=2", "has no effect with sampler.slices=0"),
+    ("evaluator.every=2 evaluator.on_node=True", "set evaluator.every, fleet.backend=ray"),
+    ("fleet.backend=ray fleet.address=auto evaluator.on_node=True", "with evaluator.every=0"),
+    (
+      "fleet.backend=ray fleet.address=auto sampler.slices=1 sampler.hosts=2 evaluator.every=2 "
+      "evaluator.on_node=True",
+      "evaluator.on_node=True does not go with sampler.hosts=2",
+    ),
     ("fleet.backend=ray", "set fleet.backend=ray and fleet.address=HOST:PORT"),
     ("fleet.address=auto", "set fleet.backend=ray and fleet.address=HOST:PORT"),
     ("fleet.address=nowhere", "set fleet.backend=ray and fleet.address=HOST:PORT"),

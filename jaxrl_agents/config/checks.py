@@ -40,6 +40,7 @@ def validate(config: RunConfig) -> RunConfig:
     )
   _check_mesh(config.mesh, learner)
   _check_fleet(config)
+  _check_evaluator(config)
   _check_publish(config)
   _check_tools(config)
   _check_toggle(config)
@@ -235,4 +236,22 @@ def _check_fleet(config: RunConfig) -> None:
     raise ValueError(
       f"sampler_mesh={config.sampler_mesh} has no effect with sampler.slices=0, where the engine "
       "uses the devices of mesh; set sampler.slices"
+    )
+
+
+def _check_evaluator(config: RunConfig) -> None:
+  evaluator, backend = config.evaluator, config.fleet.backend
+  if not evaluator.on_node:
+    return
+  if not evaluator.every or backend != "ray":
+    raise ValueError(
+      f"evaluator.on_node=True with evaluator.every={evaluator.every} and fleet.backend={backend}: "
+      "a node of a Ray cluster evaluates every so many steps; set evaluator.every, "
+      "fleet.backend=ray and fleet.address=HOST:PORT, or evaluator.on_node=False"
+    )
+  if config.sampler.hosts > 1:
+    raise ValueError(
+      f"evaluator.on_node=True does not go with sampler.hosts={config.sampler.hosts}: it has one "
+      "node for the mesh of sampler_mesh; set evaluator.on_node=False, and start "
+      "scripts/evaluate.py --follow"
     )

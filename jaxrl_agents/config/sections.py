@@ -382,8 +382,11 @@ class EvaluatorConfig:
     every: steps of learning from one evaluation to the next at least; 0: the run starts none.
       scripts/evaluate.py --follow, anywhere, takes it too (0 there is 1).
     tasks, rollouts: of each evaluation; temperature and top_p are those of `eval`.
+    on_node: whether the run starts it on a node of the Ray cluster that offers the resource
+      "evaluator", with the accelerators of this node, on the mesh of `sampler_mesh`; else it is
+      beside the learner and computes on the CPU.
     threads, nice: cores that it may use, with as many worker processes, and its priority (19 is the
-      lowest), where the run starts it. It computes on the CPU then.
+      lowest), where the run starts it.
     deadline_s: a version whose tasks take longer has no score.
     patience_s: without a new version for so long it ends.
   """
@@ -391,6 +394,7 @@ class EvaluatorConfig:
   every: Whole = 0
   tasks: Count = 50
   rollouts: Count = 1
+  on_node: bool = False
   threads: Count = 1
   nice: Annotated[int, Range(0, 19)] = 10
   deadline_s: Positive = 600.0

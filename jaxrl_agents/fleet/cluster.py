@@ -116,6 +116,25 @@ def nodes(ray: Any, **resources: float) -> list[Node]:
   return sorted(filter(fits, alive), key=lambda node: node.id)
 
 
+def whole_node(ray: Any, node: Node, place: str, **options: Any) -> Any:
+  """The decorator for an actor that takes all accelerators of a node, and its resource `place`.
+
+  Args:
+    ray: the package.
+    node: was started with the resource.
+    place: name of the resource.
+    options: further ones of the actor.
+  """
+  tpus = {"TPU": node.resources["TPU"]} if node.resources.get("TPU") else {}
+  return ray.remote(
+    num_cpus=0,
+    num_gpus=node.resources.get("GPU", 0),
+    resources={place: 1, **tpus},
+    scheduling_strategy=node.strategy(ray),
+    **options,
+  )
+
+
 @functools.cache
 def code() -> str:
   """A digest of this package's code, which all nodes of a run must share."""

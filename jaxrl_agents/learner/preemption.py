@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,9 +69,12 @@ def watched(
   instead: Callable[..., None] | None = None,
 ) -> Iterator[Notice]:
   """Inside the block the signals raise `Preempted`, or do what `instead` says; the old handlers are
-  restored afterwards.
+  restored afterwards. Only in the main thread are they watched: others get no signals.
   """
   notice = Notice()
+  if threading.current_thread() is not threading.main_thread():
+    yield notice
+    return
   before = {number: signal.signal(number, instead or notice.arrive) for number in signals}
   try:
     yield notice

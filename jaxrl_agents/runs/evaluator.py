@@ -1,13 +1,16 @@
 """The evaluator: scores new versions of the weights on the dev split while training goes on.
 
-It follows the folder of a run, in a process of its own: of this machine, started by the run, or of
-any other that sees the folder (scripts/evaluate.py --follow). The learner never waits for it. It
-takes the newest version, and versions that came and went meanwhile have no score.
+It follows the folder of a run, in a process of its own: of this machine or of a node of its Ray
+cluster, started by the run (runs.evaluator_service), or of any machine that sees the folder
+(scripts/evaluate.py --follow). The learner never waits for it. It takes the newest version, and
+versions that came and went meanwhile have no score.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -20,6 +23,7 @@ from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import FleetConfig, MeshConfig, PublishConfig, RunConfig
 from jaxrl_agents.fleet.version_scores import VersionScores
 from jaxrl_agents.harness.worker_process import Job
+from jaxrl_agents.learner.preemption import Preempted
 from jaxrl_agents.runs import evaluation, event_files, processes, setup
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir
@@ -33,6 +37,44 @@ _LOOK_S = 1.0
 
 class LateError(Exception):
   """An evaluation took longer than evaluator.deadline_s."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """The end of a process that evaluates. Attributes: in words; whether all that was due is done."""
+
+  how: str
+  well: bool = False
+
+
+def serve(config: RunConfig, folder: str, is_over: Callable[[], bool]) -> None:
+  """What a process does that the run starts as its evaluator: `follow`, with few cores and a low
+  priority.
+
+  Args:
+    config: of the run.
+    folder: of the run.
+    is_over: see `follow`.
+  """
+  own = config.evaluator
+  os.nice(own.nice)
+  os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-own.threads :])
+  setup.compilation_cache(config)
+  config = dataclasses.replace(
+    config,
+    mesh=config.sampler_mesh if own.on_node else MeshConfig(),
+    workers=dataclasses.replace(
+      config.workers, processes=min(config.workers.processes, own.threads)
+    ),
+  )
+  workdir = Workdir(folder)
+  corpus = setup.open_tasks(config, report=lambda *_: None)
+  with (
+    contextlib.suppress(Preempted),
+    setup.devices(config),
+    service_log.opened(workdir.services, "evaluator") as tell,
+  ):
+    follow(config, corpus, workdir, tell, is_over)
 
 
 def follow(
@@ -109,7 +151,7 @@ class _Evaluated:
       version = due(
         steps,
         self.results.newest(),
-        every=max(self.config.evaluator.every, 1),
+        every=0 if over else max(self.config.evaluator.every, 1),
         last_step=self.config.learner.steps,
         given_up=self.given_up,
       )
@@ -182,7 +224,7 @@ def due(
   Args:
     steps: see `published`.
     newest: (version, step) that was evaluated last.
-    every: steps from one evaluation to the next.
+    every: steps from one evaluation to the next; 0 for the newest version, however soon it comes.
     last_step: after which a version is evaluated however soon it comes.
     given_up: versions to leave out.
   """

@@ -27,7 +27,7 @@ from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs import (
   evaluation,
-  evaluator_process,
+  evaluator_service,
   processes,
   resumption,
   setup,
@@ -61,7 +61,7 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
       tells: dict[str, Tell] = dict.fromkeys(names, service_log.silent)
       look: Callable[[], None] = lambda: None
       if channel.is_first:
-        look = stack.enter_context(evaluator_process.serving(config, corpus, workdir))
+        look = stack.enter_context(evaluator_service.serving(config, corpus, workdir))
         opened = service_log.opened
         tells = {name: stack.enter_context(opened(workdir.services, name)) for name in names}
       services = Services(tells["learner"], tells["sampler"], tells["publisher"], look)

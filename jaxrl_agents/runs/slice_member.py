@@ -145,28 +145,15 @@ def starter(
     nodes = cluster.nodes(ray, **{name: 1})
     if len(nodes) < hosts:
       return None
-    actors = [_on(ray, node, name)(SliceMember) for node in nodes[:hosts]]
+    # A thread for all calls but those of the group FETCHING, which have one too.
+    threads: Any = {"max_concurrency": 1, "concurrency_groups": {FETCHING: 1}}
+    actors = [cluster.whole_node(ray, node, name, **threads)(SliceMember) for node in nodes[:hosts]]
     made = [actor.remote(cluster.code(), config, weights.absolute()) for actor in actors]
     if hosts > 1:
       _join(ray, made, nodes[0].address)
     return made
 
   return start
-
-
-def _on(ray: Any, node: cluster.Node, name: str) -> Any:
-  """The decorator for an actor that has a node's accelerators and its place in a slice. It has a
-  thread for all its calls but those of the group FETCHING, which have one too.
-  """
-  tpus = {"TPU": node.resources["TPU"]} if node.resources.get("TPU") else {}
-  return ray.remote(
-    num_cpus=0,
-    num_gpus=node.resources.get("GPU", 0),
-    resources={name: 1, **tpus},
-    scheduling_strategy=node.strategy(ray),
-    max_concurrency=1,
-    concurrency_groups={FETCHING: 1},
-  )
 
 
 def _join(ray: Any, actors: Sequence[Any], host: str) -> None:

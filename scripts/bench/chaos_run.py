@@ -9,15 +9,17 @@ import contextlib
 import pathlib
 import random
 import resource
-import signal
 import subprocess
 import sys
 import threading
-from typing import IO
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any
 
 import psutil
 
 from jaxrl_agents.fleet import ledger as ledger_lib
+from jaxrl_agents.weights import manifest
 
 CONFIG = "scripts/bench/chaos_config.py"
 
@@ -27,18 +29,36 @@ FULL_BYTES = 1_000
 END_S = 600.0
 """Longest time from a full disk to the end of the run, and from its last step to the follower's."""
 
+SLICE_START_S = 6.0
+"""Within so many seconds of a slice's new process falls the kill of one that starts."""
+LOAD_S = 0.3
+"""Within so many seconds of a version's manifest falls the kill of a slice that loads it."""
+NEWS_S = 60.0
+"""Longest wait for a new process of a slice, or for a new version."""
+
+OF_SLICES = ("slice", "starting_slice", "loading_slice")
+"""The victims that need a run with sampler slices."""
+
 
 class Run:
   """The command, and the evaluator that follows it.
 
   Invariant: at most one process of each runs, which this object started.
+
+  Args:
+    workdir: of the run.
+    steps: of the run.
+    options: further ones, as "name=value".
   """
 
-  def __init__(self, workdir: pathlib.Path, steps: int):
+  def __init__(self, workdir: pathlib.Path, steps: int, options: Sequence[str] = ()):
     self.workdir, self.steps = workdir, steps
-    self.starts, self.errors, self.unnamed = 0, 0, 0
+    self.starts, self.errors, self.unexpected, self.unnamed = 0, 0, 0, 0
     self.output = workdir.parent / "output.txt"
-    self._options = [f"--config={CONFIG}", "--set", f"learner.steps={steps}"]
+    settings = [f"learner.steps={steps}", *options]
+    self._options = [f"--config={CONFIG}", *(f"--set={setting}" for setting in settings)]
+    self._begun = 0  # bytes of output before the newest start
+    self._killed_slice = 0  # pid of the last one
     self._log = self.output.open("ab", buffering=0)
     self._process: subprocess.Popen[bytes] | None = None
     self._copy: threading.Thread | None = None
@@ -66,7 +86,10 @@ class Run:
         [sys.executable, *command], stdout=self._log, stderr=self._log
       )
     if self._process is None or status is not None:
-      self.errors += status is not None and status > 0
+      if status is not None and status > 0:
+        self.errors += 1
+        self.unexpected += not self._told(b"SlicesError: ", self._begun)
+      self._begun = self.output.stat().st_size
       command = ["scripts/train_rl.py", *self._options, f"--workdir={self.workdir}"]
       # Through a pipe: the output is not on the disk that becomes full.
       self._process = subprocess.Popen(
@@ -95,15 +118,42 @@ class Run:
       process.kill()
       process.wait(30)
       return True
-    name = "worker_main" if victim == "worker" else "spawn_main"
-    found = _children(self._process.pid, name)
-    if not found:
+    if victim in OF_SLICES:
+      return self._kill_slice(victim, draw)
+    found = self._workers() if victim == "worker" else self._evaluators()
+    return bool(found) and _killed(draw.choice(found))
+
+  def _workers(self) -> list[psutil.Process]:
+    """The workers: processes of the learner, or of the actors on the cluster's nodes."""
+    assert self._process
+    nodes = [each.pid for each in _actors("WorkerNode")]
+    return [each for pid in (self._process.pid, *nodes) for each in _children(pid, "worker_main")]
+
+  def _evaluators(self) -> list[psutil.Process]:
+    """The evaluator that the learner started: its own process, or an actor on the cluster."""
+    assert self._process
+    return _children(self._process.pid, "spawn_main") or _actors("EvaluatorNode")
+
+  def _kill_slice(self, victim: str, draw: random.Random) -> bool:
+    """Kills a slice: now; or while the next one starts, after such a kill; or while it loads the
+    next version. False if there is none, or nothing new for NEWS_S.
+    """
+    found = lambda: [each for each in _actors("SliceMember") if each.pid != self._killed_slice]
+    if victim == "loading_slice":
+      versions = lambda: {*manifest.versions(self.workdir / "weights")}
+      before = versions()
+      if not _came(lambda: versions() - before):
+        return False
+      time.sleep(draw.uniform(0.0, LOAD_S))
+    if victim == "starting_slice":
+      if not _came(found):
+        return False
+      time.sleep(draw.uniform(0.0, SLICE_START_S))
+    if not (slices := found()):
       return False
-    try:
-      draw.choice(found).send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-      return False
-    return True
+    chosen = draw.choice(slices)
+    self._killed_slice = chosen.pid
+    return _killed(chosen)
 
   def _fill_disk(self, process: subprocess.Popen[bytes]) -> bool:
     """From now on no file of the learner may grow; returns once it has ended for that reason."""
@@ -118,12 +168,16 @@ class Run:
       raise TimeoutError(f"no end within {END_S:g} s after the disk was full") from None
     if status == 0:
       return False  # the limit came after the last write
-    self._finish_output()
-    with self.output.open("rb") as file:
-      file.seek(before)
-      self.unnamed += b"could not be written: " not in file.read()
+    self.unnamed += not self._told(b"could not be written: ", before)
     self._process = None
     return True
+
+  def _told(self, text: bytes, since: int) -> bool:
+    """Whether the output of a learner that has ended has this after so many bytes."""
+    self._finish_output()
+    with self.output.open("rb") as file:
+      file.seek(since)
+      return text in file.read()
 
   def _finish_output(self) -> None:
     """Returns when all output of a learner that has ended is in the file."""
@@ -161,7 +215,34 @@ def _copied(source: IO[bytes], target: IO[bytes]) -> None:
 def _children(pid: int, name: str) -> list[psutil.Process]:
   """Child processes whose command has `name` in it."""
   try:
-    children = psutil.Process(pid).children()
-    return [each for each in children if any(name in part for part in each.cmdline())]
+    return [each for each in psutil.Process(pid).children() if _is_called(each, name)]
   except psutil.Error:
     return []
+
+
+def _actors(name: str) -> list[psutil.Process]:
+  """Processes of the cluster that this one has started whose command has `name` in it."""
+  return [each for each in psutil.Process().children(recursive=True) if _is_called(each, name)]
+
+
+def _is_called(process: psutil.Process, name: str) -> bool:
+  try:
+    return any(name in part for part in process.cmdline())
+  except psutil.Error:  # it has ended
+    return False
+
+
+def _killed(process: psutil.Process) -> bool:
+  try:
+    process.kill()
+  except psutil.NoSuchProcess:
+    return False
+  return True
+
+
+def _came(news: Callable[[], Any]) -> bool:
+  """Whether there is something new within NEWS_S."""
+  deadline = time.monotonic() + NEWS_S
+  while not (found := news()) and time.monotonic() < deadline:
+    time.sleep(0.02)
+  return bool(found)

@@ -1,6 +1,8 @@
 """Tokens that an engine samples while its weights change are scored on the cache that it had."""
 
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Generation, SamplingLimits, Segment
+from tests import forced_devices
 
 CFG = PolicyConfig(
   vocab_size=40,
@@ -33,11 +36,10 @@ WEIGHTS = {v: params_lib.init(CFG, jax.random.key(v)) for v in (FIRST, SECOND, T
 PROMPTS = [np.random.default_rng(n).integers(2, 40, n).astype(np.int32) for n in (7, 11)]
 
 
-@pytest.fixture(scope="module")
-def engine():
+def made_engine(cfg, weights):
   return Engine(
-    CFG,
-    WEIGHTS[FIRST],
+    cfg,
+    weights[FIRST],
     version=FIRST,
     slots=2,
     page_tokens=4,
@@ -48,10 +50,15 @@ def engine():
   )
 
 
-def sampled(engine, *, recompute=False):
+@pytest.fixture(scope="module")
+def engine():
+  return made_engine(CFG, WEIGHTS)
+
+
+def sampled(engine, weights=WEIGHTS, *, recompute=False):
   """Rollouts of two sequences, 16 tokens each, during which the weights change twice."""
   engine.version = -1  # tests use the engine again
-  engine.set_params(WEIGHTS[FIRST], FIRST)
+  engine.set_params(weights[FIRST], FIRST)
   limits = SamplingLimits(16, (), seed=1)
   ids = [engine.submit(prompt, limits) for prompt in PROMPTS]
   ended, steps = {}, 0
@@ -60,7 +67,7 @@ def sampled(engine, *, recompute=False):
     steps += 1
     if steps in (3, 6):
       version = SECOND if steps == 3 else THIRD
-      engine.set_params(WEIGHTS[version], version, recompute=recompute)
+      engine.set_params(weights[version], version, recompute=recompute)
   generations = [ended[i] for i in ids]
   return [Rollout(to_segments([Turn(p, g)])) for p, g in zip(PROMPTS, generations, strict=True)]
 
@@ -123,6 +130,21 @@ def test_a_swap_that_came_at_another_token_than_was_recorded_is_found(rollouts):
 def test_sequences_with_a_version_that_is_not_kept_are_passed_over(rollouts):
   weights = {version: WEIGHTS[version] for version in (FIRST, SECOND)}
   assert compared(rollouts, weights) == {"canary_kept_tokens": 0.0}
+
+
+@pytest.mark.slow
+def test_on_a_mesh_and_on_split_cores_caches_are_built_again_as_on_one_device():
+  """Log-probabilities within 1e-5, of the right weights and of wrong ones, which are found."""
+  result = subprocess.run(
+    [sys.executable, "-m", "tests.learner.eight_devices_kept_cache"],
+    cwd=forced_devices.ROOT,
+    env=forced_devices.environment(8),
+    capture_output=True,
+    text=True,
+    timeout=280,
+  )
+  assert result.returncode == 0, result.stderr[-3000:]
+  assert "eight devices equal one" in result.stdout
 
 
 def test_a_prompt_that_two_versions_computed_is_left_out():

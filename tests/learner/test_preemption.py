@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -15,6 +16,19 @@ def send():
 def test_a_signal_is_raised_at_once_outside_of_what_is_held():
   with preemption.watched(), pytest.raises(preemption.Preempted):
     send()
+
+
+def test_in_a_thread_without_signals_the_handlers_stay_as_they_are():
+  seen = []
+
+  def body():
+    with preemption.watched() as notice, notice.held():
+      seen.append(signal.getsignal(signal.SIGTERM))
+
+  thread = threading.Thread(target=body)
+  thread.start()
+  thread.join(10)
+  assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
 def test_a_signal_inside_waits_for_the_end_of_the_outermost_hold_and_is_raised_once():

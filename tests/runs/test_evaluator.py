@@ -15,7 +15,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import (
   evaluation,
   evaluator,
-  evaluator_process,
+  evaluator_service,
   published_weights,
   setup,
 )
@@ -44,6 +44,7 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
   publisher = ServiceLog(workdir.services, "publisher")
   start = params_lib.init(CFG, jax.random.key(RUN.seed))
   other = params_lib.init(CFG, jax.random.key(9))
+  longer = dataclasses.replace(RUN, learner=dataclasses.replace(RUN.learner, steps=9))
   looks = []
 
   def publish(version, params):
@@ -51,7 +52,9 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
     store.publish(params, version, workdir.weights)
 
   def is_over():
-    """Called before each look: the learner publishes meanwhile, and ends with the first weights."""
+    """Called before each look: the learner publishes meanwhile, and ends with the first weights,
+    before its last step, too soon for an evaluation in between.
+    """
     looks.append(len(list(workdir.evaluations.glob("*.json"))))
     if looks == [0, 1]:
       for version in (1, 2, 3):
@@ -60,7 +63,8 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
       publish(4, start)
     return len(looks) > 2
 
-  evaluator.follow(RUN, Counted(), workdir, ServiceLog(workdir.services, "evaluator").now, is_over)
+  tell = ServiceLog(workdir.services, "evaluator").now
+  evaluator.follow(longer, Counted(), workdir, tell, is_over)
   found = {each["version"]: each for each in inputs.read_held_out(workdir.evaluations)}
   assert sorted(found) == [0, 3, 4] and looks == [0, 1, 2, 3]
   assert found[3]["step"] == 3 and found[3]["scores"]["tasks"] == 2.0
@@ -134,7 +138,7 @@ def test_an_evaluator_that_is_killed_is_started_again_also_after_the_last_step(t
     evaluator=EvaluatorConfig(every=1, tasks=1, deadline_s=120.0),
   )
   corpus, workdir = setup.open_tasks(run), Workdir(tmp_path)
-  with evaluator_process.serving(run, corpus, workdir) as look:
+  with evaluator_service.serving(run, corpus, workdir) as look:
     wait_for(lambda: list(workdir.evaluations.glob("*.json")))
     killed()
     before = inputs.read_held_out(workdir.evaluations)
@@ -154,7 +158,7 @@ def test_the_absence_of_an_evaluator_that_dies_again_and_again_is_told_and_is_no
   tmp_path, capfd
 ):
   run = dataclasses.replace(RUN, evaluator=EvaluatorConfig(every=1, deadline_s=600.0))
-  with evaluator_process.serving(run, Counted(), Workdir(tmp_path)) as look:
+  with evaluator_service.serving(run, Counted(), Workdir(tmp_path)) as look:
     for _ in range(4):
       killed()
       look()
