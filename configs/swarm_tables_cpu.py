@@ -2,8 +2,7 @@
 
 scripts/train_base.sh swarm B     # an hour: a base that knows both roles
 C="--config=configs/swarm_tables_cpu.py --workdir=W --set policy.init=B/base"
-python scripts/train_sft.py $C
-python scripts/train_rl.py $C
+python scripts/train_rl.py $C     # hours; configs/swarm_short_tables_cpu.py takes half of one
 python scripts/evaluate.py  --config=configs/swarm_tables_cpu.py --player=never_splits
 """
 
