@@ -128,8 +128,7 @@ class SwarmAgent(Agent):
     options = services.limits
     if name == agent_lib.DEMONSTRATOR:
       noise = expert.SwarmNoise(serial=options.serial, alone=options.single)
-      if options.tables.max_rows:  # styles vary, copies are right
-        noise = dataclasses.replace(noise, scales=(0.0,))
+      if options.tables.max_rows:
         return table_players.demonstration(task, services, noise, seed)
       unhurried = pace.unhurried(options)
       search = dataclasses.replace(services.search, limits=unhurried.search)

@@ -21,7 +21,6 @@ import dataclasses
 
 from jaxrl_agents.agents.swarm import env, pace, table_players
 from jaxrl_agents.agents.swarm.env import SwarmServices
-from jaxrl_agents.agents.swarm.expert import FAULTLESS
 from jaxrl_agents.agents.swarm.reading import Reading
 from jaxrl_agents.agents.swarm.subagents import Crew
 from jaxrl_agents.agents.swarm.table_players import Style
@@ -56,7 +55,7 @@ def player(name: str, task: Task, services: SwarmServices, seed: int) -> Scripte
   services = SwarmServices(search, limits)
   if name in STYLES:
     style = Style(STYLES[name], names_per_search=limits.search.max_shown)
-    return table_players.make_player(task, services, style, FAULTLESS, seed)
+    return table_players.make_player(task, services, style, seed)
   reading = Reading(task.prompt)
   rows = {"do_nothing": [], "guesser": [reading.guessed(key) for key in reading.names]}
   if name not in rows:

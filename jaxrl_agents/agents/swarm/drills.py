@@ -101,10 +101,10 @@ class Drill:
     known = "|".join(sorted(map(re.escape, self.names), key=len, reverse=True))
     return re.sub(rf"\b(?:{known})\b", lambda found: self.names[found[0]], text)
 
-  def line(self, row: Mapping[str, Any], ids: ShortIds) -> str:
-    """A row of the table."""
+  def line(self, row: Mapping[str, Any], source: Callable[[str], str]) -> str:
+    """A row of the table; `source` says how the id of a chunk is written."""
     facts = self.task.facts
-    cells = expert.cells(row, facts["columns"], ids)
+    cells = expert.cells(row, facts["columns"], source)
     return self.called(expert.line(facts["header"], cells))
 
 
@@ -165,13 +165,13 @@ def _row(drill: Drill, chunk_text, chat: Chat, draw: random.Random) -> Made:
       hits.append(view.hit(ids.name(each), text, chat.count(text)))
     call = ToolCall("", view.SEARCH.name, {"query": drill.called(query)})
     messages += [Message("assistant", "", (call,)), Message("tool", "\n".join(hits))]
-  return messages, LOOK_UP, Message("assistant", drill.line(row, ids))
+  return messages, LOOK_UP, Message("assistant", drill.line(row, ids.name))
 
 
 def _table(drill: Drill, chunk_text, chat: Chat, draw: random.Random) -> Made:
   """The table of all rows. In half of the drills the turn that assigned them is shown."""
   ids = ShortIds(drill.task)
-  lines = [drill.line(row, ids) for row in drill.rows]
+  lines = [drill.line(row, ids.name) for row in drill.rows]
   told = [Message("tool", line) for line in lines]
   told[-1] = Message("tool", lines[-1] + swarm_view.steps_line(1))
   if draw.random() < 0.5:

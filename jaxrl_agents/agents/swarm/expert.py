@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.random_draws import Draws, seeded
@@ -106,7 +106,7 @@ class SubAgent:
     seen = sorted(self._lookups.seen(context))
     lines = []
     for row in self._lookups.done(context):
-      said = cells(row, self._columns, self._ids)
+      said = cells(row, self._columns, self._ids.name)
       if self._columns[-1] == "source" and self._draws.errs(self._noise.wrong_cell):
         said[-1] = self._ids.name(self._draws.random.choice(seen))
       lines.append(line(self._header, said))
@@ -179,7 +179,7 @@ class Orchestrator:
     facts = self._task.facts
     columns = facts["columns"]
     if self._serial:
-      rows = [cells(row, columns, self._ids) for row in self._lookups.done(context)]
+      rows = [cells(row, columns, self._ids.name) for row in self._lookups.done(context)]
     else:
       told = (m.content for m in context.messages if m.role == "tool")
       lines = [each for text in told for each in text.splitlines() if each.startswith("|")]
@@ -233,9 +233,11 @@ def _search(query: str) -> ToolCall:
   return ToolCall("", view.SEARCH.name, {"query": query})
 
 
-def cells(row: Mapping[str, Any], columns: Sequence[str], ids: ShortIds) -> list[str]:
-  """The cells of a row in the order of the columns; the source has the name that `ids` gives it."""
-  return [row["cells"][c] if c != "source" else ids.name(row["source"]) for c in columns]
+def cells(
+  row: Mapping[str, Any], columns: Sequence[str], source: Callable[[str], str]
+) -> list[str]:
+  """The cells of a row in the order of the columns; `source` writes the id of a chunk."""
+  return [row["cells"][c] if c != "source" else source(row["source"]) for c in columns]
 
 
 def line(header: str, row_cells: Sequence[str]) -> str:

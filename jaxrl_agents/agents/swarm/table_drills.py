@@ -27,7 +27,7 @@ from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
 FORMS = {"assign": 0.15, "search": 0.05, "rows": 0.3, "table": 0.3, "answer": 0.2}
 """{form of a drill: probability}."""
 
-FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.05, "rows": 0.2, "table": 0.0, "answer": 0.6}
+FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.05, "rows": 0.2, "answer": 0.6}
 """The same for questions, whose answer has to be put together."""
 
 ALONE = 0.25
@@ -126,7 +126,7 @@ class _Maker:
     return messages, LOOK_UP, Message("assistant", self._lines(group, ids))
 
   def table(self) -> Made:
-    """The table of an orchestrator that looked up as many names as its context holds."""
+    """The table of an agent that looked up the first names itself."""
     ids = ShortIds(self.drill.task)
     group = self.drill.rows[: self.draw.randint(1, self.alone)]
     found = self._found(group, ids)
@@ -187,14 +187,8 @@ class _Maker:
   def _lines(self, group: Sequence[Mapping[str, Any]], ids: ShortIds) -> str:
     """Rows of the table, each after the number of its name."""
     rows = self.drill.rows
-    lines = []
-    for row in group:
-      cells = expert.cells(row, self.drill.task.facts["columns"], ids)
-      if self.drill.task.facts["columns"][-1] == "source":
-        cells[-1] = mark(cells[-1])
-      line = self.drill.called(expert.line(self.drill.task.facts["header"], cells))
-      lines.append(f"{rows.index(row) + 1}. {line}")
-    return "\n".join(lines)
+    source = lambda chunk_id: mark(ids.name(chunk_id))
+    return "\n".join(f"{rows.index(row) + 1}. {self.drill.line(row, source)}" for row in group)
 
   def _role(self, group: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The first messages of a sub-agent."""

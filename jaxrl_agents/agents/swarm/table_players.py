@@ -1,8 +1,8 @@
 """Scripted players of tasks of every size, without gold: they read the question and what tools and
 sub-agents show, and differ in when they split the work.
 
-The warm-up imitates them with mistakes (`SwarmNoise`); without mistakes they are what a policy is
-compared with (`agents.swarm.baselines`).
+They make no mistakes. A policy is compared with them (`agents.swarm.baselines`), and the warm-up
+imitates them in styles that are drawn whatever the size of the table.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from jaxrl_agents.agents.random_draws import Draws, seeded
-from jaxrl_agents.agents.search import view
+from jaxrl_agents.agents.random_draws import seeded
 from jaxrl_agents.agents.search.env import SearchEnv
 from jaxrl_agents.agents.swarm import env as swarm
 from jaxrl_agents.agents.swarm import view as swarm_view
@@ -21,7 +20,7 @@ from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.env import SwarmServices
 from jaxrl_agents.agents.swarm.expert import AGENT, NOTHING, SwarmNoise
 from jaxrl_agents.agents.swarm.pace import CALL_TOKENS, ROW_TOKENS, Pace
-from jaxrl_agents.agents.swarm.reading import Key, Reading, mark
+from jaxrl_agents.agents.swarm.reading import Key, Reading
 from jaxrl_agents.agents.swarm.subagents import Assignment, Crew
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Env, Message, Sampler, Task, ToolCall
@@ -36,40 +35,33 @@ class Style:
   Attributes:
     splits: "always", "never", or "by size": where that finds more rows, or as many in fewer steps.
     names_per_search: names that one search is for; more than one needs as many hits of a search.
+    least_names: of an assignment, where there are so many.
+    one_by_one: whether it assigns one task a turn.
   """
 
   splits: str = "by size"
   names_per_search: int = 1
+  least_names: int = 1
+  one_by_one: bool = False
 
 
 class TableSubAgent:
   """Plays one assignment: looks up the names of its prompt, several calls a turn."""
 
-  def __init__(
-    self, prompt: str, header: str, style: Style, limits: SwarmConfig, noise: SwarmNoise, draws
-  ):
+  def __init__(self, prompt: str, header: str, style: Style, limits: SwarmConfig):
     self._reading, self._style, self._limits = Reading(prompt, header), style, limits
-    self._draws, self._noise = draws, noise
-    self._gives_up = draws.errs(noise.give_up)
     self._read = 0
 
   def __call__(self, context: Context) -> Message:
     """The next searches, or the rows."""
-    self._reading.learn(context.messages[self._read :])
+    reading = self._reading
+    reading.learn(context.messages[self._read :])
     self._read = len(context.messages)
-    calls = (
-      []
-      if self._gives_up
-      else self._reading.lookups(self._limits.search.max_calls, self._style.names_per_search)
-    )
+    calls = reading.lookups(self._limits.search.max_calls, self._style.names_per_search)
     if calls:
       return Message("assistant", "", tuple(call for call, _ in calls))
-    rows = [row for row in map(self._reading.row, self._reading.names) if row]
-    shown = [name for m in context.messages if m.role == "tool" for name, _ in view.hits(m.content)]
-    for row in rows:
-      if self._reading.columns[-1] == "source" and self._draws.errs(self._noise.wrong_cell):
-        row[-1] = mark(self._draws.random.choice(sorted(shown)))
-    return Message("assistant", "\n".join(self._reading.lines(rows)) or NOTHING)
+    rows = [row for row in map(reading.row, reading.names) if row]
+    return Message("assistant", "\n".join(reading.lines(rows)) or NOTHING)
 
 
 class TableOrchestrator:
@@ -77,18 +69,11 @@ class TableOrchestrator:
   or looked up by itself, while steps are left.
   """
 
-  def __init__(
-    self, task: Task, services: SwarmServices, style: Style, noise: SwarmNoise, seed: int
-  ):
-    self._draws = draws = Draws(seed, task.id, noise.scales)
-    self._services, self._style, self._noise = services, style, noise
-    self._reading = Reading(task.prompt)
+  def __init__(self, task: Task, services: SwarmServices, style: Style):
+    self._services, self._style, self._reading = services, style, Reading(task.prompt)
     splits = {"always": True, "never": False}.get(style.splits)
     self._splits = splits and not services.limits.alone if splits is not None else None
-    lonely = draws.happens(noise.lonely)
-    self._width = 1 if lonely else services.limits.max_assignments_per_turn
-    self._crowded = draws.happens(noise.crowded)
-    self._reading.names = [key for key in self._reading.names if not draws.errs(noise.drop)]
+    self._width = 1 if style.one_by_one else services.limits.max_assignments_per_turn
     self._read, self._created = 0, False
 
   def __call__(self, context: Context) -> Message:
@@ -96,13 +81,12 @@ class TableOrchestrator:
     reading = self._reading
     reading.learn(context.messages[self._read :])
     left = int(_STEPS.findall(context.messages[-1].content)[-1])
-    first, self._read = not self._read, len(context.messages)
+    self._read = len(context.messages)
     pace = Pace(self._services.limits, self._style.names_per_search, reading.hops, reading.relays)
     if self._splits is None:
       alone = self._services.limits.alone
       self._splits = not alone and pace.splits(len(reading.names), left)
-    hasty = not first and self._draws.errs(self._noise.hasty)
-    if left == 1 or hasty or (reading.question and reading.answer()):
+    if left == 1 or (reading.question and reading.answer()):
       return self._answer(context)
     missing = [] if reading.question and reading.shared() else reading.missing()
     each = pace.rows_each(left)
@@ -118,7 +102,7 @@ class TableOrchestrator:
       calls.append(ToolCall("", swarm_view.CREATE.name, role))
       self._created = True
     least = math.ceil(len(keys) / self._services.limits.max_assignments_per_turn)
-    each = min(max(least, 2 if self._crowded else 1), most)
+    each = min(max(least, self._style.least_names), most)
     while each < most and not self._fits(calls, keys, each, context):
       each += 1
     asked = self._assignments(keys, each)
@@ -166,9 +150,7 @@ class TableOrchestrator:
     return reply
 
 
-def make_player(
-  task: Task, services: SwarmServices, style: Style, noise: SwarmNoise, seed: int
-) -> Scripted:
+def make_player(task: Task, services: SwarmServices, style: Style, seed: int) -> Scripted:
   """An episode of an orchestrator of this style, with sub-agents that read as it does.
 
   The episode is a function of the arguments; its tokens have version -1 and logprob 0.
@@ -176,23 +158,28 @@ def make_player(
   chat = services.search.chat
 
   def player(env: SearchEnv, assignment: Assignment, seed: int) -> tuple[Env, Sampler]:
-    draws = Draws(seed, assignment.id, noise.scales)
     header = assignment.system_prompt
-    play = TableSubAgent(assignment.prompt, header, style, services.limits, noise, draws)
+    play = TableSubAgent(assignment.prompt, header, style, services.limits)
     made = Scripted(env, chat, play)
     return made, made
 
   env = swarm.make(task, services, Crew(player), seed)
-  return Scripted(env, chat, TableOrchestrator(task, services, style, noise, seed))
+  return Scripted(env, chat, TableOrchestrator(task, services, style))
 
 
 def demonstration(task: Task, services: SwarmServices, noise: SwarmNoise, seed: int) -> Scripted:
-  """An episode that the warm-up imitates: whether the work is split is drawn, whatever the size
-  (`noise.serial`); with `noise.alone` it is that of an agent without sub-agents, within the same
-  steps and context.
+  """An episode that the warm-up imitates, of a style that is drawn whatever the size of the table.
+
+  Of `noise` it takes `alone` (an agent without sub-agents, within the same steps and context),
+  `serial`, `lonely` and `crowded`.
   """
-  if seeded(seed, f"alone {task.id}").random() < noise.alone:
+  draw = seeded(seed, f"style {task.id}")
+  alone, serial, lonely, crowded = (
+    draw.random() < rate for rate in (noise.alone, noise.serial, noise.lonely, noise.crowded)
+  )
+  if alone:
     limits = dataclasses.replace(services.limits, alone=True)
-    return make_player(task, SwarmServices(services.search, limits), Style("never"), noise, seed)
-  serial = seeded(seed, f"serial {task.id}").random() < noise.serial
-  return make_player(task, services, Style("never" if serial else "always"), noise, seed)
+    return make_player(task, SwarmServices(services.search, limits), Style("never"), seed)
+  splits = "never" if serial else "always"
+  style = Style(splits, least_names=2 if crowded else 1, one_by_one=lonely)
+  return make_player(task, services, style, seed)

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from jaxrl_agents.agents.swarm import pace
-from jaxrl_agents.agents.swarm.expert import FAULTLESS, SwarmNoise
 from jaxrl_agents.agents.swarm.pace import Pace
 from jaxrl_agents.agents.swarm.reading import Reading
 from jaxrl_agents.agents.swarm.table_players import Style, make_player
@@ -92,7 +91,7 @@ def test_lost_messages_are_assigned_again_while_steps_are_left(arena, tables):
 
 def test_no_row_that_was_not_looked_up_is_in_the_table_of_a_demonstration(arena, tables):
   task = sized(tables[1], 16, "(class|def)$")
-  player = make_player(task, arena(), Style("never"), FAULTLESS, 0)
+  player = make_player(task, arena(), Style("never"), 0)
   found = run(player, task, arena())
   assert found.rewards["item_precision"] == 1.0 and 0.5 < found.rewards["item_recall"] < 1.0
 
@@ -112,13 +111,16 @@ def test_demonstrations_are_serial_or_parallel_whatever_the_size_and_of_their_se
   ]
 
 
-def test_mistakes_of_sub_agents_show_in_the_table(arena, tables):
+def test_styles_differ_in_names_of_an_assignment_and_in_assignments_of_a_turn(arena, tables):
   task = sized(tables[1], 16, "(class|def)$")
-  sure = SwarmNoise(serial=0.0, lonely=0.0, crowded=0.0, hasty=0.0, drop=0.0, scales=(1.0,))
-  silent = dataclasses.replace(sure, give_up=1.0)
-  found = run(make_player(task, arena(), Style("always"), silent, 0), task, arena())
-  assert {c.log[-1].content for c in found.children} == {"none"}
-  assert found.rewards["finish_rate"] == 1.0
+  task = dataclasses.replace(task, facts={**task.facts, "max_steps": 40})
+  played = lambda **style: (
+    run(make_player(task, arena(), Style("always", **style), 0), task, arena()).rewards
+  )
+  assert (played()["assigned"], played()["width"]) == (16, 16)
+  assert (played(least_names=2)["assigned"], played(least_names=2)["width"]) == (8, 8)
+  alone = played(one_by_one=True)
+  assert alone["width"] <= 1 and alone["assigned"] > 8
 
 
 def test_a_full_context_ends_the_look_ups_of_one_agent_with_an_answer(arena, tables):
