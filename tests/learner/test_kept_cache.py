@@ -1,8 +1,6 @@
 """Tokens that an engine samples while its weights change are scored on the cache that it had."""
 
 import dataclasses
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -135,16 +133,7 @@ def test_sequences_with_a_version_that_is_not_kept_are_passed_over(rollouts):
 @pytest.mark.slow
 def test_on_a_mesh_and_on_split_cores_caches_are_built_again_as_on_one_device():
   """Log-probabilities within 1e-5, of the right weights and of wrong ones, which are found."""
-  result = subprocess.run(
-    [sys.executable, "-m", "tests.learner.eight_devices_kept_cache"],
-    cwd=forced_devices.ROOT,
-    env=forced_devices.environment(8),
-    capture_output=True,
-    text=True,
-    timeout=280,
-  )
-  assert result.returncode == 0, result.stderr[-3000:]
-  assert "eight devices equal one" in result.stdout
+  forced_devices.check_on_eight("tests.learner.eight_devices_kept_cache")
 
 
 def test_a_prompt_that_two_versions_computed_is_left_out():

@@ -1,8 +1,5 @@
 """The optimizer and the train state: what moves, what is decayed, where it lives."""
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,26 +109,12 @@ def test_modules_cannot_be_trained_where_there_are_none():
     state.make_optimizer(dense, learning_rate=0.1, trained="mtp")
 
 
-def on_eight_devices(module):
-  """Runs a module in a process of its own: the number of devices is fixed before jax starts."""
-  result = subprocess.run(
-    [sys.executable, "-m", module],
-    cwd=forced_devices.ROOT,
-    env=forced_devices.environment(8),
-    capture_output=True,
-    text=True,
-    timeout=280,
-  )
-  assert result.returncode == 0, result.stderr[-3000:]
-  assert "eight devices equal one" in result.stdout
-
-
 @pytest.mark.slow
 def test_moments_are_sharded_like_parameters_and_eight_devices_equal_one():
-  on_eight_devices("tests.learner.eight_devices")
+  forced_devices.check_on_eight("tests.learner.eight_devices")
 
 
 @pytest.mark.slow
 def test_every_optimizer_and_adapters_are_sharded_like_parameters_and_equal_one_device():
   """Parameters after an update within 2e-5 (bfloat16: 2e-2) of those of one device."""
-  on_eight_devices("tests.learner.eight_devices_optimizers")
+  forced_devices.check_on_eight("tests.learner.eight_devices_optimizers")
