@@ -108,7 +108,8 @@ class Reading:
     if not value:
       return []
     if self.hops == 1:
-      return [key[1], value, mark(source)][: len(self.columns)]
+      written = {self.columns[0]: key[1], "source": mark(source)}
+      return [written.get(column, value) for column in self.columns]
     end, _ = self._facts.get(("class", value), ("", ""))
     return [key[1], value, end] if end else []
 
@@ -123,7 +124,8 @@ class Reading:
 
   def guessed(self, key: Key) -> list[str]:
     """A row with values that are frequent elsewhere."""
-    return [key[1], GUESSES[key[0]], "0"][: len(self.columns)]
+    written = {self.columns[0]: key[1], "source": "0"}
+    return [written.get(column, GUESSES[key[0]]) for column in self.columns]
 
   def shared(self) -> str:
     """The value that two rows have; "" if none is known."""

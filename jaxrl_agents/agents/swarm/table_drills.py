@@ -182,13 +182,16 @@ class _Maker:
 
   def _numbered(self, row: Mapping[str, Any]) -> str:
     """A name as the question lists it."""
-    return f"{self.drill.rows.index(row) + 1}.{row['lookups'][0]}"
+    return f"{self._number(row)}.{row['lookups'][0]}"
+
+  def _number(self, row: Mapping[str, Any]) -> int:
+    """The number of a name, downwards: 1 is the last one."""
+    return len(self.drill.rows) - self.drill.rows.index(row)
 
   def _lines(self, group: Sequence[Mapping[str, Any]], ids: ShortIds) -> str:
     """Rows of the table, each after the number of its name."""
-    rows = self.drill.rows
     source = lambda chunk_id: mark(ids.name(chunk_id))
-    return "\n".join(f"{rows.index(row) + 1}. {self.drill.line(row, source)}" for row in group)
+    return "\n".join(f"{self._number(row)}. {self.drill.line(row, source)}" for row in group)
 
   def _role(self, group: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The first messages of a sub-agent."""
@@ -200,10 +203,10 @@ class _Maker:
     names = [row["cells"]["name"] for row in facts["rows"]]
     beside = dict(zip(names, facts.get("beside", ()), strict=False))
     queries = [
-      ",".join(filter(None, [row["lookups"][0], beside.get(row["cells"]["name"])]))
+      ",".join(filter(None, [self._numbered(row), beside.get(row["cells"]["name"])]))
       for row in self.drill.rows
     ]
-    asked = " ".join(f"{i + 1}.{query}." for i, query in enumerate(queries))
+    asked = " ".join(f"{query}." for query in queries)
     asked = " ".join(filter(None, [self.drill.called(asked), facts.get("question")]))
     left = swarm_view.steps_line(facts["max_steps"])
     return Message("user", f"{asked} Table: {facts['header']}{left}")

@@ -137,9 +137,15 @@ def test_an_entry_that_a_search_does_not_show_is_looked_up_by_a_pattern_once():
   assert (second.name, second.arguments) == ("grep_corpus", {"pattern": r"class Foo\("})
   assert reading.lookups(2) == []
   reading.learn([Message("tool", "\n# DOCUMENT ID: 7 (5 tokens) \nclass Foo(Bar):")])
-  assert (
-    reading.row(("class", "Foo")) == ["Foo", "Bar", "<Document id=7>"] and not reading.missing()
-  )
+  assert reading.row(("class", "Foo")) == ["Foo", "Bar", "<Document id=7>"]
+  assert not reading.missing() and reading.guessed(("class", "Foo")) == ["Foo", "Exception", "0"]
+
+
+def test_cells_stand_in_the_order_of_the_header():
+  reading = Reading("1. class Foo. Table: | name |source|base|")
+  reading.learn([Message("tool", "\n# DOCUMENT ID: 7 (5 tokens) \nclass Foo(Bar):")])
+  assert reading.row(("class", "Foo")) == ["Foo", "<Document id=7>", "Bar"]
+  assert reading.guessed(("class", "Foo")) == ["Foo", "0", "Exception"]
 
 
 def test_one_search_may_be_for_as_many_names_as_it_shows_chunks():

@@ -11,6 +11,10 @@ The budget of critical steps grows with the number of look-ups at one pace for a
 takes two look-ups a row and has at most half as many rows. All look-ups of a task are in modules of
 its split, and each was tried as in `make_tasks`.
 
+The names of a task are numbered downwards: a list that is copied ends with number 1, however long
+it is. The source of a row stands between its name and its value: several rows may have the same
+value, but seldom the same source, so what stands before a cell says which row it is in.
+
 A question cannot be answered by one clever look-up: two names that share a value stand in different
 chunks, so no pattern matches both. Answers are drawn evenly over the values that can be asked for,
 so that frequent ones are no better guess than others.
@@ -167,6 +171,14 @@ def _with_classes(made: _Drawn, classes: Sequence[Row], draw: random.Random) -> 
   return dataclasses.replace(made, beside=(*others[:place], target, *others[place:]))
 
 
+def columns_of(kind: str) -> tuple[str, ...]:
+  """The columns of a table of a kind, the source before the value; a question has no source."""
+  if kind not in COLUMNS:
+    return COLUMNS[kind.split()[1]][:2]
+  name, *others = COLUMNS[kind]
+  return (name, *reversed(others)) if others[-1] == "source" else COLUMNS[kind]
+
+
 def _value(row: Row) -> str:
   return list(row.cells.values())[1]
 
@@ -183,8 +195,7 @@ def _task(
   rows, relay = found.rows, len(found.beside) > 0
   hops = len(rows[0].queries)
   lookups = len(rows) * hops + relay
-  own = COLUMNS.get(kind, ())
-  columns = own or COLUMNS[kind.split()[1]][:2]
+  columns = columns_of(kind)
   header = rows_lib.header(columns)
   form = "deep" if found.value else "wide" if len(rows) >= WIDE_ROWS else "narrow"
   facts: dict[str, Any] = {
@@ -212,5 +223,6 @@ def _task(
     facts |= {"truth": _value(found.link), "shared": found.value, "link": link, "beside": beside}
     facts["facts"] = [*facts["facts"], gold]
   split, seed = drawn_for
-  prompt = f"{rows_lib.listed(listed)} {question}"
+  numbered = " ".join(f"{len(listed) - i}.{query}." for i, query in enumerate(listed))
+  prompt = f"{numbered} {question}"
   return Task(id=task_id, env="swarm", prompt=prompt, facts=facts, split=split, seed=seed)

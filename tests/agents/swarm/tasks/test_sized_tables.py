@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 
 import pytest
 
@@ -120,6 +121,22 @@ def test_a_question_names_no_two_definitions_of_one_chunk(pools):
   for task in made:
     chunks = [r["chunk_ids"][0] for r in task.facts["rows"]]
     assert len(set(chunks)) == len(chunks)
+
+
+def test_names_are_numbered_downwards_so_that_the_last_one_is_number_1(tasks):
+  for task in tasks:
+    numbers = [int(number) for number in re.findall(r"(?<!\w)(\d+)\. ", task.prompt)]
+    assert numbers == list(range(len(task.facts["rows"]), 0, -1)), task.prompt
+
+
+def test_the_source_stands_between_the_name_and_the_value(tasks):
+  columns = {tuple(task.facts["columns"]) for task in tasks if "truth" not in task.facts}
+  assert columns == {
+    ("name", "source", "base"),
+    ("name", "source", "first argument"),
+    ("name", "source", "value"),
+    ("name", "base", "base of base"),
+  }
 
 
 def test_what_a_player_reads_of_a_prompt_are_its_names_in_order(tasks):
