@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A run on nodes of GPUs under SLURM or Kubernetes: writes the batch script or the manifests and hands
-# them in. On one node learner, sampler and workers live on it; --slices and --worker_nodes give
-# samplers and workers nodes of their own, in a Ray cluster that is started with the run (on Kubernetes
-# by the KubeRay operator). Its head runs beside the learner.
+# them in. On one node learner, sampler and workers live on it; --slices, --worker_nodes and
+# --evaluator_node give samplers, workers and the evaluator nodes of their own, in a Ray cluster that is
+# started with the run (on Kubernetes by the KubeRay operator). Its head runs beside the learner.
 #
 #   scripts/gpu_pod.sh --dry_run --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/runs/a
 #   scripts/gpu_pod.sh --dry_run --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/runs/a \
@@ -19,6 +19,8 @@
 # --slices     samplers with nodes of their own, on the mesh "sampler_mesh"         [0]
 # --slice_nodes   of each                                                           [1]
 # --worker_nodes  without GPUs; with 0 the nodes of samplers have the workers       [0]
+# --evaluator_node  one with GPUs for the evaluator, beside --slices or --worker_nodes; --set
+#              evaluator.every=4 says how often it evaluates
 # --port       of the head of the cluster                                           [6379]
 # --token_file slurm: a file with the token of the cluster, on the shared disk and readable by you
 #              alone: (umask 077; head -c 32 /dev/urandom | base64 > FILE)
@@ -38,7 +40,8 @@ fail() {
   exit 2
 }
 config='' workdir='' scheduler=slurm name=jaxrl gpus=8 cpus=96 hours=24 grace_s=300 image='' claim=''
-nodes=1 slices=0 slice_nodes=1 worker_nodes=0 port=6379 token_file='' secret='' dry_run='' overrides=()
+nodes=1 slices=0 slice_nodes=1 worker_nodes=0 evaluator_node=0 port=6379 token_file='' secret=''
+dry_run='' overrides=()
 while [ $# -gt 0 ]; do
   case $1 in
     --config=* | --workdir=* | --scheduler=* | --name=* | --gpus=* | --cpus=* | --hours=* | \
@@ -49,6 +52,7 @@ while [ $# -gt 0 ]; do
       ;;
     --set) overrides+=("--set=${2:?--set section.option=value}") && shift ;;
     --set=*) overrides+=("$1") ;;
+    --evaluator_node) evaluator_node=1 ;;
     --dry_run) dry_run=yes ;;
     --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
     *) fail "no flag $1; --help lists them" ;;
@@ -64,6 +68,12 @@ for number in slices worker_nodes; do
   [[ ${!number} =~ ^[0-9]+$ ]] || fail "--$number=${!number} is no number"
 done
 fleet=$((slices + worker_nodes))
+if [ $evaluator_node -eq 1 ]; then
+  [ $fleet -gt 0 ] || fail "--evaluator_node needs --slices or --worker_nodes, whose nodes have the workers"
+  [ "$slice_nodes" -eq 1 ] || fail "--evaluator_node needs --slice_nodes=1: the evaluator has one node"
+  [[ " ${overrides[*]} " = *"=evaluator.every="* ]] || fail "--evaluator_node needs --set evaluator.every=4"
+  overrides+=(--set=evaluator.on_node=True)
+fi
 if [ $fleet -gt 0 ]; then
   overrides=("--set=workers.processes=$cpus" "${overrides[@]}" --set=fleet.backend=ray
     "--set=fleet.address=HOST:$port" "--set=sampler.slices=$slices")
@@ -118,6 +128,7 @@ SCRIPT
     printf '#SBATCH hetjob\n%s\n' "$(component "$slice_nodes" " --gpus-per-node=$gpus")"
   done
   [ "$worker_nodes" -eq 0 ] || printf '#SBATCH hetjob\n%s\n' "$(component "$worker_nodes" '')"
+  [ $evaluator_node -eq 0 ] || printf '#SBATCH hetjob\n%s\n' "$(component 1 " --gpus-per-node=$gpus")"
   cat <<SCRIPT
 set -u
 cd $(printf %q "$PWD")
@@ -134,6 +145,7 @@ SCRIPT
     join "$i" "$slice_nodes" "$sampler_cpus" "--resources={\"slice$((i - 1))\": 1}"
   done
   [ "$worker_nodes" -eq 0 ] || join $((slices + 1)) "$worker_nodes" "$cpus" --num-gpus=0
+  [ $evaluator_node -eq 0 ] || join $((slices + 1 + (worker_nodes > 0))) 1 0 '--resources={"evaluator": 1}'
   cat <<SCRIPT
 # bash would hold a trap back until a command in the foreground ends: the run goes in the background.
 $(role 0 "$nodes" python "${train[@]}")
@@ -249,6 +261,7 @@ MANIFEST
     group "slice$i" "$slice_nodes" "$sampler_cpus" "$gpus" "{\"slice$i\": 1}"
   done
   [ "$worker_nodes" -eq 0 ] || group workers "$worker_nodes" "$cpus" 0 ''
+  [ $evaluator_node -eq 0 ] || group evaluator 1 0 "$gpus" '{"evaluator": 1}'
 }
 
 kubernetes() {

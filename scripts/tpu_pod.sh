@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # A run on TPU slices: asks for them, copies this checkout there, installs, starts the run as a
 # service of each host, and follows the log. The same command again resumes a run that was stopped.
-# On one slice learner, sampler and workers live on the same hosts; --slices and --worker_vms give
-# samplers and workers machines of their own, the nodes of a Ray cluster whose head is on the learner's
-# first host.
+# On one slice learner, sampler and workers live on the same hosts; --slices, --worker_vms and
+# --evaluator_topology give samplers, workers and the evaluator machines of their own, the nodes of a Ray
+# cluster whose head is on the learner's first host.
 #
 #   scripts/tpu_pod.sh --dry_run --config=configs/gpt_oss_20b_rl.py --topology=v6e:2x4 --workdir=/mnt/runs/a
 #   scripts/tpu_pod.sh --dry_run --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32 --workdir=/mnt/runs/a \
@@ -15,6 +15,8 @@
 # --worker_vms       machines for workers alone; with 0 the hosts of samplers have the workers    [0]
 # --worker_type      of these machines                                              [n2-standard-64]
 # --workers    on each of these machines or hosts                                   [64]
+# --evaluator_topology   of a slice of one host for the evaluator, beside --slices or --worker_vms; --set
+#              evaluator.every=4 says how often it evaluates
 # --port       of the head of the cluster                                           [6379]
 # --token_file a file with the token of the cluster: (umask 077; head -c 32 /dev/urandom | base64 > FILE)
 # --workdir    folder of the run, on a disk that outlives the machines and that all share (a bucket)
@@ -32,11 +34,12 @@ fail() {
   exit 2
 }
 config='' topology='' workdir='' name=jaxrl grace_s=300 dry_run='' where=() spot=() overrides=()
-slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 workers=64 port=6379 token_file=''
+evaluator_topology='' slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 workers=64 port=6379 token_file=''
 while [ $# -gt 0 ]; do
   case $1 in
     --config=* | --topology=* | --workdir=* | --name=* | --grace_s=* | --slices=* | \
-      --slice_topology=* | --worker_vms=* | --worker_type=* | --workers=* | --port=* | --token_file=*)
+      --slice_topology=* | --worker_vms=* | --worker_type=* | --workers=* | --port=* | \
+      --token_file=* | --evaluator_topology=*)
       flag=${1%%=*}
       printf -v "${flag#--}" %s "${1#*=}"
       ;;
@@ -72,9 +75,19 @@ describe() {
   hosts=$(((chips + a_host - 1) / a_host)) count=$chips
   [ "$kind" != v5p ] || count=$((2 * chips)) # counted in cores
 }
+fleet=$((slices + worker_vms))
+if [ -n "$evaluator_topology" ]; then
+  for each in "--evaluator_topology=$evaluator_topology" "--slice_topology=$slice_topology"; do
+    describe "${each#*=}" "${each%%=*}"
+    [ "${each%%=*}" = --slice_topology ] && [ "$slices" -eq 0 ] || [ $hosts -eq 1 ] ||
+      fail "$each has $hosts hosts; it must have one if the evaluator has a slice of its own"
+  done
+  [ $fleet -gt 0 ] || fail "--evaluator_topology needs --slices or --worker_vms, whose hosts have the workers"
+  [[ " ${overrides[*]} " = *"=evaluator.every="* ]] || fail "--evaluator_topology needs --set evaluator.every=4"
+  overrides+=(--set=evaluator.on_node=True)
+fi
 describe "$topology" --topology
 describe "$slice_topology" --slice_topology
-fleet=$((slices + worker_vms))
 if [ $fleet -gt 0 ]; then
   [ -f "$token_file" ] || fail "--slices and --worker_vms need --token_file"
   overrides=("--set=workers.processes=$workers" "${overrides[@]}" --set=fleet.backend=ray
@@ -133,6 +146,7 @@ service() {
 
 ask_for_slice "$name" "$topology"
 for ((i = 0; i < slices; i++)); do ask_for_slice "$name-sampler$i" "$slice_topology"; done
+[ -z "$evaluator_topology" ] || ask_for_slice "$name-evaluator" "$evaluator_topology"
 for ((i = 0; i < worker_vms; i++)); do
   run gcloud compute instances create "$name-worker$i" "${where[@]}" --machine-type="$worker_type" \
     --image-family=ubuntu-2404-lts-amd64 --image-project=ubuntu-os-cloud \
@@ -156,6 +170,11 @@ for ((i = 0; i < slices; i++)); do
   on_tpu "$name-sampler$i" \
     "$(service "$name" "${join[@]}" "--num-cpus=$sampler_cpus" "--resources={\"slice$i\": 1}")"
 done
+if [ -n "$evaluator_topology" ]; then
+  fill_slice "$name-evaluator"
+  on_tpu "$name-evaluator" \
+    "$(service "$name" "${join[@]}" --num-cpus=0 '--resources={"evaluator": 1}')"
+fi
 for ((i = 0; i < worker_vms; i++)); do
   run gcloud compute scp --recurse . "$name-worker$i:jaxrl_agents" "${where[@]}"
   run gcloud compute scp "$token_file" "$name-worker$i:.ray_token" "${where[@]}"

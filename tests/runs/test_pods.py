@@ -107,6 +107,37 @@ def test_samplers_without_nodes_for_workers_have_the_workers():
   assert "--num-cpus=32 " in node
 
 
+def test_the_evaluator_has_a_node_of_its_own_which_offers_its_resource():
+  more = ("--evaluator_node", "--slices=1", "--worker_nodes=2", "--set", "evaluator.every=4")
+  text = printed(*GPU, *more, "--token_file=/shared/token", "--gpus=4")
+  script = text.partition("<<END\n")[2].rpartition("END\n")[0]
+  sizes = [line for line in script.splitlines() if line.startswith("#SBATCH --nodes")]
+  assert len(sizes) == 4 and "--nodes=1" in sizes[3] and "--gpus-per-node=4" in sizes[3]
+  (node,) = [line for line in script.splitlines() if '"evaluator": 1' in line.replace("\\", "")]
+  assert "--het-group=3 " in node and "--num-cpus=0 " in node
+  assert "--set=evaluator.every=4 --set=evaluator.on_node=True" in script
+  more = (*more, "--scheduler=kubernetes", "--image=i", "--claim=runs", "--secret=key")
+  cluster = yaml.safe_load(printed(*GPU, *more).partition("<<END\n")[2].split("---\n")[1])
+  group = cluster["spec"]["workerGroupSpecs"][-1]
+  assert (group["groupName"], group["replicas"]) == ("evaluator", 1)
+  assert group["rayStartParams"] == {"num-cpus": "0", "resources": '"{\\"evaluator\\": 1}"'}
+  resources = group["template"]["spec"]["containers"][0]["resources"]
+  assert resources["limits"] == {"nvidia.com/gpu": "8"}
+
+
+def test_the_evaluator_of_a_tpu_run_has_a_slice_of_one_host(tmp_path):
+  token = tmp_path / "token"
+  token.touch()
+  more = ("--topology=v5p:4x4x4", "--worker_vms=1", "--evaluator_topology=v6e:2x4")
+  more = (*more, "--set", "evaluator.every=4")
+  text = printed(*TPU, *more, f"--token_file={token}").replace("\\", "")
+  kinds = [line.split("accelerator-type=")[1].split()[0] for line in text.splitlines()[:2]]
+  assert kinds == ["v5p-128", "v6e-8"]
+  (node,) = [line for line in text.splitlines() if '"evaluator": 1' in line]
+  assert "ssh jaxrl-evaluator " in node and "--num-cpus=0 " in node and "systemd-run" in node
+  assert "--set=evaluator.on_node=True" in text
+
+
 def test_on_kubernetes_the_learner_is_a_job_and_the_rest_a_ray_cluster():
   more = ("--scheduler=kubernetes", "--image=i", "--claim=runs", "--secret=key", "--nodes=2")
   text = printed(*GPU, *more, "--slices=1", "--worker_nodes=3").partition("<<END\n")[2]
@@ -177,6 +208,17 @@ def test_the_manifest_names_image_claim_and_grace():
     ((*TPU, "--topology=v6e:2x4", "--slices=1"), "--slices and --worker_vms need --token_file"),
     ((*GPU, "--slices=1"), "--slices and --worker_nodes need --token_file"),
     ((*TPU, "--topology=v6e:2x4", "--config=configs/none.py"), "configs/none.py is no file"),
+    ((*GPU, "--evaluator_node"), "--evaluator_node needs --slices or --worker_nodes"),
+    ((*GPU, "--evaluator_node", "--slices=1"), "needs --set evaluator.every=4"),
+    ((*GPU, "--evaluator_node", "--slices=1", "--slice_nodes=2"), "needs --slice_nodes=1"),
+    (
+      (*TPU, "--topology=v6e:2x4", "--evaluator_topology=v6e:4x4"),
+      "--evaluator_topology=v6e:4x4 has 4 hosts",
+    ),
+    (
+      (*TPU, "--topology=v6e:2x4", "--evaluator_topology=v6e:2x4"),
+      "--evaluator_topology needs --slices or --worker_vms",
+    ),
     ((*GPU, "--workdir=runs/a"), "--workdir=runs/a is no absolute path"),
     ((*GPU, "--gpus=many"), "--gpus=many is no positive number"),
     ((*GPU, "--scheduler=lsf"), "--scheduler=lsf is neither slurm nor kubernetes"),
