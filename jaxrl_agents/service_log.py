@@ -112,6 +112,12 @@ def read(folder: pathlib.Path) -> dict[str, list[State]]:
   return {service: states for service, states in found.items() if states}
 
 
+def newest(folder: pathlib.Path, service: str) -> State | None:
+  """What a service did last; None if it never told."""
+  states = map(_state, reversed(tail(folder / f"{service}.jsonl")))
+  return next((state for state in states if state is not None), None)
+
+
 def tail(path: pathlib.Path) -> list[bytes]:
   """The complete lines in the last TAIL_BYTES of a file that may be growing; none without it."""
   try:

@@ -31,6 +31,10 @@ from jaxrl_agents.service_log import Tell
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import manifest as manifest_lib
 
+NAME = "evaluator"
+"""Of the service."""
+EVALUATES = "evaluates"
+"""What it does while it plays the tasks."""
 SPLIT = "dev"
 _LOOK_S = 1.0
 
@@ -72,7 +76,7 @@ def serve(config: RunConfig, folder: str, is_over: Callable[[], bool]) -> None:
   with (
     contextlib.suppress(Preempted),
     setup.devices(config),
-    service_log.opened(workdir.services, "evaluator") as tell,
+    service_log.opened(workdir.services, NAME) as tell,
   ):
     follow(config, corpus, workdir, tell, is_over)
 
@@ -94,7 +98,7 @@ def follow(
     is_over: whether no more versions will be published; the newest is still evaluated then.
   """
   own = config.evaluator
-  results = VersionScores(workdir.evaluations, own.deadline_s + config.workers.stall_s + 60.0)
+  results = VersionScores(workdir.evaluations, longest_s(config))
   config = alone(config)
   tasks = corpus.sample(SPLIT, own.tasks, config.seed)
   evaluated = _Evaluated(config, workdir, results, tasks, tell, is_over)
@@ -116,6 +120,11 @@ def follow(
       ) as players:
         players.warm_up()
         evaluated.go_on(players, events)
+
+
+def longest_s(config: RunConfig) -> float:
+  """Seconds after which a process that still evaluates one version must hang."""
+  return config.evaluator.deadline_s + config.workers.stall_s + 60.0
 
 
 def alone(config: RunConfig) -> RunConfig:
@@ -182,7 +191,7 @@ class _Evaluated:
         claim.unlink(missing_ok=True)
 
   def _scored(self, players: RolloutWorkers, version: int, step: int) -> dict[str, Any]:
-    self.tell("evaluates", version=version, step=step)
+    self.tell(EVALUATES, version=version, step=step)
     began = time.monotonic()
     if version:
       players.load(version)
@@ -257,5 +266,5 @@ def _played(
 
 def learner_ended(services: pathlib.Path) -> bool:
   """Whether the learner of a run has said that it ended."""
-  states = service_log.read(services).get("learner", [])
-  return bool(states) and states[-1].does == service_log.ENDED
+  state = service_log.newest(services, "learner")
+  return state is not None and state.does == service_log.ENDED

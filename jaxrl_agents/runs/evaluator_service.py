@@ -1,13 +1,15 @@
-"""The evaluator that a run starts: beside the learner or on a node, and again when it has died."""
+"""The evaluator that a run starts: beside the learner or on a node, and again after a failure."""
 
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from jaxrl_agents import service_log
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
@@ -38,8 +40,8 @@ class Place(Protocol):
 
 @contextlib.contextmanager
 def serving(config: RunConfig, corpus: Tasks, workdir: Workdir) -> Iterator[Callable[[], None]]:
-  """Starts an evaluator if `evaluator.every` asks for one. Yields what starts it again if it died,
-  to be called now and then.
+  """Starts an evaluator if `evaluator.every` asks for one. Yields what starts it again if it died
+  or hung in an evaluation, to be called now and then.
 
   At the end it may evaluate the newest version, for at most `evaluator.deadline_s`; after an
   exception it is ended at once.
@@ -58,7 +60,8 @@ def serving(config: RunConfig, corpus: Tasks, workdir: Workdir) -> Iterator[Call
       place = evaluator_node.RemoteEvaluator(ray, config, workdir)
     else:
       place = evaluator_process.LocalEvaluator(config, workdir)
-    supervised = _Supervised(place, VersionScores(workdir.evaluations, 0.0))
+    scores = VersionScores(workdir.evaluations, 0.0)
+    supervised = _Supervised(place, scores, workdir.services, evaluator.longest_s(config))
     try:
       yield supervised.look
       supervised.finish(config.evaluator.deadline_s)
@@ -67,22 +70,29 @@ def serving(config: RunConfig, corpus: Tasks, workdir: Workdir) -> Iterator[Call
 
 
 class _Supervised:
-  """Starts an evaluator, and again when it has died.
+  """Starts an evaluator, and again when it has died or hangs.
 
   Args:
     place: where it runs.
     scores: of the run.
+    services: folder of the states of the run's services.
+    longest_s: an evaluation that takes longer hangs.
   """
 
-  def __init__(self, place: Place, scores: VersionScores):
+  def __init__(self, place: Place, scores: VersionScores, services: pathlib.Path, longest_s: float):
     self._place, self._scores = place, scores
+    self._services, self._longest_s = services, longest_s
     self._newest = scores.newest()
     self._deaths, self._given_up = 0, False
-    place.start()
+    self._start()
+
+  def _start(self) -> None:
+    self._started = time.time()
+    self._place.start()
 
   def look(self) -> None:
-    """Starts one that died again, unless it dies again and again; returns at once."""
-    ended = None if self._given_up else self._place.ended(0.0)
+    """Starts one that died or hangs again, unless it does so again and again; returns soon."""
+    ended = None if self._given_up else self._place.ended(0.0) or self._killed()
     if ended is None:
       return
     newest = self._scores.newest()
@@ -100,7 +110,20 @@ class _Supervised:
       flush=True,
     )
     if not self._given_up:
-      self._place.start()
+      self._start()
+
+  def _killed(self) -> Ended | None:
+    """Kills one that hangs in an evaluation. What an earlier one did is older than its start."""
+    state = service_log.newest(self._services, evaluator.NAME)
+    if state is None or state.does != evaluator.EVALUATES or state.time < self._started:
+      return None
+    took_s = time.time() - state.time
+    if took_s < self._longest_s:
+      return None
+    self._place.end()
+    return Ended(
+      f"by force: it had evaluated version {state.facts.get('version')} for {took_s:.0f} s"
+    )
 
   def finish(self, deadline_s: float) -> None:
     """Lets it evaluate what is newest, also if it dies meanwhile."""

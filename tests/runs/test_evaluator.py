@@ -2,12 +2,16 @@
 
 import dataclasses
 import multiprocessing
+import os
+import signal
 import time
+from unittest import mock
 
 import jax
 import pytest
 
 from jaxrl_agents import config as config_lib
+from jaxrl_agents import service_log
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import EvaluatorConfig, PolicySection, PublishConfig
 from jaxrl_agents.fleet.version_scores import VersionScores
@@ -151,6 +155,33 @@ def test_an_evaluator_that_is_killed_is_started_again_also_after_the_last_step(t
   assert "status -9; it is started again" in capfd.readouterr().err
   after = inputs.read_held_out(workdir.evaluations)
   assert after[0] == before[0] and [each["version"] for each in after] == [0, 1]
+
+
+@pytest.mark.slow
+def test_an_evaluator_that_hangs_in_an_evaluation_is_killed_and_started_again(tmp_path, capfd):
+  run = dataclasses.replace(
+    config_lib.load("scripts/bench/chaos_config.py"),
+    evaluator=EvaluatorConfig(every=1, tasks=1, rollouts=400, deadline_s=120.0),
+  )
+  corpus, workdir = setup.open_tasks(run), Workdir(tmp_path)
+  with (
+    mock.patch.object(evaluator, "longest_s", return_value=1.0),
+    evaluator_service.serving(run, corpus, workdir) as look,
+  ):
+    state = lambda: service_log.newest(workdir.services, "evaluator")
+    wait_for(lambda: state() and state().does == "evaluates")
+    (process,) = multiprocessing.active_children()
+    os.kill(process.pid, signal.SIGSTOP)
+    look()
+    assert process.is_alive() and "ended" not in capfd.readouterr().err
+    time.sleep(1.0)
+    look()
+    assert not process.is_alive()
+    told = "the evaluator ended by force: it had evaluated version 0 for 1 s; it is started again"
+    assert told in capfd.readouterr().err
+    look()  # what the killed one did last is no sign of the new one
+    assert len(multiprocessing.active_children()) == 1
+    wait_for(lambda: list(workdir.evaluations.glob("*.json")))
 
 
 @pytest.mark.slow
