@@ -27,6 +27,7 @@ def get_config() -> config.RunConfig:
     threshold_tokens=1_408,
     tool_output_tokens=80,  # one chunk
     max_shown=1,
+    quote_query=True,
     max_turns=24,
     max_calls=2,
     max_new_tokens=896,

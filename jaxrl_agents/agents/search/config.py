@@ -58,6 +58,8 @@ class SearchConfig:
     tool_output_tokens: of one tool result.
     reply_reserve_tokens: the least that a tool result gets where the context is nearly full.
     max_shown: hits that one search shows.
+    quote_query: the result of a search begins with its query (at most 100 characters, on top of
+      tool_output_tokens), so that a reader of several results knows which is which.
     grep_limit: hits that one grep shows.
     fusion: of BM25 and the dense ranking: by scores, or by ranks as in Context-1.
     dense_weight: of the dense ranking; BM25 has weight 1 (corpus.index.hybrid.Fusion).
@@ -85,6 +87,7 @@ class SearchConfig:
   tool_output_tokens: Count = 4_096
   reply_reserve_tokens: Count = 512
   max_shown: Count = 10
+  quote_query: bool = False
   grep_limit: Count = 5
   fusion: Literal["scores", "ranks"] = "scores"
   dense_weight: NotNegative = 1.0

@@ -91,7 +91,10 @@ class SearchTools:
     return an_id in self._shown_chunks or (not self.ids.used and an_id in self._shown_documents)
 
   async def _search(self, query: str) -> str:
-    query = _LIST_NUMBER.sub("", query)
+    result = await self._results(_LIST_NUMBER.sub("", query))
+    return view.quoting(query, result) if self._limits.quote_query else result
+
+  async def _results(self, query: str) -> str:
     fusion = fusion_of(self._limits)
     exclude, limits = frozenset(self._found), self._limits
     limit = limits.rerank.candidates if self._reranker else limits.max_shown

@@ -117,6 +117,12 @@ def hit(chunk_id: str, text: str, tokens: int) -> str:
   return f"\n{MARK}{chunk_id} ({tokens} tokens) \n{disarmed(text).strip(chr(10))}"
 
 
+def quoting(query: str, result: str) -> str:
+  """The result of a search after its query, which is cut to one line of 100 characters."""
+  line = " ".join(query.split())[:100]
+  return f"{disarmed(line)}\n{result.lstrip(chr(10))}"  # only one line can read as a mark
+
+
 def hits(text: str) -> list[tuple[str, str]]:
   """The (chunk id, text) of the displayed chunks of a tool result."""
   shown = re.split(rf"^{MARK}(\S+) \(\d+ tokens\) *$", text.partition(USAGE)[0], flags=re.MULTILINE)

@@ -211,10 +211,16 @@ class SwarmAgent(Agent):
     return {options.sub_policy: weights}
 
   def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
-    """Means over the tasks."""
+    """Means over the tasks. Over episodes: "wall_s", and "item_f1_parallel" over those tables that
+    were filled in while assignments ran at the same time.
+    """
     found = super().entry(setting, groups)
-    walls = [t.metrics["wall_s"] for group in groups for t in group.trajectories if not t.error]
-    return found | {"wall_s": sum(walls) / max(len(walls), 1)}
+    played = [t for group in groups for t in group.trajectories if not t.error]
+    parallel = [t.rewards for t in played if t.rewards.get("serial_rate") == 0.0]
+    filled = [rewards["item_f1"] for rewards in parallel if "item_f1" in rewards]
+    if filled:
+      found["item_f1_parallel"] = sum(filled) / len(filled)
+    return found | {"wall_s": sum(t.metrics["wall_s"] for t in played) / max(len(played), 1)}
 
   def scores(
     self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.agents.search import view
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.swarm import drills, expert
 from jaxrl_agents.agents.swarm import view as swarm_view
@@ -68,7 +69,7 @@ def role_drills(
     each = max(each, -(-len(drill.rows) // limits.max_assignments_per_turn))
     pace = Pace(limits, names_per_search=1, hops=len(drill.rows[0]["lookups"]), last=0)
     alone = max(pace.rows_alone(task.facts["max_steps"]), 1)
-    made = _Maker(drill, chunk_text, chat, draw, each, limits.search.max_calls, alone)
+    made = _Maker(drill, chunk_text, chat, draw, each, alone, limits.search)
     messages, tools, reply = _MAKERS[form](made)
     yield chat.render(messages, tools), chat.encode_reply(reply, messages)
 
@@ -89,8 +90,8 @@ def _some(task: Task, draw: random.Random) -> list[Mapping[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-  """Makes one drill of each form: `each` names for one sub-agent, `calls` look-ups in one turn, and
-  at most `alone` names for an agent without sub-agents.
+  """Makes one drill of each form: `each` names for one sub-agent, and at most `alone` names for an
+  agent that looks them up itself, both within the `limits` of a search agent.
   """
 
   drill: Drill
@@ -98,8 +99,8 @@ class _Maker:
   chat: Chat
   draw: random.Random
   each: int
-  calls: int
   alone: int
+  limits: SearchConfig
 
   def assign(self) -> Made:
     """All names are given to sub-agents in one turn."""
@@ -113,10 +114,10 @@ class _Maker:
   def search(self) -> Made:
     """The first searches of a sub-agent, or of an orchestrator that works alone."""
     if self.draw.random() < 0.5:
-      queries = [self._numbered(row) for row in self.drill.rows[: self.calls]]
+      queries = [self._numbered(row) for row in self.drill.rows[: self.limits.max_calls]]
       return [self._question()], self._tools(), self._searches(queries)
     group = self._groups()[0]
-    queries = [self._numbered(row) for row in group[: self.calls]]
+    queries = [self._numbered(row) for row in group[: self.limits.max_calls]]
     return self._role(group), LOOK_UP, self._searches(queries)
 
   def rows(self) -> Made:
@@ -139,14 +140,15 @@ class _Maker:
     return LOOK_UP if self.draw.random() < ALONE else ALL
 
   def _found(self, group: Sequence[Mapping[str, Any]], ids: ShortIds) -> list[Message]:
-    """The searches for some rows, `calls` in one turn, and their results."""
+    """The searches for some rows, as many in one turn as it may make, and their results."""
     messages: list[Message] = []
-    for i in range(0, len(group), self.calls):
-      together = group[i : i + self.calls]
+    for i in range(0, len(group), self.limits.max_calls):
+      together = group[i : i + self.limits.max_calls]
       for hop in range(len(together[0]["lookups"])):
         queries = [row["lookups"][hop] if hop else self._numbered(row) for row in together]
         messages.append(self._searches(queries))
-        messages += [self._hit(row["chunk_ids"][hop], ids) for row in together]
+        found = [row["chunk_ids"][hop] for row in together]
+        messages += [self._hit(*each, ids) for each in zip(queries, found, strict=True)]
     return messages
 
   def answer(self) -> Made:
@@ -168,7 +170,7 @@ class _Maker:
       search = self._searches(facts["link"]["lookups"])
       if self.draw.random() < 0.5:
         return messages, ALL, search
-      shown = self._hit(facts["link"]["chunk_ids"][0], ids)
+      shown = self._hit(*facts["link"]["lookups"], *facts["link"]["chunk_ids"], ids)
       last = Message("tool", shown.content + swarm_view.steps_line(1))
       messages += [search, last]
     return messages, ALL, Message("assistant", self.drill.called(facts["truth"]))
@@ -216,9 +218,12 @@ class _Maker:
     calls = tuple(ToolCall("", view.SEARCH.name, each) for each in arguments)
     return Message("assistant", "", calls)
 
-  def _hit(self, chunk_id: str, ids: ShortIds) -> Message:
+  def _hit(self, query: str, chunk_id: str, ids: ShortIds) -> Message:
     text = self.drill.called(self.chunk_text(chunk_id))
-    return Message("tool", view.hit(ids.name(chunk_id), text, self.chat.count(text)))
+    shown = view.hit(ids.name(chunk_id), text, self.chat.count(text))
+    if self.limits.quote_query:
+      shown = view.quoting(self.drill.called(query), shown)
+    return Message("tool", shown)
 
 
 _MAKERS: Mapping[str, Callable[[_Maker], Made]] = {

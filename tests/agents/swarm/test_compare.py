@@ -7,6 +7,7 @@ from jaxrl_agents.agents.swarm.agent import AGENT
 from jaxrl_agents.runs import setup
 from jaxrl_agents.types import Group, Task, Trajectory
 
+METRICS = {"wall_s": 1.0, "reward": 0.0}
 SETTING = setup.setting(config_lib.load("configs/swarm_cpu.py", ["eval.bootstrap_resamples=100"]))
 
 
@@ -46,6 +47,17 @@ def test_the_ratio_of_steps_is_of_the_long_tasks_by_kind_and_where_the_swarm_did
   assert found["critical_steps_ratio_by_kind"] == {"wide": 4.5, "deep": 4.0}
   assert found["no_worse"] == pytest.approx(2 / 3)
   assert found["critical_steps_ratio_where_no_worse"] == pytest.approx((16 + 20) / (4 + 5))
+
+
+def test_the_f1_of_tables_that_were_filled_in_by_parallel_work_stands_for_itself():
+  scored = lambda f1, serial: {"item_f1": f1, "serial_rate": serial, "performance": f1}
+  rewards = [scored(0.5, 0.0), scored(1.0, 0.0), scored(0.2, 1.0), {"serial_rate": 0.0}]
+  groups = [
+    Group(Task(f"t{i}", "swarm", "", {}), (Trajectory("t", (), (), each, "answer", METRICS),))
+    for i, each in enumerate(rewards)
+  ]
+  assert AGENT.entry(SETTING, groups)["item_f1_parallel"] == 0.75
+  assert "item_f1_parallel" not in AGENT.entry(SETTING, groups[2:])
 
 
 def test_a_task_that_one_side_lost_counts_for_neither():
