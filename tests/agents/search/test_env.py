@@ -298,9 +298,8 @@ def test_a_result_may_begin_with_its_query_as_it_was_asked(limited):
   quoted, plain = (results(play(limited(quote_query=quotes), turns))[0] for quotes in (True, False))
   assert USAGE.sub("", quoted) == "3. the copper stands" + USAGE.sub("", plain)
   assert reward.hit_ids(quoted) == reward.hit_ids(plain) != []
-  long = results(
-    play(limited(quote_query=True), [calls(("search_corpus", "river " * 40)), answer()])
-  )
+  turns = [calls(("search_corpus", "river " * 40)), answer()]
+  long = results(play(limited(quote_query=True), turns))
   assert long[0].startswith(("river " * 40)[:100] + "\n")
 
 
