@@ -48,7 +48,8 @@ def get_config() -> config.RunConfig:
       sub_max_new_tokens=96,
       message_tokens=64,
     ),
-    sampler=dataclasses.replace(recipe.sampler, temperature=0.5),  # copies garble at 1.0
+    # Copies garble at a temperature of 1.0. Most of what is written is copied: drafts stand.
+    sampler=dataclasses.replace(recipe.sampler, temperature=0.5, lookup_tokens=4),
     sft=dataclasses.replace(recipe.sft, steps=40, demonstration_tasks=400, drills=2_000),
     learner=dataclasses.replace(
       recipe.learner,
