@@ -8,6 +8,7 @@ import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -382,6 +383,10 @@ class RolloutWorkers:
           **sizes,
         )
       )
+    in_thread: Callable[[Callable[[], Any]], Future[Any]] | None = None
+    if self._others:
+      threads = self._stack.enter_context(ThreadPoolExecutor(len(self._others), "engine"))
+      in_thread = lambda step: threads.submit(self._on_devices, step)
     return RolloutServer(
       sampler,
       self._pool,
@@ -389,7 +394,13 @@ class RolloutWorkers:
       deterministic=workers.deterministic,
       stall_s=workers.stall_s,
       others=self._others,
+      in_thread=in_thread,
     )
+
+  def _on_devices(self, step: Callable[[], Any]) -> Any:
+    """Runs a step of an engine in a thread, in which no mesh is ambient yet."""
+    with setup.devices(self._config):
+      return step()
 
   def _follow(self, wanted: str) -> Any:
     """Repeats the calls of the first process's engine until a message of the kind `wanted`."""

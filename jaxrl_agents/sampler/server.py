@@ -14,7 +14,8 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from concurrent.futures import Future, wait
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
 from jaxrl_agents.types import Generation, Group, SamplingLimits
+
+_Ended: TypeAlias = list[tuple[int, Generation | Failure]]
+"""What `EngineProtocol.step` returns."""
 
 _POLL_S = 0.1
 """Longest wait for a message, after which jobs and weights that came meanwhile are looked for."""
@@ -104,6 +108,8 @@ class RolloutServer:
       aside: the group is returned with failed rollouts, which name the cause.
     others: {policy: Engine} of requests whose `SamplingLimits.policy` names them.
       A request for any other is refused.
+    in_thread: starts a step of one of `others` in a thread and returns its future, so that engines
+      step at the same time; None has them step one after another.
 
   Attributes:
     played_again: called with (group id, samples, or () for all of them, why) where rollouts are to
@@ -123,10 +129,12 @@ class RolloutServer:
     stall_s: float = 120.0,
     max_retries: int = MAX_RETRIES,
     others: Mapping[str, EngineProtocol] | None = None,
+    in_thread: Callable[[Callable[[], _Ended]], Future[_Ended]] | None = None,
   ):
     if max_rollouts < 1:
       raise ValueError(f"max_rollouts={max_rollouts}; play at least one at a time")
     self._engines: dict[str, EngineProtocol] = {"": engine, **(others or {})}
+    self._in_thread = in_thread
     self._stand_ins: dict[str, str] = {}
     self._pool = pool
     self.played_again: Callable[[str, Sequence[int], str], None] = lambda group, samples, why: None
@@ -331,8 +339,8 @@ class RolloutServer:
     self._last_progress = time.monotonic()
     if self.schedule:
       self.schedule.stepped()
-    for name, engine in self._engines.items():
-      for engine_id, result in engine.step() if engine.num_unfinished else ():
+    for name, ended in self._stepped():
+      for engine_id, result in ended:
         request = self._asked.pop((name, engine_id))
         if isinstance(result, Failure):
           self._pool.send(request.worker, ("refused", request.request_id, result.text))
@@ -341,6 +349,24 @@ class RolloutServer:
           group = self._group_of[request.group]
           self.replies.sampled(group, request.prompt, request.limits, result)
         self._pool.send(request.worker, ("generation", request.request_id, result))
+
+  def _stepped(self) -> list[tuple[str, _Ended]]:
+    """Steps every engine that has something to do; returns the name and what ended of each."""
+    names = [name for name, engine in self._engines.items() if engine.num_unfinished]
+    own, *others = names
+    if not others or not self._in_thread:
+      return [(name, self._engines[name].step()) for name in names]
+    futures = [self._in_thread(self._engines[name].step) for name in others]
+    try:
+      ended = [self._engines[own].step()]
+    finally:
+      _, late = wait(futures, timeout=self._stall_s)
+    if late:
+      raise RolloutError(
+        f"the steps of {', '.join(others)} did not end within stall_s={self._stall_s:g}; "
+        f"{'; '.join(self._engines[name].describe() for name in others)}"
+      )
+    return list(zip(names, [*ended, *(each.result(0) for each in futures)], strict=True))
 
   def _take_finished(self) -> list[Group]:
     """Groups all of whose jobs are done, in the order of their ids."""

@@ -1,5 +1,8 @@
 """The server between real worker processes and a tiny engine."""
 
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import jax
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.server import RolloutError, RolloutServer
-from jaxrl_agents.types import Task
+from jaxrl_agents.types import SamplingLimits, Task
 
 CFG = PolicyConfig(
   vocab_size=chat.load("base").vocab_size,
@@ -179,6 +182,67 @@ def test_a_request_is_answered_by_the_policy_that_it_names(engine, frozen, pool)
     assert [part.partition(":")[0] for part in observation.split()] == ["v70"] * 3
     sampled = np.concatenate([s.versions[s.loss_mask] for s in trajectory.segments])
     assert set(sampled) == {0}  # nothing of the frozen policy is in what is trained
+
+
+class Slow:
+  """An engine whose steps take a while, and which knows when they did."""
+
+  def __init__(self, engine, steps):
+    self._engine, self._steps = engine, steps
+
+  def __getattr__(self, name):
+    return getattr(self._engine, name)
+
+  def step(self):
+    began = time.monotonic()
+    time.sleep(0.05)
+    ended = self._engine.step()
+    self._steps.append((began, time.monotonic()))
+    return ended
+
+
+@pytest.mark.slow
+def test_engines_step_at_the_same_time_and_sample_the_same_as_one_after_another(
+  engine, frozen, pool
+):
+  jobs = [job("both 0", other="frozen", tokens=30), job("both 1", tokens=60)]
+  played = []
+  with ThreadPoolExecutor(1) as threads:
+    for in_thread in (None, threads.submit):
+      own, others = [], []
+      server = RolloutServer(
+        Slow(engine, own),
+        pool,
+        max_rollouts=8,
+        deterministic=True,
+        others={"frozen": Slow(frozen, others)},
+        in_thread=in_thread,
+      )
+      played.append(bits(server.collect(jobs)))
+      together = [a for a in own for b in others if a[0] < b[1] and b[0] < a[1]]
+      assert own and others and bool(together) == bool(in_thread)
+  assert played[0] == played[1]
+
+
+def test_a_step_in_a_thread_that_does_not_end_names_its_policy(engine, frozen, pool):
+  never = Future()
+  server = RolloutServer(
+    engine,
+    pool,
+    max_rollouts=4,
+    stall_s=0.5,
+    others={"frozen": frozen},
+    in_thread=lambda step: never,
+  )
+  limits = SamplingLimits(max_new_tokens=4, stop_tokens=())
+  for each in (engine, frozen):
+    each.submit(np.array([1, 2, 3]), limits)
+  try:
+    with pytest.raises(RolloutError, match=r"the steps of frozen did not end within stall_s=0\.5"):
+      list(server.collect([job("h0", tokens=60)]))
+  finally:
+    for each in (engine, frozen):
+      each.forget()
 
 
 def test_a_request_for_a_policy_that_is_not_served_is_refused_by_its_name(engine, pool):

@@ -170,7 +170,8 @@ class _Maker:
       search = self._searches(facts["link"]["lookups"])
       if self.draw.random() < 0.5:
         return messages, ALL, search
-      shown = self._hit(*facts["link"]["lookups"], *facts["link"]["chunk_ids"], ids)
+      link = facts["link"]
+      shown = self._hit(link["lookups"][0], link["chunk_ids"][0], ids)
       last = Message("tool", shown.content + swarm_view.steps_line(1))
       messages += [search, last]
     return messages, ALL, Message("assistant", self.drill.called(facts["truth"]))
