@@ -1,17 +1,20 @@
-"""How well a policy does held-out drills of hops and of next steps: a base judged in a minute.
+"""How well a policy does held-out drills of a search agent or of a swarm, judged in a minute.
 
     python scripts/drill_accuracy.py --config=configs/search_base_cpu.py --checkpoint=W
+    python scripts/drill_accuracy.py --config=configs/swarm_tables_cpu.py
 
-Of each kind of trained turn the share whose whole reply is right, each token given those before it;
-of hops, with made-up names and with names as they stand, also the share whose name begins with the
-right token. A drill of several turns counts once for each.
+Of each kind of trained turn the share whose whole reply is right, each token given those before it.
+Of hops, with made-up names and with names as they stand, also the share whose name begins with the
+right token. Of rows of tables also the share of numbers, names, sources and values whose tokens are
+all right, and of replies that end where they should. A drill of several turns counts once for each.
 """
 
 from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,12 +22,19 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
+from jaxrl_agents.agents.agent import Setting
 from jaxrl_agents.agents.search import hop_drills, step_drills, tools
+from jaxrl_agents.agents.search import view as hit
+from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
+from jaxrl_agents.agents.swarm import table_drills, tables, view
+from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.policy import transformer
 from jaxrl_agents.policy.attention import layer
 from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
 
+HEADER = re.compile(r"\| name \|(?:[\w ]+\|)+")
+"""Of a table in a prompt."""
 ROWS = 8
 """Drills that are scored at once."""
 
@@ -42,14 +52,14 @@ class Drill(NamedTuple):
   Attributes:
     tokens: of context and reply, int32 [T].
     start: of the reply, which ends before `stop`.
-    name_at: index in the reply of the first token of a name.
+    parts: (what it is, indices in the reply of its tokens) of parts that are counted by themselves.
   """
 
   tokens: np.ndarray
   start: int
   stop: int
   kind: str
-  name_at: int | None = None
+  parts: Sequence[tuple[str, Sequence[int]]] = ()
 
 
 def main() -> None:
@@ -65,8 +75,26 @@ def main() -> None:
 
 
 def held_out(config: RunConfig) -> list[Drill]:
-  """Drills of the tasks of a split, half of them of hops."""
+  """Drills of the tasks of a split, in order of their lengths.
+
+  Raises:
+    ValueError: there are no such drills for the agent or its options.
+  """
   tasks, setting = setup.open_tasks(config), setup.setting(config)
+  if config.agent == "search":
+    made = of_searches(config, tasks, setting)
+  elif isinstance(config.agent_config, SwarmConfig) and config.agent_config.tables.max_rows:
+    made = of_tables(config, tasks, setting)
+  else:
+    raise ValueError(
+      f"{config.name} has no drills to be scored; take a config of the search agent, or of a swarm "
+      "with tables.max_rows, as configs/search_cpu.py or configs/swarm_tables_cpu.py"
+    )
+  return sorted(made, key=lambda drill: drill.stop)
+
+
+def of_searches(config: RunConfig, tasks: CorpusTasks, setting: Setting) -> list[Drill]:
+  """Drills of the search agent, half of them of hops."""
   fusion = tools.fusion_of(config.agent_config)
   search = lambda query: [h.chunk for h in tasks.index.search(query, limit=4, settings=fusion)]
   text = lambda chunk_id: tasks.index.chunk(chunk_id).text
@@ -76,20 +104,64 @@ def held_out(config: RunConfig) -> list[Drill]:
   for each in hop_drills.hop_drills(*given, **shared):
     tokens, kind = np.concatenate([each.prompt, each.reply]), "hop"
     kind += ", made-up names" if each.renamed else ""
-    made.append(Drill(tokens, len(each.prompt), len(tokens), kind, each.name_at))
+    name = [("first_token", [each.name_at])]
+    made.append(Drill(tokens, len(each.prompt), len(tokens), kind, name))
   for tokens, trained in step_drills.step_drills(*given, config.agent_config, **shared):
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).tolist()
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
       calls = setting.chat.parse(tokens[start:stop]).tool_calls
       kind = "answer" if not calls else "prune and search" if len(calls) > 1 else "search"
       made.append(Drill(tokens[:stop], start, stop, kind))
-  return sorted(made, key=lambda drill: drill.stop)
+  return made
+
+
+def of_tables(config: RunConfig, tasks: CorpusTasks, setting: Setting) -> list[Drill]:
+  """Drills of a swarm that fills in tables."""
+  text = lambda chunk_id: tasks.index.chunk(chunk_id).text
+  shared: dict[str, Any] = {"limits": config.agent_config, "count": _DRILLS.value}
+  pairs = table_drills.role_drills(
+    tasks.tasks[_SPLIT.value], text, setting.chat, seed=config.seed + 1, **shared
+  )
+  made = []
+  for prompt, reply in pairs:
+    tokens, asked = np.concatenate([prompt, reply]), setting.chat.decode(prompt)
+    written = [setting.chat.decode([token]) for token in reply.tolist()]
+    calls = setting.chat.parse(reply).tool_calls
+    columns = [cell.strip() for cell in HEADER.findall(asked)[0].strip("|").split("|")]
+    if calls:
+      kind = "assignments" if calls[0].name == view.CREATE.name else "searches"
+    elif "<|system|>" in asked:
+      kind = "rows of a sub-agent"
+    elif "names share" in asked:
+      kind = "answer to a question"
+    else:
+      kind = "table, looked up alone" if hit.MARK in asked else "table, from messages"
+    parts = [] if calls else cells(written, columns)
+    made.append(Drill(tokens, len(prompt), len(tokens), kind, parts))
+  return made
+
+
+def cells(written: Sequence[str], columns: Sequence[str]) -> list[tuple[str, list[int]]]:
+  """(number, name, source, value or end, indices of its tokens) of a reply with rows of a table.
+
+  Args:
+    written: the text of each token; the last one ends the reply.
+    columns: of the table.
+  """
+  starts = np.cumsum([0, *map(len, written)])
+  found = []
+  for place, first, last in tables.cell_spans("".join(written[:-1])):
+    column = columns[place] if place >= 0 else "number"
+    what = column if column in ("number", "name", "source") else "value"
+    inside = [i for i in range(len(written)) if starts[i] < last and starts[i + 1] > first]
+    found.append((what, inside))
+  return [*found, ("end", [len(written) - 1])]
 
 
 def accuracy(
   config: RunConfig, params: dict[str, Any], drills: Sequence[Drill]
 ) -> dict[str, dict[str, float]]:
-  """{kind: {"turns": number, "whole_reply": share, and of hops "first_token": share}}."""
+  """{kind: {"turns": number, "whole_reply": share, and of each kind of parts the share}}."""
   cfg = config.policy.model
 
   @jax.jit
@@ -97,8 +169,7 @@ def accuracy(
     hidden = transformer.forward(params, tokens, cfg, rows=layer.one_sequence(tokens)).hidden
     return jnp.argmax(transformer.logits(params, hidden, cfg), axis=-1)
 
-  whole: dict[str, list[bool]] = collections.defaultdict(list)
-  first: dict[str, list[bool]] = collections.defaultdict(list)
+  found: dict[str, dict[str, list[bool]]] = {}
   for start in range(0, len(drills), ROWS):
     batch = drills[start : start + ROWS]
     longest = max(drill.stop for drill in batch)
@@ -107,14 +178,15 @@ def accuracy(
       row[: drill.stop] = drill.tokens
     for row, drill in zip(np.asarray(best(tokens)), batch, strict=False):
       right = row[drill.start - 1 : drill.stop - 1] == drill.tokens[drill.start :]
-      whole[drill.kind].append(bool(right.all()))
-      if drill.name_at is not None:
-        first[drill.kind].append(bool(right[drill.name_at]))
-  return {
-    kind: {"turns": len(each), "whole_reply": float(np.mean(each))}
-    | ({"first_token": float(np.mean(first[kind]))} if kind in first else {})
-    for kind, each in sorted(whole.items())
-  }
+      of_kind = found.setdefault(drill.kind, collections.defaultdict(list))
+      for what, inside in (("whole_reply", range(len(right))), *drill.parts):
+        of_kind[what].append(bool(right[list(inside)].all()))
+  return {kind: _shares(of_kind) for kind, of_kind in sorted(found.items())}
+
+
+def _shares(found: Mapping[str, Sequence[bool]]) -> dict[str, float]:
+  shares = {what: float(np.mean(right)) for what, right in found.items()}
+  return {"turns": len(found["whole_reply"]), **shares}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,21 @@ def parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
   return columns, rows
 
 
+def cell_spans(text: str) -> list[tuple[int, int, int]]:
+  """(place, start, end) of the cells of numbered rows ("3. | a | b |"), in the order of the text.
+
+  The place is that of the column, and -1 for the number before the row.
+  """
+  spans = []
+  for row in re.finditer(r"(?m)^(\d+)\. *\|(.*)\|", text):
+    spans.append((-1, *row.span(1)))
+    start = row.start(2)
+    for place, cell in enumerate(row[2].split("|")):
+      spans.append((place, start, start + len(cell)))
+      start += len(cell) + 1
+  return spans
+
+
 def unnumbered(line: str) -> str:
   """A line without white space around it, and without a number before its first bar."""
   return re.sub(r"^\d+\. *(?=\|)", "", line.strip())

@@ -18,6 +18,13 @@ def score(text, **options):
   return tables.table_parts(text, GOLD, **{"columns": COLUMNS, "keys": ("name",)} | options)
 
 
+def test_the_cells_of_numbered_rows_are_found_where_they_stand():
+  text = "| name |base|\n12. | Foo |B|\n| Bar |C|\n1. | Ba |<Document id=7>|\nThat is all."
+  found = [(place, text[start:end]) for place, start, end in tables.cell_spans(text)]
+  assert found[:3] == [(-1, "12"), (0, " Foo "), (1, "B")]
+  assert found[3:] == [(-1, "1"), (0, " Ba "), (1, "<Document id=7>")]
+
+
 def test_a_whole_table_succeeds_in_any_order_of_rows_and_columns_with_text_around_it():
   text = """The table:
 
