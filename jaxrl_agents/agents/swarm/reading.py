@@ -138,6 +138,18 @@ class Reading:
     value = self.shared()
     return self._facts.get(self._link(), ("", ""))[0] if value and self.relays else value
 
+  def answer_row(self) -> str:
+    """The answer to the question as the last cell of a row: of the second name with the shared
+    value, or of the class beside the first; "" if it is not known.
+    """
+    value, answer = self.shared(), self.answer()
+    if not answer:
+      return ""
+    if self.relays:
+      return expert.line(self.header, [self._link()[1], answer])
+    sharing = [row for row in map(self.row, self.names) if value in row[1:2]]
+    return self.lines(sharing[1:2])[0]
+
   def _link(self) -> Key:
     """The class beside the first name with the shared value."""
     value = self.shared()

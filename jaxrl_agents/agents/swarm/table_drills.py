@@ -152,8 +152,9 @@ class _Maker:
     return messages
 
   def answer(self) -> Made:
-    """What follows the messages of all sub-agents: the table, the value that two rows share, or
-    the look-up that the value leads to, and its answer.
+    """What follows the messages of all sub-agents: the table, the second row with the value that
+    two share, or the look-up that the value leads to, and the row with its answer. A row, since a
+    small policy can copy a cell after what stands before it, and hardly begin a reply with one.
     """
     ids, facts = ShortIds(self.drill.task), self.drill.task.facts
     told = [Message("tool", self._lines(group, ids)) for group in self._groups()]
@@ -174,7 +175,11 @@ class _Maker:
       shown = self._hit(link["lookups"][0], link["chunk_ids"][0], ids)
       last = Message("tool", shown.content + swarm_view.steps_line(1))
       messages += [search, last]
-    return messages, ALL, Message("assistant", self.drill.called(facts["truth"]))
+      said = expert.line(facts["header"], [link["cells"]["name"], facts["truth"]])
+      return messages, ALL, Message("assistant", self.drill.called(said))
+    key = facts["columns"][1]
+    sharing = [row for row in self.drill.rows if row["cells"][key] == facts["truth"]]
+    return messages, ALL, Message("assistant", self._lines(sharing[1:2], ids))
 
   def _groups(self) -> list[Sequence[Mapping[str, Any]]]:
     rows = self.drill.rows

@@ -136,10 +136,10 @@ class TableOrchestrator:
     return reply if made else None
 
   def _answer(self, context: Context) -> Message:
-    """The table of the rows found, cut to the tokens of a reply; or the answer to the question."""
+    """The table of the rows found, cut to the tokens of a reply; or the row with the answer."""
     reading = self._reading
     if reading.question:
-      return Message("assistant", reading.answer() or NOTHING)
+      return Message("assistant", reading.answer_row() or NOTHING)
     rows = [row for row in map(reading.row, reading.names) if row]
     said = [reading.header, *reading.lines(rows)]
     reply = Message("assistant", "\n".join(said))
