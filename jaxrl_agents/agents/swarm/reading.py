@@ -140,20 +140,30 @@ class Reading:
 
   def answer_row(self) -> str:
     """The answer to the question as the last cell of a row: of the second name with the shared
-    value, or of the class beside the first; "" if it is not known.
+    value, or of the class beside it; "" if it is not known.
     """
-    value, answer = self.shared(), self.answer()
+    answer = self.answer()
     if not answer:
       return ""
     if self.relays:
       return expert.line(self.header, [self._link()[1], answer])
-    sharing = [row for row in map(self.row, self.names) if value in row[1:2]]
-    return self.lines(sharing[1:2])[0]
+    return self.lines([self.row(self._second())])[0]
+
+  def linked(self) -> str:
+    """The entry of the question whose class is looked up last; "" if that is not known."""
+    if not self.relays or not self.shared():
+      return ""
+    return f"{self._query(self._second())},{self._query(self._link())}"
 
   def _link(self) -> Key:
-    """The class beside the first name with the shared value."""
+    """The class beside the second name with the shared value."""
+    return self._beside[self._second()[1]]
+
+  def _second(self) -> Key:
+    """The second name with the shared value."""
     value = self.shared()
-    return next(self._beside[name] for _, name in self.names if value in self.row((_, name))[1:2])
+    _, second, *_ = (key for key in self.names if value in self.row(key)[1:2])
+    return second
 
   def _open(self) -> list[Key]:
     """The entries that are missing and can be looked up now."""

@@ -153,8 +153,8 @@ class _Maker:
 
   def answer(self) -> Made:
     """What follows the messages of all sub-agents: the table, the second row with the value that
-    two share, or the look-up that the value leads to, and the row with its answer. A row, since a
-    small policy can copy a cell after what stands before it, and hardly begin a reply with one.
+    two share, or the look-up that it leads to, and the row with its answer. A reply begins with a
+    number of the question: a small policy copies what follows one, and learns no bare answer.
     """
     ids, facts = ShortIds(self.drill.task), self.drill.task.facts
     told = [Message("tool", self._lines(group, ids)) for group in self._groups()]
@@ -167,8 +167,11 @@ class _Maker:
     if "truth" not in facts:
       said = f"{facts['header']}\n{self._lines(self.drill.rows, ids)}"
       return messages, ALL, Message("assistant", said)
+    key = facts["columns"][1]
+    sharing = [r for r in self.drill.rows if r["cells"][key] == facts.get("shared", facts["truth"])]
     if "link" in facts:
-      search = self._searches(facts["link"]["lookups"])
+      entry = f"{self._numbered(sharing[1])},{facts['link']['lookups'][0]}"
+      search = self._searches(facts["link"]["lookups"], self.drill.called(entry))
       if self.draw.random() < 0.5:
         return messages, ALL, search
       link = facts["link"]
@@ -177,8 +180,6 @@ class _Maker:
       messages += [search, last]
       said = expert.line(facts["header"], [link["cells"]["name"], facts["truth"]])
       return messages, ALL, Message("assistant", self.drill.called(said))
-    key = facts["columns"][1]
-    sharing = [row for row in self.drill.rows if row["cells"][key] == facts["truth"]]
     return messages, ALL, Message("assistant", self._lines(sharing[1:2], ids))
 
   def _groups(self) -> list[Sequence[Mapping[str, Any]]]:
@@ -219,10 +220,10 @@ class _Maker:
     left = swarm_view.steps_line(facts["max_steps"])
     return Message("user", f"{asked} Table: {facts['header']}{left}")
 
-  def _searches(self, queries: Sequence[str]) -> Message:
+  def _searches(self, queries: Sequence[str], said: str = "") -> Message:
     arguments = [{"query": self.drill.called(query)} for query in queries]
     calls = tuple(ToolCall("", view.SEARCH.name, each) for each in arguments)
-    return Message("assistant", "", calls)
+    return Message("assistant", said, calls)
 
   def _hit(self, query: str, chunk_id: str, ids: ShortIds) -> Message:
     text = self.drill.called(self.chunk_text(chunk_id))

@@ -107,9 +107,9 @@ def test_the_answer_after_a_further_look_up_is_the_row_of_its_class(drills):
     assert f"class {name}({base}" in prompt and f'{{"query": " class {name}"}}' in prompt
 
 
-def test_a_value_is_passed_on_as_a_search_for_the_class_beside_the_first_name(drills):
+def test_a_value_is_passed_on_as_a_search_for_the_class_beside_the_second_name(drills):
   passed = [
-    (prompt, reply.tool_calls[0].arguments["query"])
+    (prompt, reply.content, reply.tool_calls[0].arguments["query"])
     for prompt, reply in drills
     if "Two names share" in prompt
     and "[Steps left: 2]" in prompt
@@ -117,11 +117,11 @@ def test_a_value_is_passed_on_as_a_search_for_the_class_beside_the_first_name(dr
     and reply.tool_calls[0].name == "search_corpus"
   ]
   assert len(passed) > 3
-  for prompt, query in passed:
-    told = re.findall(r"\| (\w+) \|(\w+)\|", prompt.partition("beside the first?")[2])
+  for prompt, said, query in passed:
+    told = re.findall(r"\| (\w+) \|(\w+)\|", prompt.partition("beside the second?")[2])
     values = [value for _, value in told]
-    first = next(name for name, value in told if values.count(value) == 2)
-    assert f" def {first},{query}." in prompt
+    _, second = (name for name, value in told if values.count(value) == 2)
+    assert re.fullmatch(rf"\d+\. def {second},{query}", said) and f" {said}." in prompt
 
 
 def test_the_same_seed_makes_the_same_drills(drills, made):

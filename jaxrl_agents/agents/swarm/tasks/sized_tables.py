@@ -3,8 +3,8 @@
     wide, narrow    a table with a row for each name: wide from `WIDE_ROWS` rows on; a row takes one
                     look-up, or a chain of two ("class chain")
     deep shared     which value do two of the names share? All values have to be put together.
-    deep relay      the same, and a further look-up about the first of the two names: a class stands
-                    beside each name, and only this one's base is asked for
+    deep relay      the same, and a further look-up: a class stands beside each name, and the base
+                    of the class beside the second of the two names is asked for
 
 The budget of critical steps grows with the number of look-ups at one pace for all players
 (`SwarmConfig.tables`). No task is left out because of who can solve it within its budget. A chain
@@ -51,7 +51,7 @@ KINDS = {
 
 QUESTIONS = {
   "shared": "Which {} do two names share?",
-  "relay": "Two names share a {}. Which base has the class beside the first?",
+  "relay": "Two names share a {}. Which base has the class beside the second?",
 }
 
 WIDE_ROWS = 10
@@ -115,10 +115,11 @@ class _Drawn:
 
   @property
   def link(self) -> Row:
-    """The class beside the first of the two names that share the value."""
-    return next(
+    """The class beside the second of the two names that share the value."""
+    _, link = (
       b for row, b in zip(self.rows, self.beside, strict=True) if _value(row) == self.value
     )
+    return link
 
 
 def _drawn(
@@ -167,7 +168,7 @@ def _with_classes(made: _Drawn, classes: Sequence[Row], draw: random.Random) -> 
   base = draw.choice(bases)
   target = draw.choice([row for row in classes if _value(row) == base])
   others = draw.sample([row for row in classes if row is not target], len(made.rows) - 1)
-  place = [_value(row) for row in made.rows].index(made.value)
+  place = [i for i, row in enumerate(made.rows) if _value(row) == made.value][1]
   return dataclasses.replace(made, beside=(*others[:place], target, *others[place:]))
 
 

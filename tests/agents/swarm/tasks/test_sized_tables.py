@@ -93,14 +93,14 @@ def test_two_names_and_no_others_share_the_value_that_is_asked_for(tasks):
     assert f"Which {key} do two names share? Table: {task.facts['header']}" in task.prompt
 
 
-def test_a_relay_asks_for_the_base_of_the_class_beside_the_first_of_the_two(tasks):
+def test_a_relay_asks_for_the_base_of_the_class_beside_the_second_of_the_two(tasks):
   relays = [task for task in tasks if task.facts["kind"] == "deep relay def"]
   assert len(relays) > 20
   for task in relays:
     facts = task.facts
-    first = next(r for r in facts["rows"] if r["cells"]["first argument"] == facts["shared"])
+    _, second = (r for r in facts["rows"] if r["cells"]["first argument"] == facts["shared"])
     link = facts["link"]["cells"]
-    assert f" def {first['cells']['name']}, class {link['name']}." in task.prompt
+    assert f" def {second['cells']['name']}, class {link['name']}." in task.prompt
     assert facts["truth"] == link["base"] and facts["facts"][-1]["is_final_answer"]
     assert len(facts["facts"]) == len(facts["rows"]) + 1
 
