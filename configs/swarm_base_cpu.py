@@ -1,6 +1,6 @@
 """A base policy for configs/swarm_tables_cpu.py, trained on two cores.
 
-scripts/train_base.sh swarm W   # the policy is in W/base; the same command goes on where it stopped
+scripts/train_base.sh swarm W --export   # also copies it to jaxrl_agents/assets/swarm_base
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ def get_config() -> config.RunConfig:
   return dataclasses.replace(
     recipe,
     name="swarm_base_cpu",
+    policy=dataclasses.replace(recipe.policy, init="search_base"),
     corpus=dataclasses.replace(recipe.corpus, source=search.corpus.source),
     learner=dataclasses.replace(recipe.learner, row_tokens=4_096),
     sft=dataclasses.replace(

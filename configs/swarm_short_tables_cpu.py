@@ -1,8 +1,8 @@
 """configs/swarm_tables_cpu.py with tables of 1 to 16 rows: reinforcement learning in half an hour.
 
-scripts/train_base.sh swarm B     # a base that knows both roles
-C="--config=configs/swarm_short_tables_cpu.py --workdir=W --set policy.init=B/base"
-python scripts/train_rl.py $C     # starts from the base; train_sft.py would only move away from it
+python scripts/train_rl.py --config=configs/swarm_short_tables_cpu.py --workdir=W
+
+It starts from the shipped base, which knows both roles; train_sft.py would only move away from it.
 """
 
 import dataclasses

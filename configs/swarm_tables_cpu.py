@@ -1,8 +1,6 @@
 """configs/swarm_cpu.py on tables of 1 to 40 rows, with a budget that no plan of a swarm enters.
 
-scripts/train_base.sh swarm B     # an hour: a base that knows both roles
-C="--config=configs/swarm_tables_cpu.py --workdir=W --set policy.init=B/base"
-python scripts/train_rl.py $C     # hours; configs/swarm_short_tables_cpu.py takes half of one
+python scripts/train_rl.py  --config=configs/swarm_tables_cpu.py --workdir=W
 python scripts/evaluate.py  --config=configs/swarm_tables_cpu.py --player=never_splits
 """
 
@@ -35,7 +33,7 @@ def get_config() -> config.RunConfig:
   return dataclasses.replace(
     recipe,
     name="swarm_tables_cpu",
-    policy=search_recipe.policy,
+    policy=dataclasses.replace(search_recipe.policy, init="swarm_base"),
     agent_config=dataclasses.replace(
       options,
       search=search,

@@ -2,7 +2,7 @@
 # Trains a base policy. That of the search agent is trained from scratch, first on drills alone
 # (WORKDIR/drills); that of the swarm goes on from the shipped base of the search agent.
 #   scripts/train_base.sh search WORKDIR             policy and curve.csv in WORKDIR/base
-#   scripts/train_base.sh search WORKDIR --export    also in jaxrl_agents/assets/search_base
+#   scripts/train_base.sh search WORKDIR --export    also in jaxrl_agents/assets/search_base (swarm_base)
 #   scripts/train_base.sh swarm WORKDIR --set sft.steps=99    further flags of scripts/train_sft.py
 # The same command goes on where it was stopped. PYTHON=... chooses the interpreter.
 set -euo pipefail
@@ -17,8 +17,7 @@ case "$workdir" in "" | -*) usage ;; esac
 shift 2
 places=("$workdir/base")
 if [ "${1:-}" = --export ]; then
-  [ "$agent" = search ] || usage # the package ships no base of the swarm
-  places+=(jaxrl_agents/assets/search_base)
+  places+=("jaxrl_agents/assets/${agent}_base")
   shift
 fi
 python=${PYTHON:-python}

@@ -64,9 +64,10 @@ class PolicySection:
   """The policy and its tokenizer.
 
   Attributes:
-    init: a shipped policy ("base", or "search_base" for the search agent), a folder of exported or
-      imported weights, "scratch" (random), or "copying" (random except for heads that quote from
-      the context; see policy.copying_heads).
+    init: a shipped policy ("base"; "search_base" for the search agent; "swarm_base" for a swarm
+      that fills in tables of every size), a folder of exported or imported weights, "scratch"
+      (random), or "copying" (random except for heads that quote from the context; see
+      policy.copying_heads).
     tokenizer: "base", or a folder with tokenizer.json, by which the chat format is recognised.
     dtype: of parameters and of the computation, except for softmax, norms, routers and losses;
       bfloat16 parameters have a float32 master in the optimizer.

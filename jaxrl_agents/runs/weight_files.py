@@ -32,8 +32,10 @@ WEIGHTS = "policy.safetensors"
 SIZES = "policy.json"
 WRITERS = "scripts/export_policy.py or scripts/import_hf.py"
 
-SHIPPED = ("base", "search_base")
-"""Policies of the package: that of the coding and swarm agents, and that of the search agent."""
+SHIPPED = ("base", "search_base", "swarm_base")
+"""Policies of the package: that of the coding and swarm agents, that of the search agent, and that
+of the swarm for tables of every size.
+"""
 
 
 def save(
