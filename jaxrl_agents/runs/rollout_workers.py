@@ -384,9 +384,10 @@ class RolloutWorkers:
         )
       )
     in_thread: Callable[[Callable[[], Any]], Future[Any]] | None = None
-    if self._others:
+    # Programs of several devices must reach all of them in one order, and so come from one thread.
+    if self._others and setup.is_on_one_device(self._config):
       threads = self._stack.enter_context(ThreadPoolExecutor(len(self._others), "engine"))
-      in_thread = lambda step: threads.submit(self._on_devices, step)
+      in_thread = threads.submit
     return RolloutServer(
       sampler,
       self._pool,
@@ -396,11 +397,6 @@ class RolloutWorkers:
       others=self._others,
       in_thread=in_thread,
     )
-
-  def _on_devices(self, step: Callable[[], Any]) -> Any:
-    """Runs a step of an engine in a thread, in which no mesh is ambient yet."""
-    with setup.devices(self._config):
-      return step()
 
   def _follow(self, wanted: str) -> Any:
     """Repeats the calls of the first process's engine until a message of the kind `wanted`."""

@@ -294,12 +294,16 @@ def devices(config: RunConfig) -> Iterator[None]:
   Raises:
     ValueError: its factors do not multiply to the number of devices.
   """
-  sizes = dataclasses.asdict(config.mesh)
-  if set(sizes.values()) == {1}:
+  if is_on_one_device(config):
     yield
     return
-  with jax.set_mesh(sharding.make_mesh(**sizes)):
+  with jax.set_mesh(sharding.make_mesh(**dataclasses.asdict(config.mesh))):
     yield
+
+
+def is_on_one_device(config: RunConfig) -> bool:
+  """Whether the mesh of a config has one device, so that none is made ambient."""
+  return set(dataclasses.asdict(config.mesh).values()) == {1}
 
 
 def cores_as_devices(config: RunConfig) -> None:
@@ -311,7 +315,7 @@ def cores_as_devices(config: RunConfig) -> None:
 
 def _core_ways(config: RunConfig) -> int:
   """How many cores the rows of a microbatch split over, see `learner.split_cores`."""
-  if not config.learner.split_cores or set(dataclasses.asdict(config.mesh).values()) != {1}:
+  if not config.learner.split_cores or not is_on_one_device(config):
     return 1
   return math.gcd(config.learner.rows_per_microbatch, usable_cores())
 

@@ -224,25 +224,26 @@ def test_engines_step_at_the_same_time_and_sample_the_same_as_one_after_another(
   assert played[0] == played[1]
 
 
-def test_a_step_in_a_thread_that_does_not_end_names_its_policy(engine, frozen, pool):
+def test_a_step_in_a_thread_that_does_not_end_names_its_policy(engine, frozen):
   never = Future()
-  server = RolloutServer(
-    engine,
-    pool,
-    max_rollouts=4,
-    stall_s=0.5,
-    others={"frozen": frozen},
-    in_thread=lambda step: never,
-  )
   limits = SamplingLimits(max_new_tokens=4, stop_tokens=())
-  for each in (engine, frozen):
-    each.submit(np.array([1, 2, 3]), limits)
-  try:
-    with pytest.raises(RolloutError, match=r"the steps of frozen did not end within stall_s=0\.5"):
-      list(server.collect([job("h0", tokens=60)]))
-  finally:
+  with WorkerPool(WorkerSpec("tests.sampler.counting:build"), 1, groups_per_worker=4) as pool:
+    server = RolloutServer(
+      engine,
+      pool,
+      max_rollouts=4,
+      stall_s=0.5,
+      others={"frozen": frozen},
+      in_thread=lambda step: never,
+    )
     for each in (engine, frozen):
-      each.forget()
+      each.submit(np.array([1, 2, 3]), limits)
+    try:
+      with pytest.raises(RolloutError, match=r"the steps of frozen did not end within stall_s=0"):
+        list(server.collect([job("h0", tokens=60)]))
+    finally:
+      for each in (engine, frozen):
+        each.forget()
 
 
 def test_a_request_for_a_policy_that_is_not_served_is_refused_by_its_name(engine, pool):
