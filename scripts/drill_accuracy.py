@@ -24,7 +24,7 @@ from absl import flags
 
 from jaxrl_agents.agents.agent import Setting
 from jaxrl_agents.agents.search import hop_drills, step_drills, tools
-from jaxrl_agents.agents.search import view as hit
+from jaxrl_agents.agents.search import view as search_view
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
 from jaxrl_agents.agents.swarm import table_drills, tables, view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
@@ -135,7 +135,7 @@ def of_tables(config: RunConfig, tasks: CorpusTasks, setting: Setting) -> list[D
     elif "names share" in asked:
       kind = "answer to a question"
     else:
-      kind = "table, looked up alone" if hit.MARK in asked else "table, from messages"
+      kind = "table, looked up alone" if search_view.MARK in asked else "table, from messages"
     parts = [] if calls else cells(written, columns)
     made.append(Drill(tokens, len(prompt), len(tokens), kind, parts))
   return made

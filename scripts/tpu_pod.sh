@@ -34,7 +34,8 @@ fail() {
   exit 2
 }
 config='' topology='' workdir='' name=jaxrl grace_s=300 dry_run='' where=() spot=() overrides=()
-evaluator_topology='' slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 workers=64 port=6379 token_file=''
+slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 workers=64 port=6379 token_file=''
+evaluator_topology=''
 while [ $# -gt 0 ]; do
   case $1 in
     --config=* | --topology=* | --workdir=* | --name=* | --grace_s=* | --slices=* | \
@@ -77,11 +78,12 @@ describe() {
 }
 fleet=$((slices + worker_vms))
 if [ -n "$evaluator_topology" ]; then
-  for each in "--evaluator_topology=$evaluator_topology" "--slice_topology=$slice_topology"; do
-    describe "${each#*=}" "${each%%=*}"
-    [ "${each%%=*}" = --slice_topology ] && [ "$slices" -eq 0 ] || [ $hosts -eq 1 ] ||
-      fail "$each has $hosts hosts; it must have one if the evaluator has a slice of its own"
-  done
+  needs_one_host() {
+    describe "$2" "$1"
+    [ $hosts -eq 1 ] || fail "$1=$2 has $hosts hosts; the evaluator and samplers beside it have one each"
+  }
+  needs_one_host --evaluator_topology "$evaluator_topology"
+  [ "$slices" -eq 0 ] || needs_one_host --slice_topology "$slice_topology"
   [ $fleet -gt 0 ] || fail "--evaluator_topology needs --slices or --worker_vms, whose hosts have the workers"
   [[ " ${overrides[*]} " = *"=evaluator.every="* ]] || fail "--evaluator_topology needs --set evaluator.every=4"
   overrides+=(--set=evaluator.on_node=True)

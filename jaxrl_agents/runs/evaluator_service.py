@@ -61,7 +61,7 @@ def serving(config: RunConfig, corpus: Tasks, workdir: Workdir) -> Iterator[Call
     else:
       place = evaluator_process.LocalEvaluator(config, workdir)
     scores = VersionScores(workdir.evaluations, 0.0)
-    supervised = _Supervised(place, scores, workdir.services, evaluator.longest_s(config))
+    supervised = Supervised(place, scores, workdir.services, evaluator.longest_s(config))
     try:
       yield supervised.look
       supervised.finish(config.evaluator.deadline_s)
@@ -69,7 +69,7 @@ def serving(config: RunConfig, corpus: Tasks, workdir: Workdir) -> Iterator[Call
       place.end()
 
 
-class _Supervised:
+class Supervised:
   """Starts an evaluator, and again when it has died or hangs.
 
   Args:

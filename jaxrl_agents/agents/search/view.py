@@ -67,7 +67,7 @@ Tools:
 {tools}
 
 A search shows at most {max_shown} chunks, and never one that an earlier search has shown; a grep \
-shows at most {grep_limit}. Each chunk comes after a line "# DOCUMENT ID: ID (N tokens)". \
+shows at most {grep_limit}. {quotes}Each chunk comes after a line "# DOCUMENT ID: ID (N tokens)". \
 {read}
 
 How to work: work out what the question asks for, part by part. Search for each part with words of \
@@ -102,6 +102,7 @@ def system_prompt(limits: SearchConfig) -> str:
   return _SYSTEM.format(
     tools=tool_lines((SEARCH, GREP, READ, *pruning)),
     read=read,
+    quotes="The result of a search begins with its query. " if limits.quote_query else "",
     budget=budget,
     max_shown=limits.max_shown,
     grep_limit=limits.grep_limit,

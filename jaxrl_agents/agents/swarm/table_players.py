@@ -132,8 +132,7 @@ class TableOrchestrator:
     room = limits.token_budget - used - answer
     calls = min(limits.max_calls, room // (limits.tool_output_tokens + CALL_TOKENS))
     made = self._reading.lookups(max(calls, 0), self._style.names_per_search)
-    said = self._reading.linked() if self._reading.question else ""
-    reply = Message("assistant", said, tuple(call for call, _ in made))
+    reply = Message("assistant", self._reading.linked(), tuple(call for call, _ in made))
     return reply if made else None
 
   def _answer(self, context: Context) -> Message:

@@ -114,12 +114,15 @@ class _Drawn:
   beside: Sequence[Row] = ()
 
   @property
+  def second(self) -> int:
+    """The place of the second of the two names that share the value."""
+    _, second = (i for i, row in enumerate(self.rows) if _value(row) == self.value)
+    return second
+
+  @property
   def link(self) -> Row:
-    """The class beside the second of the two names that share the value."""
-    _, link = (
-      b for row, b in zip(self.rows, self.beside, strict=True) if _value(row) == self.value
-    )
-    return link
+    """The class beside this name."""
+    return self.beside[self.second]
 
 
 def _drawn(
@@ -168,11 +171,11 @@ def _with_classes(made: _Drawn, classes: Sequence[Row], draw: random.Random) -> 
   base = draw.choice(bases)
   target = draw.choice([row for row in classes if _value(row) == base])
   others = draw.sample([row for row in classes if row is not target], len(made.rows) - 1)
-  place = [i for i, row in enumerate(made.rows) if _value(row) == made.value][1]
-  return dataclasses.replace(made, beside=(*others[:place], target, *others[place:]))
+  others.insert(made.second, target)
+  return dataclasses.replace(made, beside=others)
 
 
-def columns_of(kind: str) -> tuple[str, ...]:
+def _columns(kind: str) -> tuple[str, ...]:
   """The columns of a table of a kind, the source before the value; a question has no source."""
   if kind not in COLUMNS:
     return COLUMNS[kind.split()[1]][:2]
@@ -196,7 +199,7 @@ def _task(
   rows, relay = found.rows, len(found.beside) > 0
   hops = len(rows[0].queries)
   lookups = len(rows) * hops + relay
-  columns = columns_of(kind)
+  columns = _columns(kind)
   header = rows_lib.header(columns)
   form = "deep" if found.value else "wide" if len(rows) >= WIDE_ROWS else "narrow"
   facts: dict[str, Any] = {
