@@ -84,8 +84,12 @@ def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
   """Holds the workdir of a run, opens its tasks, and makes its mesh ambient while that lasts.
 
   Raises:
-    ValueError: another run has the workdir, no tasks can be made, or the mesh has other devices.
+    ValueError: another run has the workdir, there are no weights to start from, no tasks can be
+      made, or the mesh has other devices.
   """
+  begun = workdir.warm_start.exists() or any(workdir.checkpoints.iterdir())
+  if not begun and config.policy.init not in UNTRAINED:
+    weight_files.check_there(config.policy.init)  # before tasks are made, which takes minutes
   with contextlib.ExitStack() as stack:
     if processes.is_first():
       stack.enter_context(workdir.held())

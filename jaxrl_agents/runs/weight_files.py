@@ -113,6 +113,17 @@ def place(name: str | pathlib.Path) -> pathlib.Path:
   return chat.ASSETS / name if str(name) in SHIPPED else pathlib.Path(name).expanduser()
 
 
+def check_there(name: str) -> pathlib.Path:
+  """The file of weights that `policy.init` names. Raises ValueError if there is none."""
+  file = place(name) / WEIGHTS
+  if not file.is_file():
+    raise ValueError(
+      f"policy.init={name!r}: no {WEIGHTS} in {file.parent}; name a folder that {WRITERS} wrote or "
+      f"one of the shipped policies ({', '.join(SHIPPED)}), or set policy.init=scratch"
+    )
+  return file
+
+
 def load_sizes(folder: str | pathlib.Path) -> PolicyConfig:
   """The sizes of the weights of `folder`. Raises ValueError where no policy is, or damaged."""
   file = pathlib.Path(folder) / SIZES
@@ -143,13 +154,8 @@ def load(
     ValueError: there are no weights, they are damaged, or they have other shapes than `cfg` asks
       for.
   """
-  folder = place(name)
-  file = folder / WEIGHTS
-  if not file.is_file():
-    raise ValueError(
-      f"policy.init={name!r}: no {WEIGHTS} in {folder}; name a folder that {WRITERS} wrote, or set "
-      "policy.init=scratch"
-    )
+  file = check_there(name)
+  folder = file.parent
   _verify(folder)
   stored = files.read(file)
   wanted = _flat(params_lib.abstract(cfg, dtype))

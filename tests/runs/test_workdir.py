@@ -10,8 +10,9 @@ import pytest
 
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import weight_files
+from jaxrl_agents.runs import setup, weight_files
 from jaxrl_agents.runs.workdir import Workdir
+from tests.runs import small_run
 
 CFG = PolicyConfig(
   vocab_size=11,
@@ -73,3 +74,11 @@ def test_weights_of_another_shape_are_refused_by_the_name_of_the_parameter(tmp_p
     weight_files.load(str(tmp_path), wider)
   with pytest.raises(ValueError, match="policy.init=scratch"):
     weight_files.load(str(tmp_path / "nowhere"), CFG)
+
+
+def test_a_policy_that_is_not_there_is_refused_before_tasks_are_made(tmp_path):
+  policy = dataclasses.replace(small_run.CONFIG.policy, init="serch_base")
+  config = dataclasses.replace(small_run.CONFIG, policy=policy)  # its agent raises for tasks
+  message = r"no policy\.safetensors in serch_base; .* \(base, search_base, swarm_base\)"
+  with pytest.raises(ValueError, match=message), setup.of_run(config, Workdir(tmp_path)):
+    pass
