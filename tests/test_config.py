@@ -70,7 +70,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("fleet.depth=1 workers.deterministic=true", "fleet.replay repeats such a run"),
     (
       "fleet.depth=1 fleet.backend=ray fleet.address=auto fleet.replay=w",
-      "fleet.replay=w does not go with fleet.backend=ray: .*set fleet.backend=local",
+      "fleet.replay does not go with fleet.backend=ray: .*set fleet.backend=local",
     ),
     ("fleet.depth=1 fleet.too_old=throw", "too_old"),
     ("publish.kind=delta", "set policy.dtype=bfloat16"),

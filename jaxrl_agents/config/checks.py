@@ -193,11 +193,12 @@ def _row_options(learner: LearnerConfig) -> list[tuple[str, tuple[int, ...]]]:
 
 def _check_fleet(config: RunConfig) -> None:
   workers, slices, fleet = config.workers, config.sampler.slices, config.fleet
-  if not fleet.depth and fleet != FleetConfig(backend=fleet.backend, address=fleet.address):
-    raise ValueError(
-      f"{fleet} has no effect with fleet.depth=0, where playing and learning take turns; "
-      "set fleet.depth=1"
-    )
+  for name in () if fleet.depth else ("max_age", "too_old", "cache", "replay"):
+    if getattr(fleet, name) != getattr(FleetConfig(), name):
+      raise ValueError(
+        f"fleet.{name} has no effect with fleet.depth=0, where playing and learning take turns; "
+        "set fleet.depth=1"
+      )
   host, _, port = fleet.address.rpartition(":")
   number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else -1
   is_address = fleet.address == "auto" or (bool(host) and 0 < number < 65536)
@@ -214,8 +215,8 @@ def _check_fleet(config: RunConfig) -> None:
     )
   if fleet.replay and fleet.backend != "local":
     raise ValueError(
-      f"fleet.replay={fleet.replay} does not go with fleet.backend={fleet.backend}: nodes come and "
-      "go as no record says; set fleet.backend=local"
+      f"fleet.replay does not go with fleet.backend={fleet.backend}: nodes come and go as no "
+      "record says; set fleet.backend=local"
     )
   if config.fleet.max_age <= config.fleet.depth:
     raise ValueError(
