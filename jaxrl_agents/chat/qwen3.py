@@ -29,7 +29,6 @@ Source: chat_template of https://huggingface.co/Qwen/Qwen3-8B/blob/main/tokenize
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,8 +168,8 @@ def _parse_call(text: str, call_id: str, closed: bool) -> ToolCall:
   record: Any = None
   problem = "" if closed else "is not closed with </tool_call>"
   try:
-    record = json.loads(text)
-  except (ValueError, RecursionError) as error:
+    record = replies.parsed(text)
+  except ValueError as error:
     problem = problem or f"is not valid JSON: {error}"
   name = record.get("name", "") if isinstance(record, dict) else ""
   name = name if isinstance(name, str) else ""

@@ -17,6 +17,27 @@ def json_text(value: Any) -> str:
   return json.dumps(value, ensure_ascii=False)
 
 
+def parsed(text: str) -> Any:
+  """The value of a JSON text that can be written as JSON in UTF-8 again.
+
+  Raises:
+    ValueError: it is not valid JSON, is nested too deeply, or has a number that JSON cannot write
+      or half of a surrogate pair.
+  """
+  try:
+    value = json.loads(text, parse_constant=_no_number)
+    json_text(value).encode()
+  except RecursionError:
+    raise ValueError("it is nested too deeply") from None
+  except UnicodeEncodeError:
+    raise ValueError("it has half of a surrogate pair") from None
+  return value
+
+
+def _no_number(name: str) -> Any:
+  raise ValueError(f"{name} is no number of JSON")
+
+
 def declaration(tool: ToolSpec) -> dict[str, Any]:
   """A tool in the form that the published templates expect."""
   function = {
@@ -32,8 +53,8 @@ def with_arguments(call_id: str, name: str, text: str, label: str = "") -> ToolC
   arguments: Any = {}
   error = ""
   try:
-    arguments = json.loads(text)
-  except (ValueError, RecursionError) as problem:
+    arguments = parsed(text)
+  except ValueError as problem:
     error = f"the arguments of {name!r} are not valid JSON: {problem}"
   call = with_object(call_id, name, arguments, label, error)
   return dataclasses.replace(call, raw=text) if call.error else call

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import urllib.parse
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
@@ -132,16 +133,18 @@ class _Gateway:
     raw = await body_of(http)
     body = as_json(raw)
     asked = dialect.parse(body, session.served.chat)
-    name, repeated = name_of(http, raw, body)
-    task = session.begin(asked.request, name, repeated=repeated)
+    name, digest, repeated = name_of(http, raw, body)
+    task = session.begin(asked.request, name, digest=digest, repeated=repeated)
     head = {"x-session-id": session.id}
     if asked.request.without_effect:
-      head["x-fields-without-effect"] = ", ".join(asked.request.without_effect)
+      fields = ", ".join(asked.request.without_effect)
+      head["x-fields-without-effect"] = urllib.parse.quote(fields, safe=" ,.[]")
     if not asked.stream:
       replies = await asyncio.shield(task)
+      response = JSONResponse(dialect.body_of(asked, replies), headers=head)
       if not await http.is_disconnected():
         session.delivered(replies)
-      return JSONResponse(dialect.body_of(asked, replies), headers=head)
+      return response
     await sse.begun(task)
     events = lambda replies: dialect.events(asked, replies)
     refused = lambda problem: _refused_stream(http, dialect, asked, problem)
@@ -246,6 +249,7 @@ class _Gateway:
     name = http.headers.get("x-session-id", "")
     if not name:
       return Session(self._served, self._limits)
+    control.check_id(name)
     if not self._registry.has(name):
       self._registry.add(Session(self._served, self._limits, id=name))
     return self._registry.of_id(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import collections
 import dataclasses
-import math
+import re
 import time
 from typing import Any
 
@@ -15,6 +15,8 @@ from jaxrl_agents.gateway.registry import Registry
 from jaxrl_agents.gateway.requests import Fields, Refusal
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
 from jaxrl_agents.types import Message, Segment, Trajectory
+
+MOST_REWARD = 1e9
 
 
 def opened(body: Any, served: Served, limits: Limits) -> Session:
@@ -31,7 +33,7 @@ def opened(body: Any, served: Served, limits: Limits) -> Session:
   fields = Fields(body)
   asked = Fields(fields.take("sampling", dict, {}), "sampling")
   temperature = asked.number("temperature", least=0, most=2)
-  top_p = asked.number("top_p", least=0, most=1)
+  top_p = asked.top_p()
   sampling = dataclasses.replace(
     served.sampling,
     temperature=served.sampling.temperature if temperature is None else temperature,
@@ -56,9 +58,24 @@ def opened(body: Any, served: Served, limits: Limits) -> Session:
       ("metadata", dict, {}),
     )
   }
-  name = fields.take("session_id", str, "")
+  if name := fields.take("session_id", str, ""):
+    check_id(name)
   _nothing_else(fields)
   return Session(own, bounds, id=name, info=info)
+
+
+def check_id(name: str) -> None:
+  """Refuses a session's id that no path and no header can carry.
+
+  Raises:
+    Refusal: 400.
+  """
+  if not re.fullmatch(r"[A-Za-z0-9._:@+-]{1,128}", name):
+    raise Refusal(
+      400,
+      f"session id {name[:200]!r}; choose up to 128 letters, digits and . _ : @ + -",
+      param="session_id",
+    )
 
 
 def rewarded(session: Session, body: Any) -> dict[str, Any]:
@@ -70,9 +87,10 @@ def rewarded(session: Session, body: Any) -> dict[str, Any]:
   fields = Fields(body)
   parts = fields.need("parts", dict)
   for name, value in parts.items():
-    number = isinstance(value, int | float) and math.isfinite(value)
-    if not number:
-      raise Refusal(400, f"parts.{name}={value!r}; send a finite number", param=f"parts.{name}")
+    if not (isinstance(value, int | float) and abs(value) <= MOST_REWARD):
+      raise Refusal(
+        400, f"parts.{name}={value!r}; send a number up to {MOST_REWARD:g}", param=f"parts.{name}"
+      )
   event = fields.take("event_id", str, "") or f"event {time.time_ns()}"
   _nothing_else(fields)
   new = session.reward({name: float(value) for name, value in parts.items()}, event)

@@ -52,24 +52,32 @@ def as_json(raw: bytes) -> Any:
     Refusal: 400, it is not valid.
   """
   try:
-    return json.loads(raw or b"{}")
+    value = json.loads(raw or b"{}")
+    return _whole_characters(value) if b"\\ud" in raw.lower() else value
   except (ValueError, RecursionError) as error:
     raise Refusal(400, f"the body is not valid JSON: {error}") from None
 
 
-def name_of(http: HttpRequest, raw: bytes, body: Any) -> tuple[str, bool]:
-  """What a request and its repetition have in common, and whether this is a repetition.
+def _whole_characters(value: Any) -> Any:
+  """The same, with U+FFFD for each half of a surrogate pair: clients that cut texts leave some."""
+  text = json.dumps(value, ensure_ascii=False)
+  return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def name_of(http: HttpRequest, raw: bytes, body: Any) -> tuple[str, str, bool]:
+  """What a request and its repetition have in common (a name and a digest), and whether this is a
+  repetition.
 
   Clients repeat a request when its connection broke. An equal body that is not marked as a
   repetition asks for another reply, unless it comes from an agent of AGENT_HEADERS. These may write
   the fields of the body in another order, and repeat a stream as a request for one body.
   """
-  if name := http.headers.get("idempotency-key", ""):
-    return f"key {name}", True
   count = http.headers.get("x-stainless-retry-count", "")
   repeated = count.isdecimal() and int(count) > 0
   if own := [http.headers.get(name, "") for name in AGENT_HEADERS if name in http.headers]:
     told = {field: value for field, value in body.items() if field != "stream"}
     raw, repeated = json.dumps([own, told], sort_keys=True).encode(), True
   digest = hashlib.blake2b(http.url.path.encode() + b"\0" + raw, digest_size=16).hexdigest()
-  return f"body {digest}", repeated
+  if name := http.headers.get("idempotency-key", ""):
+    return f"key {name}", digest, True
+  return f"body {digest}", digest, repeated

@@ -28,20 +28,26 @@ class Registry:
     self._until: list[tuple[float, str]] = []  # a heap, with keys
     self._by_key: dict[str, Session] = {}
 
-  def __len__(self) -> int:
-    return len(self._by_id)
-
   def add(self, session: Session) -> Session:
     """Adds a session.
 
     Raises:
-      Refusal: 409, its id is taken; 503, there are MOST sessions.
+      Refusal: 409, its id is taken; 503, there are MOST sessions, none of which ended long ago.
     """
     self._forget()
+    if len(self._by_id) >= MOST:
+      for each in self.sessions():
+        if each.over(each.limits.reward_s):
+          self.remove(each)
     if session.id in self._by_id:
       raise Refusal(409, f"there is a session {session.id} already", retry=False)
     if len(self._by_id) >= MOST:
-      raise Refusal(503, f"{MOST} sessions are held; finish some", retry=True)
+      raise Refusal(
+        503,
+        f"{MOST} sessions are held; finish some, and open one when the time for "
+        "their rewards is over",
+        retry=True,
+      )
     until = self._clock() + session.limits.ttl_s + session.limits.reward_s + KEPT_S
     heapq.heappush(self._until, (until, session.key))
     self._by_id[session.id] = session

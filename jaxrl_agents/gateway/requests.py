@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxrl_agents.chat import replies
 from jaxrl_agents.types import Generation, Message, ToolCall, ToolSpec
+
+SAMPLING: Mapping[str, Sequence[Any]] = {
+  "top_k": (0, -1),
+  "min_p": (0,),
+  "typical_p": (1,),
+  "logit_bias": ({},),
+  "presence_penalty": (0,),
+  "frequency_penalty": (0,),
+  "repetition_penalty": (1,),
+  "top_logprobs": (0,),
+}
+"""Fields of requests that would change what is sampled or how it is reported, and the values with
+which they do not. The policy does not have them: they are refused.
+"""
+
+LEAST_TOP_P = 1e-6
 
 
 class Refusal(Exception):
@@ -128,7 +146,7 @@ class Reply:
 
 class Fields:
   """The fields of a JSON object, read one after another. Invariant: none is overlooked: `rest` is
-  what nobody asked for.
+  what nobody asked for, in this object or in those that were taken out of it.
 
   Raises:
     Refusal: 400, the object is none or a field has another type; it names the field.
@@ -140,6 +158,13 @@ class Fields:
       what = f"{name} is" if name else "the body is"
       raise Refusal(400, f"{what} a JSON {_kind(value)}; send an object", param=name)
     self._left = dict(value)
+    self._inner: list[Fields] = []
+
+  def inside(self, value: Any, name: str) -> Fields:
+    """The fields of an object that is part of this one."""
+    inner = Fields(value, name)
+    self._inner.append(inner)
+    return inner
 
   def named(self, field: str) -> str:
     """The field's path in the request."""
@@ -167,10 +192,11 @@ class Fields:
 
   def whole(self, field: str, *, least: int, default: int = 0) -> int:
     """A whole number of at least `least`."""
-    value = self.take(field, (int, float), default)
-    if value == default:
+    value = self.take(field, (int, float))
+    if value is None:
       return default
-    if value != int(value) or value < least:
+    fraction = isinstance(value, float) and not value.is_integer()
+    if fraction or value < least:
       path = self.named(field)
       raise Refusal(400, f"{path}={value}; send a whole number from {least} on", param=path)
     return int(value)
@@ -183,6 +209,11 @@ class Fields:
       raise Refusal(400, f"{path}={value}; send a number from {least:g} to {most:g}", param=path)
     return None if value is None else float(value)
 
+  def top_p(self) -> float | None:
+    """The field "top_p" of a request, None if there is none. 0 asks for the likeliest token."""
+    value = self.number("top_p", least=0, most=1)
+    return None if value is None else max(value, LEAST_TOP_P)
+
   def refuse(self, fields: Mapping[str, Sequence[Any]]) -> None:
     """Refuses each of `fields` that has a value beside null and those listed, which ask nothing."""
     for field, harmless in fields.items():
@@ -192,8 +223,10 @@ class Fields:
         raise Refusal(400, f"{path} is not supported; leave it out", param=path)
 
   def rest(self) -> tuple[str, ...]:
-    """Fields with a value that nobody asked for."""
-    return tuple(sorted(name for name, value in self._left.items() if value is not None))
+    """Paths of fields with a value that nobody asked for, without the numbers of array entries."""
+    own = (self.named(name) for name, value in self._left.items() if value is not None)
+    paths = {re.sub(r"\[\d+\]", "[]", path) for path in own}
+    return tuple(sorted(paths.union(*(inner.rest() for inner in self._inner))))
 
 
 _NAMES: Mapping[type, str] = {
@@ -223,8 +256,9 @@ def stop_texts(value: Any, param: str) -> tuple[str, ...]:
   return tuple(texts)
 
 
-def text_of(content: Any, param: str, *, kinds: Sequence[str]) -> str:
-  """The text of a message's content: a string, or an array of parts with text.
+def text_of(content: Any, param: str, fields: Fields, *, kinds: Sequence[str]) -> str:
+  """The text of a message's content: a string, or an array of parts with text. `fields` are of the
+  object that the content is part of.
 
   Raises:
     Refusal: 400, a part is no text, such as an image.
@@ -238,13 +272,13 @@ def text_of(content: Any, param: str, *, kinds: Sequence[str]) -> str:
     if isinstance(part, str):
       texts.append(part)
       continue
-    fields = Fields(part, f"{param}[{i}]")
-    kind = fields.take("type", str, "text")
+    inner = fields.inside(part, f"{param}[{i}]")
+    kind = inner.take("type", str, "text")
     if kind not in kinds:
       raise Refusal(
         400, f"{param}[{i}] is of type {kind!r}; this policy reads text alone", param=param
       )
-    texts.append(fields.take("text", str) or fields.take("refusal", str, ""))
+    texts.append(inner.take("text", str) or inner.take("refusal", str, ""))
   return "".join(texts)
 
 
@@ -265,8 +299,8 @@ def ids_of(value: Any, param: str, vocab_size: int) -> np.ndarray:
 def call_of(call_id: str, name: str, text: str) -> ToolCall:
   """A call of an earlier reply, whose arguments are the JSON `text`."""
   try:
-    arguments = json.loads(text or "{}")
-  except (ValueError, RecursionError) as error:
+    arguments = replies.parsed(text or "{}")
+  except ValueError as error:
     return ToolCall(call_id, name, {}, error=str(error), raw=text)
   if not isinstance(arguments, dict):
     return ToolCall(call_id, name, {}, error="no JSON object", raw=text)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxrl_agents.chat import Chat
+from jaxrl_agents.chat.replies import json_text
 from jaxrl_agents.gateway.requests import Refusal, Reply, Request
 from jaxrl_agents.gateway.sampling import cut, message_of
 from jaxrl_agents.gateway.token_tree import Call, TokenTree, kinds
@@ -136,19 +137,26 @@ class Session:
     self._seed_text = seed_text or self.id
     self._clock = clock
     self._ends = clock() + limits.ttl_s
+    self._ended = 0.0
+    self._closing = False
     self._events: set[str] = set()
-    self._num_calls = self._num_tokens = self._running = 0
+    self._num_calls = self._num_tokens = self._promised = self._running = 0
     self._numbers = itertools.count()
     self._drawn: collections.Counter[bytes] = collections.Counter()
-    self._tasks: dict[str, tuple[float, asyncio.Task[list[Reply]]]] = {}
+    self._tasks: dict[str, list[_Sampling]] = {}
+    self._got: set[str] = set()
     self._running_tasks: set[asyncio.Task[list[Reply]]] = set()
 
   @property
   def state(self) -> str:
     """ "open", "finished", or "expired"."""
-    if self.finished.is_set():
+    if self._closing:
       return "finished"
     return "expired" if self._clock() > self._ends else "open"
+
+  def over(self, kept_s: float) -> bool:
+    """Whether the session was finished more than `kept_s` seconds ago."""
+    return self.finished.is_set() and self._clock() > self._ended + kept_s
 
   def counters(self) -> dict[str, Any]:
     """What the session did so far."""
@@ -165,35 +173,41 @@ class Session:
     }
 
   def begin(
-    self, request: Request, name: str, *, repeated: bool = False
+    self, request: Request, name: str, *, digest: str = "", repeated: bool = False
   ) -> asyncio.Task[list[Reply]]:
     """The task that samples the replies to a request. It goes on if its caller goes away.
 
     Args:
       request: of the agent.
       name: what the request has in common with its repetitions.
-      repeated: whether it is one: then the task is that of the last request of this name, unless it
-        failed or ended more than REMEMBERED_S ago.
+      digest: of its body, which a repetition has too.
+      repeated: whether it is one: then the task is that of the first request of this name whose
+        replies were not delivered, or of the last one; not of one that failed or began more than
+        REMEMBERED_S ago.
 
     Raises:
-      Refusal: the session is closed, or a limit is reached. The task raises it where the prompt is
-        too long, or the sampler failed (then the session cannot be trained).
+      Refusal: the session is closed, a limit is reached, or another request had this name. The task
+        raises it where the prompt is too long, or the sampler failed (then the session cannot be
+        trained).
     """
     now = self._clock()
-    self._tasks = {
-      each: (began, task)
-      for each, (began, task) in self._tasks.items()
-      if not task.done() or (now - began < REMEMBERED_S and not _failed(task))
+    kept = {
+      each: [sampling for sampling in samplings if sampling.counts(now)]
+      for each, samplings in self._tasks.items()
     }
-    if repeated and name in self._tasks:
-      return self._tasks[name][1]
+    self._tasks = {each: samplings for each, samplings in kept.items() if samplings}
+    if repeated and (same := self._tasks.get(name)):
+      if same[0].digest != digest:
+        text = "the Idempotency-Key of another request; use a new one for each"
+        raise Refusal(422, text, retry=False)
+      return next((each for each in same if each.open(self._got)), same[-1]).task
     self._check_open(request)
     self.without_effect.update(request.without_effect)
     task = asyncio.create_task(self._sample(request))
     task.add_done_callback(_seen)
     self._running_tasks.add(task)
     task.add_done_callback(self._running_tasks.discard)
-    self._tasks[name] = now, task
+    self._tasks.setdefault(name, []).append(_Sampling(now, digest, task))
     return task
 
   def prompt(self, request: Request) -> np.ndarray:
@@ -208,7 +222,7 @@ class Session:
     """The messages of a request, its replies of this session with their ids, and its prompt."""
     if request.prompt is not None:
       return (), request.prompt
-    size = sum(len(message.content) for message in request.messages)
+    size = sum(map(_size, request.messages))
     if size > MOST_CHARS_PER_TOKEN * self.served.max_context_tokens:
       raise self._too_long(f"{size} characters")
     history = self.tree.with_ids(request.messages, request.tools)
@@ -220,6 +234,7 @@ class Session:
   def delivered(self, replies: list[Reply]) -> None:
     """Notes that the agent got the replies."""
     ids = {reply.id for reply in replies}
+    self._got |= ids
     for call in self.tree.calls:
       call.delivered = call.delivered or call.id in ids
     if self.observer:
@@ -240,19 +255,25 @@ class Session:
     return True
 
   async def finish(self, stop: str = "answer", error: str = "") -> None:
-    """Ends the session: no new calls; those that run are waited for, DRAIN_S at most."""
-    if self.finished.is_set():
+    """Ends the session: no new calls; those that run are waited for, DRAIN_S at most. Then it is
+    `finished`, for which a second call waits as well."""
+    if self._closing:
+      await self.finished.wait()
       return
     if self.state == "expired":
       error = error or f"the session expired after {self.limits.ttl_s:g} s"
     self.stop, self.error = stop, self.error or error
-    self.finished.set()
-    if self._running_tasks:
-      _, late = await asyncio.wait(self._running_tasks, timeout=DRAIN_S)
-      for task in late:
-        task.cancel()
-      if late and not self.error:
-        self.error = f"{len(late)} calls were still being sampled {DRAIN_S:g} s after the end"
+    self._closing = True
+    try:
+      if self._running_tasks:
+        _, late = await asyncio.wait(self._running_tasks, timeout=DRAIN_S)
+        for task in late:
+          task.cancel()
+        if late and not self.error:
+          self.error = f"{len(late)} calls were still being sampled {DRAIN_S:g} s after the end"
+    finally:
+      self._ended = self._clock()
+      self.finished.set()
 
   def trajectory(self, task_id: str, trains: tuple[str, ...] = ("main", "sub")) -> Trajectory:
     """What the session left. Calls of kinds that are not in `trains` are context alone."""
@@ -301,14 +322,21 @@ class Session:
     self._num_calls += 1
 
   async def _sample(self, request: Request) -> list[Reply]:
-    """Renders, samples and records; sampling faults make the trajectory unusable."""
+    """Renders, samples and records; faults make the trajectory unusable."""
     self._run(request.n)
+    promised = 0
     try:
       history, prompt = self._prompt(request)
       room = self.served.max_context_tokens - len(prompt)
       if room < 1:
         raise self._too_long(f"{len(prompt)} tokens")
-      limits = self._limits(request, prompt, room)
+      left = self.limits.tokens - self._num_tokens - self._promised
+      if left < request.n:
+        text = f"session {self.id} may have {self.limits.tokens} sampled tokens, and has them"
+        raise Refusal(429, text, retry=False)
+      limits = self._limits(request, prompt, min(room, left // request.n))
+      promised = limits.max_new_tokens * request.n
+      self._promised += promised
       return list(
         await asyncio.gather(
           *(self._one(request, history, prompt, limits) for _ in range(request.n))
@@ -322,6 +350,7 @@ class Session:
       self.error = self.error or f"{type(error).__name__}: {error}"
       raise Refusal(503, f"the sampler failed: {error}", retry=False) from error
     finally:
+      self._promised -= promised
       self._run(-request.n)
 
   def _too_long(self, size: str) -> Refusal:
@@ -403,8 +432,30 @@ class Session:
     return int.from_bytes(drawn, "little") & 0x7FFFFFFF
 
 
-def _failed(task: asyncio.Task[list[Reply]]) -> bool:
-  return task.cancelled() or task.exception() is not None
+@dataclasses.dataclass(frozen=True)
+class _Sampling:
+  """A request that is being sampled or was: since when, the digest of its body, its task."""
+
+  began: float
+  digest: str
+  task: asyncio.Task[list[Reply]]
+
+  def counts(self, now: float) -> bool:
+    """Whether a repetition gets these replies."""
+    if not self.task.done():
+      return True
+    failed = self.task.cancelled() or self.task.exception() is not None
+    return not failed and now - self.began < REMEMBERED_S
+
+  def open(self, got: set[str]) -> bool:
+    """Whether its replies were not delivered; `got` are the ids of those that were."""
+    return not self.task.done() or any(reply.id not in got for reply in self.task.result())
+
+
+def _size(message: Message) -> int:
+  """Characters of a message."""
+  calls = sum(len(call.raw or json_text(dict(call.arguments))) for call in message.tool_calls)
+  return len(message.content) + len(message.reasoning) + calls
 
 
 def _seen(task: asyncio.Task[list[Reply]]) -> None:

@@ -21,7 +21,8 @@ CHAT = chat_lib.load("base")
 
 
 class Says:
-  """A sampler that says `replies` one after another, the last one for ever.
+  """A sampler that says `replies` (texts, messages, ids or exceptions) one after another, the last
+  one for ever.
 
   The log-probability of token i of a reply is -i / 100, its version the number of the reply.
   """
@@ -37,7 +38,7 @@ class Says:
     reply = self.replies[min(number, len(self.replies) - 1)]
     if isinstance(reply, Exception):
       raise reply
-    tokens = CHAT.encode_reply(reply)
+    tokens = reply if isinstance(reply, np.ndarray) else CHAT.encode_reply(reply)
     stop = "stop" if len(tokens) <= limits.max_new_tokens else "length"
     tokens = tokens[: limits.max_new_tokens]
     rows = len(prompt) + len(tokens) - limits.routed_tokens

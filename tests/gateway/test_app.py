@@ -1,19 +1,24 @@
 """The routes: who may use which, what is refused, and clients that go away or send nonsense."""
 
+import asyncio
 import http.client
 import json
+import re
 import socket
 import threading
 import time
 import urllib.parse
 
+import numpy as np
 import pytest
 
 from jaxrl_agents.gateway import http_requests, sse
+from jaxrl_agents.gateway import registry as registry_lib
 from jaxrl_agents.gateway.app import make_app
 from jaxrl_agents.gateway.registry import Registry
+from jaxrl_agents.gateway.requests import Refusal
 from jaxrl_agents.gateway.sessions import Limits, Session
-from tests.gateway.serving import SERVICE_KEY, Says, body, serving, tool, words
+from tests.gateway.serving import CHAT, SERVICE_KEY, Says, body, serving, tool, words
 
 USER = {"role": "user", "content": "a"}
 
@@ -251,4 +256,171 @@ def test_the_registry_forgets_what_is_over_and_nothing_that_came_later_under_its
   assert registry.of_id("a") is second and registry.of_key(first.key) is None
   now[0] = 2_000.0
   registry.add(Session(None, Limits(), id="c"))
-  assert len(registry) == 1
+  assert [session.id for session in registry.sessions()] == ["c"]
+
+
+def test_a_registry_that_is_full_forgets_sessions_that_were_finished_and_rewarded(monkeypatch):
+  monkeypatch.setattr(registry_lib, "MOST", 2)
+  now = [0.0]
+  registry = Registry(clock=lambda: now[0])
+  make = lambda name: Session(None, Limits(reward_s=5), id=name, clock=lambda: now[0])
+  first, _ = registry.add(make("a")), registry.add(make("b"))
+  asyncio.run(first.finish())
+  with pytest.raises(Refusal, match="2 sessions are held"):
+    registry.add(make("c"))  # rewards of the first may still come
+  now[0] = 6.0
+  registry.add(make("c"))
+  assert [session.id for session in registry.sessions()] == ["b", "c"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("arguments", ['{"what": "\\ud83d"}', '{"what": NaN}', '{"a": ' * 3_000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_arguments_that_no_json_can_carry_reach_the_agent_as_they_were_written(
+  path, arguments, stream
+):
+  call, end = CHAT.id_of("<|call|>"), [CHAT.id_of("<|/call|>"), CHAT.id_of("<|end|>")]
+  written = np.concatenate([[call], CHAT.encode(f"look{arguments}"), end]).astype(np.int32)
+  with serving(Says(written), max_context_tokens=32_768, max_new_tokens=32_768) as gateway:
+    session = gateway.open()
+    asked = {"model": "m", "messages": [USER], "input": "a", "max_tokens": 30_000, "stream": stream}
+    asked.pop("input" if path != "/v1/responses" else "messages")
+    if path == "/v1/responses":
+      asked.pop("max_tokens")
+    status, _, found = send(gateway, "POST", path, asked, session.key)
+    left = gateway.left(session)
+  call = left.log[-1].tool_calls[0]
+  assert status == 200 and call.error and call.raw == arguments
+  assert arguments[:6].replace('"', "") in re.sub(r'[\\"]', "", str(found))
+  assert not left.error and left.metrics["lost_calls"] == 0
+
+
+def test_halves_of_characters_in_a_request_are_replaced():
+  with serving(Says("fine")) as gateway:
+    raw = (
+      rb'{"model": "\ud800", "messages": [{"role": "user", "content": "a \ud83d b \ud83d\ude00"}]}'
+    )
+    status, _, found = send(gateway, "POST", "/v1/chat/completions", raw, gateway.open().key)
+  assert status == 200 and found["model"] == "\ufffd"
+  assert "a \ufffd b \U0001f600" in words(gateway.served.sampler.asked[0][0])
+
+
+def test_a_session_is_finished_when_its_last_call_is_recorded():
+  with serving(Says("slow", delay_s=0.6)) as gateway:
+    session = gateway.open()
+    asking = threading.Thread(target=chat, args=(gateway, session))
+    asking.start()
+    time.sleep(0.2)
+    place = f"/sessions/{session.id}"
+    ending = threading.Thread(
+      target=send, args=(gateway, "POST", f"{place}/finish", {}, SERVICE_KEY)
+    )
+    ending.start()
+    time.sleep(0.1)
+    assert chat(gateway, session)[0] == 409
+    assert send(gateway, "GET", f"{place}/trajectory", key=SERVICE_KEY)[0] == 409
+    _, _, state = send(gateway, "POST", f"{place}/finish", {}, SERVICE_KEY)
+    asking.join(), ending.join()
+    _, _, left = send(gateway, "GET", f"{place}/trajectory", key=SERVICE_KEY)
+  assert state["sampled_tokens"] > 0 and left["metrics"]["turns"] == 1
+
+
+def test_the_replies_to_one_request_together_stay_within_the_tokens_of_a_session():
+  with serving(Says("a b c d e f g h")) as gateway:
+    session = gateway.open(Limits(tokens=9))
+    _, _, found = chat(gateway, session, n=4)
+    assert found["usage"]["completion_tokens"] == 8
+    assert [choice["finish_reason"] for choice in found["choices"]] == ["length"] * 4
+    status, _, refused = chat(gateway, session, n=2)
+  assert status == 429 and "9 sampled tokens" in refused["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["astropy/astropy-1", "任务-1", "a\r\nb", "x" * 200])
+def test_a_session_id_that_no_path_can_carry_is_refused(gateway, name):
+  status, _, found = send(gateway, "POST", "/sessions", {"session_id": name}, SERVICE_KEY)
+  assert status == 400 and "choose up to 128 letters" in found["error"]["message"]
+
+
+def test_of_equal_requests_at_once_each_repetition_gets_a_reply_that_was_not_delivered():
+  with serving(Says("one", "two", delay_s=0.5)) as gateway:
+    session, said = gateway.open(), {}
+
+    def ask(name, **headers):
+      _, _, found = send(
+        gateway, "POST", "/v1/chat/completions", body(USER), session.key, **headers
+      )
+      said[name] = found["choices"][0]["message"]["content"]
+
+    address = urllib.parse.urlparse(gateway.url)
+    raw = body(USER)
+    head = (
+      f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.key}\r\n"
+    )
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+      connection.sendall(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
+      time.sleep(0.2)
+      second = threading.Thread(target=ask, args=("second",))
+      second.start()
+      time.sleep(0.1)  # the first connection breaks here
+    second.join()
+    ask("first again", x_stainless_retry_count="1")
+    ask("third")
+  assert said == {"second": "two", "first again": "one", "third": "two"}
+  assert len(session.tree.calls) == 3
+
+
+def test_the_idempotency_key_of_another_request_is_refused(gateway):
+  session = gateway.open()
+  send_as = lambda raw: send(
+    gateway, "POST", "/v1/chat/completions", raw, session.key, idempotency_key="k"
+  )
+  assert send_as(body(USER))[0] == send_as(body(USER))[0] == 200
+  status, _, found = send_as(body(USER, n=3))
+  assert status == 422 and "Idempotency-Key" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+  ("path", "field"),
+  [("/v1/chat/completions", "top_k"), ("/v1/messages", "top_k"), ("/v1/responses", "top_logprobs")],
+)
+def test_what_would_change_the_sampling_is_refused_in_every_dialect(gateway, path, field):
+  asked = {"model": "m", "messages": [USER], "input": "a", "max_tokens": 9, field: 5}
+  status, _, found = send(gateway, "POST", path, asked, gateway.open().key)
+  assert status == 400 and f"{field} is not supported" in found["error"]["message"]
+
+
+def test_fields_within_fields_are_named_too(gateway):
+  named = {**USER, "name": "ann"}
+  strict = tool()
+  strict["function"]["strict"] = True
+  _, head, _ = chat(gateway, gateway.open(), named, named, tools=[strict], größe=1)
+  assert head["x-fields-without-effect"].split(", ") == [
+    "gr%C3%B6%C3%9Fe", "messages[].name", "tools[].function.strict",
+  ]  # fmt: skip
+
+
+def test_a_result_of_a_tool_that_failed_reads_as_an_error_and_a_begun_reply_is_refused(gateway):
+  session = gateway.open()
+  call = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+  result = {"type": "tool_result", "tool_use_id": "c", "content": "no file", "is_error": True}
+  turns = [
+    USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]},
+  ]  # fmt: skip
+  asked = {"model": "m", "max_tokens": 9, "messages": turns}
+  status, _, _ = send(gateway, "POST", "/v1/messages", asked, session.key)
+  assert status == 200 and "Error: no file" in words(gateway.served.sampler.asked[-1][0])
+  asked["messages"] = [USER, {"role": "assistant", "content": "{"}]
+  status, _, found = send(gateway, "POST", "/v1/messages", asked, session.key)
+  assert status == 400 and "messages[1] is of the assistant" in found["error"]["message"]
+
+
+def test_a_top_p_of_zero_and_numbers_without_sense_have_an_answer(gateway):
+  session = gateway.open(training=False)
+  assert chat(gateway, session, top_p=0)[0] == 200
+  assert 0 < gateway.served.sampler.asked[-1][1].top_p < 1e-3
+  for fields in ({"max_tokens": 0}, {"n": float("nan")}, {"max_tokens": float("inf")}):
+    assert chat(gateway, session, **fields)[0] == 400
+  status, _, _ = send(gateway, "POST", "/v1/completions", {"model": "m", "prompt": ""}, session.key)
+  assert status == 400 and not session.error
+  reward = {"parts": {"reward": 10**400}}
+  assert send(gateway, "POST", f"/sessions/{session.id}/rewards", reward, SERVICE_KEY)[0] == 400

@@ -246,4 +246,4 @@ def test_the_service_key_with_a_session_id_opens_a_session_of_that_name():
         model="m", messages=[{"role": "user", "content": "a"}], extra_headers=header
       )
     assert [len(gateway.registry.of_id(n).tree.calls) for n in ("r1", "r2")] == [2, 1]
-    assert len(gateway.registry) == 2
+    assert len(gateway.registry.sessions()) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.requests import (
+  SAMPLING,
   Asked,
   Fields,
   Refusal,
@@ -22,10 +23,7 @@ from jaxrl_agents.gateway.requests import (
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
 
 REFUSED: Mapping[str, Sequence[Any]] = {
-  "logit_bias": ({},),
-  "presence_penalty": (0,),
-  "frequency_penalty": (0,),
-  "top_logprobs": (0,),
+  **SAMPLING,
   "functions": ([],),
   "function_call": ("none", "auto"),
   "audio": (),
@@ -47,36 +45,38 @@ def parse(body: Any, chat: Chat) -> Asked:
   fields.refuse(REFUSED)
   limits = [fields.whole(name, least=1) for name in ("max_tokens", "max_completion_tokens")]
   choice = fields.take("tool_choice", (str, dict), "auto")
-  extra = Fields(fields.take("stream_options", dict, {}), "stream_options")
+  extra = fields.inside(fields.take("stream_options", dict, {}), "stream_options")
+  usage = extra.take("include_usage", bool, False)
   model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
   logprobs = fields.take("logprobs", bool, False)
   ids = fields.take("return_token_ids", bool, False)
   request = Request(
-    messages=messages_of(fields.need("messages", list)),
-    tools=tools_of(fields.take("tools", list, [])),
+    messages=messages_of(fields),
+    tools=tools_of(fields),
     max_tokens=min((limit for limit in limits if limit), default=0),
     n=fields.whole("n", least=1, default=1),
     seed=fields.take("seed", int),
     stop=stop_texts(fields.take("stop", (str, list)), "stop"),
     temperature=fields.number("temperature", least=0, most=2),
-    top_p=fields.number("top_p", least=0, most=1),
+    top_p=fields.top_p(),
     may_call=choice != "none",
     without_effect=(*fields.rest(), *(() if choice in ("auto", "none") else ("tool_choice",))),
   )
-  usage = extra.take("include_usage", bool, False)
   return Asked(request, model, stream, logprobs=logprobs, usage=usage, ids=ids)
 
 
-def messages_of(items: Sequence[Any]) -> tuple[Message, ...]:
-  """The messages of a history."""
+def messages_of(fields: Fields) -> tuple[Message, ...]:
+  """The messages of a request: its history."""
+  items = fields.need("messages", list)
   if not items:
     raise Refusal(400, "messages is empty; send one at least", param="messages")
-  return tuple(_message(Fields(item, f"messages[{i}]")) for i, item in enumerate(items))
+  return tuple(_message(fields.inside(item, f"messages[{i}]")) for i, item in enumerate(items))
 
 
 def _message(fields: Fields) -> Message:
   role = fields.need("role", str)
-  text = text_of(fields.take("content", (str, list)), fields.named("content"), kinds=TEXT_PARTS)
+  content = fields.take("content", (str, list))
+  text = text_of(content, fields.named("content"), fields, kinds=TEXT_PARTS)
   if role in ("system", "developer"):
     return Message("system", text)
   if role == "user":
@@ -86,7 +86,7 @@ def _message(fields: Fields) -> Message:
   if role == "assistant":
     calls = fields.take("tool_calls", list, [])
     name = fields.named("tool_calls")
-    made = tuple(_call(Fields(call, f"{name}[{i}]")) for i, call in enumerate(calls))
+    made = tuple(_call(fields.inside(call, f"{name}[{i}]")) for i, call in enumerate(calls))
     return Message("assistant", text, made, reasoning=fields.take("reasoning_content", str, ""))
   path = fields.named("role")
   raise Refusal(400, f"{path}={role!r}; send system, user, assistant or tool", param=path)
@@ -94,21 +94,21 @@ def _message(fields: Fields) -> Message:
 
 def _call(fields: Fields) -> ToolCall:
   call_id = fields.need("id", str)
-  function = Fields(fields.need("function", dict), fields.named("function"))
+  fields.take("type", str)
+  function = fields.inside(fields.need("function", dict), fields.named("function"))
   return call_of(call_id, function.need("name", str), function.take("arguments", str, ""))
 
 
-def tools_of(items: Sequence[Any]) -> tuple[ToolSpec, ...]:
-  """The functions that the policy may call."""
+def tools_of(fields: Fields) -> tuple[ToolSpec, ...]:
+  """The functions of a request, which the policy may call."""
   found = []
-  for i, item in enumerate(items):
-    fields = Fields(item, f"tools[{i}]")
-    kind = fields.take("type", str, "function")
+  for i, item in enumerate(fields.take("tools", list, [])):
+    tool = fields.inside(item, f"tools[{i}]")
+    kind = tool.take("type", str, "function")
     if kind != "function":
       raise Refusal(400, f"tools[{i}] is of type {kind!r}; send functions", param="tools")
-    found.append(
-      tool_spec(Fields(fields.need("function", dict), f"tools[{i}].function"), "parameters")
-    )
+    function = tool.inside(tool.need("function", dict), f"tools[{i}].function")
+    found.append(tool_spec(function, "parameters"))
   return tuple(found)
 
 
@@ -135,13 +135,18 @@ def events(asked: Asked, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[s
     choice = {"index": i, "delta": delta, "finish_reason": None, "logprobs": None, **more}
     return "", head | {"choices": [choice]}
 
+  prompt = {"prompt_token_ids": replies[0].prompt.tolist()} if asked.ids else {}
   for i, reply in enumerate(replies):
     message = reply.message
-    yield chunk(i, {"role": "assistant", "content": "" if message.content else None})
+    told = {"logprobs": _logprobs(reply)} if asked.logprobs else {}
+    begun = {} if message.content else told
+    kind, opened = chunk(
+      i, {"role": "assistant", "content": "" if message.content else None}, **begun
+    )
+    yield kind, opened | prompt
     if message.reasoning:
       yield chunk(i, {"reasoning_content": message.reasoning})
     if message.content:
-      told = {"logprobs": _logprobs(reply)} if asked.logprobs else {}
       yield chunk(i, {"content": message.content}, **told)
     for j, call in enumerate(_calls(message)):
       opened = {**call, "function": {**call["function"], "arguments": ""}}

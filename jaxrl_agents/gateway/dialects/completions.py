@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.dialects.chat import FINISH, counts
 from jaxrl_agents.gateway.requests import (
+  SAMPLING,
   Asked,
   Fields,
   Refusal,
@@ -30,20 +31,12 @@ def parse(body: Any, chat: Chat) -> Asked:
     Refusal: 400, with the field that is wrong or not supported.
   """
   fields = Fields(body)
-  fields.refuse(
-    {
-      "suffix": ("",),
-      "echo": (False,),
-      "best_of": (1,),
-      "logit_bias": ({},),
-      "presence_penalty": (0,),
-      "frequency_penalty": (0,),
-    }
-  )
+  fields.refuse({**SAMPLING, "suffix": ("",), "echo": (False,), "best_of": (1,)})
   prompt = fields.need("prompt", (str, list))
   if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
     prompt = prompt[0]
-  extra = Fields(fields.take("stream_options", dict, {}), "stream_options")
+  extra = fields.inside(fields.take("stream_options", dict, {}), "stream_options")
+  usage = extra.take("include_usage", bool, False)
   logprobs = fields.take("logprobs", (int, bool), 0)
   if logprobs not in (0, 1):
     raise Refusal(400, f"logprobs={logprobs}; only the sampled token's is known", param="logprobs")
@@ -56,16 +49,17 @@ def parse(body: Any, chat: Chat) -> Asked:
     seed=fields.take("seed", int),
     stop=stop_texts(fields.take("stop", (str, list)), "stop"),
     temperature=fields.number("temperature", least=0, most=2),
-    top_p=fields.number("top_p", least=0, most=1),
+    top_p=fields.top_p(),
     may_call=False,
     without_effect=fields.rest(),
   )
-  usage = extra.take("include_usage", bool, False)
   return Asked(request, model, stream, logprobs=bool(logprobs), usage=usage, ids=ids)
 
 
 def _ids(prompt: Any, chat: Chat) -> np.ndarray:
   if isinstance(prompt, str):
+    if not prompt:
+      raise Refusal(400, "prompt is empty; send a text or an array of ids", param="prompt")
     return chat.encode(prompt)
   return ids_of(prompt, "prompt", chat.vocab_size)
 

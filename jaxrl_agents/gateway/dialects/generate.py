@@ -10,7 +10,15 @@ import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.dialects.chat import FINISH
-from jaxrl_agents.gateway.requests import Asked, Fields, Reply, Request, ids_of, stop_texts
+from jaxrl_agents.gateway.requests import (
+  SAMPLING,
+  Asked,
+  Fields,
+  Reply,
+  Request,
+  ids_of,
+  stop_texts,
+)
 
 
 def parse(body: Any, chat: Chat) -> Asked:
@@ -20,18 +28,8 @@ def parse(body: Any, chat: Chat) -> Asked:
     Refusal: 400, with the field that is wrong or not supported.
   """
   fields = Fields(body)
-  params = Fields(fields.take("sampling_params", dict, {}), "sampling_params")
-  params.refuse(
-    {
-      "top_k": (0, -1),
-      "min_p": (0,),
-      "logit_bias": ({},),
-      "presence_penalty": (0,),
-      "frequency_penalty": (0,),
-      "repetition_penalty": (1,),
-      "prompt_logprobs": (False,),
-    }
-  )
+  params = fields.inside(fields.take("sampling_params", dict, {}), "sampling_params")
+  params.refuse({**SAMPLING, "prompt_logprobs": (False,)})
   stops = params.take("stop_token_ids", list, [])
   model = fields.take("model", str, "")
   request = Request(
@@ -44,9 +42,9 @@ def parse(body: Any, chat: Chat) -> Asked:
       ids_of(stops, "sampling_params.stop_token_ids", chat.vocab_size).tolist() if stops else ()
     ),
     temperature=params.number("temperature", least=0, most=2),
-    top_p=params.number("top_p", least=0, most=1),
+    top_p=params.top_p(),
     may_call=False,
-    without_effect=(*fields.rest(), *params.rest()),
+    without_effect=fields.rest(),
   )
   return Asked(request, model, logprobs=True, ids=True)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.requests import (
+  SAMPLING,
   Asked,
   Fields,
   Refusal,
@@ -38,7 +39,9 @@ def parse(body: Any, chat: Chat) -> Asked:
     Refusal: 400, with the field that is wrong or not supported.
   """
   fields = Fields(body)
-  choice = Fields(fields.take("tool_choice", dict, {}), "tool_choice").take("type", str, "auto")
+  fields.refuse(SAMPLING)
+  chosen = fields.inside(fields.take("tool_choice", dict, {}), "tool_choice")
+  choice = chosen.take("type", str, "auto")
   model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
   messages, tools = conversation(fields)
   request = Request(
@@ -47,7 +50,7 @@ def parse(body: Any, chat: Chat) -> Asked:
     max_tokens=fields.whole("max_tokens", least=1),
     stop=stop_texts(fields.take("stop_sequences", list), "stop_sequences"),
     temperature=fields.number("temperature", least=0, most=2),
-    top_p=fields.number("top_p", least=0, most=1),
+    top_p=fields.top_p(),
     may_call=choice != "none",
     without_effect=(*fields.rest(), *(() if choice in ("auto", "none") else ("tool_choice",))),
   )
@@ -56,20 +59,27 @@ def parse(body: Any, chat: Chat) -> Asked:
 
 def conversation(fields: Fields) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
   """Messages, the system text first, and tools."""
-  messages = [Message("system", text) for text in _system(fields.take("system", (str, list), ""))]
+  messages = [Message("system", text) for text in _system(fields)]
   items = fields.need("messages", list)
   if not items:
     raise Refusal(400, "messages is empty; send one at least", param="messages")
-  offered, deferred = _tools(fields.take("tools", list, []))
+  offered, deferred = _tools(fields)
   known = {tool.name: tool for tool in (*offered, *deferred)}
   for i, item in enumerate(items):
-    messages += _messages(Fields(item, f"messages[{i}]"), known)
+    messages += _messages(fields.inside(item, f"messages[{i}]"), known)
+  if messages[-1].role == "assistant":
+    path = f"messages[{len(items) - 1}]"
+    raise Refusal(
+      400, f"{path} is of the assistant, whose replies this policy does not continue; end with a "
+      "message of the user", param=path
+    )  # fmt: skip
   return tuple(messages), offered
 
 
-def _system(value: Any) -> list[str]:
-  blocks = value if isinstance(value, list) else [{"type": "text", "text": value}]
-  texts = [text_of([block], f"system[{i}]", kinds=("text",)) for i, block in enumerate(blocks)]
+def _system(fields: Fields) -> list[str]:
+  value = fields.take("system", (str, list), "")
+  blocks = value if isinstance(value, list) else [value]
+  texts = [text_of([block], "system", fields, kinds=("text",)) for block in blocks]
   if texts and texts[0].startswith(BILLING):
     texts = texts[1:]
   whole = "\n\n".join(text for text in texts if text)
@@ -88,7 +98,7 @@ def _messages(fields: Fields, known: Mapping[str, ToolSpec]) -> list[Message]:
   calls: list[ToolCall] = []
   results: list[Message] = []
   for i, block in enumerate(blocks):
-    part = Fields(block, f"{fields.named('content')}[{i}]")
+    part = fields.inside(block, f"{fields.named('content')}[{i}]")
     kind = part.take("type", str, "text")
     if kind == "text":
       texts.append(part.take("text", str, ""))
@@ -101,7 +111,7 @@ def _messages(fields: Fields, known: Mapping[str, ToolSpec]) -> list[Message]:
         _call(part.need("id", str), part.need("name", str), part.take("input", dict, {}))
       )
     elif kind == "tool_result" and role == "user":
-      text = _result(part.take("content", (str, list)), part.named("content"), known)
+      text = _result(part, known)
       results.append(Message("tool", text, tool_call_id=part.need("tool_use_id", str)))
     else:
       path = part.named("type")
@@ -121,20 +131,21 @@ def _call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
   return ToolCall(call_id, name, arguments)
 
 
-def _result(content: Any, path: str, known: Mapping[str, ToolSpec]) -> str:
-  """The text of a tool's result. A reference to a tool is its definition, as a line of JSON: so a
-  tool that was found by a search is known from there on, and the text before it stays as it was."""
-  if not isinstance(content, list):
-    return text_of(content, path, kinds=("text",))
-  texts = []
-  for i, block in enumerate(content):
+def _result(part: Fields, known: Mapping[str, ToolSpec]) -> str:
+  """The text of a tool's result, after "Error: " if it is marked as one. A reference to a tool is
+  its definition, as a line of JSON: so a tool that was found by a search is known from there on,
+  and the text before it stays as it was."""
+  content, path = part.take("content", (str, list)), part.named("content")
+  texts = ["Error: "] if part.take("is_error", bool, False) else []
+  for i, block in enumerate(content if isinstance(content, list) else [content or ""]):
     if not (isinstance(block, Mapping) and block.get("type") == "tool_reference"):
-      texts.append(text_of([block], f"{path}[{i}]", kinds=("text",)))
+      texts.append(text_of([block], f"{path}[{i}]", part, kinds=("text",)))
       continue
-    fields = Fields(block, f"{path}[{i}]")
-    name = fields.need("tool_name", str)
+    reference = part.inside(block, f"{path}[{i}]")
+    reference.take("type", str)
+    name = reference.need("tool_name", str)
     if name not in known:
-      named = fields.named("tool_name")
+      named = reference.named("tool_name")
       raise Refusal(400, f"{named}={name!r} is none of the tools; send its definition", param=named)
     tool = known[name]
     spec = {"name": name, "description": tool.description, "input_schema": dict(tool.parameters)}
@@ -142,20 +153,20 @@ def _result(content: Any, path: str, known: Mapping[str, ToolSpec]) -> str:
   return "".join(texts)
 
 
-def _tools(items: Sequence[Any]) -> tuple[tuple[ToolSpec, ...], tuple[ToolSpec, ...]]:
+def _tools(fields: Fields) -> tuple[tuple[ToolSpec, ...], tuple[ToolSpec, ...]]:
   """The tools that are offered, and those that the agent wants to be found by a search first."""
   offered: list[ToolSpec] = []
   deferred: list[ToolSpec] = []
-  for i, item in enumerate(items):
-    fields = Fields(item, f"tools[{i}]")
-    kind = fields.take("type", str, "custom")
+  for i, item in enumerate(fields.take("tools", list, [])):
+    tool = fields.inside(item, f"tools[{i}]")
+    kind = tool.take("type", str, "custom")
     if kind != "custom":
       raise Refusal(
         400, f"tools[{i}] of type {kind!r} runs on a server of its maker; send tools with an "
         "input_schema", param="tools"
       )  # fmt: skip
-    found = deferred if fields.take("defer_loading", bool, False) else offered
-    found.append(tool_spec(fields, "input_schema"))
+    found = deferred if tool.take("defer_loading", bool, False) else offered
+    found.append(tool_spec(tool, "input_schema"))
   return tuple(offered), tuple(deferred)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 from jaxrl_agents.gateway.requests import Fields, Refusal, tool_spec
 from jaxrl_agents.types import ToolSpec
@@ -41,22 +39,21 @@ class Offer:
     self.namespaces: dict[str, str] = {}
     self.left_out: list[str] = []
 
-  def add(self, items: Sequence[Any], path: str, namespace: str = "") -> None:
-    """Adds the tools of an array that stands at `path` of the request."""
-    for i, item in enumerate(items):
-      fields = Fields(item, f"{path}[{i}]")
-      kind = fields.take("type", str, "function")
+  def add(self, fields: Fields, path: str, namespace: str = "") -> None:
+    """Adds the tools of an object's array `tools`, which stands at `path` of the request."""
+    for i, item in enumerate(fields.take("tools", list, [])):
+      tool = fields.inside(item, f"{path}[{i}]")
+      kind = tool.take("type", str, "function")
       if kind == "namespace" and not namespace:
-        if fields.take("description", str, ""):
+        if tool.take("description", str, ""):
           self.left_out.append("descriptions of namespaces")
-        inner, name = fields.take("tools", list, []), fields.need("name", str)
-        self.add(inner, fields.named("tools"), name)
+        self.add(tool, tool.named("tools"), tool.need("name", str))
       elif kind == "function":
-        self._add(tool_spec(fields, "parameters"), namespace, path)
+        self._add(tool_spec(tool, "parameters"), namespace, path)
       elif kind == CUSTOM:
-        if (fields.take("format", dict, {})).get("type", "text") != "text":
+        if (tool.take("format", dict, {})).get("type", "text") != "text":
           self.left_out.append("grammars of custom tools")
-        name, description = fields.need("name", str), fields.take("description", str, "")
+        name, description = tool.need("name", str), tool.take("description", str, "")
         self._add(ToolSpec(name, description, CUSTOM_SCHEMA), namespace, path)
       else:
         self.left_out.append(f"tools of type {kind}")

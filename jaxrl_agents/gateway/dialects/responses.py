@@ -13,6 +13,7 @@ from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.dialects.chat import TEXT_PARTS
 from jaxrl_agents.gateway.dialects.offered_tools import CUSTOM_SCHEMA, Offer, joint
 from jaxrl_agents.gateway.requests import (
+  SAMPLING,
   Asked,
   Fields,
   Refusal,
@@ -37,15 +38,22 @@ def parse(body: Any, chat: Chat) -> Asked:
     Refusal: 400, with the field that is wrong or not supported.
   """
   fields = Fields(body)
-  fields.refuse({"previous_response_id": ("",), "conversation": (), "background": (False,)})
+  fields.refuse(
+    {
+      **SAMPLING,
+      "previous_response_id": ("",),
+      "conversation": (),
+      "background": (False,),
+    }
+  )
   instructions = fields.take("instructions", str, "")
   items = fields.need("input", (str, list))
   if isinstance(items, str):
     items = [{"role": "user", "content": items}]
   messages = [Message("system", instructions)] if instructions else []
   offer = Offer()
-  offer.add(fields.take("tools", list, []), "tools")
-  messages += _messages(items, offer)
+  offer.add(fields, "tools")
+  messages += _messages(items, fields, offer)
   choice = fields.take("tool_choice", (str, dict), "auto")
   model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
   request = Request(
@@ -53,7 +61,7 @@ def parse(body: Any, chat: Chat) -> Asked:
     tools=tuple(offer.tools),
     max_tokens=fields.whole("max_output_tokens", least=1),
     temperature=fields.number("temperature", least=0, most=2),
-    top_p=fields.number("top_p", least=0, most=1),
+    top_p=fields.top_p(),
     may_call=choice != "none",
     without_effect=(
       *fields.rest(),
@@ -64,15 +72,15 @@ def parse(body: Any, chat: Chat) -> Asked:
   return Asked(request, model, stream, namespaces=offer.namespaces)
 
 
-def _messages(items: Sequence[Any], offer: Offer) -> list[Message]:
+def _messages(items: Sequence[Any], asked: Fields, offer: Offer) -> list[Message]:
   """The messages of a history; what an assistant says and calls in a row is one of them. Tools
   that it adds go to `offer`."""
   found: list[Message] = []
   for i, item in enumerate(items):
-    fields = Fields(item, f"input[{i}]")
+    fields = asked.inside(item, f"input[{i}]")
     kind = fields.take("type", str, "message")
     if kind == "additional_tools":
-      offer.add(fields.take("tools", list, []), fields.named("tools"))
+      offer.add(fields, fields.named("tools"))
       continue
     if kind == "message":
       said = _message(fields)
@@ -91,7 +99,7 @@ def _messages(items: Sequence[Any], offer: Offer) -> list[Message]:
       said = Message("assistant", "", (call,))
     elif kind in ("function_call_output", "custom_tool_call_output"):
       output = fields.take("output", (str, list))
-      text = text_of(output, fields.named("output"), kinds=TEXT_PARTS)
+      text = text_of(output, fields.named("output"), fields, kinds=TEXT_PARTS)
       said = Message("tool", text, tool_call_id=fields.need("call_id", str))
     else:
       path = fields.named("type")
@@ -107,7 +115,7 @@ def _messages(items: Sequence[Any], offer: Offer) -> list[Message]:
 def _message(fields: Fields) -> Message:
   role = fields.need("role", str)
   content = fields.take("content", (str, list))
-  text = text_of(content, fields.named("content"), kinds=TEXT_PARTS)
+  text = text_of(content, fields.named("content"), fields, kinds=TEXT_PARTS)
   if role in ("system", "developer"):
     return Message("system", text)
   if role == "user" or role == "assistant":
@@ -121,18 +129,19 @@ def _between_agents(fields: Fields) -> str:
   that the server encrypts; this server does not, so the text is as the policy wrote it."""
   texts = []
   for i, part in enumerate(fields.need("content", list)):
-    inner = Fields(part, f"{fields.named('content')}[{i}]")
-    if inner.take("type", str, "") == ENCRYPTED:
+    if isinstance(part, Mapping) and part.get("type") == ENCRYPTED:
+      inner = fields.inside(part, f"{fields.named('content')}[{i}]")
+      inner.take("type", str)
       texts.append(inner.need(ENCRYPTED, str))
     else:
-      texts.append(text_of([part], fields.named("content"), kinds=TEXT_PARTS))
+      texts.append(text_of([part], fields.named("content"), fields, kinds=TEXT_PARTS))
   return "".join(texts)
 
 
 def _thought(fields: Fields) -> str:
   parts = fields.take("content", list, []) or fields.take("summary", list, [])
   kinds = ("reasoning_text", "summary_text", "text")
-  return text_of(parts, fields.named("content"), kinds=kinds)
+  return text_of(parts, fields.named("content"), fields, kinds=kinds)
 
 
 def _joined(first: Message, second: Message) -> Message:
