@@ -23,12 +23,17 @@ class ExternalAgent(Agent):
   config = ExternalConfig
 
   def check(self, options: ExternalConfig, steps: int, stall_s: float) -> None:
-    """Exactly one way to start the agent; kinds of calls that exist."""
+    """Exactly one way to start the agent; a reward; kinds of calls that exist."""
     given = [name for name in START_OPTIONS if getattr(options, name)]
     if len(given) != 1:
       raise ValueError(
         f"external needs exactly one of {', '.join(START_OPTIONS)} to start the agent, and has "
         f"{' and '.join(given) or 'none'}"
+      )
+    if not options.hook and not options.reward:
+      raise ValueError(
+        f"external.reward is empty, and with external.{given[0]} nothing else gives a reward; set "
+        "it to a function package.module:name (a hook may attach rewards itself)"
       )
     if unknown := set(options.trains) - set(KINDS):
       raise ValueError(f"external.trains has {sorted(unknown)}; kinds are {', '.join(KINDS)}")

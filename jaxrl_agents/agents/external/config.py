@@ -17,7 +17,9 @@ class ExternalConfig:
 
   Attributes:
     command: words of a command; `{task}` stands for a file with the task as JSON, `{prompt}` for
-      its prompt. The address and key are in its environment (see `starting.environment`).
+      its prompt. It runs in a folder of its own; words that are files of the current folder are
+      passed with their whole paths. Address and key are in its environment (see
+      `starting.environment`).
     function: import path of a function (task, base_url, api_key, folder) -> result; a coroutine
       function, or one that runs in a thread of its own.
     hook: URL that gets a POST with task, base_url, api_key, control_url, control_key and timeout_s.
@@ -26,7 +28,7 @@ class ExternalConfig:
       which the agent sees all but "gold"; or a URL, beginning with http:// or https://, of such
       lines; or an import path of a function without arguments that returns such rows.
     reward: import path of a function (task, outcome, trajectory) -> a number, or parts by name with
-      one called "reward"; "" where the control plane attaches them.
+      one called "reward"; "" where a hook attaches them over HTTP.
     players: pairs of a name and an import path of a function (task, messages, tools, seed) ->
       Message that answers in the place of the policy; the one named "demonstrator" is what the
       warm-up imitates, the others are baselines.

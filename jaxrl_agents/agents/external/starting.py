@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import inspect
 import json
 import os
 import pathlib
+import re
 import shlex
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from jaxrl_agents.types import Task
@@ -105,8 +107,7 @@ async def command(
   """
   file = folder / "task.json"
   file.write_text(json.dumps(as_json(task), ensure_ascii=False))
-  places = {"{task}": str(file), "{prompt}": task.prompt}
-  argv = [places.get(word, word) for word in shlex.split(words)]
+  argv = _argv(words, {"task": str(file), "prompt": task.prompt})
   out, err = folder / ".stdout", folder / ".stderr"
   with out.open("wb") as stdout, err.open("wb") as stderr:
     try:
@@ -132,6 +133,19 @@ async def command(
   return Outcome(folder, status, _tail(out), _tail(err), timed_out=timed_out)
 
 
+def _argv(words: str, places: Mapping[str, str]) -> list[str]:
+  """The words of a command with `{task}` and `{prompt}` replaced. A file of the current folder has
+  its whole path, as the command runs in another folder.
+  """
+  found: list[str] = []
+  for word in shlex.split(words):
+    named = pathlib.Path(word)
+    if (found or os.sep in word) and named.is_file():
+      word = str(named.absolute())  # no links followed: they may be of a virtual environment
+    found.append(re.sub(r"\{(task|prompt)\}", lambda match: places[match[1]], word))
+  return found
+
+
 async def _end(process: asyncio.subprocess.Process) -> None:
   """Ends a command and what it started; whatever was left behind of it, too."""
   for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
@@ -148,15 +162,19 @@ def _tail(file: pathlib.Path) -> str:
 
 
 async def function(
-  call: Callable[..., Any], task: Task, address: Address, folder: pathlib.Path, timeout_s: float
-) -> Outcome:
-  """Calls a function, in a thread unless it is a coroutine function.
+  call: Callable[..., Any], task: Task, address: Address, folder: pathlib.Path, timeout_s: float,
+  threads: concurrent.futures.Executor,
+) -> Outcome:  # fmt: skip
+  """Calls a function, in one of `threads` unless it is a coroutine function.
 
   A thread that does not end at the timeout goes on without a policy: its session is closed.
   """
   arguments = (shown(task), f"{address.url}/v1", address.key, folder)
-  is_async = inspect.iscoroutinefunction(call)
-  running = call(*arguments) if is_async else asyncio.to_thread(call, *arguments)
+  running: Awaitable[Any]
+  if inspect.iscoroutinefunction(call):
+    running = call(*arguments)
+  else:
+    running = asyncio.get_running_loop().run_in_executor(threads, call, *arguments)
   try:
     return Outcome(folder, result=await asyncio.wait_for(running, timeout_s))
   except TimeoutError:
@@ -165,7 +183,7 @@ async def function(
 
 async def hook(
   url: str, task: Task, address: Address, finished: asyncio.Event, folder: pathlib.Path,
-  timeout_s: float,
+  timeout_s: float, threads: concurrent.futures.Executor,
 ) -> Outcome:  # fmt: skip
   """Asks a server to run its agent, and waits until the agent's session is finished.
 
@@ -195,7 +213,7 @@ async def hook(
 
   try:
     async with asyncio.timeout(timeout_s):
-      await asyncio.to_thread(post)
+      await asyncio.get_running_loop().run_in_executor(threads, post)
       await finished.wait()
   except TimeoutError:
     return Outcome(folder, timed_out=True)

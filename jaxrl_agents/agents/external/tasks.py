@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from jaxrl_agents.agents.agent import Tasks
@@ -37,7 +37,7 @@ class ExternalTasks(Tasks):
         "external.tasks names no tasks; set it to a file or a URL of JSON lines, or to a function "
         "package.module:name"
       )
-    rows = _rows(source)
+    rows = list(_rows(source))
     found: dict[str, list[Task]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
     for i, row in enumerate(rows):
@@ -63,7 +63,7 @@ class ExternalTasks(Tasks):
     return self._digest
 
 
-def _rows(source: str) -> Sequence[Any]:
+def _rows(source: str) -> Iterable[Any]:
   if source.startswith(("http://", "https://")):
     try:
       with urllib.request.urlopen(source, timeout=REPLY_S) as reply:

@@ -31,6 +31,28 @@ def function(task, base_url, api_key, folder):
   return talk(base_url, api_key, task.prompt)
 
 
+MEETING = None
+"""A barrier that `meets` waits at."""
+
+
+def meets(task, base_url, api_key, folder):
+  """Talks when all others that a test starts have begun, too."""
+  MEETING.wait(15)
+  return talk(base_url, api_key, task.prompt, turns=1)
+
+
+def yields():
+  """Rows, one after another."""
+  yield {"id": "a", "prompt": "p"}
+  yield {"id": "b", "prompt": "p"}
+
+
+def yields_more():
+  """The same and one more."""
+  yield from yields()
+  yield {"id": "c", "prompt": "p"}
+
+
 async def sleeps(task, base_url, api_key, folder):
   """Never ends."""
   import asyncio
@@ -88,7 +110,7 @@ def player(task, messages, tools, seed):
 
 
 if __name__ == "__main__":
-  with open(sys.argv[1]) as file:
+  with open(sys.argv[1].removeprefix("--task=")) as file:
     told = json.load(file)
   if told["prompt"] == "sleep":
     time.sleep(1_000)

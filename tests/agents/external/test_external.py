@@ -80,6 +80,21 @@ def test_the_seeds_of_calls_depend_on_the_rollout_and_not_on_the_order_of_the_ro
   assert seen[0] == seen[1] and len(set(seen[0])) == 6
 
 
+def test_a_command_names_its_script_from_here_and_its_task_within_a_word(monkeypatch):
+  program = pathlib.Path(agents_of_tests.__file__)
+  monkeypatch.chdir(program.parent)
+  chosen = options(command=f"{sys.executable} {program.name} --task={{task}}")
+  (trajectory,) = play(chosen, task=TASK, rollouts=1).trajectories
+  assert not trajectory.error and trajectory.metrics["turns"] == 2
+
+
+def test_as_many_functions_run_at_once_as_the_option_says():
+  chosen = options(function=f"{MODULE}:meets", at_once=24)
+  agents_of_tests.MEETING = threading.Barrier(24)
+  group = play(chosen, rollouts=24)
+  assert not any(trajectory.error for trajectory in group.trajectories)
+
+
 def test_an_agent_that_never_ends_is_ended_and_its_calls_so_far_are_judged():
   program = pathlib.Path(agents_of_tests.__file__)
   chosen = options(command=f"{sys.executable} {program} {{task}}")
@@ -97,7 +112,6 @@ def test_an_agent_that_never_ends_is_ended_and_its_calls_so_far_are_judged():
   [
     ({"function": f"{MODULE}:silent"}, TASK, "made no call"),
     ({"command": "no-such-program {task}"}, TASK, "external.command cannot be started"),
-    ({"function": f"{MODULE}:function", "reward": ""}, TASK, "no reward was attached"),
     ({"function": f"{MODULE}:function", "reward": f"{MODULE}:wrong"}, TASK, "a finite number"),
     (
       {"command": f"{sys.executable} {agents_of_tests.__file__} {{task}}"},
@@ -230,11 +244,18 @@ def test_tasks_come_from_a_file_or_a_function_with_a_split_each(tmp_path):
     ExternalTasks("nothing.jsonl")
 
 
+def test_rows_of_a_generator_are_tasks_whose_digest_depends_on_them():
+  found = [ExternalTasks(f"{MODULE}:{name}") for name in ("yields", "yields_more")]
+  assert [sum(map(len, each.tasks.values())) for each in found] == [2, 3]
+  assert found[0].digest != found[1].digest == ExternalTasks(f"{MODULE}:yields_more").digest
+
+
 def test_an_agent_needs_exactly_one_way_to_start():
   for changes, named in (
     ({}, "has none"),
     ({"command": "a", "hook": "http://b"}, "has command and hook"),
     ({"command": "a", "trains": ("main", "sidd")}, "kinds are main, sub, side"),
+    ({"function": "a:b", "reward": ""}, "external.reward is empty"),
   ):
     with pytest.raises(ValueError, match=named):
       AGENT.check(options(**changes), 1, 1.0)
