@@ -6,13 +6,13 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import pathlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
 
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.gateway.tinker.checkpoints import saved_folder
 from jaxrl_agents.gateway.tinker.service import BASE
 from jaxrl_agents.learner import train_step
 from jaxrl_agents.learner.given_targets import GivenTargets
@@ -171,9 +171,9 @@ class TinkerSampler:
   def _read(self, name: str) -> Any:
     if name == BASE:
       return self._base()
-    if not pathlib.Path(name).is_dir():
+    if "@" not in name:
       raise ValueError(
         f"the weights of {name!r} are no longer kept: the {KEPT_SNAPSHOTS} newest are, those in "
         "flight of the newest model, and those that were saved with a name"
       )
-    return setup.loaded(self._config, name)
+    return setup.loaded(self._config, str(saved_folder(name)))

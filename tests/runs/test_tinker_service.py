@@ -274,6 +274,26 @@ def test_snapshots_stay_and_weights_in_flight_move(client):
   assert [s[0] for s in draw(moving, 1)[0]] != [s[0] for s in before]
 
 
+def test_weights_saved_under_a_used_name_are_new_weights_and_the_old_ones_are_missed(client):
+  client.model()
+  params = {"max_tokens": 4, "seed": 3, "stop": []}
+  sessions = []
+  for number in range(2):
+    path = client.result("save_weights_for_sampler", client.next(path="latest"))["path"]
+    body = {"session_id": client.session, "model_path": path}
+    made = client.ask("create_sampling_session", body | {"sampling_session_seq_id": 50 + number})[1]
+    sessions.append(made["sampling_session_id"])
+    if not number:
+      before, _ = client.sample(sessions[0], 0, sampling_params=params)
+      client.pass_([entropy()])
+      client.step(learning_rate=0.5)
+  after, _ = client.sample(sessions[1], 0, sampling_params=params)
+  assert [s[0] for s in after] != [s[0] for s in before]
+  prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:2]}]}
+  body = {"sampling_session_id": sessions[0], "seq_id": 1, "prompt": prompt}
+  assert "create a sampling session" in client.result("asample", body)["error"]
+
+
 def test_log_probabilities_of_tempered_samples_are_raw(client):
   client.model()
   session = client.sampler()

@@ -60,6 +60,13 @@ class Checkpoint:
   time: str
   user_metadata: Mapping[str, str]
 
+  @property
+  def weights(self) -> str:
+    """A name of the weights, which `saved_folder` reads; others that are saved in the same place
+    later have another name.
+    """
+    return f"{self.folder}@{self.time}"
+
   def describe(self) -> dict[str, Any]:
     """As Tinker's lists of checkpoints show it."""
     _, kind, name = self.path.removeprefix("tinker://").split("/")
@@ -144,6 +151,26 @@ class Checkpoints:
       Refusal: 404, there is none.
     """
     shutil.rmtree(self.find(path).folder)
+
+
+def saved_folder(weights: str) -> pathlib.Path:
+  """The folder of the weights of a name (`Checkpoint.weights`).
+
+  Raises:
+    ValueError: they are not there any more.
+  """
+  place, _, time = weights.rpartition("@")
+  folder = pathlib.Path(place)
+  try:
+    saved = json.loads((folder / RECORD).read_bytes())["time"]
+  except FileNotFoundError:
+    saved = "nothing"
+  if saved != time:
+    raise ValueError(
+      f"{folder.name!r} held weights that were saved at {time}, and now holds those of {saved}; "
+      "create a sampling session of what is there"
+    )
+  return folder
 
 
 def path_of(model: str, kind: str, name: str) -> str:

@@ -96,7 +96,7 @@ def read(fields: Fields, chat: Chat, max_context: int) -> SampleRequest:
     seed=secrets.randbits(31) if seed is None else seed,
     deadline_s=SAMPLE_S,
   )
-  last = fields.whole("prompt_logprobs_last_n", least=1)
+  last = fields.whole("prompt_logprobs_last_n", least=0)
   scored = (last or len(prompt) - 1) if fields.take("prompt_logprobs", bool, False) else 0
   if scored > len(prompt) - 1:
     raise Refusal(

@@ -128,7 +128,7 @@ class Service:
     """Begins a model with the base weights, in the place of the one before."""
     asked = Fields(body.take("lora_config", dict, {}), "lora_config")
     lora = Lora(
-      rank=asked.whole("rank", least=1),
+      rank=asked.whole("rank", least=0),
       seed=asked.whole("seed", least=0),
       train_attn=asked.take("train_attn", bool, True),
       train_mlp=asked.take("train_mlp", bool, True),
@@ -266,7 +266,7 @@ class Service:
     session = f"{owner}:sample:{body.need('sampling_session_seq_id', int)}"
     if path:
       saved = self.served.checkpoints.find(path, "sampler_weights")
-      self._weights[session] = (str(saved.folder), path)
+      self._weights[session] = (saved.weights, path)
     else:
       self._check_base(body.need("base_model", str))
       self._weights[session] = (BASE, None)
