@@ -51,6 +51,7 @@ def main() -> None:
   config = _config()
   setup.compilation_cache(config)
   into = Workdir(_INTO.value)
+  rejection_sampling.check_new(into)
   keep = Filter(_MIN_SUCCESS.value, _MIN_JUDGED.value, _BEST.value, _PER_TASK.value)
   with into.held():
     groups = _groups(config)

@@ -182,7 +182,7 @@ def check(rubrics: Sequence[Rubric], trained: Sequence[str] = ()) -> None:
     raise ValueError("no rubric is held out; mark one, to see whether the others are exploited")
 
 
-_RESERVED = ("held_out",)
+_RESERVED = ("held_out", "violations", "injections")
 
 
 def rewarded(rubrics: Sequence[Rubric], trained: Sequence[str] = ()) -> list[Rubric]:

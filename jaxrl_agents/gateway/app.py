@@ -33,6 +33,9 @@ class Traffic(Protocol):
   def opened(self, session: Session) -> None:
     """A session was opened: may choose what serves it, and observe it."""
 
+  def opens(self, session: str, key: str) -> bool:
+    """Whether a key is the control key of a session that was logged, maybe before a restart."""
+
   def feedback(self, body: Any) -> dict[str, Any]:
     """Takes an event of a user; returns what became of it."""
 
@@ -231,7 +234,9 @@ class _Gateway:
     that it names."""
     body = as_json(await body_of(http))
     session_id = body.get("session", "") if isinstance(body, dict) else ""
-    self._check_control(http, session_id if isinstance(session_id, str) else "")
+    session_id = session_id if isinstance(session_id, str) else ""
+    if self._traffic is None or not self._traffic.opens(session_id, key_of(http)):
+      self._check_control(http, session_id)
     if self._traffic is None:
       raise Refusal(404, "this gateway logs no traffic of users and takes no feedback")
     return JSONResponse(self._traffic.feedback(body))

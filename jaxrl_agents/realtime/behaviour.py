@@ -32,7 +32,8 @@ TOLERANCE: Mapping[str, float] = {
 the history. A policy that learns what users prefer becomes surer of it, so its entropy falls."""
 
 _REFUSAL = re.compile(
-  r"\bI(?:'m| am)? (?:sorry|unable|not able)\b|\bI (?:cannot|can't|won't|will not)\b", re.IGNORECASE
+  r"\bI(?:['’]m| am)? (?:sorry|unable|not able)\b|\bI (?:cannot|can['’]t|won['’]t|will not)\b",
+  re.IGNORECASE,
 )
 
 

@@ -152,9 +152,9 @@ class Deployer:
       changed = dataclasses.replace(changed, stable=trial, history=history)
     self._become(changed)
 
-  def roll_back(self) -> None:
+  def roll_back(self, promised: int = 0) -> None:
     """Withdraws the candidate for good. If it is the stable version already, the weights that were
-    stable before are published under a new number and become stable.
+    stable before are published under a new number, above `promised`, and become stable.
 
     Raises:
       ValueError: there is no candidate.
@@ -166,7 +166,7 @@ class Deployer:
     stable, same, newest, history = old, now.same_weights, now.newest, now.history
     if now.stable == bad:
       # A version above `newest` may lie there from a step that ended before its pointer was set.
-      newest = max(newest, *manifest_lib.versions(self.folder)) + 1
+      newest = max(newest, promised, *manifest_lib.versions(self.folder)) + 1
       republish(self.folder, old.version, newest)
       check(self.folder, old)
       stable = pointer(self.folder, newest)

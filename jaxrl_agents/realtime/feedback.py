@@ -16,8 +16,9 @@ from typing import Any
 from jaxrl_agents.realtime import calls as calls_lib
 from jaxrl_agents.realtime.calls import LoggedCall
 
-EVENT, DELIVERED, BATCH = "event", "delivered", "batch"
-"""Kinds of records: an event; calls whose replies left the server; a batch that is trained."""
+EVENT, DELIVERED, BATCH, FIGURES = "event", "delivered", "batch", "figures"
+"""Kinds of records: an event; calls whose replies left the server; a batch that is trained; what
+replies of an accepted version were like."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +116,14 @@ class Join:
       there before).
     batches: {number: the calls that it trains}.
     versions: {number of a batch: the version of the weights that it leads to}.
-    late: (count, sum) of the values of late events of each kind: metrics only.
+    figures: what replies of accepted versions were like, for the guards of the gate, in order.
   """
 
   def __init__(self, kinds: Mapping[str, Kind] = KINDS):
     self.kinds = kinds
     self.calls: dict[str, Joined] = {}
     self.counts: collections.Counter[str] = collections.Counter()
-    self.late: dict[str, tuple[int, float]] = {}
+    self.figures: list[dict[str, float]] = []
     self._sessions: dict[str, list[Joined]] = {}
     self._users: dict[str, str] = {}
     self._events: set[tuple[str, str]] = set()
@@ -146,6 +147,11 @@ class Join:
     """Whose session it is; "" if it has no call yet."""
     return self._users.get(session, "")
 
+  @property
+  def newest(self) -> int:
+    """The highest version that a batch leads to, or was to lead to; 0 if there is none."""
+    return max(self.versions.values(), default=0)
+
   def apply(self, record: Mapping[str, Any]) -> None:
     """Takes the next record of the log. Records of other kinds change nothing."""
     if record["kind"] == calls_lib.KIND:
@@ -163,6 +169,8 @@ class Join:
       self.versions[record["number"]] = record["version"]
       for name in (*record["calls"], *record["dropped"]):
         self.calls[name].batch = record["number"]
+    elif record["kind"] == FIGURES:
+      self.figures.append(dict(record["figures"]))
 
   def closed(self, now_s: float) -> list[Joined]:
     """The delivered calls all of whose windows are over, and which are in no batch, in the order of
@@ -186,11 +194,7 @@ class Join:
       joined.delivered = True
     if fresh:
       return "joined"
-    if within:
-      return "repeated"
-    count, total = self.late.get(event.kind, (0, 0.0))
-    self.late[event.kind] = count + 1, total + event.value
-    return "late"
+    return "repeated" if within else "late"
 
 
 def problem(event: Event, kinds: Mapping[str, Kind], join: Join) -> str:

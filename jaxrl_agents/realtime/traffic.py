@@ -7,7 +7,9 @@ stable policy and not logged.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hmac
 import math
 import pathlib
 import secrets
@@ -46,7 +48,6 @@ class Traffic:
 
   Attributes:
     user_key: with which names of users are hashed.
-    refused: how many events were.
 
   Raises:
     DamagedLog, BlockingIOError: see `record_log.Log`.
@@ -64,7 +65,6 @@ class Traffic:
     self.log = Log(folder / "traffic.log")
     self.join = Join(kinds)
     self.deployer, self.clock = deployer, clock
-    self.refused = 0
     self._samplers = samplers
     self.user_key = user_key(folder / "user.key")
     for record in record_log.scan(self.log.path):
@@ -76,21 +76,36 @@ class Traffic:
     self.join.apply(record)
 
   def opened(self, session: Session) -> None:
-    """Gives the session of a user its arm and observes it.
+    """Gives the session of a user its arm and observes it. Its control key is of its id, so that it
+    holds when the gateway is started again.
 
     Raises:
-      Refusal: 400, `metadata` is wrong; it names the field.
+      Refusal: 400, `metadata` is wrong; it names the field. 409, the log has a session of this id.
     """
     name = session.info.get("metadata", {}).get("user", "")
     if not name:
       return
     if not isinstance(name, str):
       raise Refusal(400, f"metadata.user={name!r}; send a text", param="metadata.user")
+    if self.join.user_of(session.id):
+      text = f"the log has a session {session.id} already; choose another session_id"
+      raise Refusal(409, text, param="session_id", retry=False)
+    session.control_key = self.control_key(session.id)
     user, now = user_hash(name, self.user_key), self.deployer.now
     arm = now.arm(user)
     served = now.served(arm)
     session.observer = _Watched(self, user, arm, served, _features(session))
     session.served = dataclasses.replace(session.served, sampler=_OfArm(self, arm, served))
+
+  def control_key(self, session: str) -> str:
+    """The key with which the user behind a session gives feedback."""
+    made = hmac.digest(self.user_key, f"control key of {session}".encode(), "sha256")
+    return f"ck-{base64.urlsafe_b64encode(made).decode().rstrip('=')}"
+
+  def opens(self, session: str, key: str) -> bool:
+    """Whether a key is that of a session of the log."""
+    known = bool(self.join.user_of(session))
+    return known and secrets.compare_digest(key.encode(), self.control_key(session).encode())
 
   def feedback(self, body: Any) -> dict[str, Any]:
     """Takes an event: {event_id, session, call ("" for all), user, kind, value, time}.
@@ -115,7 +130,6 @@ class Traffic:
     if rest := fields.rest():
       raise Refusal(400, f"there is no field {rest[0]!r} here", param=rest[0])
     if wrong := feedback.problem(event, self.join.kinds, self.join):
-      self.refused += 1
       raise Refusal(403 if "another user" in wrong else 400, wrong, retry=False)
     new = not self.join.has(event)
     if new:

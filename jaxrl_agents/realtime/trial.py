@@ -77,7 +77,7 @@ class Trial:
         self._taken.add(session)
         self._take(calls)
     if self.compared.worse:
-      self._deployer.roll_back()
+      self._deployer.roll_back(self._join.newest)
       self.rolled_back = True
       return True
     stage, trial = self._deployer.now.stage, self._deployer.now.trial

@@ -106,9 +106,8 @@ class Cycles:
     self._draws = 0
     self._stable_scores: tuple[int, TaskScores] | None = None
     self.trial: Trial | None = None
-    self.history: list[dict[str, float]] = []
     deployer = traffic.deployer
-    if deployer.now.trial and deployer.now.stage:
+    if deployer.now.candidate and deployer.now.stage:  # a stable one may still be rolled back
       self.trial = Trial(deployer, traffic.join, rules)
     elif deployer.now.trial:  # it died between publication and gate
       deployer.roll_back()
@@ -136,11 +135,13 @@ class Cycles:
     number = max(join.batches, default=-1)
     version = max(deployer.now.newest, *manifest_lib.versions(deployer.folder)) + 1
     dropped: dict[str, int] = {}
-    if number < 0 or self._is_published(number):
-      fixed, dropped = self._fix(number + 1, version)
-      if not fixed:
-        return -1, {name: float(count) for name, count in dropped.items()}
+    if number >= 0 and not self._is_published(number):
+      fixed = self._fix_again(number, version)
+    else:
       number += 1
+      fixed, dropped = self._fix(number, version)
+    if not fixed:
+      return -1, {name: float(count) for name, count in dropped.items()}
     names = join.batches[number]
     baseline = self._baseline(number)
     samples, metrics = advantage.samples(
@@ -171,7 +172,7 @@ class Cycles:
     figures = await self._figures(sampler)
     candidate = await self._evaluate(sampler)
     suite = Suite("evaluation", candidate, await self._of_stable(), self._learning.margin)
-    guards = behaviour.guards(self.history[-HISTORY:], figures)
+    guards = behaviour.guards(self.traffic.join.figures[-HISTORY:], figures)
     return regression_gate.decide([suite], guards, resamples=2_000), figures
 
   async def _of_stable(self) -> TaskScores:
@@ -193,7 +194,8 @@ class Cycles:
     return changed
 
   def _accept(self, figures: Mapping[str, tuple[float, float]]) -> None:
-    self.history.append({name: mean for name, (mean, _) in figures.items()})
+    means = {name: mean for name, (mean, _) in figures.items()}
+    self.traffic.append({"kind": feedback.FIGURES, "figures": means}, durable=True)
 
   async def _figures(self, sampler: Sampler) -> dict[str, tuple[float, float]]:
     """`behaviour.means` of shadow replies. The latency is divided by that of the stable policy at
@@ -219,7 +221,21 @@ class Cycles:
   def _is_published(self, number: int) -> bool:
     """Whether the version of a batch is published, or was once."""
     version, deployer = self.traffic.join.versions[number], self.traffic.deployer
-    return version <= max(deployer.now.newest, *manifest_lib.versions(deployer.folder))
+    now = deployer.now
+    used = (*now.history, *now.quarantined, *(p.version for p in (now.stable, now.candidate) if p))
+    return version in used or version in manifest_lib.versions(deployer.folder)
+
+  def _fix_again(self, number: int, version: int) -> bool:
+    """Makes sure that a batch that was not trained leads to `version`, without calls of weights
+    that were withdrawn since; returns whether calls are left.
+    """
+    join, withdrawn = self.traffic.join, set(self.traffic.deployer.now.quarantined)
+    versions = lambda name: set(join.calls[name].call.generation.versions.tolist())
+    kept = [name for name in join.batches[number] if not versions(name) & withdrawn]
+    if (join.versions[number], len(kept)) != (version, len(join.batches[number])):
+      record = {"kind": feedback.BATCH, "number": number, "version": version, "calls": kept}
+      self.traffic.append({**record, "dropped": []}, durable=True)
+    return bool(kept)
 
   def _fix(self, number: int, version: int) -> tuple[bool, dict[str, int]]:
     """Writes the next batch into the log; (whether there is one, what was dropped)."""

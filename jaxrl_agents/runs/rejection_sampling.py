@@ -124,6 +124,18 @@ def chosen(config: RunConfig, groups: Sequence[Group], keep: Filter) -> list[Tra
   )
 
 
+def check_new(into: Workdir) -> pathlib.Path:
+  """The folder of a run that takes the chosen episodes.
+
+  Raises:
+    ValueError: it exists.
+  """
+  folder = into.demonstrations / SOURCE
+  if folder.exists():
+    raise ValueError(f"{folder} exists already; choose another --into")
+  return folder
+
+
 def write(
   config: RunConfig, groups: Sequence[Group], kept: Sequence[Trajectory], into: Workdir
 ) -> dict[str, int]:
@@ -142,9 +154,7 @@ def write(
       f"of {len(rollouts)} episodes ({failed} failed) none is right; lower --min_success or "
       "--min_judged, or have more played"
     )
-  folder = into.demonstrations / SOURCE
-  if folder.exists():
-    raise ValueError(f"{folder} exists already; choose another --into")
+  folder = check_new(into)
   segment_files.write_segments(folder, _segments(config, kept), counts=counts)
   into.merge_summary({SOURCE: counts})
   return counts

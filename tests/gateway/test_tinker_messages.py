@@ -78,7 +78,7 @@ def test_images_and_wrong_sizes_are_refused():
   image = wire.write(2, wire.write(1, b"png"))
   with pytest.raises(ValueError, match="reads tokens only"):
     messages.read_forward_backward(wire.write(3, wire.write(1, image)))
-  tensor = wire.write(1, b"\0" * 8) + wire.write(3, 1) + wire.write_packed(4, [3])
+  tensor = wire.write(1, b"\0" * 8) + wire.write(3, 1) + wire.write(4, wire.write_varint(3))
   entry = wire.write(1, "weights") + wire.write(2, tensor)
   with pytest.raises(ValueError, match=r"weights has shape \[3\] and 2 numbers"):
     messages.read_forward_backward(wire.write(3, wire.write(2, entry)))

@@ -79,6 +79,7 @@ def test_figures_of_replies_by_hand():
   assert found["entropy"] == pytest.approx(0.5)
   assert reply("I'm sorry, I cannot do that.")["refusal"] == 1
   assert reply("It is done. I can't stop here")["refusal"] == 1
+  assert reply("I’m sorry.")["refusal"] == reply("But I won’t.")["refusal"] == 1
   assert reply("Incan canals")["refusal"] == 0
   edit = ToolCall("1", "edit", {"path": "a.py", "text": "x = 1\n", "line": 3})
   broken = ToolCall("2", "edit", {}, error="no JSON")

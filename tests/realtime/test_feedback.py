@@ -60,7 +60,7 @@ def test_nobody_can_use_up_the_event_ids_of_another_user():
   assert join.counts == {"joined": 2}
 
 
-def test_windows_differ_by_kind_and_later_events_are_metrics_only():
+def test_windows_differ_by_kind_and_later_events_change_nothing():
   join = joined(
     record("a"),
     event("e1", "revert", time_s=10.0),
@@ -68,7 +68,7 @@ def test_windows_differ_by_kind_and_later_events_are_metrics_only():
     event("e3", time_s=102.0, value=0.5),
   )
   assert join.calls["a"].values == {"revert": 1.0}
-  assert join.late == {"persist": (2, 1.5)}
+  assert join.counts == {"joined": 1, "late": 2}
 
 
 def test_a_call_is_due_after_its_longest_window_if_its_reply_was_delivered():

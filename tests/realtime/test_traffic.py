@@ -128,9 +128,25 @@ def test_feedback_needs_the_key_of_its_session_and_its_own_user(at):
     clock.now_s = 101.0
     assert tell(gateway, SERVICE_KEY, **mine, event_id="late") == (200, {"accepted": True})
   assert traffic.join.counts == {"joined": 1, "late": 1}
-  assert traffic.refused == 2
   (closed, _) = traffic.join.closed(101.0)
   assert closed.reward(KINDS) == 1.0
+
+
+def test_after_a_restart_a_session_keeps_its_user_and_its_key_and_its_id_is_taken(at):
+  traffic, _ = at
+  with serving(Says(""), traffic=traffic) as gateway:
+    asked = {"session_id": "chat-7", "metadata": {"user": "ann"}}
+    _, _, ann = send(gateway, "POST", "/sessions", asked, SERVICE_KEY)
+    said(gateway, ann)
+  with serving(Says(""), traffic=traffic) as gateway:  # which knows no session
+    asked["metadata"] = {"user": "bob"}
+    status, _, found = send(gateway, "POST", "/sessions", asked, SERVICE_KEY)
+    assert status == 409 and "choose another session_id" in found["error"]["message"]
+    _, bob = opened(gateway, "bob")
+    said(gateway, bob)
+    assert tell(gateway, bob["control_key"], session="chat-7")[0] == 401
+    assert tell(gateway, traffic.control_key("none"), session="none")[0] == 401
+    assert tell(gateway, ann["control_key"], session="chat-7") == (200, {"accepted": True})
 
 
 def test_a_gateway_without_users_takes_no_feedback_and_wrong_metadata_is_refused(at):

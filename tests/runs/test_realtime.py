@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat as chat_lib
+from jaxrl_agents import record_log
 from jaxrl_agents.gateway.requests import Request
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
 from jaxrl_agents.harness.rollout import Sampling
@@ -151,6 +152,44 @@ async def goes_on(world):
   assert world.made_again().traffic.deployer.now.quarantined == (1, 2, 4)
 
 
+async def keeps_watch(world):
+  """The next process may still roll back what became stable, and trains a batch whose number was
+  promised to a version that is not there, without the calls of the withdrawn weights.
+  """
+  deployer, join = world.traffic.deployer, world.traffic.join
+  await world.session(1.0)
+  world.now_s = 44.0
+  version, _ = await world.cycles.train()
+  deployer.propose(version)
+  for _ in range(3):
+    deployer.advance()
+  assert deployer.now.stable.version == version == 5
+  again = world.made_again()
+  assert again.trial is not None
+  names = [await world.session(1.0)]
+  await again.serve()
+  names.append(await world.session(0.0))
+  assert join.calls[names[1]].call.generation.versions[0] == 5
+  number = max(join.batches) + 1
+  batch = {"kind": feedback.BATCH, "number": number, "version": 6, "dropped": []}
+  world.traffic.append({**batch, "calls": names})
+  again.trial.compared.worse = True  # what users say of it later
+  assert await again.step() and deployer.now.stable.version == 7
+  version, metrics = await world.made_again().train()
+  assert (version, metrics["calls"], join.versions[number]) == (8, 1, 8)
+  assert join.batches[number] == (names[0],)
+  assert (await world.made_again().train())[0] == -1
+
+
+async def remembers(world):
+  """What the guards compare with is in the log."""
+  read = feedback.Join()
+  for record in record_log.scan(world.traffic.log.path):
+    read.apply(record)
+  assert len(read.figures) == 1 and "length" in read.figures[0]
+  assert read.figures == world.traffic.join.figures
+
+
 @pytest.mark.slow
 def test_cycles_learn_from_traffic_refuse_what_is_worse_and_go_on_after_a_crash(tmp_path):
   params = params_lib.init(CFG, jax.random.key(0))
@@ -162,7 +201,7 @@ def test_cycles_learn_from_traffic_refuse_what_is_worse_and_go_on_after_a_crash(
       stack.callback(world.traffic.log.close)
       for sampler in world.samplers.values():
         stack.enter_context(sampler.running())
-      for part in (learns, refuses, goes_on):
+      for part in (learns, refuses, goes_on, keeps_watch, remembers):
         await part(world)
 
   asyncio.run(run())

@@ -8,7 +8,7 @@ bytes. Source: https://protobuf.dev/programming-guides/encoding.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 
@@ -114,8 +114,3 @@ def write(number: int, value: int | float | str | bytes) -> bytes:
     return write_varint(number << 3 | EIGHT_BYTES) + struct.pack("<d", value)
   raw = value.encode() if isinstance(value, str) else value
   return write_varint(number << 3 | BYTES) + write_varint(len(raw)) + raw
-
-
-def write_packed(number: int, values: Iterable[int]) -> bytes:
-  """A repeated integer field, packed."""
-  return write(number, b"".join(map(write_varint, values)))
