@@ -68,6 +68,7 @@ def get_config() -> config.RunConfig:
       ),
     ),
     corpus=config.CorpusConfig(chunk_tokens=512),
+    mesh=config.MeshConfig(fsdp=2, expert=32),
     lora=config.LoraConfig(rank=32, alpha=32.0, targets=("qkv", "out", "gate_up", "down")),
     sampler=config.SamplerConfig(
       slots=512, page_tokens=64, num_pages=262_144, prefill_tokens=2_048

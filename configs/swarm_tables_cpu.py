@@ -1,4 +1,4 @@
-"""configs/swarm_cpu.py on tables of 1 to 40 rows, with a budget that no plan of a swarm enters.
+"""configs/swarm_cpu.py on tables of 1 to 40 rows, whose budget follows from their size alone.
 
 python scripts/train_rl.py  --config=configs/swarm_tables_cpu.py --workdir=W
 python scripts/evaluate.py  --config=configs/swarm_tables_cpu.py --player=never_splits

@@ -5,7 +5,7 @@
 # --evaluator_topology give samplers, workers and the evaluator machines of their own, the nodes of a Ray
 # cluster whose head is on the learner's first host.
 #
-#   scripts/tpu_pod.sh --dry_run --config=configs/gpt_oss_20b_rl.py --topology=v6e:2x4 --workdir=/mnt/runs/a
+#   scripts/tpu_pod.sh --dry_run --config=configs/gpt_oss_20b_rl.py --topology=v6e:8x8 --workdir=/mnt/runs/a
 #   scripts/tpu_pod.sh --dry_run --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32 --workdir=/mnt/runs/a \
 #     --slices=4 --slice_topology=v5p:4x4x8 --set sampler_mesh.expert=128 --worker_vms=8 --token_file=token
 #

@@ -418,7 +418,8 @@ class MonitorConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-  """Everything that a run depends on. Two runs with the same config and code are the same run.
+  """Everything that a run depends on. Two runs with the same config and code are the same run
+  where `workers.deterministic` is set.
 
   Attributes:
     agent: "search", "swarm" or "coding", or the import path of another one, "package.module:NAME".

@@ -296,9 +296,16 @@ def devices(config: RunConfig) -> Iterator[None]:
   """Makes the mesh of the config ambient while the context lasts.
 
   Raises:
-    ValueError: its factors do not multiply to the number of devices.
+    ValueError: its factors do not multiply to the number of devices; or it has one device, and
+      there are several accelerators.
   """
   if is_on_one_device(config):
+    if jax.default_backend() != "cpu" and (count := jax.device_count()) > 1:
+      raise ValueError(
+        f"the mesh has one device, and there are {count}: set mesh.fsdp={count} or another mesh "
+        "of as many (sampler_mesh for sampler slices), or show jax one of them alone, as with "
+        "CUDA_VISIBLE_DEVICES=0"
+      )
     yield
     return
   with jax.set_mesh(sharding.make_mesh(**dataclasses.asdict(config.mesh))):

@@ -11,7 +11,7 @@ def test_a_topology_has_the_chips_of_its_sides_and_the_devices_that_jax_shows():
   slice_of_v5p = topology.parse("v5p:8x16x16")
   assert (slice_of_v5p.num_chips, slice_of_v5p.num_devices) == (2048, 2048)
   assert topology.parse("tpu7x:4x4x8").num_devices == 256
-  assert topology.parse("h200:8").num_chips == 8
+  assert topology.parse("h200:8").num_chips == topology.parse("h100:8").num_chips == 8
 
 
 @pytest.mark.parametrize(
