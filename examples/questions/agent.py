@@ -1,0 +1,126 @@
+"""Questions with answers in a file, one reply each, and a reward that checks the reply."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import random
+import re
+
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
+from jaxrl_agents.config.ranges import Count
+from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.types import Context, Message, Task
+
+FIELDS = ("prompt", "answer")
+
+
+def reward(reply: str, answer: str) -> float:
+  """1 if the reply ends with the answer, else 0: the place for a check of your own."""
+  said = re.findall(r"\w+", reply)
+  return float(said[-1:] == [answer])
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionConfig:
+  """Options: `--set questions.file=FILE`.
+
+  Attributes:
+    file: JSON lines with "prompt" and "answer"; other fields are kept in `Task.facts`.
+    token_budget: of a question and its reply.
+    max_new_tokens: of a reply.
+  """
+
+  file: str = "examples/questions/words.jsonl"
+  token_budget: Count = 96
+  max_new_tokens: Count = 8
+  max_turns: Count = 1
+
+
+class QuestionTasks(Tasks):
+  """The lines of a file. A digest of its prompt decides the split of each.
+
+  Raises:
+    ValueError: a line is no question; it says which, and what is missing.
+  """
+
+  def __init__(self, file: str):
+    self._text = pathlib.Path(file).read_text("utf-8")
+    self._tasks = {"train": [], "dev": [], "test": []}
+    for number, line in enumerate(self._text.splitlines(), 1):
+      row = json.loads(line)
+      if missing := [name for name in FIELDS if not isinstance(row.get(name), str)]:
+        raise ValueError(f"line {number} of {file} has no text {missing[0]!r}")
+      last = hashlib.sha256(row["prompt"].encode()).digest()[-1] % 10
+      split = {8: "dev", 9: "test"}.get(last, "train")
+      self._tasks[split].append(Task(f"line {number}", "questions", row["prompt"], row, split))
+
+  @property
+  def tasks(self):
+    """The questions of each split."""
+    return self._tasks
+
+  @property
+  def digest(self):
+    """All that decides the tasks."""
+    return hashlib.sha256(self._text.encode()).hexdigest()
+
+
+class Question:
+  """One question: the first reply is the answer."""
+
+  def __init__(self, task: Task, options: QuestionConfig):
+    self._task, self._options = task, options
+
+  async def start(self):
+    """Asks."""
+    message = Message("user", self._task.prompt)
+    return Context((message,), max_new_tokens=self._options.max_new_tokens)
+
+  async def step(self, reply):
+    """Ends with the reply."""
+    self._said = reply.content
+    return Context((Message("user", self._task.prompt), reply), done=True, stop="answer")
+
+  def rewards(self, trajectory):
+    """What the reply is worth."""
+    return {"reward": reward(self._said, self._task.facts["answer"])}
+
+  async def close(self):
+    """Nothing is held."""
+
+
+class QuestionAgent(Agent):
+  """Answers questions. The warm-up imitates a player who names any word that is listed."""
+
+  name = "questions"
+  config = QuestionConfig
+  success = "reward"
+
+  def baselines(self, options):
+    """The players that are evaluated beside the policy."""
+    return ("guesser",)
+
+  def tasks(self, setting, report=print):
+    """Reads the file."""
+    return QuestionTasks(setting.options.file)
+
+  def episode(self, task, services, seed, sampler):
+    """One question for the policy."""
+    return Question(task, services)
+
+  def player(self, name, task, services, seed, chat):
+    """One question for a player who repeats one of the numbers with its word."""
+    if name not in (DEMONSTRATOR, "guesser"):
+      return super().player(name, task, services, seed, chat)
+    draw = random.Random(f"{seed} {task.id}")
+
+    def play(context: Context) -> Message:
+      return Message("assistant", draw.choice(re.findall(r"\d+\. \w+", task.prompt)))
+
+    return Scripted(Question(task, services), chat, play)
+
+
+AGENT = QuestionAgent()

@@ -1,0 +1,49 @@
+"""Questions of a file: the reward, the splits, and files that are wrong."""
+
+import json
+import re
+import types
+
+import pytest
+
+from examples.questions.agent import AGENT, QuestionConfig, QuestionTasks, reward
+from jaxrl_agents import config as config_lib
+from tests.runs.whole_run import run
+
+
+@pytest.mark.parametrize(
+  ("reply", "right"),
+  [
+    ("fox", 1.0),
+    ("2. fox", 1.0),
+    ("It is the fox.", 1.0),
+    ("fox, no: owl", 0.0),
+    ("foxes", 0.0),
+    ("", 0.0),
+  ],
+)
+def test_a_reply_is_right_if_it_ends_with_the_answer(reply, right):
+  assert reward(reply, "fox") == right
+
+
+def test_each_line_of_the_file_is_a_task_of_the_split_of_its_prompt():
+  tasks = AGENT.tasks(types.SimpleNamespace(options=QuestionConfig())).tasks
+  assert [len(tasks[split]) > 40 for split in ("train", "dev", "test")] == [True] * 3
+  for task in tasks["test"]:
+    listed = dict(re.findall(r"(\d+)\. (\w+)", task.prompt))
+    assert listed[re.search(r"number (\d)", task.prompt)[1]] == task.facts["answer"]
+
+
+def test_a_line_without_an_answer_is_refused_with_its_number(tmp_path):
+  file = tmp_path / "questions.jsonl"
+  file.write_text(json.dumps({"prompt": "a", "answer": "b"}) + '\n{"prompt": "c"}\n')
+  with pytest.raises(ValueError, match=r"line 2 of .* has no text 'answer'"):
+    QuestionTasks(str(file))
+
+
+@pytest.mark.slow
+def test_the_config_trains_and_the_report_shows_the_questions(tmp_path):
+  summary, _, html = run("examples/questions/config.py", tmp_path, "eval.tasks=8")
+  assert {"warm_start", "trained", "guesser"} <= set(summary["eval"])
+  assert "Which is number" in html
+  assert config_lib.load("examples/questions/config.py").agent_config.max_turns == 1
