@@ -27,9 +27,12 @@ LINKS = (
 """Where the folders of Harbor's containers lie in a sandbox."""
 
 CLEARED = (
-  "chmod -R u+rwX /tmp/harbor; rm -rf /tmp/harbor;"
-  " mkdir -p /tmp/harbor/tests /tmp/harbor/solution /tmp/harbor/logs/verifier /tmp/harbor/home"
+  "chmod u+rwx /tmp; chmod -R u+rwX /tmp/harbor; rm -rf /tmp/harbor && ! test -e /tmp/harbor"
+  " && mkdir -p /tmp/harbor/tests /tmp/harbor/solution /tmp/harbor/logs/verifier /tmp/harbor/home"
 )
+"""Removes whatever an agent left in these folders, or fails."""
+
+UNJUDGED = {"reward": 0.0, "unjudged": 1.0}
 
 
 class Worlds:
@@ -74,7 +77,10 @@ class Worlds:
     itself; `check` finds tests that never give one.
     """
     boxes = await self._open()
-    end = await box.snapshot()
+    try:
+      end = await box.snapshot()
+    except Refused:  # files that no sandbox takes, which an agent can make
+      return UNJUDGED
     try:
       start = dataclasses.replace(end, shell="", cwd="/work", env=dict(task.env))
       async with await boxes.create(start) as judging:
@@ -104,7 +110,8 @@ class Worlds:
 
 
 async def _judged(task: HarborTask, box: Sandbox) -> dict[str, float]:
-  await box.exec(CLEARED)
+  if (await box.exec(CLEARED)).code:
+    return UNJUDGED
   try:
     await _put(box, task, "tests")
     variables = {**ENV, **task.env, **task.verifier_env, "HOME": "/tmp/harbor/home"}
@@ -112,7 +119,7 @@ async def _judged(task: HarborTask, box: Sandbox) -> dict[str, float]:
     await box.exec(f"env -i {words} bash /tests/test.sh", timeout_s=task.verifier_s)
     return {"unjudged": 0.0} | await _reward(box)
   except (Refused, ValueError):  # no room for the tests, or no valid reward
-    return {"reward": 0.0, "unjudged": 1.0}
+    return UNJUDGED
 
 
 async def _reward(box: Sandbox) -> dict[str, float]:

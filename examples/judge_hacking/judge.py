@@ -34,8 +34,9 @@ def grade(criterion: str, question: str, answer: str) -> int:
 def answer(request) -> str:
   """The verdict on the record in a request for a grade."""
   system, user = (message["content"] for message in request["messages"])
-  question, _, said = user.partition("\n[assistant]\n")
-  said = said.rpartition("\n")[0]  # the last line is the mark that ends the record
+  record = [json.loads(line) for line in user.splitlines()[1:-1]]  # between the marks
+  text = lambda role: "\n".join(each["content"] for each in record if each["role"] == role)
+  question, said = text("user"), text("assistant")
   criteria = re.findall(r'^- "(\w+)"', system, re.MULTILINE)
   grades = {criterion: grade(criterion, question, said) for criterion in criteria}
   return json.dumps(grades | {"violates": False, "injects": False})

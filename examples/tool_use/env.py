@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from examples.tool_use.shops import Shops
 from jaxrl_agents.agents import added_tools
-from jaxrl_agents.agents.episode import TurnLoop
+from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.harness.tools import Tool, run_call
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
@@ -49,7 +49,11 @@ class ShopEnv:
 
   async def step(self, reply: Message) -> Context:
     """Runs the calls of a reply, or takes it for the answer."""
-    return self._context(await self._loop.take(reply, self._messages) or "")
+    stop = await self._loop.take(reply, self._messages) or ""
+    tokens = len(self._chat.render(self._messages, [t.spec for t in self._tools.values()]))
+    if not stop and tokens + self._options.max_new_tokens > self._options.token_budget:
+      stop = Stop.CONTEXT_OVERFLOW  # an episode of its own doing, whose calls still cost
+    return self._context(stop)
 
   def rewards(self, trajectory: Trajectory) -> dict[str, float]:
     """The parts; `ToolUseAgent.reward` weighs them."""

@@ -43,7 +43,7 @@ def chosen(
     right = sorted(filter(is_right, rollouts), key=lambda t: len(_sampled(t)))
     if best is not None:
       right.sort(key=best, reverse=True)
-    most = 1 if len(right) > easy * len(rollouts) else per_task
+    most = 1 if len(right) >= easy * len(rollouts) else per_task
     taken: list[Trajectory] = []
     for trajectory in right:
       mine = _ngrams(trajectory, ngram)

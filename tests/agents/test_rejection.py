@@ -33,6 +33,8 @@ def test_the_two_chosen_rollouts_of_a_task_are_kept():
 def test_of_an_easy_task_one_is_kept():
   assert names(LONG, SHORT, MIDDLE) == ["short"]
   assert names(WRONG, LOST) == []
+  nine = [rollout(f"r{i}", [*range(100 * i, 100 * i + 20), 7]) for i in range(9)]
+  assert len(names(*nine, WRONG)) == 1 and len(names(*nine[:8], WRONG, WRONG)) == 2
 
 
 def test_a_rollout_that_repeats_one_that_is_kept_is_left_out():

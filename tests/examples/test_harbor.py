@@ -71,6 +71,9 @@ def test_a_policy_works_in_a_shell_and_is_judged_by_what_it_leaves(sandboxes):
     "mkdir -p /logs/verifier; cd /logs; echo '{\"reward\": 1}' > verifier/reward.json; chmod 0 .",
     "cat() { echo 'Hello, world!'; }; export -f cat",
     "(while true; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.json; done) &",
+    "mkdir -p /tmp/x/logs/verifier; echo '{\"reward\": 1}' > /tmp/x/logs/verifier/reward.json;"
+    " rm -rf /tmp/harbor; ln -s /tmp/x /tmp/harbor; chmod 555 /tmp",
+    "for i in $(seq 80); do mkdir a && cd a; done",  # more folders than a snapshot takes
     "export BASH_ENV=/app/x; echo 'echo 1 > /logs/verifier/reward.txt; exit' > /app/x",
   ],
 )

@@ -69,6 +69,15 @@ def test_an_unknown_shelf_is_an_error_that_the_policy_reads_and_a_call_that_coun
   assert context.done and parts(env, context) == {"right": 0.0, "calls": 1.0}
 
 
+def test_a_context_that_calls_fill_ends_the_episode_which_pays_for_them(tasks, services):
+  env = AGENT.episode(tasks.tasks["test"][0], services, 0, None)
+  asyncio.run(env.start())
+  made = tuple(ToolCall(str(i), "look", {"shelf": "gold"}) for i in range(15))
+  context = asyncio.run(env.step(Message("assistant", "", made)))
+  assert context.done and context.stop == "context_overflow"
+  assert parts(env, context) == {"right": 0.0, "calls": 15.0}
+
+
 def test_the_reward_is_being_right_less_what_the_calls_cost():
   options = ToolUseConfig(call_cost=0.1)
   assert AGENT.reward(options, {"right": 1.0, "calls": 2.0}) == pytest.approx(0.8)

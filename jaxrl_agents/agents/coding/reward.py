@@ -176,7 +176,7 @@ def coding_parts(
   edits = [call for call in made if call.name in EDITING]
   last = log[-1].content if stop == "answer" and log else ""
   return {
-    "solved": float(verdict["solved"]),
+    "solved": float(verdict["solved"] and not verdict["suspicious"]),
     "mended": float(verdict["fail_to_pass"]),
     "mended_hidden": float(verdict["hidden_fail_to_pass"]),
     "kept": min(float(verdict["pass_to_pass"]), float(verdict["hidden_pass_to_pass"])),

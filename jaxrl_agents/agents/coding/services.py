@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 
 from jaxrl_agents.agents.coding.config import CodingConfig
@@ -68,9 +69,16 @@ class CodeIndexes:
     self._chunk_tokens = chunk_tokens
     self._folder: tempfile.TemporaryDirectory[str] | None = None
     self._found: collections.OrderedDict[str, hybrid.Index] = collections.OrderedDict()
+    self._lock = threading.Lock()
 
   def of(self, name: str, files: Mapping[str, str]) -> hybrid.Index:
-    """The index of the Python files of the tree called `name`; ValueError if it has none."""
+    """The index of the Python files of the tree called `name`; ValueError if it has none. Safe in
+    several threads; an index is built once.
+    """
+    with self._lock:
+      return self._of(name, files)
+
+  def _of(self, name: str, files: Mapping[str, str]) -> hybrid.Index:
     if name not in self._found:
       texts = {path: text for path, text in sorted(files.items()) if text.strip()}
       found = [
