@@ -181,21 +181,28 @@ def html_to_text(source: str) -> tuple[str, str]:
 
 
 def _tidied(source: str) -> str:
-  """HTML without comments and declarations, and without tags that are never closed.
+  """HTML without scripts, styles, comments, declarations, and tags that are never closed.
 
   The parser of the standard library takes quadratic time over many of these, and asserts that it
   knows every declaration.
   """
   kept, at = [], 0
-  while (start := source.find("<!--", at)) >= 0:
-    kept.append(source[at:start])
-    end = source.find("-->", start + 4)
-    at = len(source) if end < 0 else end + 3
+  while begun := _UNREAD.search(source, at):
+    kept.append(source[at : begun.start()])
+    name = begun[1]
+    ended = _ENDS[name.lower() if name else ""].search(source, begun.end())
+    at = ended.end() if ended else len(source)
   text = _DECLARATION.sub("", "".join([*kept, source[at:]]))
   last = text.rfind(">") + 1
   return text[:last] + text[last:].replace("<", "&lt;")
 
 
+_UNREAD = re.compile(r"<!--|<(script|style)\b", re.IGNORECASE)
+_ENDS = {
+  "": re.compile("-->"),
+  "script": re.compile(r"</script\s*>", re.IGNORECASE),
+  "style": re.compile(r"</style\s*>", re.IGNORECASE),
+}
 _DECLARATION = re.compile(r"<[!?][^>]*>?")
 _KEPT_SPACE = "\u00a0"
 _HIDDEN = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "object"})

@@ -56,6 +56,15 @@ def test_html_becomes_lines_of_text_without_scripts(tmp_path):
   assert document.text == "Head\n\nOne two\nthree bold\n\nitem"
 
 
+def test_what_looks_like_a_comment_in_a_script_hides_no_text(tmp_path):
+  (tmp_path / "page.html").write_text(
+    '<p>before</p><script>s="<!--";</script><p>between</p><STYLE>a{}</style >'
+    "<!-- <script> --><p>after</p><script>never closed"
+  )
+  (document,) = documents.load(tmp_path)
+  assert document.text.split() == ["before", "between", "after"]
+
+
 def test_an_installed_package_is_its_modules_without_tests_and_is_not_imported(
   tmp_path, monkeypatch
 ):

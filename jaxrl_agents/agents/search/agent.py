@@ -27,7 +27,7 @@ from jaxrl_agents.agents.search import (
 )
 from jaxrl_agents.agents.search import reward as reward_lib
 from jaxrl_agents.agents.search.config import SearchConfig
-from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
+from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks, chunks_shown
 from jaxrl_agents.agents.search.story import STORY
 from jaxrl_agents.agents.search.tasks import make_tasks
 from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
@@ -112,7 +112,8 @@ class SearchAgent(Agent):
       )
     with stopwatch.timed("index"):
       index = index_lib.build(task_set.chunks, cache, dense_leg=dense)
-    return CorpusTasks(task_set, index, fusion, options.short_ids)
+    shown = chunks_shown(options, setting.corpus.chunk_tokens)
+    return CorpusTasks(task_set, index, fusion, options.short_ids, shown)
 
   def services(self, chat: Chat, options: SearchConfig, shared: str) -> SearchServices:
     """The index of the folder `shared`."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.agents.search import short_ids
+from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.tasks import hops, practice
 from jaxrl_agents.agents.search.tasks import task_set as frozen
 from jaxrl_agents.agents.search.tasks.practice import Clue
@@ -23,13 +24,15 @@ TEXTS = 4_000
 class CorpusTasks(Tasks):
   """Tasks by split and the index of their corpus.
 
-  `fusion`: how the search tool ranks; `short_ids` as in SearchConfig.
+  `fusion`: how the search tool ranks; `short_ids` as in SearchConfig; `shown`: chunks that an
+  episode may show (`chunks_shown`).
   """
 
   task_set: frozen.TaskSet
   index: index_lib.Index
   fusion: index_lib.Fusion
   short_ids: bool = False
+  shown: int = 0
 
   @functools.cached_property
   def tasks(self) -> Mapping[str, Sequence[Task]]:
@@ -76,4 +79,12 @@ class CorpusTasks(Tasks):
     chunks = lambda task: [
       chunk.id for i in task.facts.get("document_ids", ()) for chunk in self.index.document(i)
     ]
-    return [short_ids.shortened(task, chunks(task)) for task in tasks]
+    return [short_ids.shortened(task, chunks(task), self.shown) for task in tasks]
+
+
+def chunks_shown(options: SearchConfig, chunk_tokens: int) -> int:
+  """How many chunks an episode may show: as many a turn as its calls ask for, or as fill half of a
+  context.
+  """
+  asked = options.max_calls * max(options.max_shown, options.grep_limit)
+  return options.max_turns * min(asked, options.token_budget // (2 * chunk_tokens))

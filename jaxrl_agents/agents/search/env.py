@@ -136,7 +136,7 @@ class SearchEnv:
 
   async def _run_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
     """The results of the calls of one turn; each counts against the budget of those after it."""
-    self._record_prunes(calls, len(self._messages) - 1)
+    self._record_prunes(calls[: self._limits.max_calls], len(self._messages) - 1)
     usage, used, results = self._usage(), 0, []
     for number, call in enumerate(calls):
       text = view.too_many_calls(number, self._limits.max_calls)

@@ -68,7 +68,7 @@ def shown_ids(log: Sequence[Message]) -> list[str]:
 def pruned_ids(log: Sequence[Message]) -> list[str]:
   """Distinct chunk ids that were displayed at some time and that a prune call named."""
   shown = set(shown_ids(log))
-  named = (i for call in calls(log) for i in prune_call_ids(call))
+  named = (i for call in _ran(log) for i in prune_call_ids(call))
   return list(dict.fromkeys(i for i in named if i in shown))
 
 
@@ -132,13 +132,23 @@ def f_beta(precision: float, recall: float, beta: float) -> float:
 def prune_penalty(names: Iterable[str]) -> float:
   """0.1 for each prune call beyond the third of an unbroken streak, capped at 0.5.
 
-  `names` are the tools of all calls of the episode, flattened; one cap for all streaks (ours).
+  `names` are the tools of all calls of the episode that ran, flattened; only a call that shows
+  something ends a streak. One cap for all streaks (ours).
   """
   excess = streak = 0
   for name in names:
-    streak = streak + 1 if name == PRUNE_TOOL else 0
-    excess += streak > 3
+    if name == PRUNE_TOOL:
+      streak += 1
+      excess += streak > 3
+    elif name in SHOWING_TOOLS:
+      streak = 0
   return min(0.1 * excess, 0.5)
+
+
+def _ran(log: Sequence[Message]) -> list[ToolCall]:
+  """The calls whose result is no error."""
+  errors = {m.tool_call_id for m in log if m.role == "tool" and m.content.startswith("Error: ")}
+  return [call for call in calls(log) if call.id not in errors]
 
 
 def turn_penalty(turns: int) -> float:
@@ -226,7 +236,7 @@ def search_parts(
     "f1": f_beta(p, r, 1.0),
     "trajectory_recall": recall(shown, facts),
     "answer_found": answer_found(output, facts),
-    "prune_penalty": prune_penalty(call.name for call in all_calls),
+    "prune_penalty": prune_penalty(call.name for call in _ran(log)),
     "turn_penalty": turn_penalty(turns),
     "turns": float(turns),
     "tool_calls": float(len(all_calls)),

@@ -16,17 +16,29 @@ from jaxrl_agents.agents.search import reward
 from jaxrl_agents.types import Task
 
 NUMBERS = 100
-"""Numbers are below this while an episode has enough of them: few, so that each is seen often."""
+"""Numbers are below this, or below a higher power of ten where an episode may need more: few, so
+that each is seen often.
+"""
+
+BELOW = "short_ids_below"
+"""The name of this bound among the facts of a task."""
 
 
-def shortened(task: Task, chunks_of_gold_documents: Iterable[str] = ()) -> Task:
+def shortened(task: Task, chunks_of_gold_documents: Iterable[str] = (), shown: int = 0) -> Task:
   """`task` with `facts["short_ids"]`, {gold chunk id: number}; the numbers depend on its id alone.
 
-  `chunks_of_gold_documents`: ids of the gold chunks of a task whose gold are documents.
+  Args:
+    task: of the search agent or of a swarm.
+    chunks_of_gold_documents: ids of the gold chunks of a task whose gold are documents.
+    shown: chunks that an episode may show. There are numbers for all of them and the gold, so that
+      a number says nothing about its chunk.
   """
   gold = chunks_of_gold_documents if "facts" not in task.facts else reward.gold_ids(task.facts)
-  numbers = dict(zip(sorted(gold), map(str, _shuffled(task)), strict=False))
-  return dataclasses.replace(task, facts={**task.facts, "short_ids": numbers})
+  gold, below = sorted(gold), NUMBERS
+  while below < len(gold) + shown:
+    below *= 10
+  numbers = dict(zip(gold, map(str, _shuffled(task, below)), strict=False))
+  return dataclasses.replace(task, facts={**task.facts, "short_ids": numbers, BELOW: below})
 
 
 class ShortIds:
@@ -44,14 +56,16 @@ class ShortIds:
     self.used = gold is not None
     self.ids = {name: chunk_id for chunk_id, name in (gold or {}).items()}
     self._names = dict(gold or {})
-    self._free = (name for name in map(str, _shuffled(task)) if name not in self.ids)
+    self._below = task.facts.get(BELOW, NUMBERS)
+    drawn = map(str, _shuffled(task, self._below))
+    self._free = (name for name in drawn if name not in self.ids)
 
   def name(self, chunk_id: str) -> str:
     """The chunk's name in all that the policy reads; the first call draws it."""
     if not self.used:
       return chunk_id
     if chunk_id not in self._names:
-      name = next(self._free, str(len(self._names) + NUMBERS))
+      name = next(self._free, str(len(self._names) + self._below))
       self._names[chunk_id], self.ids[name] = name, chunk_id
     return self._names[chunk_id]
 
@@ -60,5 +74,5 @@ class ShortIds:
     return self.ids.get(name, name)
 
 
-def _shuffled(task: Task) -> list[int]:
-  return random.Random(f"short ids of {task.id}").sample(range(NUMBERS), NUMBERS)
+def _shuffled(task: Task, below: int) -> list[int]:
+  return random.Random(f"short ids of {task.id}").sample(range(below), below)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import dataclasses
 import math
 import os
@@ -32,6 +33,9 @@ from jaxrl_agents.types import Task
 
 READ_CHUNKS = 300
 """Most chunks of a document that read_document ranks, as in the harness above."""
+
+_GREPS = concurrent.futures.ThreadPoolExecutor(4, "grep")
+"""Patterns may be slow: those of some episodes must not hold up the searches of others."""
 
 _LIST_NUMBER = re.compile(r"(?:^\s*|(?<=\. ))\d{1,3}\. ")
 """The number of an entry of a list, which a query may quote and no chunk should be found by. Longer
@@ -105,12 +109,7 @@ class SearchTools:
       hits = hits[: limits.max_shown]
     if not hits:
       return view.NO_RESULTS
-    shown = view.first_that_fit(
-      [hit.chunk for hit in hits], self.max_tokens, lambda c: self._chat.count(self._hit(c))
-    )
-    if not shown:
-      remedy = "Prune chunks first, or" if self._limits.can_prune else "You can only"
-      raise ToolError(f"no result fits the {self.max_tokens} tokens left. {remedy} answer.")
+    shown = self._that_fit(hits)
     for chunk in shown:
       self._found.add(chunk.id)
       self._first_query.setdefault(chunk.doc_id, query)
@@ -119,10 +118,25 @@ class SearchTools:
   async def _grep(self, pattern: str) -> str:
     limit, timeout_s = self._limits.grep_limit, self._limits.tool_deadline_s / 5
     try:
-      hits = await asyncio.to_thread(self._index.grep, pattern, limit, timeout_s)
+      loop = asyncio.get_running_loop()
+      hits = await loop.run_in_executor(_GREPS, self._index.grep, pattern, limit, timeout_s)
     except GrepError as error:
       raise ToolError(str(error)) from error
-    return self._show([hit.chunk for hit in hits]) if hits else view.NO_RESULTS
+    return self._show(self._that_fit(hits)) if hits else view.NO_RESULTS
+
+  def _that_fit(self, hits: Sequence[index.Hit]) -> list[Chunk]:
+    """The chunks of the first hits that fit the tokens of a result.
+
+    Raises:
+      ToolError: not even one does.
+    """
+    shown = view.first_that_fit(
+      [hit.chunk for hit in hits], self.max_tokens, lambda c: self._chat.count(self._hit(c))
+    )
+    if not shown:
+      remedy = "Prune chunks first, or" if self._limits.can_prune else "You can only"
+      raise ToolError(f"no result fits the {self.max_tokens} tokens left. {remedy} answer.")
+    return shown
 
   async def _read(self, doc_id: str) -> str:
     chunks = self._document(doc_id.strip())[:READ_CHUNKS]

@@ -16,7 +16,7 @@ from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting
 from jaxrl_agents.agents.search import tools
 from jaxrl_agents.agents.search import view as search_view
-from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
+from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks, chunks_shown
 from jaxrl_agents.agents.swarm import (
   baselines,
   comparison,
@@ -106,7 +106,8 @@ class SwarmAgent(Agent):
       seed=corpus.seed,
       sized=options.tables,
     )
-    return CorpusTasks(task_set, index, tools.fusion_of(search), search.short_ids)
+    shown = chunks_shown(search, corpus.chunk_tokens)
+    return CorpusTasks(task_set, index, tools.fusion_of(search), search.short_ids, shown)
 
   def services(self, chat: Chat, options: SwarmConfig, shared: str) -> SwarmServices:
     """Loads the index of the folder `shared`."""

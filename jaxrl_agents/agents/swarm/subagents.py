@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from jaxrl_agents.agents.random_draws import seeded
 from jaxrl_agents.agents.search import reward
 from jaxrl_agents.agents.search.env import SearchEnv
+from jaxrl_agents.agents.search.short_ids import BELOW
 from jaxrl_agents.agents.search.tools import SearchServices
 from jaxrl_agents.agents.swarm import view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
@@ -83,7 +84,7 @@ async def play(
   Raises:
     SamplerRefused: the policy of the sub-agents cannot be sampled at all. Nothing else is raised.
   """
-  gold = {"short_ids": task.facts["short_ids"]} if "short_ids" in task.facts else {}
+  gold = {name: task.facts[name] for name in ("short_ids", BELOW) if name in task.facts}
   own = Task(assignment.id, "search", assignment.prompt, {"facts": [], **gold}, task.split)
   record = Record()
   try:

@@ -154,7 +154,8 @@ class Index:
     legs = [self._scores(leg, query) for leg in ("bm25", "dense")]
     weights = (1.0, settings.dense_weight * _LEG_WEIGHTS[self._store.dense_leg])
     scores = fusion.weighted_sum([scores for scores, _ in legs], weights)
-    return self._best(scores, min(above for _, above in legs), excluded, settings.fused)
+    found = [above for (_, above), weight in zip(legs, weights, strict=True) if weight]
+    return self._best(scores, min(found), excluded, settings.fused)
 
   def _scores(self, leg: str, query: str) -> tuple[np.ndarray, float]:
     """The score of every row, float32 [N], and the bound above which a row is found."""

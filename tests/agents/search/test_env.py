@@ -224,6 +224,26 @@ def test_grep_shows_chunks_again_also_pruned_ones(services):
   assert "# DOCUMENT ID: 100_0 " in prompts(services, trajectory)[-1]
 
 
+def test_grep_shows_no_more_than_the_tokens_of_a_result(limited):
+  turns = [calls(("grep_corpus", "The")), answer()]
+  (text,) = results(play(limited(tool_output_tokens=90, grep_limit=5), turns))
+  assert reward.hit_ids(text) == ["100_0", "100_1"]
+  (text,) = results(play(limited(tool_output_tokens=9), turns))
+  assert text.startswith("Error: no result fits the 9 tokens left")
+
+
+def test_a_prune_that_is_refused_prunes_nothing(limited):
+  turns = [
+    calls(("search_corpus", "river")),
+    calls(("search_corpus", "stone"), ("prune_chunks", ["100_0"])),
+    answer("100_0"),
+  ]
+  trajectory = play(limited(max_calls=1), turns)
+  assert results(trajectory)[2].startswith("Error: at most 1 calls a turn. Call again.")
+  assert trajectory.rewards["num_pruned"] == 0
+  assert "# DOCUMENT ID: 100_0 " in prompts(limited(max_calls=1), trajectory)[-1]
+
+
 def test_grep_shows_at_most_its_limit_and_is_no_seen_set(services):
   turns = [calls(("grep_corpus", "The")), calls(("search_corpus", "river")), answer()]
   first, second = results(play(services, turns))

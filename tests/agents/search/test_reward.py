@@ -100,6 +100,22 @@ def test_six_prunes_in_a_row_cost_0_3_and_the_penalty_is_capped_at_a_half():
   assert reward.prune_penalty(["prune_chunks"] * 30) == 0.5
 
 
+def test_only_a_call_that_shows_something_ends_a_streak_of_prunes():
+  def played(name, result):
+    log = [Message("user", "q")]
+    for i in range(6):
+      made = (ToolCall(f"p{i}", "prune_chunks", {}), ToolCall(f"x{i}", name, {}))
+      log.append(Message("assistant", "", made))
+      log += [Message("tool", "Pruned", tool_call_id=f"p{i}")]
+      log += [Message("tool", result, tool_call_id=f"x{i}")]
+    found = reward.search_parts(log, "answer", FACTS, was_shown=lambda _: False, max_documents=30)
+    return found["prune_penalty"]
+
+  assert played("search_corpus", "No results found") == 0.0
+  assert played("search_corpus", "Error: search_corpus: query is missing") == pytest.approx(0.3)
+  assert played("x", "Error: there is no tool 'x'") == pytest.approx(0.3)
+
+
 def test_turns_are_free_up_to_64_and_96_cost_a_quarter():
   expected = {1: 0.0, 64: 0.0, 96: 0.25, 128: 0.5, 500: 0.5}
   assert {turns: reward.turn_penalty(turns) for turns in expected} == expected

@@ -38,6 +38,20 @@ def test_hits_are_shown_under_numbers_and_an_answer_in_numbers_earns_the_gold(se
   assert played.rewards["unseen_output"] == 2
 
 
+def test_there_are_numbers_for_all_chunks_that_an_episode_may_show():
+  few = short_ids.shortened(make_task(gold=("100_0",)), shown=99)
+  many = short_ids.shortened(make_task(gold=("100_0",)), shown=140)
+  assert max(int(short_ids.ShortIds(few).name(f"c{i}")) for i in range(99)) < 100
+  names = short_ids.ShortIds(many)
+  drawn = [int(names.name(f"c{i}")) for i in range(140)]
+  assert len(set(drawn)) == 140 and max(drawn) < 1_000
+  # Small numbers are no sign of gold: they are drawn throughout.
+  assert any(number < 100 for number in drawn[-60:])
+  documents = dataclasses.replace(many, facts={"document_ids": ["100"]})
+  gold = short_ids.shortened(documents, [f"100_{i}" for i in range(150)]).facts["short_ids"]
+  assert len(gold) == 150
+
+
 def test_a_number_that_was_never_given_is_no_document(services, task):
   used = task.facts["short_ids"].values()
   unused = next(str(n) for n in range(short_ids.NUMBERS) if str(n) not in used)

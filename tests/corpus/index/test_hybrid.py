@@ -42,6 +42,15 @@ def ids(hits):
   return [hit.chunk.id for hit in hits]
 
 
+def test_without_weight_the_dense_leg_finds_nothing(built):
+  only = Fusion(dense_weight=0.0)
+  assert built.search("zzzz", limit=3, settings=only) == []
+  word = built.chunk("107_1").text.split()[0]
+  assert ids(built.search(word, limit=3, settings=only)) == ids(
+    built.search(word, limit=3, mode="bm25")
+  )
+
+
 def test_a_chunk_is_found_by_its_words_in_every_mode(built):
   target = built.chunk("107_1")
   for mode in ("bm25", "dense", "hybrid"):

@@ -58,7 +58,9 @@ def _links(place: str, row: Mapping[str, Any]) -> list[str]:
       raise ValueError(f"{place}: wiki_links is no list of addresses: {listed[:80]!r}") from None
   if not listed:
     listed = [row[name] for name in row if name.startswith("wikipedia_link")]
-  found = (part for link in listed if link for part in re.findall(r"https?://[^\s,]+", str(link)))
+  # Some cells hold several addresses, and an address may hold a comma.
+  parts = (part for link in listed if link for part in re.split(r"[\s,]+(?=https?://)", str(link)))
+  found = (part.split()[0].rstrip(",") for part in parts if part.strip().startswith("http"))
   return list(dict.fromkeys(found))
 
 

@@ -127,6 +127,20 @@ def frames_table(rows):
   return written.getvalue()
 
 
+def test_an_address_of_frames_may_hold_a_comma_and_a_cell_several_addresses(tmp_path):
+  pages = tmp_path / "pages"
+  pages.mkdir()
+  wiki = "https://en.wikipedia.org/wiki/"
+  titles = ("Washington", "Washington,_D.C.", "Springfield,_Illinois")
+  (pages / "pages.jsonl").write_text(
+    lines(*({"url": f"{wiki}{title}", "text": f"About {title}."} for title in titles))
+  )
+  cell = f"{wiki}Washington,_D.C., {wiki}Springfield,_Illinois"
+  (tmp_path / "test.tsv").write_text(frames_table([["0", "Which capital?", "x", cell, "", ""]]))
+  (question,) = published_sets.read("frames", tmp_path / "test.tsv", documents=str(pages)).questions
+  assert question.gold == (f"{wiki}Washington,_D.C.", f"{wiki}Springfield,_Illinois")
+
+
 def test_links_of_frames_are_found_by_address_and_by_title(tmp_path):
   pages = tmp_path / "pages"
   pages.mkdir()
