@@ -84,5 +84,6 @@ def get_config() -> config.RunConfig:
       mtp_weight=0.0,
       save_every=10,
     ),
+    sft=config.SftConfig(lr=1e-6, rows_per_step=32),
     eval=config.EvalConfig(temperature=1.0, top_p=0.9),
   )

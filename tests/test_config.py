@@ -64,6 +64,8 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("fleet.backend=ray fleet.address=h:99999", "fleet.address='h:99999' with"),
     ("workers.processes=0", "workers.processes=0 must be at least 1"),
     ("sampler_mesh.expert=2", "has no effect with sampler.slices=0"),
+    ("sft.rows_per_step=9 learner.rows_per_microbatch=2", "leaves a microbatch of 1 rows"),
+    ("policy.model.mtp_depth=0", "sft.mtp_steps=10 has no effect"),
     ("fleet.max_age=2", "has no effect with fleet.depth=0"),
     ("fleet.depth=-1", "fleet.depth=-1 must be at least 0"),
     ("fleet.depth=4", "fleet.max_age=4 must be more than fleet.depth=4"),

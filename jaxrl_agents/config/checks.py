@@ -33,12 +33,18 @@ def validate(config: RunConfig) -> RunConfig:
   _check_contexts(config)
   import_path.agent(config.agent).check(config.agent_config, learner.steps, config.workers.stall_s)
   _check_warm_up(config.sft)
+  if config.sft.mtp_steps and not config.policy.model.mtp_depth:
+    raise ValueError(
+      f"sft.mtp_steps={config.sft.mtp_steps} has no effect: policy.model.mtp_depth is 0; set "
+      "sft.mtp_steps=0 or policy.model.mtp_depth=1"
+    )
   if learner.groups_per_step % learner.substeps:
     raise ValueError(
       f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
       f"{learner.substeps} equal parts; make it a multiple"
     )
   _check_mesh(config.mesh, learner)
+  _check_rows_of_warm_up(config)
   _check_fleet(config)
   _check_evaluator(config)
   _check_publish(config)
@@ -181,6 +187,21 @@ def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
           f"learner.{option}={tokens} does not split over mesh.context={mesh.context} "
           "devices; make it a multiple"
         )
+
+
+def _check_rows_of_warm_up(config: RunConfig) -> None:
+  """Refuses microbatches of the warm-up, of which the last may be smaller, that do not split."""
+  sft, learner, mesh = config.sft, config.learner, config.mesh
+  last = sft.rows_per_step % learner.rows_per_microbatch or learner.rows_per_microbatch
+  ways = mesh.data * mesh.fsdp * mesh.expert
+  if ways == 1 and learner.split_cores:
+    ways = min(sft.rows_per_step, learner.rows_per_microbatch)
+  if last % ways:
+    raise ValueError(
+      f"sft.rows_per_step={sft.rows_per_step} leaves a microbatch of {last} rows, which does not "
+      f"split over {ways} devices; make it a multiple of learner.rows_per_microbatch="
+      f"{learner.rows_per_microbatch}"
+    )
 
 
 def _row_options(learner: LearnerConfig) -> list[tuple[str, tuple[int, ...]]]:

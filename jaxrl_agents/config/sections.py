@@ -234,7 +234,8 @@ class SftConfig:
     beside: files of other configs, each with overrides after it ("configs/swarm_cpu.py
       swarm.single=0.1"). Their sources join the mixture, at the rates of `beside_rates`, for a
       policy that is to be the base of all of them.
-    balance_rate: step of the routers' selection biases towards equal load of the experts.
+    balance_rate: step of the selection biases of sigmoid routers towards equal load of the experts,
+      where all parameters are trained.
     mtp_weight: weight of the self-distillation of the draft module beside the cross-entropy.
     mtp_steps: further steps at the end that distil the draft module alone, the trunk frozen.
     optimizer: AdamW, AdamW with moments in eight bits, or Muon (learner.optimizers).

@@ -102,7 +102,9 @@ def qwen3(config: Settings) -> PolicyConfig:
 def qwen3_moe(config: Settings) -> PolicyConfig:
   """Qwen3 with experts: softmax router, weights of the chosen sum to one."""
   _expect(config, hidden_act="silu", attention_bias=False, use_sliding_window=False)
-  _expect(config, norm_topk_prob=True, decoder_sparse_step=1)
+  _expect(config, decoder_sparse_step=1)
+  if not config.get("norm_topk_prob", False):  # false where it is left out
+    raise ValueError("norm_topk_prob is false; the weights of the chosen experts must sum to one")
   dense = sorted(config.get("mlp_only_layers") or [])
   if dense != list(range(len(dense))):
     raise ValueError(f"mlp_only_layers is {dense}; only the first layers can be dense")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +53,12 @@ def of_groups(
     )
   gradients = []
   for part in split_substeps(rollouts, parts):
-    first, *others = map(train_step.placed, loop.packed(part, learner, objective))
+    reference = params if objective.needs_reference else None
+    complete = functools.partial(
+      loop.with_logprobs, params=params, cfg=cfg, objective=objective, reference=reference
+    )
+    batches = map(complete, loop.packed(part, learner, objective))
+    first, *others = map(train_step.placed, batches)
     total = train_step.gradients(params, first, cfg, objective)
     for batch in others:
       total = train_step.add(total, train_step.gradients(params, batch, cfg, objective))

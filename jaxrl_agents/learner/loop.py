@@ -85,7 +85,7 @@ def train(
     for step in range(first_step, learner.steps):
       began = time.monotonic()
       groups = plan.collect(step)
-      collected = time.monotonic()
+      collected, before = time.monotonic(), int(state.policy.version)
       with plan.held():
         unsaved = None  # the state to save is about to be donated
         with plan.devices():
@@ -100,7 +100,7 @@ def train(
             published=plan.published,
           )
         learnt = time.monotonic()
-        if metrics["optimizer_steps"]:
+        if int(state.policy.version) > before:
           plan.publish(state.policy.params, int(state.policy.version))
         published = time.monotonic()
         plan.learnt(step, groups)
@@ -166,13 +166,14 @@ def learn(
       learner=learner,
       temperature=objective.temperature,
     )
-  if reference is not None:
-    with_reference = lambda b: b._replace(reference_logprobs=scored(reference, b))
-    parts = [[with_reference(batch) for batch in part] for part in parts]
-  if objective.loss.proximal:
-    params = state.policy.params
-    with_proximal = lambda b: b._replace(proximal_logprobs=scored(params, b))
-    parts = [[with_proximal(batch) for batch in part] for part in parts]
+  complete = functools.partial(
+    with_logprobs,
+    params=state.policy.params,
+    cfg=cfg,
+    objective=objective,
+    reference=reference,
+  )
+  parts = [[complete(batch) for batch in part] for part in parts]
   substeps: list[dict[str, float]] = []
   fresh = functools.partial(
     canary.check, bound=learner.canary_bound, version=int(state.policy.version)
@@ -187,6 +188,8 @@ def learn(
     metrics["canary_max_abs_logprob_difference"] = first["gap_max"]
     metrics["canary_mean_abs_logprob_difference"] = first["gap_mean"]
   metrics |= _over_substeps(substeps)
+  # Later substeps have other weights than the sampler had.
+  metrics |= {name: value for name, value in first.items() if name.startswith("gap_")}
   metrics["optimizer_steps"] = float(len(parts))
   microbatches = [batch for part in parts for batch in part]
   metrics["microbatches"] = float(len(microbatches))
@@ -195,6 +198,27 @@ def learn(
   metrics["padding_share"] = 1 - metrics["placed_tokens"] / max(places, 1)
   metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
   return state, metrics, annotated(groups, rollouts)
+
+
+def with_logprobs(
+  batch: packing.Batch,
+  *,
+  params: dict[str, Any],
+  cfg: PolicyConfig,
+  objective: train_step.Objective,
+  reference: dict[str, Any] | None,
+) -> packing.Batch:
+  """`batch` with the log-probabilities that the loss reads: of `reference`, the parameters of pi_0,
+  if they are given, and of `params`, those before the first update.
+  """
+  scored = lambda of: np.asarray(
+    train_step.recompute_logprobs(of, train_step.placed(batch), cfg, objective)
+  )
+  if reference is not None:
+    batch = batch._replace(reference_logprobs=scored(reference))
+  if objective.loss.proximal:
+    batch = batch._replace(proximal_logprobs=scored(params))
+  return batch
 
 
 def packed(

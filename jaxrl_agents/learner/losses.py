@@ -335,11 +335,6 @@ def k1(log_r: jax.Array) -> jax.Array:
   return -log_r
 
 
-def k2(log_r: jax.Array) -> jax.Array:
-  """`(log r)^2 / 2`: biased for KL(q || p), never negative."""
-  return 0.5 * jnp.square(log_r)
-
-
 def k3(log_r: jax.Array) -> jax.Array:
   """`(r - 1) - log r`: unbiased for KL(q || p), never negative; its variance is large far from q =
   p.

@@ -236,6 +236,8 @@ def qk_clip(cfg: PolicyConfig, bound: float) -> optax.GradientTransformationExtr
       factors = head_factors(parts[stack], cfg)
       group, old = dict(updates[stack]["attention"]), params[stack]["attention"]
       for name in factors.keys() & group.keys():
+        if isinstance(group[name], optax.MaskedNode):  # not trained
+          continue
         group[name] = (old[name] + group[name]) * factors[name] - old[name]
       updates[stack] = updates[stack] | {"attention": group}
     return updates, state

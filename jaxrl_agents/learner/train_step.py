@@ -122,7 +122,7 @@ def update(
 
   Returns:
     (state, metrics). Without microbatches the state is returned unchanged, with {"skipped": 1}. A
-    gradient that is not finite changes nothing except "applied": 0 in the metrics.
+    gradient that is not finite changes nothing except {"applied": 0, "skipped": 1} in the metrics.
   """
   if not batches:
     return state, {"skipped": 1.0}
@@ -137,7 +137,8 @@ def update(
   state, step = apply(state, total.grads, tx, maxima.get("attention_score_max"))
   if objective.balance_rate and cfg.num_moe_layers:
     state = balance(state, load, objective.balance_rate * step["applied"])
-  return state, {"skipped": 0.0, **found, **jax.tree.map(float, step)}
+  metrics = {**found, **jax.tree.map(float, step)}
+  return state, {"skipped": 1.0 - metrics["applied"], **metrics}
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "objective"))

@@ -152,7 +152,28 @@ def embed(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
   compiler copies the whole result to every device to go from one split to the other.
   """
   table = sharding.constrain(params["embed"], "vocab", None)
-  return sharding.constrain(table[tokens], "batch", "time", None)
+  return sharding.constrain(_rows(table, tokens), "batch", "time", None)
+
+
+@jax.custom_vjp
+def _rows(table: jax.Array, tokens: jax.Array) -> jax.Array:
+  """The rows of a table. Gradients of one row are summed in float32: in bfloat16 a sum stands still
+  once it is 256 times as large as what is added.
+  """
+  return table[tokens]
+
+
+def _rows_forward(table, tokens):
+  return table[tokens], (table, tokens)
+
+
+def _rows_backward(kept, d_rows):
+  table, tokens = kept
+  zeros = sharding.constrain(jnp.zeros(table.shape, jnp.float32), "vocab", None)
+  return zeros.at[tokens].add(d_rows.astype(jnp.float32)).astype(table.dtype), None
+
+
+_rows.defvjp(_rows_forward, _rows_backward)
 
 
 def decode(

@@ -364,7 +364,8 @@ def fresh_state(
   mesh, cfg = jax.sharding.get_mesh(), config.policy.model
   make = lambda params: state_lib.make_state(params, tx, jax.random.key(config.seed))
   if mesh.empty:
-    return make(params)
+    # All on one device for good, as the parameters are: else the first update is compiled twice.
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding), make(params))
   of_params = lora.shardings(cfg, params, mesh)
   places = state_lib.shardings_of(jax.eval_shape(make, params), tx, of_params, mesh)
   params = sharding.place(params, places.policy.params)

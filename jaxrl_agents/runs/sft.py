@@ -72,6 +72,12 @@ def check_sources(workdir: Workdir, ledger: Mapping[str, Any], sources: Mapping[
       )
 
 
+def balance_rate(config: RunConfig) -> float:
+  """`sft.balance_rate` where routers choose by a bias and all parameters are trained, else 0."""
+  chooses = config.policy.model.router == "sigmoid" and not config.lora.rank
+  return config.sft.balance_rate if chooses else 0.0
+
+
 def optimizer(config: RunConfig) -> optax.GradientTransformation:
   """The optimizer as configured for the warm-up."""
   sft = config.sft
@@ -106,7 +112,7 @@ def imitate(
   objective = train_step.Objective(
     "sft",
     mtp_weight=sft.mtp_weight if config.policy.model.mtp_depth else 0.0,
-    balance_rate=sft.balance_rate,
+    balance_rate=balance_rate(config),
     remat=config.learner.remat,
     attention_peaks=sft.qk_clip > 0,
   )

@@ -81,9 +81,7 @@ class TinkerLearner:
         targets=adapted(self._cfg, attn=lora.train_attn, mlp=lora.train_mlp),
       )
     self._tx = optimizer(self._config, adapters=lora.rank > 0)
-    fresh = setup.fresh_state(self._config, params, self._tx)
-    # Fixed to their devices, as those that are restored: else each program is compiled twice.
-    self._state = jax.tree.map(lambda x: jax.device_put(x, x.sharding), fresh)
+    self._state = setup.fresh_state(self._config, params, self._tx)
 
   async def restore(self, folder: pathlib.Path, lora: Lora, *, optimizer: bool) -> None:
     """Begins with what `save_state` wrote; without the moments unless `optimizer`.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.config import LearnerConfig
-from jaxrl_agents.learner import gradient_noise, train_step
+from jaxrl_agents.learner import gradient_noise, losses, train_step
 from jaxrl_agents.learner.gradient_noise import estimates
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
@@ -69,13 +69,13 @@ def group(seed, rewards):
   return Group(Task("task", "search", "", {}), tuple(map(play, range(len(rewards)), rewards)))
 
 
-def measured(groups, parts):
+def measured(groups, parts, **objective):
   return gradient_noise.of_groups(
     params_lib.init(CFG, jax.random.key(0)),
     groups,
     cfg=CFG,
     learner=LEARNER,
-    objective=train_step.Objective("rl"),
+    objective=train_step.Objective("rl", **objective),
     parts=parts,
   )
 
@@ -92,6 +92,16 @@ def test_parts_with_other_rollouts_have_noise_in_units_of_rollouts():
   assert found["noise"] > 0
   expected = 6 * found["noise"] / found["signal"] if found["signal"] > 0 else math.inf
   assert found["rollouts_with_as_much_noise_as_signal"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+  "objective",
+  [{"loss": losses.named("decoupled_ppo")}, {"loss": losses.named("icepop")}, {"kl": 0.1}],
+  ids=["decoupled_ppo", "icepop", "kl"],
+)
+def test_losses_that_read_other_log_probabilities_are_measured_too(objective):
+  found = measured([group(seed, (0.0, 1.0, 1.0)) for seed in range(3)], 3, **objective)
+  assert found["noise"] > 0
 
 
 def test_groups_whose_rewards_are_equal_are_too_few_parts():

@@ -1,11 +1,13 @@
 """The canary of the loop: what it lets pass, what it stops, and where."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from jaxrl_agents.config import LearnerConfig
-from jaxrl_agents.learner import canary, loop, metrics, packing, state, train_step
+from jaxrl_agents.learner import canary, loop, losses, metrics, packing, state, train_step
 from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -109,8 +111,41 @@ def test_the_canary_reads_the_first_substep_and_lets_later_ones_move_on(fresh):
   after, found, _ = loop.learn(begin, groups, cfg=CFG, learner=LEARNER, tx=tx, objective=RL)
   assert int(after.policy.version) == 2
   assert found["canary_max_abs_logprob_difference"] < BOUND
-  assert found["gap_max"] > BOUND  # of the second substep, after the first has moved the weights
+  # The second substep has other weights than the sampler had, and its gap is not reported.
+  assert found["gap_max"] == found["canary_max_abs_logprob_difference"]
+  assert abs(found["ratio_max"] - 1) > BOUND
   assert found["padding_share"] == 0
+
+
+def infinite(logprobs, batch):
+  """A loss whose gradient is not finite."""
+  return logprobs * np.inf
+
+
+def test_a_gradient_that_is_not_finite_publishes_nothing_and_training_goes_on(fresh):
+  made, batch = fresh
+  tx = state.make_optimizer(CFG, learning_rate=1e-2)
+  params = jax.tree.map(jax.numpy.array, made.policy.params)
+  begin = state.make_state(params, tx, jax.random.key(0))
+  groups = groups_of(batch, [(1.0, 0.0), (0.0, 1.0)])
+  seen = {"published": [], "saved": [], "reported": []}
+  plan = loop.Plan(
+    collect=lambda step: groups,
+    publish=lambda params, version: seen["published"].append(version),
+    report=lambda step, metrics, groups: seen["reported"].append(metrics),
+    save=lambda step, state, ledger: seen["saved"].append(step),
+  )
+  learner = dataclasses.replace(LEARNER, steps=2)
+  after = loop.train(
+    begin,
+    plan,
+    cfg=CFG,
+    learner=learner,
+    tx=tx,
+    objective=train_step.Objective("rl", loss=losses.PolicyLoss(infinite)),
+  )
+  assert int(after.policy.version) == 0 and seen["published"] == [] and seen["saved"] == [1, 2]
+  assert [metrics["skipped"] for metrics in seen["reported"]] == [1.0, 1.0]
 
 
 def test_a_step_that_the_canary_stops_leaves_the_weights_as_they_were(fresh):

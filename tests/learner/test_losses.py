@@ -242,15 +242,14 @@ def test_clipped_counts_tokens_outside_the_bounds_of_the_loss():
 
 
 def test_divergence_estimators_have_their_known_means_on_two_gaussians():
-  # x ~ q = N(0, 1), p = N(m, 1): KL = m^2 / 2, E[k2] = m^2/2 + m^4/8, Var[k1] = m^2.
+  # x ~ q = N(0, 1), p = N(m, 1): KL = m^2 / 2, Var[k1] = m^2.
   m = 0.5
   x = np.random.default_rng(0).normal(size=200_000)
   log_r = jnp.asarray(m * x - m * m / 2)
   for estimator in (losses.k1, losses.k3):
     assert float(estimator(log_r).mean()) == pytest.approx(m**2 / 2, abs=4e-3)
-  assert float(losses.k2(log_r).mean()) == pytest.approx(m**2 / 2 + m**4 / 8, abs=4e-3)
-  variances = [float(k(log_r).var()) for k in (losses.k1, losses.k2, losses.k3)]
-  np.testing.assert_allclose(variances, [0.25, 0.04, 0.03], atol=8e-3)
+  variances = [float(k(log_r).var()) for k in (losses.k1, losses.k3)]
+  np.testing.assert_allclose(variances, [0.25, 0.03], atol=8e-3)
 
 
 def test_an_unknown_loss_or_option_names_the_nearest():

@@ -11,7 +11,7 @@ from jaxrl_agents.learner import state, train_step
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import transformer
 from jaxrl_agents.policy.attention import causal
-from jaxrl_agents.policy.experts import moe
+from jaxrl_agents.policy.experts import local, moe
 from tests.learner import test_train_step as float32
 from tests.policy import tiny
 
@@ -149,3 +149,30 @@ def test_an_objective_with_attention_peaks_reports_the_largest_of_all():
   for _ in range(3):
     current, last = train_step.update(current, batches, cfg, objective, tx)
   assert first["attention_score_max"] > 0.1 > last["attention_score_max"]
+
+
+def test_the_gradient_of_a_row_that_is_read_thousands_of_times_is_summed_in_float32():
+  """In bfloat16 a sum of ones stands still at 256."""
+  table = jnp.zeros((3, 4), jnp.bfloat16)
+  tokens = jnp.asarray([[1] * 4_096 + [2]])
+  total = lambda table: transformer.embed({"embed": table}, tokens).astype(jnp.float32).sum()
+  found = jax.grad(total)(table)
+  assert found.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(found[:, 0], [0, 4_096, 1])
+
+
+def test_blocks_of_one_expert_are_summed_in_float32():
+  """The gradient of bfloat16 experts is as near to that of float32 as one rounding allows."""
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape) / 4, jnp.bfloat16)
+  experts = {"gate_up": draw(1, 16, 2, 8), "down": draw(1, 8, 16)}
+  x, choice = draw(4_096, 16), jnp.zeros((4_096, 1), jnp.int32)
+  weight = jnp.ones((4_096, 1), jnp.bfloat16)
+
+  def gradient(dtype):
+    cast = jax.tree.map(lambda a: a.astype(dtype), (experts, x, weight))
+    total = lambda e: local.blocks(e, cast[1], cast[2], choice).astype(jnp.float32).sum()
+    return flat(jax.grad(total)(cast[0]))
+
+  wide, narrow = gradient(jnp.float32), gradient(jnp.bfloat16)
+  assert np.linalg.norm(narrow - wide) < 5e-3 * np.linalg.norm(wide)

@@ -257,7 +257,7 @@ def test_balancing_steps_the_selection_biases_against_the_load_and_only_in_super
   np.testing.assert_array_equal(bias, 0.25 * np.sign(load.mean() - load))
   wild = [b._replace(weights=np.full_like(b.weights, np.nan)) for b in batches]
   current, metrics = train_step.update(current, wild, cfg, objective, tx)
-  assert metrics["applied"] == 0
+  assert (metrics["applied"], metrics["skipped"]) == (0, 1)
   np.testing.assert_array_equal(current.policy.params["moe_layers"]["moe"]["router_bias"][0], bias)
   with pytest.raises(ValueError, match="balance_rate=0.25 is for 'sft'"):
     train_step.Objective("rl", balance_rate=0.25)

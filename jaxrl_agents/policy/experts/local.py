@@ -209,27 +209,34 @@ def _backward(clamp, saved, d_y):
       d_scale = d_scale + d_out @ experts["down_bias"][expert]
     d_weight = put_block(d_weight, d_scale, i)
     (d_inner,) = gate_vjp(d_mixed * scale)
-    d_down = d_down.at[expert].add((mixed * scale).T @ d_out)
-    d_gate_up = d_gate_up.at[expert].add(x[tokens].T @ d_inner)
+    d_down = d_down.at[expert].add(_product((mixed * scale).T, d_out))
+    d_gate_up = d_gate_up.at[expert].add(_product(x[tokens].T, d_inner))
     d_biases = _with_biases(d_biases, expert, d_inner, d_out * scale)
     return d_gate_up, d_down, put_block(d_x, d_inner @ gate_up[expert].T, i), d_weight, d_biases
 
   slots = plan.token_of.shape[0]
+  # Blocks of an expert are summed in float32, whatever the dtype of the parameters.
+  zeros = functools.partial(jnp.zeros_like, dtype=jnp.float32)
   empty = (
-    jnp.zeros_like(gate_up),
-    jnp.zeros_like(down),
+    zeros(gate_up),
+    zeros(down),
     jnp.zeros((slots, embed), x.dtype),
     jnp.zeros((slots,), x.dtype),
-    {name: jnp.zeros_like(array) for name, array in experts.items() if name.endswith("_bias")},
+    {name: zeros(array) for name, array in experts.items() if name.endswith("_bias")},
   )
   d_gate_up, d_down, d_x, d_weight, d_biases = jax.lax.fori_loop(0, plan.used, body, empty)
   d_x = d_x[plan.slot_of].reshape(*choice.shape, embed).sum(axis=1)
   d_gate_up = d_gate_up.reshape(experts["gate_up"].shape)
   d_experts = {"gate_up": d_gate_up, "down": d_down, **d_biases}
+  d_experts = {name: found.astype(experts[name].dtype) for name, found in d_experts.items()}
   return d_experts, d_x, d_weight[plan.slot_of].reshape(choice.shape), None
 
 
 blocks.defvjp(_forward, _backward)
+
+
+def _product(a, b):
+  return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
 
 def _with_biases(d_biases, expert, d_inner, d_out):
@@ -237,9 +244,10 @@ def _with_biases(d_biases, expert, d_inner, d_out):
   if not d_biases:
     return d_biases
   shape = d_biases["gate_up_bias"].shape[1:]
+  total = functools.partial(jnp.sum, axis=0, dtype=jnp.float32)
   return {
-    "gate_up_bias": d_biases["gate_up_bias"].at[expert].add(d_inner.sum(axis=0).reshape(shape)),
-    "down_bias": d_biases["down_bias"].at[expert].add(d_out.sum(axis=0)),
+    "gate_up_bias": d_biases["gate_up_bias"].at[expert].add(total(d_inner).reshape(shape)),
+    "down_bias": d_biases["down_bias"].at[expert].add(total(d_out)),
   }
 
 

@@ -15,9 +15,6 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.experts import all_to_all
 from jaxrl_agents.policy.experts.local import Clamp
 
-NOT_RECORDED = 65535
-"""In a routing array: no expert was recorded here (as in types.NOT_ROUTED)."""
-
 
 def moe(
   weights: dict[str, Any],
