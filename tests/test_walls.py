@@ -15,6 +15,7 @@ PACKAGE = "jaxrl_agents"
 
 # What everybody may import; these themselves import the standard library, numpy and one another.
 FOUNDATION = (
+  "background",
   "types",
   "config",
   "policy.config",

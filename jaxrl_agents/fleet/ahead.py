@@ -67,6 +67,7 @@ class Ahead:
     self._changed = threading.Condition()
     self._closed = False
     self._error: BaseException | None = None
+    self._told = False
     self._last_sign = time.monotonic()
     self._idle_s = 0.0
     self._thread = threading.Thread(target=self._play, name="sampler", daemon=True)
@@ -75,7 +76,7 @@ class Ahead:
     self._thread.start()
     return self
 
-  def __exit__(self, *_: object) -> None:
+  def __exit__(self, kind: object, *_: object) -> None:
     self._closed = True
     with self._changed:
       self._changed.notify_all()
@@ -84,6 +85,8 @@ class Ahead:
       raise RuntimeError(
         f"the sampler's thread did not end within {self._patience_s:g} s; a program or a tool hangs"
       )
+    if kind is None and self._error and not self._told:
+      raise self._error
 
   def take(self, count: int, named: Sequence[str] | None = None) -> list[Group]:
     """The next `count` groups, or those named; waits until they are complete. See Pacing.take.
@@ -140,6 +143,7 @@ class Ahead:
 
   def _check(self) -> None:
     if self._error:
+      self._told = True
       raise self._error
     silent_s = time.monotonic() - self._last_sign
     if silent_s > self._patience_s:

@@ -254,7 +254,8 @@ class NodePool:
     return [(node.first + number, message) for number, message in report.messages]
 
   def _lose(self, node: _Node, how: str) -> list[tuple[int, tuple[Any, ...]]]:
-    """A node is gone: what it played goes to others; returns the deaths of its workers.
+    """A node is gone: what it played goes to others; returns the deaths of its workers and the ids
+    of the groups that moved.
 
     A group whose node was lost too often is handed back with a death, as that of its worker is.
     """
@@ -267,16 +268,19 @@ class NodePool:
       file=sys.stderr,
       flush=True,
     )
-    suspects = []
+    suspects, moved = [], []
     for job in node.jobs.values():
       self._losses[job.group_id] += 1
       if self._losses[job.group_id] > _MAX_LOSSES:
         suspects.append(job)
       else:
         self._backlog.append(job)
+        moved.append(job.group_id)
     deaths: list[tuple[int, tuple[Any, ...]]]
     deaths = [(number, ("died", text, ())) for number in sorted(node.workers)]
-    return [*deaths, (node.first, ("died", text, tuple(suspects)))] if suspects else deaths
+    if suspects:
+      deaths.append((node.first, ("died", text, tuple(suspects))))
+    return [*deaths, (node.first, ("moved", text, tuple(moved)))]
 
   def _dispatch(self) -> None:
     """Gives waiting jobs to the nodes with the fewest for each ready worker."""

@@ -31,11 +31,13 @@ class Draw:
     batch: that it was drawn for, which gives its seed. It may be trained with a later one.
     place: its number in this batch.
     task: what is played.
+    repeat: how many draws of the batch before it have the same task; another seed for each.
   """
 
   batch: int
   place: int
   task: Task
+  repeat: int = 0
 
   @property
   def label(self) -> str:
@@ -83,13 +85,13 @@ class Pacing:
     if state:
       known = {task.id: task for task in tasks}
       self._drawn = state["drawn"]
-      for number, place, task_id in state["unfinished"]:
+      for number, place, task_id, repeat in state["unfinished"]:
         if task_id not in known:
           raise ValueError(
             f"the checkpoint names task {task_id!r}, which the task set does not have; continue "
             "with the tasks that the run began with"
           )
-        self._admit(Draw(number, place, known[task_id]))
+        self._admit(Draw(number, place, known[task_id], repeat))
     later = lambda group_id: draw_of(group_id)[0] >= self._drawn
     self._kept = {name: group for name, group in self._kept.items() if later(name)}
 
@@ -113,8 +115,10 @@ class Pacing:
         return None
       if self.waiting:
         break
+      before: collections.Counter[str] = collections.Counter()
       for place, task in enumerate(self._draw(self._drawn)):
-        self._admit(Draw(self._drawn, place, task))
+        self._admit(Draw(self._drawn, place, task, before[task.id]))
+        before[task.id] += 1
       self._drawn += 1
     draw = self.waiting.popleft()
     self.in_flight[draw.label] = draw
@@ -157,7 +161,7 @@ class Pacing:
     """For JSON: what is to be trained after a restart."""
     draws = [draw for draw, _ in self.ready.values()] + [*self.in_flight.values(), *self.waiting]
     draws.sort(key=lambda draw: (draw.batch, draw.place))
-    unfinished = [[draw.batch, draw.place, draw.task.id] for draw in draws]
+    unfinished = [[draw.batch, draw.place, draw.task.id, draw.repeat] for draw in draws]
     return {"drawn": self._drawn, "unfinished": unfinished}
 
 

@@ -113,16 +113,18 @@ async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]
   if problem:
     return problem, True
   tool = tools[call.name]
+  deadline = asyncio.timeout(tool.deadline_s)
   try:
-    return str(await asyncio.wait_for(_run(tool, call.arguments), tool.deadline_s)), False
+    async with deadline:
+      return str(await _run(tool, call.arguments)), False
   except ToolError as error:
     return f"Error: {error}", True
   except EpisodeError:
     raise
-  except TimeoutError:
-    late = f"{call.name} took longer than {tool.deadline_s:g} s. Ask for something simpler."
-    return f"Error: {late}", True
   except Exception as error:  # a tool's failure is for the policy to read
+    if deadline.expired():
+      late = f"{call.name} took longer than {tool.deadline_s:g} s. Ask for something simpler."
+      return f"Error: {late}", True
     why = f"{type(error).__name__}: {clipped(str(error), 200)}"
     return f"Error: {call.name} failed: {why}", True
 

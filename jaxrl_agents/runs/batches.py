@@ -7,13 +7,13 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl_agents import background
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import toggle
 from jaxrl_agents.config import RunConfig
@@ -35,6 +35,9 @@ from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 LEDGER, READY, REPLIES, SCHEDULE = "ledger.log", "ready", "replies.log", "schedule.log"
 """Files of a run beside its checkpoints, each of the module of fleet with its name."""
+
+REPEATED = 1_000_003
+"""Between the seeds of draws of one task within a batch, more than the steps of a run."""
 
 PATIENCE_S = 600.0
 """Longest that a publication may take."""
@@ -153,7 +156,7 @@ class Batches:
     config = self._config
     if self._ledger:
       self._ledger.dispatched(draw.label, draw.task.id, config.learner.group_size)
-    sampling = setup.sampling(config, config.seed + 1 + draw.batch)
+    sampling = setup.sampling(config, config.seed + 1 + draw.batch + REPEATED * draw.repeat)
     return Job(draw.label, draw.task, config.learner.group_size, sampling)
 
   def _ended(self, group: Group) -> None:
@@ -269,7 +272,7 @@ class PlayedAhead(Batches):
     finish = self._players.begin_publishing(lora.merged(params), version)
     self._published.append(version)
     rest = functools.partial(self._publish_rest, finish, self._learning)
-    self._publication = _in_the_background(rest)
+    self._publication = background.call(rest, "publisher")
     self._learning = 0
 
   def _publish_rest(self, finish: Callable[[], None], learnt: int) -> None:
@@ -352,21 +355,6 @@ class PlayedAhead(Batches):
       self._ahead.replace(1)
       return None
     return masked(group, self._published[-1 - fleet.max_age])
-
-
-def _in_the_background(publish: Callable[[], None]) -> concurrent.futures.Future[None]:
-  """Publishes in a thread that does not keep its process from ending, as one of a pool would."""
-  future = concurrent.futures.Future[None]()
-
-  def body() -> None:
-    try:
-      publish()
-      future.set_result(None)
-    except BaseException as error:
-      future.set_exception(error)
-
-  threading.Thread(target=body, name="publisher", daemon=True).start()
-  return future
 
 
 def _not_learnt(group: Group) -> str:

@@ -51,12 +51,19 @@ class Reporter:
       "rss_mib": rss_mib(),
     }
     if metrics["optimizer_steps"]:
-      version = int(metrics["version"])
-      row["publish_bytes"] = float(manifest_lib.stored_bytes(self.workdir.weights, version))
+      row["publish_bytes"] = float(self._publish_bytes(int(metrics["version"])))
     self.workdir.log("rl", step, row)
     self.remote.tell(self.players.places)
     shown = {name: row.get(name, 0.0) for name in ("reward", agent.headline)}
     self.progress.advance(**shown, tokens_per_s=row["sampler_tokens_per_s"])
+
+  def _publish_bytes(self, version: int) -> int:
+    """Bytes of the newest version that is there whole: the last one may still be written."""
+    folder = self.workdir.weights
+    places = (folder, manifest_lib.differences(folder))
+    whole = [each for place in places for each in manifest_lib.versions(place)]
+    there = [each for each in whole if each <= version]
+    return manifest_lib.stored_bytes(folder, max(there)) if there else 0
 
 
 def no_report(step: int, metrics: dict[str, float], groups: list[Group]) -> None:

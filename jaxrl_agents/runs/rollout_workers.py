@@ -8,12 +8,12 @@ import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import jax
 
-from jaxrl_agents import service_log
+from jaxrl_agents import background, service_log
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.fleet.ahead import Ahead
@@ -386,8 +386,7 @@ class RolloutWorkers:
     in_thread: Callable[[Callable[[], Any]], Future[Any]] | None = None
     # Programs of several devices must reach all of them in one order, and so come from one thread.
     if self._others and setup.is_on_one_device(self._config):
-      threads = self._stack.enter_context(ThreadPoolExecutor(len(self._others), "engine"))
-      in_thread = threads.submit
+      in_thread = functools.partial(background.call, name="engine")
     return RolloutServer(
       sampler,
       self._pool,

@@ -28,6 +28,8 @@ from jaxrl_agents.types import Generation, SamplingLimits
 _IDLE_S = 0.2
 """Longest wait for a request, after which the thread looks whether it is to end."""
 
+_ENDED = "the engine has ended; start the server again"
+
 _Request = tuple[np.ndarray, SamplingLimits, "asyncio.Future[Generation]"]
 _Call = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
@@ -48,6 +50,8 @@ class EngineSampler:
     self._inbox: queue.SimpleQueue[_Request | _Call | None] = queue.SimpleQueue()
     self._asked: dict[int, asyncio.Future[Generation]] = {}
     self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+    self._entering = threading.Lock()
+    self._ended = False
 
   @contextlib.contextmanager
   def running(self) -> Iterator[EngineSampler]:
@@ -66,10 +70,8 @@ class EngineSampler:
       ValueError: the engine refuses it.
       RuntimeError: the engine failed.
     """
-    if not self._thread.is_alive():
-      raise RuntimeError("the engine has ended; start the server again")
     future: asyncio.Future[Generation] = self._loop.create_future()
-    self._inbox.put((prompt, limits, future))
+    self._enter((prompt, limits, future))
     return await future
 
   async def between_steps(self, function: Callable[[], Any]) -> Any:
@@ -78,11 +80,15 @@ class EngineSampler:
     Raises:
       RuntimeError: the engine has ended. And what the function raises.
     """
-    if not self._thread.is_alive():
-      raise RuntimeError("the engine has ended; start the server again")
     future: asyncio.Future[Any] = self._loop.create_future()
-    self._inbox.put((function, future))
+    self._enter((function, future))
     return await future
+
+  def _enter(self, request: _Request | _Call) -> None:
+    with self._entering:
+      if self._ended:
+        raise RuntimeError(_ENDED)
+      self._inbox.put(request)
 
   @property
   def version(self) -> int:
@@ -102,16 +108,21 @@ class EngineSampler:
     """The engine waits for nobody."""
 
   def _run(self) -> None:
+    why = RuntimeError(_ENDED)
     try:
       while self._receive():
         self._drop_abandoned()
         for request_id, result in self._engine.step() if self._engine.num_unfinished else ():
           self._answer(self._asked.pop(request_id), result)
     except Exception as error:
-      failed = RuntimeError(f"the engine failed: {type(error).__name__}: {error}")
-      for future in self._asked.values():
-        self._answer(future, failed)
+      why = RuntimeError(f"the engine failed: {type(error).__name__}: {error}")
       raise
+    finally:
+      with self._entering:
+        self._ended = True
+      left = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
+      for future in (*self._asked.values(), *(request[-1] for request in left if request)):
+        self._answer(future, why)
 
   def _receive(self) -> bool:
     """Takes all requests that came; waits for one if there is nothing to sample."""

@@ -313,10 +313,15 @@ class Scheduler:
     self.num_preempted += 1
 
   def _set_back(self, sequence: Sequence) -> None:
-    """Puts a running sequence back among the waiting, without its pages."""
-    routing = self.routing_of(sequence)
-    if sequence.routing is None or len(routing) > len(sequence.routing):
-      sequence.routing = routing
+    """Puts a running sequence back among the waiting, without its pages. Its experts are kept if
+    ids were sampled under them: else it is computed anew, maybe by other weights.
+    """
+    if sequence.num_tokens == sequence.num_prompt:
+      sequence.routing = None
+    else:
+      routing = self.routing_of(sequence)
+      if sequence.routing is None or len(routing) > len(sequence.routing):
+        sequence.routing = routing
     self._vacate(sequence)
     self.add(sequence)
 

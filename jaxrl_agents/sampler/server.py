@@ -151,7 +151,7 @@ class RolloutServer:
     self._group_of: dict[str, str] = {}
     self._parts: collections.deque[Any] = collections.deque()
     self._last_error = ""
-    self._last_progress = time.monotonic()
+    self._last_progress = self._left = time.monotonic()
 
   def stand_in(self, policy: str, engine: str) -> None:
     """From now on `engine`, a name of `others`, answers requests for `policy`.
@@ -199,12 +199,16 @@ class RolloutServer:
       RolloutError: nothing happened for stall_s while groups were in play.
       harness.worker_pool.WorkerPoolError: workers die without finishing any group.
     """
+    self._last_progress += time.monotonic() - self._left  # in which the caller may swap weights
     if not self._groups:
       self._last_progress = time.monotonic()
     # A repeatable run takes new jobs at repeatable moments only.
     if not self._deterministic or self._all_wait():
       self._fill(next_job)
-    return self._round() if self._groups else []
+    try:
+      return self._round() if self._groups else []
+    finally:
+      self._left = time.monotonic()
 
   def _fill(self, next_job: Callable[[], Any]) -> None:
     """Brings the rollouts in play up to max_rollouts."""
@@ -273,6 +277,8 @@ class RolloutServer:
         self._finished.append(content[0])
       elif kind == "died":
         self._retry(worker, *content)
+      elif kind == "moved":
+        self._note_again(*content)
       else:
         self._last_error = f"worker {worker}: {message!r}"
 
@@ -339,7 +345,9 @@ class RolloutServer:
     self._last_progress = time.monotonic()
     if self.schedule:
       self.schedule.stepped()
-    for name, ended in self._stepped():
+    stepped = self._stepped()
+    self._last_progress = time.monotonic()
+    for name, ended in stepped:
       for engine_id, result in ended:
         request = self._asked.pop((name, engine_id))
         if isinstance(result, Failure):
@@ -397,7 +405,11 @@ class RolloutServer:
       given_up.add(lost.id)
       self._rollouts_in_play -= len(lost.trajectories)
       self._finished.append(lost)
-    for part in (job.group_id for job in jobs if job.group_id not in given_up):
+    self._note_again(text, [job.group_id for job in jobs if job.group_id not in given_up])
+
+  def _note_again(self, text: str, parts: Sequence[str]) -> None:
+    """Tells of jobs that others play from the start."""
+    for part in parts:
       group_id = self._group_of[part]
       samples = () if part == group_id else (int(part.rpartition("/")[2]),)
       self.played_again(group_id, samples, text)

@@ -7,6 +7,7 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -191,9 +192,8 @@ def stored_bytes(folder: Folder, version: int) -> int:
   """Bytes of the shard files of a version; of its differences, if it was published as such."""
   places = (files(differences(folder), version), files(folder, version))
   place = next((each for each in places if each.is_dir()), places[-1])
-  return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-
-
-def latest(folder: Folder) -> int | None:
-  """The newest published version, or None."""
-  return max(versions(folder), default=None)
+  total = 0
+  for path in place.rglob("*"):
+    with contextlib.suppress(FileNotFoundError):  # of one that is written, locks come and go
+      total += path.stat().st_size if path.is_file() else 0
+  return total

@@ -222,6 +222,11 @@ class Receiver:
     chain.ask_for(self._folder, version)
     deadline = time.monotonic() + self._patience_s
     while version not in manifest_lib.versions(self._folder):
+      newest = max(manifest_lib.versions(manifest_lib.differences(self._folder)), default=version)
+      if newest > version:  # only the newest is written complete
+        raise FileNotFoundError(
+          f"no way leads to version {version} in {self._folder}, and version {newest} has come"
+        )
       if time.monotonic() > deadline:
         raise CorruptWeights(
           f"no way leads to version {version} in {self._folder}, and its publisher did not write "

@@ -135,7 +135,7 @@ def fetch(folder: Folder, version: int, shardings: dict[str, Any] | None = None)
 
   Args:
     folder: of all versions.
-    version: one of `manifest.versions(folder)`, e.g. `manifest.latest(folder)`.
+    version: one of `manifest.versions(folder)`.
     shardings: a tree like that of the parameters: each device is given its slice, and this process
       reads the shards that its devices have a part of. None: all of it, on the host.
 
@@ -146,6 +146,16 @@ def fetch(folder: Folder, version: int, shardings: dict[str, Any] | None = None)
     FileNotFoundError: no such version (it may have been deleted since).
     CorruptWeights: a shard is unreadable or its content differs.
   """
+  try:
+    return _fetched(folder, version, shardings)
+  except CorruptWeights as error:
+    if manifest_lib.path(folder, version).exists():
+      raise
+    text = f"version {version} in {folder} was deleted while it was read"
+    raise FileNotFoundError(text) from error
+
+
+def _fetched(folder: Folder, version: int, shardings: dict[str, Any] | None) -> dict[str, Any]:
   manifest = manifest_lib.read(folder, version)
   target = manifest_lib.files(folder, version)
   stored = [_Stored(target, tensor, version) for tensor in manifest.tensors]

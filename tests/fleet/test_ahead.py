@@ -75,6 +75,17 @@ def test_a_swap_is_made_though_nothing_is_played_after_it():
   assert server.weights == 1
 
 
+def test_an_error_in_the_last_swap_is_raised_when_the_context_ends():
+  def damaged():
+    raise OSError("version 7 is damaged")
+
+  with pytest.raises(OSError, match="version 7 is damaged"):
+    with Ahead(Instant(), pacing(batches=1), lambda draw: draw) as ahead:
+      ahead.take(2)
+      ahead.between_steps(lambda: time.sleep(0.2))
+      ahead.between_steps(damaged)
+
+
 def test_an_error_of_the_thread_is_raised_where_groups_are_taken():
   with Ahead(Broken(), pacing(), lambda draw: draw) as ahead:
     with pytest.raises(ValueError, match="no engine"):

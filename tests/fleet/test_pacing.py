@@ -100,6 +100,17 @@ def test_a_run_that_played_ahead_goes_on_by_turns_with_what_was_unfinished():
   assert [draw.label for draw in all_of(again)] == [f"step 1 {place}" for place in range(4)]
 
 
+def test_draws_of_one_task_in_a_batch_are_counted_also_after_a_restart():
+  names = ["a", "b", "a", "a"]
+  paced = Pacing(lambda batch: [task(n) for n in names], batch=BATCH, depth=0, batches=2)
+  assert [draw.repeat for draw in all_of(paced)] == [0, 0, 1, 2]
+  known = [task("a"), task("b")]
+  again = Pacing(
+    lambda batch: known, batch=BATCH, depth=0, batches=2, state=paced.state(), tasks=known
+  )
+  assert [(d.task.id, d.repeat) for d in all_of(again)] == [("a", 0), ("b", 0), ("a", 1), ("a", 2)]
+
+
 def test_a_run_that_goes_on_without_such_a_state_draws_from_its_first_step_on():
   assert [draw.label for draw in all_of(made(0, first=7))] == [f"step 7 {p}" for p in range(4)]
 

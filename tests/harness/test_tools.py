@@ -143,6 +143,14 @@ def test_what_a_tool_raises_becomes_an_observation():
   )
 
 
+def test_a_timeout_within_a_tool_is_not_taken_for_its_deadline():
+  async def upstream(query, limit=5):
+    raise TimeoutError("the index answered 504")
+
+  text = observe({"query": "a"}, run=upstream)
+  assert text == "Error: search_corpus failed: TimeoutError: the index answered 504"
+
+
 def test_a_tool_that_hangs_is_given_up_at_its_deadline():
   began = time.monotonic()
   text = observe({"query": "a"}, run=hang, deadline_s=0.05)

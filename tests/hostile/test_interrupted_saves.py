@@ -111,7 +111,7 @@ def test_weights_killed_at_any_moment_are_published_whole_or_not_at_all(tmp_path
     store.publish(version(3), 3, folder)
   found = []
   for image in images(copies, 8):
-    latest = store.manifest_lib.latest(image)
+    latest = max(store.manifest_lib.versions(image), default=None)
     for n in (latest - 1, latest) if latest == 2 else (latest,):
       np.testing.assert_array_equal(store.fetch(image, n)["embed"], version(n)["embed"])
     store.withdraw_after(latest, image)

@@ -388,6 +388,24 @@ def test_a_recomputed_cache_is_that_of_the_new_weights_alone():
       assert abs(generation.logprobs[i + 1 - len(prompt)] - expected) < 1e-5
 
 
+def test_experts_that_older_weights_chose_are_forgotten_where_nothing_was_sampled_under_them():
+  """A prompt that is set back in the middle of its prefill is computed anew, and recorded anew."""
+  prompt = np.arange(2, 32, dtype=np.int32)
+  request = (prompt, limits(0, stop_tokens=(), max_new_tokens=4))
+  engine, new, replies = build(prefill_rows=1, num_pages=40), draw_params(1), {}
+  asked = engine.submit(*request)
+  engine.step()
+  assert [s.num_cached for s in engine._scheduler.running.values()] == [8]
+  engine.set_params(new, 1, recompute=True)
+  while engine.num_unfinished:
+    replies.update(engine.step())
+  fresh = build(prefill_rows=1, num_pages=40)
+  fresh.set_params(new, 1)
+  (expected,) = play(fresh, [request])
+  np.testing.assert_array_equal(replies[asked].tokens, expected.tokens)
+  np.testing.assert_array_equal(replies[asked].routing, expected.routing)
+
+
 def test_prefixes_of_older_weights_are_not_reused_and_versions_never_go_back(engine):
   (prompt,) = prompts(1, seed=10, longest=2)
   prompt = np.concatenate([prompt, np.arange(2, 21, dtype=np.int32)])

@@ -1,14 +1,12 @@
 """Two engines, the second of which makes the calls of the first: what comes out is the same."""
 
 import random
-import types
 
 import jax
 import numpy as np
 import pytest
 
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.sampler import engine_calls
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.engine_calls import Calls, Clock, Leader
 from jaxrl_agents.sampler.sequence import Failure
@@ -38,9 +36,9 @@ def both():
   return [(engine(clock), clock) for clock in clocks]
 
 
-def leading(both, tell):
+def leading(both, tell, **options):
   engine, clock = both
-  return Leader(engine, clock, tell, max_context_tokens=40, vocab_size=CFG.vocab_size)
+  return Leader(engine, clock, tell, max_context_tokens=40, vocab_size=CFG.vocab_size, **options)
 
 
 def repeating(both):
@@ -91,12 +89,11 @@ def test_calls_broadcast_before_each_step_give_a_second_engine_the_same_results(
 
 
 @pytest.mark.slow
-def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both, monkeypatch):
+def test_a_deadline_passes_in_the_second_engine_when_it_did_in_the_first(both):
   """The second makes the calls half a second later, when both requests would be too late."""
   now = [1000.0]
-  monkeypatch.setattr(engine_calls, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
   told = []
-  leader = leading(both[0], lambda *each: told.append(each))
+  leader = leading(both[0], lambda *each: told.append(each), time=lambda: now[0])
   draw = random.Random(1)
   late, timely = prompts(draw, 2)
   leader.submit(late, SamplingLimits(4, (), deadline_s=0.0))

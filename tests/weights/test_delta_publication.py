@@ -222,8 +222,7 @@ def test_differences_of_other_weights_than_were_published_are_found_after_they_a
   manifest.write(pair.differences, manifest.Manifest(2, 1, tuple(lie)))
   pair.follow(1)
   staged = pair.receiver.stage(2)
-  with pytest.raises(store.CorruptWeights, match="no way leads to version 2"):
-    pair.receiver._patience_s = 0.0  # the publisher is at version 5
+  with pytest.raises(FileNotFoundError, match="no way leads to version 2 .* version 5 has come"):
     pair.receiver.swap(staged, pair.held)
   assert "embed after it is not that of version 2" in capfd.readouterr().err
 
@@ -314,6 +313,25 @@ def test_a_full_disk_is_named_hurts_no_version_and_the_next_one_is_complete(pair
   pair.publisher.publish(policy(7), 7)
   assert manifest.versions(pair.folder) == [0, 7]
   pair.follow(7)
+
+
+def test_a_version_that_several_receivers_ask_for_is_written_once_and_publishing_goes_on(pair):
+  for _ in range(2):
+    chain.ask_for(pair.folder, LAST)
+    deadline = time.monotonic() + 20
+    while chain.is_asked_for(pair.folder, LAST) and time.monotonic() < deadline:
+      time.sleep(0.02)
+    assert manifest.versions(pair.folder) == [0, LAST]
+  pair.publisher.publish(policy(LAST + 1), LAST + 1)
+  pair.follow(LAST + 1)
+
+
+def test_a_version_that_the_learner_has_left_behind_is_missing_at_once(pair):
+  halve(pair)  # a file of version 1
+  began = time.monotonic()
+  with pytest.raises(FileNotFoundError, match=f"version {LAST} has come"):
+    pair.receiver.stage(1)
+  assert time.monotonic() - began < 10
 
 
 def test_a_request_that_nobody_answers_has_a_deadline(pair):

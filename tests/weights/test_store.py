@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -38,12 +39,29 @@ def assert_bitwise(got, expected):
 
 def test_a_fetched_version_is_bitwise_the_published_one_in_its_own_dtypes(tmp_path):
   store.publish(make_tree(), 3, tmp_path)
-  assert manifest.latest(tmp_path) == 3
+  assert manifest.versions(tmp_path) == [3]
   assert_bitwise(store.fetch(tmp_path, 3), make_tree())
   written = manifest.read(tmp_path, 3)
   assert written.base is None
   assert [t.name for t in written.tensors] == ["embed", "layers.bias", "layers.qkv", "scale"]
   assert written.tensors[2].dtype == "bfloat16"
+
+
+def test_a_version_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(
+  tmp_path, monkeypatch
+):
+  store.publish(make_tree(), 3, tmp_path)
+  read = manifest.read
+
+  def then_deleted(folder, version):
+    found = read(folder, version)
+    manifest.path(folder, version).unlink()
+    shutil.rmtree(manifest.files(folder, version))
+    return found
+
+  monkeypatch.setattr(manifest, "read", then_deleted)
+  with pytest.raises(FileNotFoundError, match="deleted while it was read"):
+    store.fetch(tmp_path, 3)
 
 
 def test_digests_are_those_of_the_bytes_in_memory(tmp_path):
@@ -112,14 +130,14 @@ def test_a_version_never_changes_and_only_dicts_of_arrays_are_published(tmp_path
     store.publish({"layers": (np.ones(2),)}, 2, tmp_path)
   with pytest.raises(ValueError, match=r"'a\.b' under ''"):
     store.publish({"a.b": np.ones(2)}, 2, tmp_path)
-  assert manifest.latest(tmp_path) == 1
+  assert manifest.versions(tmp_path) == [1]
 
 
 def test_manifests_are_plain_json_and_an_absent_folder_has_no_versions(tmp_path):
   store.publish({"w": np.zeros(2, np.float32)}, 4, tmp_path)
   raw = json.loads(manifest.path(tmp_path, 4).read_text())["manifest"]
   assert raw["version"] == 4 and raw["tensors"][0]["shape"] == [2]
-  assert manifest.latest(tmp_path / "nowhere") is None
+  assert manifest.versions(tmp_path / "nowhere") == []
   with pytest.raises(FileNotFoundError, match=r"no weights of version 9 .* versions \[4\]"):
     manifest.read(tmp_path, 9)
 

@@ -1,0 +1,78 @@
+"""An engine that steps in a thread of its own: what becomes of requests when it ends."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from jaxrl_agents.runs.serving import EngineSampler
+from jaxrl_agents.types import SamplingLimits
+
+LIMITS = SamplingLimits(4, (1,))
+
+
+class Fails:
+  """An engine whose step waits for `go` and then fails."""
+
+  version, num_unfinished = 0, 0
+
+  def __init__(self):
+    self.stepping, self.go = threading.Event(), threading.Event()
+
+  def submit(self, prompt, limits):
+    self.num_unfinished += 1
+    return self.num_unfinished
+
+  def cancel(self, request_id):
+    self.num_unfinished -= 1
+
+  def step(self):
+    self.stepping.set()
+    self.go.wait(20)
+    raise MemoryError("no pages")
+
+
+class Works(Fails):
+  """An engine whose requests never end."""
+
+  def step(self):
+    time.sleep(0.02)
+    return []
+
+
+def ask(sampler, *tokens):
+  return asyncio.create_task(sampler.generate(np.asarray(tokens), LIMITS))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whoever_waits_is_told_when_the_engine_fails():
+  async def run():
+    engine = Fails()
+    with EngineSampler(engine, asyncio.get_running_loop()).running() as sampler:
+      waiting = [ask(sampler, 1)]
+      await asyncio.to_thread(engine.stepping.wait, 20)
+      waiting.append(ask(sampler, 2))
+      waiting.append(asyncio.create_task(sampler.between_steps(lambda: 1)))
+      await asyncio.sleep(0.1)
+      engine.go.set()
+      for task in waiting:
+        with pytest.raises(RuntimeError, match="the engine failed: MemoryError: no pages"):
+          await asyncio.wait_for(task, 10)
+      with pytest.raises(RuntimeError, match="the engine has ended"):
+        await asyncio.wait_for(ask(sampler, 3), 10)
+
+  asyncio.run(run())
+
+
+def test_whoever_waits_is_told_when_the_engine_is_stopped():
+  async def run():
+    sampler = EngineSampler(Works(), asyncio.get_running_loop())
+    with sampler.running():
+      waiting = ask(sampler, 1)
+      await asyncio.sleep(0.2)
+    with pytest.raises(RuntimeError, match="the engine has ended"):
+      await asyncio.wait_for(waiting, 10)
+
+  asyncio.run(run())
