@@ -7,8 +7,9 @@
 
 Prints memory per chip against its capacity, FLOPs, the bytes that collectives move, time of a step,
 MFU, tokens per second and cost of the learner step and of a decode step of the sampler, what binds
-them and what to change. A TPU topology (v5e, v5p, v6e, tpu7x) needs the extra "libtpu". For h100 and h200
-programs are lowered, and compiled for the CPU in its place: memory and time are then estimates.
+them and what to change. A TPU topology (v5e, v5p, v6e, tpu7x) needs the extra "libtpu". For h100
+and h200 programs are lowered, and compiled for the CPU in its place: memory and time are then
+estimates.
 """
 
 import json

@@ -7,7 +7,8 @@ trajectories, checkpoints, summary.json and report.html in W; the same command a
 it stopped. Of several processes that share the disk each runs it, with its own number:
 
     python scripts/train_rl.py --workdir=W --set mesh.fsdp=8 \\
-      --set learner.rows_per_microbatch=8 --coordinator=HOST:PORT --num_processes=2 --process_id=0
+      --set learner.rows_per_microbatch=8 --set sft.rows_per_step=8 \\
+      --coordinator=HOST:PORT --num_processes=2 --process_id=0
 """
 
 from absl import flags

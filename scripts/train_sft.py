@@ -6,7 +6,8 @@ Leaves the policy in W/warm_start. The same command again continues where it sto
 another mesh. Of several processes that share the disk each runs it, with its own number:
 
     python scripts/train_sft.py --workdir=W --set mesh.fsdp=8 \\
-      --set learner.rows_per_microbatch=8 --coordinator=HOST:PORT --num_processes=2 --process_id=0
+      --set learner.rows_per_microbatch=8 --set sft.rows_per_step=8 \\
+      --coordinator=HOST:PORT --num_processes=2 --process_id=0
 """
 
 from absl import flags

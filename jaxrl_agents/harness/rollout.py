@@ -63,28 +63,13 @@ class SamplerRefused(EpisodeError):
 
 @dataclasses.dataclass
 class Record:
-  """What an episode left so far; invariant: `turns`, `log` and `children` only grow.
-
-  The first `shared_turns` turns were sampled for another trajectory too, which trains them.
-  """
+  """What an episode left so far; invariant: `turns`, `log` and `children` only grow."""
 
   turns: list[Turn] = dataclasses.field(default_factory=list)
   log: list[Message] = dataclasses.field(default_factory=list)
   children: list[Trajectory] = dataclasses.field(default_factory=list)
   generate_s: float = 0.0
   tools_s: float = 0.0
-  shared_turns: int = 0
-
-  def copy(self, *, shared_turns: int | None = None) -> Record:
-    """Another record of the same turns, which grows by itself."""
-    shared = self.shared_turns if shared_turns is None else shared_turns
-    return dataclasses.replace(
-      self,
-      turns=list(self.turns),
-      log=list(self.log),
-      children=list(self.children),
-      shared_turns=shared,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +156,7 @@ def finished(env: Env, record: Record, *, task: Task, stop: str, wall_s: float) 
   """The rewarded trajectory of an episode that has ended."""
   trajectory = Trajectory(
     task_id=task.id,
-    segments=to_segments(record.turns, record.shared_turns),
+    segments=to_segments(record.turns),
     log=tuple(record.log),
     rewards={},
     stop=stop,

@@ -23,21 +23,21 @@ class Turn:
   generation: Generation
 
 
-def to_segments(turns: Sequence[Turn], shared_turns: int = 0) -> tuple[Segment, ...]:
+def to_segments(turns: Sequence[Turn]) -> tuple[Segment, ...]:
   """The segments of an episode, in order.
 
-  The first `shared_turns` turns are trained elsewhere, and some nowhere (Generation.trained): they
-  are context here, and a segment that holds no other is left out.
+  Turns that are not trained (Generation.trained) are context, and a segment that holds no other is
+  left out.
 
   A call returns the experts of the tokens that no earlier call of its segment returned
   (`routed_tokens`), so each token keeps those under which the policy first read it.
   """
   runs: list[list[tuple[Turn, bool]]] = []
   seen = np.zeros(0, np.int32)
-  for i, turn in enumerate(turns):
+  for turn in turns:
     if not runs or not _extends(turn.prompt, seen):
       runs.append([])
-    runs[-1].append((turn, i >= shared_turns and turn.generation.trained))
+    runs[-1].append((turn, turn.generation.trained))
     seen = np.concatenate([turn.prompt, turn.generation.tokens])
   return tuple(segment_of(run) for run in runs if any(trained for _, trained in run))
 

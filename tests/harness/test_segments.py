@@ -131,17 +131,3 @@ def test_every_sampled_token_is_trained_once_in_the_context_it_was_sampled_in(ed
       assert segment.tokens[start:end].tolist() == turns[number].generation.tokens.tolist()
     assert not segment.logprobs[~segment.loss_mask].any()
     assert (segment.versions[~segment.loss_mask] == -1).all()
-
-
-def test_shared_turns_are_context_and_a_segment_of_them_alone_is_left_out():
-  turns = [
-    turn(ids(1, 2), ids(3)),  # alone in its segment: the next prompt does not extend it
-    turn(ids(1, 9), ids(4)),
-    turn(ids(1, 9, 4, 5), ids(6)),
-  ]
-  (segment,) = to_segments(turns, shared_turns=2)
-  assert segment.tokens.tolist() == [1, 9, 4, 5, 6]
-  assert segment.loss_mask.tolist() == [False, False, False, False, True]
-  assert segment.logprobs.tolist() == [0, 0, 0, 0, -1]
-  assert segment.versions.tolist() == [-1, -1, -1, -1, 0]
-  assert to_segments(turns, shared_turns=3) == ()

@@ -48,9 +48,7 @@ MAX_LOSSES = 2
 
 @dataclasses.dataclass(frozen=True)
 class CodingState:
-  """The state of an episode between two turns, from which `restored` continues. The owner must call
-  `drop` on `box`.
-  """
+  """The state of an episode between two turns, which a lost sandbox goes back to."""
 
   box: Snapshot
   messages: tuple[Message, ...]
@@ -71,7 +69,7 @@ class CodingEnv:
   The reasons to stop are those of `episode.Stop`, except STEP_LIMIT.
   """
 
-  def __init__(self, task: Task, services: CodingServices, state: CodingState | None = None):
+  def __init__(self, task: Task, services: CodingServices):
     self._task, self._services, self._limits = task, services, services.limits
     self._chat, self._repo = services.chat, services.repos[task.facts["repo"]]
     self._damaged = {**self._repo.files, **repo_lib.broken(self._repo, task.facts["edits"])}
@@ -92,7 +90,6 @@ class CodingEnv:
       cut_off=view.CUT_OFF,
       run_calls=self._run_calls,
     )
-    self._state = state
     self._judge: Judge | None = None
     self._saved: tuple[CodingState, list[ToolCall]] | None = None  # and the calls that ran after it
     self._verdict: Verdict | None = None
@@ -116,11 +113,8 @@ class CodingEnv:
     self._talk = Conversation(self._task.prompt, self._limits, self._chat, self._specs)
 
   async def start(self) -> Context:
-    """The request after the system prompt, if there is one; or the context of a restored state."""
+    """The request after the system prompt, if there is one."""
     self._judge = await self._services.workshop.judge()
-    if self._state is not None:
-      await self._restore(self._state)
-      return self._next()
     box = await self._judge.boxes.create(await self._judge.base(self._repo))
     self._workspace.box = box
     for path, text in repo_lib.broken(self._repo, self._task.facts["edits"]).items():
@@ -397,13 +391,3 @@ def make(task: Task, services: CodingServices) -> CodingEnv:
   """
   check(task, services)
   return CodingEnv(task, services)
-
-
-def restored(task: Task, services: CodingServices, state: CodingState) -> CodingEnv:
-  """An episode that continues from `state`; `start` returns the context that came next there.
-
-  `harness.rollout.run_episode` continues it, given a copy of the record of the earlier turns.
-  Several episodes may continue from one state.
-  """
-  check(task, services)
-  return CodingEnv(task, services, state)

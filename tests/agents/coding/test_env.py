@@ -1,6 +1,5 @@
 """The coding environment, turn by turn, in real sandboxes."""
 
-import asyncio
 import json
 
 import numpy as np
@@ -8,22 +7,17 @@ import pytest
 
 from jaxrl_agents.agents.coding import config, view
 from jaxrl_agents.agents.coding import env as coding
-from jaxrl_agents.agents.coding.scripted_edits import make_player
 from jaxrl_agents.agents.episode import MAX_MALFORMED_TURNS
-from jaxrl_agents.harness.resume import run_branches, run_resumable
-from jaxrl_agents.harness.rollout import Record, Sampling, begin
 from jaxrl_agents.types import Message, Task
 from tests.agents.coding.bench import (
   CALL_TASK,
   CHECK,
   DONE,
-  LIMITS,
   MEND,
   PROMPT,
   SUITE_TASK,
   observed,
   play,
-  play_async,
   results,
   run,
   services,
@@ -397,58 +391,6 @@ async def played_from(env, actions, first):
   return shown
 
 
-def test_a_restored_state_shows_the_same_for_the_same_actions():
-  async def body(workshop):
-    shared = services(workshop, command_s=2.0)
-    env = coding.make(CALL_TASK, shared)
-    await env.start()
-    first = await played_from(env, ACTIONS[:1], 0)
-    state = await env.snapshot()
-    live = await played_from(env, ACTIONS[1:], 1)
-    ended = await env.step(DONE)
-    verdict = env._verdict
-    await env.close()
-    twice = []
-    for _ in range(2):
-      again = coding.restored(CALL_TASK, shared, state)
-      context = await again.start()
-      assert [m.content for m in context.messages if m.role == "tool"] == first[0]
-      assert again._workspace.state()["edited"] == ["main.py"]
-      twice.append(await played_from(again, ACTIONS[1:], 1))
-      assert (await again.step(DONE)).stop == ended.stop
-      assert again._verdict == verdict
-      await again.close()
-    return live, twice
-
-  live, twice = run(body)
-  assert twice == [live, live]
-  assert live[1][0] == "Undid the last edit of ../work/main.py."
-
-
-def test_branches_of_a_state_do_not_see_one_another():
-  async def body(workshop):
-    shared = services(workshop)
-    env = coding.make(CALL_TASK, shared)
-    await env.start()
-    await env.step(with_ids(turn(SHELL("echo 0 > n")), 0))
-    state = await env.snapshot()
-    branches = [coding.restored(CALL_TASK, shared, state) for _ in range(3)]
-    await asyncio.gather(*(branch.start() for branch in branches))
-    env.forget(state)
-
-    async def one(i, branch):
-      shown = await played_from(branch, [turn(SHELL(f"echo {i} >> n; sleep 0.05; cat n"))], 1)
-      await branch.close()
-      return shown[0][0]
-
-    shown = await asyncio.gather(*(one(i, b) for i, b in enumerate(branches, 1)))
-    last = await played_from(env, [turn(SHELL("cat n"))], 1)
-    await env.close()
-    return shown, last[0][0]
-
-  assert run(body) == (["0\n1", "0\n2", "0\n3"], "0")
-
-
 def test_a_sandbox_that_is_lost_comes_back_as_it_was():
   async def body(workshop):
     shared = services(workshop, snapshot_turns=2)
@@ -484,118 +426,3 @@ def test_a_sandbox_that_is_lost_before_it_is_judged_comes_back_with_its_last_tur
     return ended.stop, env._verdict.solved
 
   assert run(body) == ("turn_limit", True)
-
-
-def test_a_group_branches_from_shared_turns_which_one_rollout_trains():
-  async def body(workshop):
-    shared = services(workshop)
-
-    def script(turns):
-      left = list(turns)
-      return lambda context: left.pop(0) if len(left) > 1 else left[0]
-
-    def make_episode(task, seed, sampler):
-      player = make_player(task, shared, script([turn(CHECK), turn(READ), DONE]))
-      player.snapshot, player.forget = player._env.snapshot, player._env.forget
-      return player, player
-
-    count = iter(range(9))
-
-    def restore(task, state, sampler):
-      from jaxrl_agents.harness.scripted_player import Scripted
-
-      ends = [turn(MEND), DONE] if next(count) % 2 else [DONE]
-      player = Scripted(coding.restored(task, shared, state), shared.chat, script(ends))
-      return player, player
-
-    return await run_branches(
-      make_episode, restore, CALL_TASK, 4, shared_turns=2, chat=shared.chat, sampler=None,
-      sampling=Sampling(max_new_tokens=400),
-    )  # fmt: skip
-
-  group = run(body)
-  assert [t.error for t in group.trajectories] == [""] * 4
-  assert sorted(t.rewards["solved"] for t in group.trajectories) == [0.0, 0.0, 1.0, 1.0]
-  replies = [[m.tokens for m in t.log if m.role == "assistant"] for t in group.trajectories]
-  trained = [
-    np.concatenate([s.tokens[s.loss_mask] for s in t.segments]) for t in group.trajectories
-  ]
-  np.testing.assert_array_equal(trained[0], np.concatenate(replies[0]))
-  for own, tokens in zip(replies[1:], trained[1:], strict=True):
-    np.testing.assert_array_equal(tokens, np.concatenate(own[2:]))
-
-
-def test_an_episode_goes_on_after_a_fault_with_what_was_sampled():
-  async def body(workshop):
-    shared = services(workshop)
-    faults = iter([3, 5, 99])  # the turn at which the player breaks down, each time it is made
-
-    class Breaks:
-      """A player that fails at its turn; it answers by how far the conversation has come."""
-
-      def __init__(self, env):
-        self.env, self.fails = env, next(faults)
-        self.snapshot, self.forget = env.snapshot, env.forget
-        self.rewards, self.close = env.rewards, env.close
-        self.context = None
-
-      async def start(self):
-        self.context = await self.env.start()
-        return self.context
-
-      async def step(self, reply):
-        self.context = await self.env.step(reply)
-        return self.context
-
-      async def generate(self, prompt, limits):
-        done = sum(m.role == "assistant" for m in self.context.messages)
-        if done == self.fails:
-          raise OSError("the sampler went away")
-        plan = [turn(CHECK), turn(READ), turn(MEND), turn(CHECK), turn(CHECK), turn(CHECK), DONE]
-        tokens = shared.chat.encode_reply(plan[done])
-        from jaxrl_agents.types import Generation
-
-        zeros = np.zeros(len(tokens), np.float32)
-        return Generation(tokens, zeros, zeros.astype(np.int32), None, "stop")
-
-    def make_episode(task, seed, sampler):
-      player = Breaks(coding.make(task, shared))
-      return player, player
-
-    def restore(task, state, sampler):
-      player = Breaks(coding.restored(task, shared, state))
-      return player, player
-
-    trajectory = await run_resumable(
-      make_episode, restore, CALL_TASK, chat=shared.chat, sampler=None, turns_between=2,
-      sampling=Sampling(max_new_tokens=400),
-    )  # fmt: skip
-    plain = await play_async(
-      shared, [turn(CHECK), turn(READ), turn(MEND), *[turn(CHECK)] * 3, DONE]
-    )
-    return trajectory, plain
-
-  trajectory, plain = run(body)
-  assert trajectory.rewards == plain.rewards
-  assert [m.content for m in trajectory.log] == [m.content for m in plain.log]
-  assert len(trajectory.segments) == 1
-  np.testing.assert_array_equal(trajectory.segments[0].tokens, plain.segments[0].tokens)
-
-
-def test_a_restored_episode_adds_nothing_to_the_record_that_it_was_given():
-  async def body(workshop):
-    shared = services(workshop)
-    env = coding.make(CALL_TASK, shared)
-    record = Record()
-    await begin(env, record)
-    state = await env.snapshot()
-    await env.close()
-    again = coding.restored(CALL_TASK, shared, state)
-    copied = record.copy()
-    await begin(again, copied)
-    await again.close()
-    return record, copied
-
-  record, copied = run(body)
-  assert copied.log == record.log
-  assert LIMITS.snapshot_turns == 1
