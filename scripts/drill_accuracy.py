@@ -126,12 +126,9 @@ def of_tables(config: RunConfig, tasks: CorpusTasks, setting: Setting) -> list[D
   for prompt, reply in pairs:
     tokens, asked = np.concatenate([prompt, reply]), setting.chat.decode(prompt)
     written = [setting.chat.decode([token]) for token in reply.tolist()]
-    said = setting.chat.parse(reply)
-    calls = said.tool_calls
+    calls = setting.chat.parse(reply).tool_calls
     columns = [cell.strip() for cell in HEADER.findall(asked)[0].strip("|").split("|")]
-    if calls and said.content:
-      kind = "look-up that a question leads to"
-    elif calls:
+    if calls:
       kind = "assignments" if calls[0].name == view.CREATE.name else "searches"
     elif "<|system|>" in asked:
       kind = "rows of a sub-agent"
@@ -139,7 +136,7 @@ def of_tables(config: RunConfig, tasks: CorpusTasks, setting: Setting) -> list[D
       kind = "answer to a question"
     else:
       kind = "table, looked up alone" if search_view.MARK in asked else "table, from messages"
-    parts = cells(written, columns) if said.content else []
+    parts = [] if calls else cells(written, columns)
     made.append(Drill(tokens, len(prompt), len(tokens), kind, parts))
   return made
 

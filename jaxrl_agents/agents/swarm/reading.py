@@ -122,10 +122,6 @@ class Reading:
       made.append(f"{number}. {written}" if number else written)
     return made
 
-  def table(self) -> list[str]:
-    """The header and the known rows."""
-    return [self.header, *self.lines(row for row in map(self.row, self.names) if row)]
-
   def guessed(self, key: Key) -> list[str]:
     """A row with values that are frequent elsewhere."""
     written = {self.columns[0]: key[1], "source": "0"}
@@ -142,32 +138,22 @@ class Reading:
     value = self.shared()
     return self._facts.get(self._link(), ("", ""))[0] if value and self.relays else value
 
-  def answer_rows(self) -> str:
-    """Rows of which the last one ends with the answer to the question: those up to the second name
-    with the shared value, or that of the class beside it; "" if it is not known.
+  def answer_row(self) -> str:
+    """The answer to the question as the last cell of a row: of the second name with the shared
+    value, or of the class beside it; "" if it is not known.
     """
     answer = self.answer()
-    if not answer or not self.relays:
-      return "\n".join(self.compared())
-    return expert.line(self.header, [self._link()[1], answer])
-
-  def compared(self) -> list[str]:
-    """The known rows up to the second one with the shared value, as the header writes them; none
-    if no two are known to share one.
-    """
-    if not self.shared():
-      return []
-    last = self.names.index(self._second())
-    return self.lines(row for row in map(self.row, self.names[: last + 1]) if row)
+    if not answer:
+      return ""
+    if self.relays:
+      return expert.line(self.header, [self._link()[1], answer])
+    return self.lines([self.row(self._second())])[0]
 
   def linked(self) -> str:
-    """The rows that were compared, and the entry of the question whose class is looked up last; ""
-    if that is not known.
-    """
+    """The entry of the question whose class is looked up last; "" if that is not known."""
     if not self.relays or not self.shared():
       return ""
-    entry = f"{self._query(self._second())},{self._query(self._link())}"
-    return "\n".join([*self.compared(), entry])
+    return f"{self._query(self._second())},{self._query(self._link())}"
 
   def _link(self) -> Key:
     """The class beside the second name with the shared value."""

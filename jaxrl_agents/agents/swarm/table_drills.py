@@ -130,7 +130,8 @@ class _Maker:
     """The table of an agent that looked up the first names itself."""
     ids = ShortIds(self.drill.task)
     group = self.drill.rows[: self.draw.randint(1, self.alone)]
-    found = self._left(self._found(group, ids), 1)
+    found = self._found(group, ids)
+    found[-1] = Message("tool", found[-1].content + swarm_view.steps_line(1))
     said = f"{self.drill.task.facts['header']}\n{self._lines(group, ids)}"
     return [self._question(), *found], self._tools(), Message("assistant", said)
 
@@ -151,55 +152,35 @@ class _Maker:
     return messages
 
   def answer(self) -> Made:
-    """What follows the messages of all sub-agents: the table, or the answer to a question."""
-    facts, ids = self.drill.task.facts, ShortIds(self.drill.task)
-    if "truth" in facts:
-      return self._answer_to_question(ids)
-    said = f"{facts['header']}\n{self._lines(self.drill.rows, ids)}"
-    return [self._question(), *self._told(ids, 1)], ALL, Message("assistant", said)
-
-  def _answer_to_question(self, ids: ShortIds) -> Made:
-    """The row of the second name with the value that two share, after those of the names before it.
-    Where it leads to a look-up, the entry of the question follows it.
-
-    A small policy sees that it has written a value before; it learns no answer that begins with
-    the value. An agent that looks names up itself stops when it has seen the value twice.
+    """What follows the messages of all sub-agents: the table, the second row with the value that
+    two share, or the look-up that it leads to, and the row with its answer. A reply begins with a
+    number of the question: a small policy copies what follows one, and learns no bare answer.
     """
-    facts, rows = self.drill.task.facts, self.drill.rows
-    tools: tuple[ToolSpec, ...] = ALL
-    values = [row["cells"][facts["columns"][1]] for row in rows]
-    last = len(rows) - 1 - values[::-1].index(facts.get("shared", facts["truth"]))
-    left = 2 if "link" in facts else 1
-    looked_up = rows[: -(-(last + 1) // self.limits.max_calls) * self.limits.max_calls]
-    if len(looked_up) <= self.alone and self.draw.random() < 0.5:
-      shown, tools = self._left(self._found(looked_up, ids), left), self._tools()
-    else:
-      shown = self._told(ids, left)
-    messages, compared = [self._question(), *shown], self._lines(rows[: last + 1], ids)
-    if "link" not in facts:
-      return messages, tools, Message("assistant", compared)
-    link = facts["link"]
-    entry = self.drill.called(f"{self._numbered(rows[last])},{link['lookups'][0]}")
-    search = self._searches(link["lookups"], f"{compared}\n{entry}")
-    if self.draw.random() < 0.5:
-      return messages, tools, search
-    found = self._hit(link["lookups"][0], link["chunk_ids"][0], ids)
-    messages += [search, *self._left([found], 1)]
-    said = expert.line(facts["header"], [link["cells"]["name"], facts["truth"]])
-    return messages, tools, Message("assistant", self.drill.called(said))
-
-  def _told(self, ids: ShortIds, left: int) -> list[Message]:
-    """The messages of sub-agents that looked all names up, half of the time after what they were
-    asked.
-    """
+    ids, facts = ShortIds(self.drill.task), self.drill.task.facts
     told = [Message("tool", self._lines(group, ids)) for group in self._groups()]
-    asked = [self.assign()[2], Message("tool", swarm_view.CREATED)]
-    return self._left([*asked[: 2 * (self.draw.random() < 0.5)], *told], left)
-
-  def _left(self, messages: list[Message], steps: int) -> list[Message]:
-    """The same with the steps that are left, at the end of the last one."""
-    last = Message("tool", messages[-1].content + swarm_view.steps_line(steps))
-    return [*messages[:-1], last]
+    left = 1 if "link" not in facts else 2
+    told[-1] = Message("tool", told[-1].content + swarm_view.steps_line(left))
+    if self.draw.random() < 0.5:
+      asked = self.assign()[2]
+      told = [asked, Message("tool", swarm_view.CREATED), *told]
+    messages = [self._question(), *told]
+    if "truth" not in facts:
+      said = f"{facts['header']}\n{self._lines(self.drill.rows, ids)}"
+      return messages, ALL, Message("assistant", said)
+    key = facts["columns"][1]
+    sharing = [r for r in self.drill.rows if r["cells"][key] == facts.get("shared", facts["truth"])]
+    if "link" in facts:
+      entry = f"{self._numbered(sharing[1])},{facts['link']['lookups'][0]}"
+      search = self._searches(facts["link"]["lookups"], self.drill.called(entry))
+      if self.draw.random() < 0.5:
+        return messages, ALL, search
+      link = facts["link"]
+      shown = self._hit(link["lookups"][0], link["chunk_ids"][0], ids)
+      last = Message("tool", shown.content + swarm_view.steps_line(1))
+      messages += [search, last]
+      said = expert.line(facts["header"], [link["cells"]["name"], facts["truth"]])
+      return messages, ALL, Message("assistant", self.drill.called(said))
+    return messages, ALL, Message("assistant", self._lines(sharing[1:2], ids))
 
   def _groups(self) -> list[Sequence[Mapping[str, Any]]]:
     rows = self.drill.rows

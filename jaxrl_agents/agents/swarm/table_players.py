@@ -128,7 +128,7 @@ class TableOrchestrator:
     """As many look-ups as the turn and the context allow; None if there are none."""
     limits, chat = self._services.search.limits, self._services.search.chat
     used = len(chat.render(context.messages, context.tools))
-    answer = chat.count("\n".join(self._reading.table())) + 2 * ROW_TOKENS
+    answer = chat.count(self._answer(context).content) + 2 * ROW_TOKENS
     room = limits.token_budget - used - answer
     calls = min(limits.max_calls, room // (limits.tool_output_tokens + CALL_TOKENS))
     made = self._reading.lookups(max(calls, 0), self._style.names_per_search)
@@ -136,11 +136,12 @@ class TableOrchestrator:
     return reply if made else None
 
   def _answer(self, context: Context) -> Message:
-    """The table of the rows found, cut to the tokens of a reply; or the rows that answer."""
+    """The table of the rows found, cut to the tokens of a reply; or the row with the answer."""
     reading = self._reading
     if reading.question:
-      return Message("assistant", reading.answer_rows() or NOTHING)
-    said = reading.table()
+      return Message("assistant", reading.answer_row() or NOTHING)
+    rows = [row for row in map(reading.row, reading.names) if row]
+    said = [reading.header, *reading.lines(rows)]
     reply = Message("assistant", "\n".join(said))
     chat = self._services.search.chat
     while len(chat.encode_reply(reply, context.messages)) > context.max_new_tokens and said[1:]:

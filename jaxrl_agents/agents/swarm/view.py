@@ -60,8 +60,8 @@ then one line for each row, with its cells between bars, after its number if you
 1. | sum | 3 |
 Write each cell as the corpus has it, and in a column "source" the mark \
 <Document id=ID> of the chunk that says it. \
-Where the question asks for one thing ("Which ...?"), reply with that alone, or with rows of which \
-the last one ends with it."""
+Where the question asks for one thing ("Which ...?"), reply with that alone, or with the row that \
+ends with it."""
 
 _AGENTS = """
 

@@ -79,16 +79,7 @@ def test_a_table_of_one_agent_follows_its_own_searches(drills):
     assert prompt.rstrip().endswith("[Steps left: 1, answer now]<|end|><|assistant|>")
 
 
-def rows_shown(prompt):
-  """{name: value} in the messages of sub-agents or the results of searches, in their order."""
-  after = re.split(r"do two names share\?|beside the second\?", prompt)[1]
-  told = re.findall(r"\d+\. \| (\w+) \|(\w+)\|", after)
-  searched = re.findall(r'"query": "\d+\. \w+ (\w+)"', after)
-  stated = {name: re.search(rf"(?:def|class) {name}\((\w+)", after)[1] for name in searched}
-  return dict(told) or stated
-
-
-def test_an_answer_ends_with_the_second_row_with_the_value_that_two_share(drills):
+def test_the_answer_to_a_question_is_the_second_row_with_the_value_that_two_share(drills):
   orchestrator = "<|tools|>create_subagent"
   asked = [
     (prompt, reply.content)
@@ -97,11 +88,11 @@ def test_an_answer_ends_with_the_second_row_with_the_value_that_two_share(drills
   ]
   assert len(asked) > 5
   for prompt, said in asked:
-    shown = rows_shown(prompt)
-    written = re.findall(r"(?m)^\d+\. \| (\w+) \|(\w+)\|$", said)
-    assert written == list(shown.items())[: len(written)] and len(said.splitlines()) == len(written)
-    *before, last = (value for _, value in written)
-    assert before.count(last) == 1 and len(set(before)) == len(before)
+    told = re.findall(r"\d+\. \| \w+ \|\w+\|", prompt.partition("share?")[2])
+    values = [row.split("|")[2] for row in told]
+    shared = said.split("|")[2]
+    assert values.count(shared) == 2 and len(set(values)) == len(values) - 1
+    assert told[len(values) - 1 - values[::-1].index(shared)] == said
 
 
 def test_the_answer_after_a_further_look_up_is_the_row_of_its_class(drills):
@@ -127,12 +118,10 @@ def test_a_value_is_passed_on_as_a_search_for_the_class_beside_the_second_name(d
   ]
   assert len(passed) > 3
   for prompt, said, query in passed:
-    shown = rows_shown(prompt)
-    *rows, entry = said.splitlines()
-    names, values = zip(*(re.findall(r"\w+", row)[1:] for row in rows), strict=True)
-    assert list(shown.items())[: len(rows)] == list(zip(names, values, strict=True))
-    assert values.index(values[-1]) < len(values) - 1 == len(set(values))
-    assert re.fullmatch(rf"\d+\. def {names[-1]},{query}", entry) and f" {entry}." in prompt
+    told = re.findall(r"\| (\w+) \|(\w+)\|", prompt.partition("beside the second?")[2])
+    values = [value for _, value in told]
+    _, second = (name for name, value in told if values.count(value) == 2)
+    assert re.fullmatch(rf"\d+\. def {second},{query}", said) and f" {said}." in prompt
 
 
 def test_the_same_seed_makes_the_same_drills(drills, made):
