@@ -45,7 +45,10 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("learner.row_tokens=512", "raise learner.row_tokens"),
     ("learner.substeps=3", "make it a multiple"),
     ("learner.group_size=1", "at least 2"),
-    ("sampler.draft_tokens=1 policy.model.mtp_depth=0", "has no effect"),
+    (
+      "sampler.draft_tokens=1 sft.mtp_steps=0 policy.model.mtp_depth=0",
+      "draft_tokens=1 has no effect",
+    ),
     ("sampler.num_pages=8", "raise sampler.num_pages"),
     ("sft.rates=1,2", "4 numbers"),
     ("sft.steps=5", "sft.steps=5 leaves no step after sft.warmup_steps=5"),

@@ -21,6 +21,7 @@ SMALL = (
   "--set=policy.model.head_dim=32",
   "--set=policy.model.num_layers=2",
   "--set=policy.model.mtp_depth=0",
+  "--set=sft.mtp_steps=0",
   "--set=policy.model.vocab_size=5120",
   "--set=sampler.draft_tokens=0",
   "--set=learner.remat=layer",

@@ -18,6 +18,7 @@ SMALL = (
   "policy.model.head_dim=32",
   "policy.model.num_layers=2",
   "policy.model.mtp_depth=0",
+  "sft.mtp_steps=0",
   "policy.model.vocab_size=5120",
   "sampler.draft_tokens=0",
 )
