@@ -35,7 +35,7 @@ from jaxrl_agents.sampler.steps import Drafters, Worth
 from jaxrl_agents.types import NOT_ROUTED, Generation, SamplingLimits
 
 _ENDED_SHARE = 8
-"""A decode program ends when one in so many of its sequences has ended."""
+"""A decode program ends when more than one in so many of its sequences has ended."""
 
 _PIECE_TOKENS, _PIECES = 32, 16
 """Positions of a row of a prefill program where attention to a row costs as much as its places,
