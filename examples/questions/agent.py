@@ -18,9 +18,9 @@ FIELDS = ("prompt", "answer")
 
 
 def reward(reply: str, answer: str) -> float:
-  """1 if the reply ends with the answer, else 0: the place for a check of your own."""
-  said = re.findall(r"\w+", reply)
-  return float(said[-1:] == [answer])
+  """1 if the reply ends with the words of the answer, else 0: the place for a check of your own."""
+  said, wanted = re.findall(r"\w+", reply), re.findall(r"\w+", answer)
+  return float(bool(wanted) and said[-len(wanted) :] == wanted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,10 @@ class QuestionTasks(Tasks):
     self._text = pathlib.Path(file).read_text("utf-8")
     self._tasks = {"train": [], "dev": [], "test": []}
     for number, line in enumerate(self._text.splitlines(), 1):
-      row = json.loads(line)
+      try:
+        row = json.loads(line)
+      except ValueError as error:
+        raise ValueError(f"line {number} of {file} is not valid JSON: {error}") from None
       if missing := [name for name in FIELDS if not isinstance(row.get(name), str)]:
         raise ValueError(f"line {number} of {file} has no text {missing[0]!r}")
       last = hashlib.sha256(row["prompt"].encode()).digest()[-1] % 10
@@ -112,13 +115,14 @@ class QuestionAgent(Agent):
     return Question(task, services)
 
   def player(self, name, task, services, seed, chat):
-    """One question for a player who repeats one of the numbers with its word."""
+    """One question for a player who repeats one of the listed words, or any."""
     if name not in (DEMONSTRATOR, "guesser"):
       return super().player(name, task, services, seed, chat)
     draw = random.Random(f"{seed} {task.id}")
 
     def play(context: Context) -> Message:
-      return Message("assistant", draw.choice(re.findall(r"\d+\. \w+", task.prompt)))
+      words = re.findall(r"\d+\. \w+", task.prompt) or re.findall(r"\w+", task.prompt) or ["?"]
+      return Message("assistant", draw.choice(words))
 
     return Scripted(Question(task, services), chat, play)
 

@@ -26,7 +26,7 @@ def parsed(text: str) -> Any:
   """
   try:
     value = json.loads(text, parse_constant=_no_number)
-    json_text(value).encode()
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # 1e999 is read as infinity
   except RecursionError:
     raise ValueError("it is nested too deeply") from None
   except UnicodeEncodeError:

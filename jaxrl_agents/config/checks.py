@@ -192,14 +192,16 @@ def _check_mesh(mesh: MeshConfig, learner: LearnerConfig) -> None:
 def _check_rows_of_warm_up(config: RunConfig) -> None:
   """Refuses microbatches of the warm-up, of which the last may be smaller, that do not split."""
   sft, learner, mesh = config.sft, config.learner, config.mesh
+  if not sft.steps + sft.mtp_steps:
+    return
   last = sft.rows_per_step % learner.rows_per_microbatch or learner.rows_per_microbatch
   ways = mesh.data * mesh.fsdp * mesh.expert
-  if ways == 1 and learner.split_cores:
-    ways = min(sft.rows_per_step, learner.rows_per_microbatch)
+  if learner.split_cores and set(dataclasses.asdict(mesh).values()) == {1}:
+    ways = learner.rows_per_microbatch  # a machine may have as many cores
   if last % ways:
     raise ValueError(
       f"sft.rows_per_step={sft.rows_per_step} leaves a microbatch of {last} rows, which does not "
-      f"split over {ways} devices; make it a multiple of learner.rows_per_microbatch="
+      f"split over up to {ways} devices; make it a multiple of learner.rows_per_microbatch="
       f"{learner.rows_per_microbatch}"
     )
 

@@ -183,23 +183,33 @@ def html_to_text(source: str) -> tuple[str, str]:
 def _tidied(source: str) -> str:
   """HTML without scripts, styles, comments, declarations, and tags that are never closed.
 
-  The parser of the standard library takes quadratic time over many of these, and asserts that it
-  knows every declaration.
+  What looks like a comment in a script or a style is none. The parser of the
+  standard library takes quadratic time over many of these, and asserts that it knows every
+  declaration.
   """
-  kept, at = [], 0
-  while begun := _UNREAD.search(source, at):
-    kept.append(source[at : begun.start()])
-    name = begun[1]
-    ended = _ENDS[name.lower() if name else ""].search(source, begun.end())
-    at = ended.end() if ended else len(source)
+  kept, at, looked = [], 0, 0
+  ends = dict(_ENDS)
+  while begun := _OPENS.search(source, looked):
+    if not (name := begun[1]):
+      kept.append(source[at : begun.start()])
+      end = source.find("-->", begun.end())
+      at = looked = len(source) if end < 0 else end + 3
+      continue
+    looked = begun.end()
+    if end_tag := ends.get(name.lower()):
+      ended = end_tag.search(source, looked)
+      if ended:
+        kept.append(source[at : begun.start()])
+        at = looked = ended.end()
+      else:
+        del ends[name.lower()]  # there is none behind it either
   text = _DECLARATION.sub("", "".join([*kept, source[at:]]))
   last = text.rfind(">") + 1
   return text[:last] + text[last:].replace("<", "&lt;")
 
 
-_UNREAD = re.compile(r"<!--|<(script|style)\b", re.IGNORECASE)
+_OPENS = re.compile(r"<!--|<(script|style)(?=[\s>])[^>]*(?<!/)>", re.IGNORECASE)
 _ENDS = {
-  "": re.compile("-->"),
   "script": re.compile(r"</script\s*>", re.IGNORECASE),
   "style": re.compile(r"</style\s*>", re.IGNORECASE),
 }

@@ -85,13 +85,13 @@ class Pacing:
     if state:
       known = {task.id: task for task in tasks}
       self._drawn = state["drawn"]
-      for number, place, task_id, repeat in state["unfinished"]:
+      for number, place, task_id, *repeat in state["unfinished"]:
         if task_id not in known:
           raise ValueError(
             f"the checkpoint names task {task_id!r}, which the task set does not have; continue "
             "with the tasks that the run began with"
           )
-        self._admit(Draw(number, place, known[task_id], repeat))
+        self._admit(Draw(number, place, known[task_id], *repeat))
     later = lambda group_id: draw_of(group_id)[0] >= self._drawn
     self._kept = {name: group for name, group in self._kept.items() if later(name)}
 

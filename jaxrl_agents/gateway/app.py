@@ -136,6 +136,8 @@ class _Gateway:
     raw = await body_of(http)
     body = as_json(raw)
     asked = dialect.parse(body, session.served.chat)
+    if dialect is messages:
+      messages.check(asked.request)
     name, digest, repeated = name_of(http, raw, body)
     task = session.begin(asked.request, name, digest=digest, repeated=repeated)
     head = {"x-session-id": session.id}

@@ -332,8 +332,11 @@ class Session:
         raise self._too_long(f"{len(prompt)} tokens")
       left = self.limits.tokens - self._num_tokens - self._promised
       if left < request.n:
-        text = f"session {self.id} may have {self.limits.tokens} sampled tokens, and has them"
-        raise Refusal(429, text, retry=False)
+        waits = self.limits.tokens - self._num_tokens >= request.n
+        who = f"the calls of session {self.id} that run" if waits else f"session {self.id}"
+        text = f"{who} may have {self.limits.tokens} sampled tokens"
+        text += " together, and may take them all" if waits else ", and has them"
+        raise Refusal(429, text, retry=waits)
       limits = self._limits(request, prompt, min(room, left // request.n))
       promised = limits.max_new_tokens * request.n
       self._promised += promised

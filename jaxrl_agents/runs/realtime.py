@@ -135,9 +135,9 @@ class Cycles:
     number = max(join.batches, default=-1)
     version = max(deployer.now.newest, *manifest_lib.versions(deployer.folder)) + 1
     dropped: dict[str, int] = {}
-    if number >= 0 and not self._is_published(number):
-      fixed = self._fix_again(number, version)
-    else:
+    begun = bool(join.batches.get(number)) and not self._is_published(number)
+    fixed = begun and self._fix_again(number, version)
+    if not fixed:  # all is published, or nothing is left of the batch that was not
       number += 1
       fixed, dropped = self._fix(number, version)
     if not fixed:

@@ -2,6 +2,7 @@ import gzip
 import importlib.metadata
 import json
 import sys
+import time
 
 import pytest
 
@@ -56,13 +57,27 @@ def test_html_becomes_lines_of_text_without_scripts(tmp_path):
   assert document.text == "Head\n\nOne two\nthree bold\n\nitem"
 
 
-def test_what_looks_like_a_comment_in_a_script_hides_no_text(tmp_path):
-  (tmp_path / "page.html").write_text(
-    '<p>before</p><script>s="<!--";</script><p>between</p><STYLE>a{}</style >'
-    "<!-- <script> --><p>after</p><script>never closed"
-  )
+@pytest.mark.parametrize(
+  ("page", "words"),
+  [
+    ('<p>a</p><script>s="<!--";</script><p>b</p><!-- <script> --><p>c</p>', "a b c"),
+    ("<p>a</p><STYLE>a{}</style ><p>b</p><script>never closed <!-- <p>c</p>", "a b"),
+    ("<p>a</p><style-guide>b</style-guide><p>c</p>", "a b c"),
+    ("<p>a</p><script src='x'/><p>b</p>", "a b"),
+    ('<p>a</p><img alt="<script>"><p>b</p>', "a b"),
+  ],
+)
+def test_what_looks_like_a_comment_or_a_script_hides_no_text(tmp_path, page, words):
+  (tmp_path / "page.html").write_text(page)
   (document,) = documents.load(tmp_path)
-  assert document.text.split() == ["before", "between", "after"]
+  assert document.text.split() == words.split()
+
+
+def test_many_scripts_that_never_end_take_no_quadratic_time(tmp_path):
+  (tmp_path / "page.html").write_text("<p>a</p>" + "<script >" * 200_000)
+  began = time.monotonic()
+  assert documents.load(tmp_path)[0].text.split()[0] == "a"
+  assert time.monotonic() - began < 20
 
 
 def test_an_installed_package_is_its_modules_without_tests_and_is_not_imported(

@@ -1,14 +1,20 @@
 """Questions of a file: the reward, the splits, and files that are wrong."""
 
+import asyncio
 import json
 import re
 import types
 
+import numpy as np
 import pytest
 
 from examples.questions.agent import AGENT, QuestionConfig, QuestionTasks, reward
+from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.types import SamplingLimits, Task
 from tests.runs.whole_run import run
+
+LIMITS = SamplingLimits(max_new_tokens=64, stop_tokens=())
 
 
 @pytest.mark.parametrize(
@@ -24,6 +30,19 @@ from tests.runs.whole_run import run
 )
 def test_a_reply_is_right_if_it_ends_with_the_answer(reply, right):
   assert reward(reply, "fox") == right
+
+
+def test_an_answer_may_have_several_words():
+  assert reward("It is New York.", "New York") == reward("3.5", "3.5") == 1.0
+  assert reward("York", "New York") == reward("", "") == 0.0
+
+
+def test_the_guesser_takes_any_word_of_a_question_without_a_list():
+  task = Task("t", "questions", "What is 3 plus 4?", {"answer": "7"})
+  player = AGENT.player("guesser", task, QuestionConfig(), 0, chat_lib.load("base"))
+  context = asyncio.run(player.start())
+  reply = asyncio.run(player.generate(np.zeros(0, np.int32), LIMITS))
+  assert chat_lib.load("base").parse(reply.tokens).content in context.messages[0].content
 
 
 def test_each_line_of_the_file_is_a_task_of_the_split_of_its_prompt():

@@ -274,7 +274,9 @@ def test_a_registry_that_is_full_forgets_sessions_that_were_finished_and_rewarde
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-@pytest.mark.parametrize("arguments", ['{"what": "\\ud83d"}', '{"what": NaN}', '{"a": ' * 3_000])
+@pytest.mark.parametrize(
+  "arguments", ['{"what": "\\ud83d"}', '{"what": NaN}', '{"what": 1e999}', '{"a": ' * 3_000]
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_arguments_that_no_json_can_carry_reach_the_agent_as_they_were_written(
   path, arguments, stream
@@ -333,6 +335,19 @@ def test_the_replies_to_one_request_together_stay_within_the_tokens_of_a_session
     assert [choice["finish_reason"] for choice in found["choices"]] == ["length"] * 4
     status, _, refused = chat(gateway, session, n=2)
   assert status == 429 and "9 sampled tokens" in refused["error"]["message"]
+
+
+def test_calls_at_once_that_may_take_all_tokens_are_refused_until_they_have_ended():
+  with serving(Says("fine", delay_s=0.4), max_new_tokens=64) as gateway:
+    session, first = gateway.open(Limits(tokens=64)), []
+    asking = threading.Thread(target=lambda: first.append(chat(gateway, session)[0]))
+    asking.start()
+    time.sleep(0.1)
+    status, head, found = chat(gateway, session)
+    assert (status, head["x-should-retry"]) == (429, "true")
+    assert "may take them all" in found["error"]["message"]
+    asking.join()
+    assert chat(gateway, session)[0] == 200 and first == [200]
 
 
 @pytest.mark.parametrize("name", ["astropy/astropy-1", "任务-1", "a\r\nb", "x" * 200])
@@ -411,7 +426,9 @@ def test_a_result_of_a_tool_that_failed_reads_as_an_error_and_a_begun_reply_is_r
   assert status == 200 and "Error: no file" in words(gateway.served.sampler.asked[-1][0])
   asked["messages"] = [USER, {"role": "assistant", "content": "{"}]
   status, _, found = send(gateway, "POST", "/v1/messages", asked, session.key)
-  assert status == 400 and "messages[1] is of the assistant" in found["error"]["message"]
+  assert status == 400 and "the last of messages is of the assistant" in found["error"]["message"]
+  counted = send(gateway, "POST", "/v1/messages/count_tokens", asked, session.key)
+  assert counted[0] == 200 and counted[2]["input_tokens"] > 0
 
 
 def test_a_top_p_of_zero_and_numbers_without_sense_have_an_answer(gateway):

@@ -179,6 +179,12 @@ async def keeps_watch(world):
   assert (version, metrics["calls"], join.versions[number]) == (8, 1, 8)
   assert join.batches[number] == (names[0],)
   assert (await world.made_again().train())[0] == -1
+  # A batch of which nothing is left does not stop those after it.
+  world.traffic.append({**batch, "number": number + 1, "version": 9, "calls": [names[1]]})
+  await world.session(1.0)
+  world.now_s = 60.0
+  version, metrics = await world.made_again().train()
+  assert (version, metrics["calls"], join.batches[number + 1]) == (9, 1, ())
 
 
 async def remembers(world):

@@ -139,9 +139,8 @@ def _argv(words: str, places: Mapping[str, str]) -> list[str]:
   """
   found: list[str] = []
   for word in shlex.split(words):
-    named = pathlib.Path(word)
-    if (found or os.sep in word) and named.is_file():
-      word = str(named.absolute())  # no links followed: they may be of a virtual environment
+    if (found or os.sep in word) and os.path.isfile(word):
+      word = os.path.abspath(word)  # no links followed: they may be of a virtual environment
     found.append(re.sub(r"\{(task|prompt)\}", lambda match: places[match[1]], word))
   return found
 

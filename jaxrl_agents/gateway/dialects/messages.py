@@ -57,6 +57,19 @@ def parse(body: Any, chat: Chat) -> Asked:
   return Asked(request, model, stream, usage=True)
 
 
+def check(request: Request) -> None:
+  """Refuses a history that ends with the beginning of a reply.
+
+  Raises:
+    Refusal: 400.
+  """
+  if request.messages[-1].role == "assistant":
+    raise Refusal(
+      400, "the last of messages is of the assistant, whose replies this policy does not continue; "
+      "end with a message of the user", param="messages"
+    )  # fmt: skip
+
+
 def conversation(fields: Fields) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
   """Messages, the system text first, and tools."""
   messages = [Message("system", text) for text in _system(fields)]
@@ -67,12 +80,6 @@ def conversation(fields: Fields) -> tuple[tuple[Message, ...], tuple[ToolSpec, .
   known = {tool.name: tool for tool in (*offered, *deferred)}
   for i, item in enumerate(items):
     messages += _messages(fields.inside(item, f"messages[{i}]"), known)
-  if messages[-1].role == "assistant":
-    path = f"messages[{len(items) - 1}]"
-    raise Refusal(
-      400, f"{path} is of the assistant, whose replies this policy does not continue; end with a "
-      "message of the user", param=path
-    )  # fmt: skip
   return tuple(messages), offered
 
 

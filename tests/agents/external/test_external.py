@@ -88,6 +88,12 @@ def test_a_command_names_its_script_from_here_and_its_task_within_a_word(monkeyp
   assert not trajectory.error and trajectory.metrics["turns"] == 2
 
 
+def test_a_word_of_a_command_may_be_longer_than_a_file_name():
+  words = f"{sys.executable} -c 'print({'1+' * 400}1)'"
+  (trajectory,) = play(options(command=words), rollouts=1).trajectories
+  assert "made no call" in trajectory.error and "it said: 401" in trajectory.error
+
+
 def test_as_many_functions_run_at_once_as_the_option_says():
   chosen = options(function=f"{MODULE}:meets", at_once=24)
   agents_of_tests.MEETING = threading.Barrier(24)
