@@ -58,6 +58,8 @@ BOUNDED = {"timeout", "timeout_at", "wait_for"}
 ENDED = {
   ("fleet/ahead.py", "self._calls.get()"): "it is not empty, and this thread alone takes from it",
   ("fleet/worker_node.py", "self._calls.get()"): "the same",
+  ("gateway/sessions.py", "self.finished.wait()"): "whoever closes sets it within DRAIN_S",
+  ("gateway/sessions.py", "self.task.result()"): "the task is done",
   ("gateway/sse.py", "task.result()"): "the task is done",
   ("gateway/tinker/futures.py", "future.result()"): "the future is done",
   (

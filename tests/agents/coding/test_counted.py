@@ -87,19 +87,14 @@ def test_options_that_would_let_a_policy_go_around_the_limits_are_refused():
       config.check(dataclasses.replace(limits, **change))
 
 
-def test_the_counts_belong_to_the_state_of_an_episode():
+def test_a_sandbox_that_is_lost_gives_no_run_and_no_edit_back():
   async def body(workshop):
-    shared = services(workshop, **COUNTED)
-    first = coding.make(CALL_TASK, shared)
-    await first.start()
-    await first.step(turn(RUN, MEND, UNDO))
-    state = await first.snapshot()
-    second = coding.restored(CALL_TASK, shared, state)
-    await second.start()
-    shown = [m.content for m in (await second.step(turn(RUN, RUN, MEND, MEND))).messages]
-    first.forget(state)
-    await first.close()
-    await second.close()
+    env = coding.make(CALL_TASK, services(workshop, **COUNTED))
+    await env.start()
+    await env.step(turn(RUN, MEND, UNDO))
+    await workshop.boxes.kill(env._workspace.box.number)
+    shown = [m.content for m in (await env.step(turn(RUN, RUN, MEND, MEND))).messages]
+    await env.close()
     return shown[-4:]
 
   run_again, beyond, edited, _ = run(body)
