@@ -13,6 +13,7 @@ def call(function: Callable[[], Any], name: str) -> concurrent.futures.Future[An
   future.
   """
   future = concurrent.futures.Future[Any]()
+  future.set_running_or_notify_cancel()  # whoever gives up waiting does not cancel the call
 
   def body() -> None:
     try:

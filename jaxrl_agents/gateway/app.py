@@ -136,8 +136,6 @@ class _Gateway:
     raw = await body_of(http)
     body = as_json(raw)
     asked = dialect.parse(body, session.served.chat)
-    if dialect is messages:
-      messages.check(asked.request)
     name, digest, repeated = name_of(http, raw, body)
     task = session.begin(asked.request, name, digest=digest, repeated=repeated)
     head = {"x-session-id": session.id}
@@ -161,7 +159,7 @@ class _Gateway:
   async def count_tokens(self, http: HttpRequest) -> Response:
     """The exact number of tokens of a prompt."""
     session = self._session_of(http)
-    asked = messages.parse(as_json(await body_of(http)), session.served.chat)
+    asked = messages.counted(as_json(await body_of(http)))
     return JSONResponse({"input_tokens": len(session.prompt(asked.request))})
 
   @_guarded

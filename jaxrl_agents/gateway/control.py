@@ -70,10 +70,11 @@ def check_id(name: str) -> None:
   Raises:
     Refusal: 400.
   """
-  if not re.fullmatch(r"[A-Za-z0-9._:@+-]{1,128}", name):
+  if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}", name):
     raise Refusal(
       400,
-      f"session id {name[:200]!r}; choose up to 128 letters, digits and . _ : @ + -",
+      f"session id {name[:200]!r}; choose up to 128 letters, digits and . _ : @ + -, the "
+      "first a letter or a digit",
       param="session_id",
     )
 

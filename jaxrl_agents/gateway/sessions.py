@@ -198,7 +198,7 @@ class Session:
     self._tasks = {each: samplings for each, samplings in kept.items() if samplings}
     if repeated and (same := self._tasks.get(name)):
       if same[0].digest != digest:
-        text = "the Idempotency-Key of another request; use a new one for each"
+        text = "this Idempotency-Key is that of another request; use a new one for each"
         raise Refusal(422, text, retry=False)
       return next((each for each in same if each.open(self._got)), same[-1]).task
     self._check_open(request)
@@ -333,9 +333,9 @@ class Session:
       left = self.limits.tokens - self._num_tokens - self._promised
       if left < request.n:
         waits = self.limits.tokens - self._num_tokens >= request.n
-        who = f"the calls of session {self.id} that run" if waits else f"session {self.id}"
-        text = f"{who} may have {self.limits.tokens} sampled tokens"
-        text += " together, and may take them all" if waits else ", and has them"
+        text = f"session {self.id} may have {self.limits.tokens} sampled tokens, and " + (
+          "its calls that run may take all that are left; wait for them" if waits else "has them"
+        )
         raise Refusal(429, text, retry=waits)
       limits = self._limits(request, prompt, min(room, left // request.n))
       promised = limits.max_new_tokens * request.n

@@ -40,6 +40,20 @@ class Chip:
   source: str
 
 
+_H100 = Chip(
+  flops_per_s=989e12,
+  hbm_bytes=80e9,
+  hbm_bytes_per_s=3_350e9,
+  link_bytes_per_s=900e9,
+  torus=0,
+  max_chips=8,
+  devices=1,
+  hz=0.0,
+  unit=0,
+  platform="cuda",
+  source="https://www.nvidia.com/en-us/data-center/h100",
+)
+
 CHIPS = {
   "v5e": Chip(
     flops_per_s=197e12,
@@ -93,30 +107,11 @@ CHIPS = {
     platform="tpu",
     source="https://docs.cloud.google.com/tpu/docs/tpu7x",
   ),
-  "h100": Chip(
-    flops_per_s=989e12,
-    hbm_bytes=80e9,
-    hbm_bytes_per_s=3_350e9,
-    link_bytes_per_s=900e9,
-    torus=0,
-    max_chips=8,
-    devices=1,
-    hz=0.0,
-    unit=0,
-    platform="cuda",
-    source="https://www.nvidia.com/en-us/data-center/h100",
-  ),
-  "h200": Chip(
-    flops_per_s=989e12,
+  "h100": _H100,
+  "h200": dataclasses.replace(
+    _H100,
     hbm_bytes=141e9,
     hbm_bytes_per_s=4_800e9,
-    link_bytes_per_s=900e9,
-    torus=0,
-    max_chips=8,
-    devices=1,
-    hz=0.0,
-    unit=0,
-    platform="cuda",
     source="https://www.nvidia.com/en-us/data-center/h200",
   ),
   "cpu": Chip(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import math
 import pathlib
@@ -41,8 +41,6 @@ class ExternalServices:
     self.chat, self.options = chat, options
     self.registry = Registry()
     self.at_once = asyncio.Semaphore(options.at_once)
-    # Two for each rollout: what a function leaves running at its timeout does not hold up others.
-    self.threads = concurrent.futures.ThreadPoolExecutor(2 * options.at_once, "external")
     self._starting = asyncio.Lock()
     try:
       from jaxrl_agents.gateway import app
@@ -128,13 +126,10 @@ class ExternalEpisode:
       return await starting.command(options.command, self._task, address, folder, options.timeout_s)
     if options.function:
       call = import_path.load(options.function, "external.function")
-      return await starting.function(
-        call, self._task, address, folder, options.timeout_s, self._services.threads
-      )
+      return await starting.function(call, self._task, address, folder, options.timeout_s)
     return await starting.hook(
-      options.hook, self._task, address, session.finished, folder, options.timeout_s,
-      self._services.threads,
-    )  # fmt: skip
+      options.hook, self._task, address, session.finished, folder, options.timeout_s
+    )
 
   async def _rewards(self, outcome: Outcome, trajectory: Trajectory) -> dict[str, float]:
     """The parts of the reward, from the user's function or from the control plane."""
@@ -147,11 +142,9 @@ class ExternalEpisode:
         )
       return dict(trajectory.rewards)
     measure = import_path.load(options.reward, "external.reward")
-    measuring = asyncio.get_running_loop().run_in_executor(
-      self._services.threads, measure, self._task, outcome, trajectory
-    )
+    measured = functools.partial(measure, self._task, outcome, trajectory)
     try:
-      found = await asyncio.wait_for(measuring, options.timeout_s)
+      found = await asyncio.wait_for(starting.in_thread(measured), options.timeout_s)
     except TimeoutError:
       raise EpisodeError(f"external.reward took longer than {options.timeout_s:g} s") from None
     return parts_of(found)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from jaxrl_agents import background
 from jaxrl_agents.types import Task
 
 KEPT_BYTES = 64 << 10
@@ -160,11 +161,15 @@ def _tail(file: pathlib.Path) -> str:
     return opened.read().decode("utf-8", "replace")
 
 
+def in_thread(function: Callable[[], Any]) -> Awaitable[Any]:
+  """The result of a function in a thread of its own: rollouts do not wait for one another's."""
+  return asyncio.wrap_future(background.call(function, "external"))
+
+
 async def function(
-  call: Callable[..., Any], task: Task, address: Address, folder: pathlib.Path, timeout_s: float,
-  threads: concurrent.futures.Executor,
-) -> Outcome:  # fmt: skip
-  """Calls a function, in one of `threads` unless it is a coroutine function.
+  call: Callable[..., Any], task: Task, address: Address, folder: pathlib.Path, timeout_s: float
+) -> Outcome:
+  """Calls a function, in a thread of its own unless it is a coroutine function.
 
   A thread that does not end at the timeout goes on without a policy: its session is closed.
   """
@@ -173,7 +178,7 @@ async def function(
   if inspect.iscoroutinefunction(call):
     running = call(*arguments)
   else:
-    running = asyncio.get_running_loop().run_in_executor(threads, call, *arguments)
+    running = in_thread(functools.partial(call, *arguments))
   try:
     return Outcome(folder, result=await asyncio.wait_for(running, timeout_s))
   except TimeoutError:
@@ -182,7 +187,7 @@ async def function(
 
 async def hook(
   url: str, task: Task, address: Address, finished: asyncio.Event, folder: pathlib.Path,
-  timeout_s: float, threads: concurrent.futures.Executor,
+  timeout_s: float,
 ) -> Outcome:  # fmt: skip
   """Asks a server to run its agent, and waits until the agent's session is finished.
 
@@ -212,7 +217,7 @@ async def hook(
 
   try:
     async with asyncio.timeout(timeout_s):
-      await asyncio.get_running_loop().run_in_executor(threads, post)
+      await in_thread(post)
       await finished.wait()
   except TimeoutError:
     return Outcome(folder, timed_out=True)

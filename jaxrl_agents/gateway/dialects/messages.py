@@ -38,6 +38,17 @@ def parse(body: Any, chat: Chat) -> Asked:
   Raises:
     Refusal: 400, with the field that is wrong or not supported.
   """
+  asked = counted(body)
+  if asked.request.messages[-1].role == "assistant":
+    raise Refusal(
+      400, "the last of messages is of the assistant, whose replies this policy does not continue; "
+      "end with a message of the user", param="messages"
+    )  # fmt: skip
+  return asked
+
+
+def counted(body: Any) -> Asked:
+  """The same of a request whose tokens are counted; its history may end with any message."""
   fields = Fields(body)
   fields.refuse(SAMPLING)
   chosen = fields.inside(fields.take("tool_choice", dict, {}), "tool_choice")
@@ -55,19 +66,6 @@ def parse(body: Any, chat: Chat) -> Asked:
     without_effect=(*fields.rest(), *(() if choice in ("auto", "none") else ("tool_choice",))),
   )
   return Asked(request, model, stream, usage=True)
-
-
-def check(request: Request) -> None:
-  """Refuses a history that ends with the beginning of a reply.
-
-  Raises:
-    Refusal: 400.
-  """
-  if request.messages[-1].role == "assistant":
-    raise Refusal(
-      400, "the last of messages is of the assistant, whose replies this policy does not continue; "
-      "end with a message of the user", param="messages"
-    )  # fmt: skip
 
 
 def conversation(fields: Fields) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
