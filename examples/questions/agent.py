@@ -15,6 +15,7 @@ from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task
 
 FIELDS = ("prompt", "answer")
+BASELINES = ("guesser", "reader")
 
 
 def reward(reply: str, answer: str) -> float:
@@ -47,6 +48,8 @@ class QuestionTasks(Tasks):
   """
 
   def __init__(self, file: str):
+    if not pathlib.Path(file).is_file():
+      raise ValueError(f"questions.file={file}: there is no such file")
     self._text = pathlib.Path(file).read_text("utf-8")
     self._tasks = {"train": [], "dev": [], "test": []}
     for number, line in enumerate(self._text.splitlines(), 1):
@@ -104,7 +107,7 @@ class QuestionAgent(Agent):
 
   def baselines(self, options):
     """The players that are evaluated beside the policy."""
-    return ("guesser",)
+    return BASELINES
 
   def tasks(self, setting, report=print):
     """Reads the file."""
@@ -115,14 +118,18 @@ class QuestionAgent(Agent):
     return Question(task, services)
 
   def player(self, name, task, services, seed, chat):
-    """One question for a player who repeats one of the listed words, or any."""
-    if name not in (DEMONSTRATOR, "guesser"):
+    """One question for a player who repeats one of the listed words, or any word; the reader takes
+    the one whose number the question ends with.
+    """
+    if name not in (DEMONSTRATOR, *BASELINES):
       return super().player(name, task, services, seed, chat)
     draw = random.Random(f"{seed} {task.id}")
 
     def play(context: Context) -> Message:
       words = re.findall(r"\d+\. \w+", task.prompt) or re.findall(r"\w+", task.prompt) or ["?"]
-      return Message("assistant", draw.choice(words))
+      asked = re.search(r"(\d+)\?$", task.prompt)
+      found = [word for word in words if asked and word.startswith(f"{asked[1]}.")]
+      return Message("assistant", draw.choice(found if name == "reader" and found else words))
 
     return Scripted(Question(task, services), chat, play)
 

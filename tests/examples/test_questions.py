@@ -60,9 +60,15 @@ def test_a_line_without_an_answer_is_refused_with_its_number(tmp_path):
     QuestionTasks(str(file))
 
 
+def test_a_file_that_is_not_there_is_named():
+  with pytest.raises(ValueError, match="nothing.jsonl: there is no such file"):
+    QuestionTasks("nothing.jsonl")
+
+
 @pytest.mark.slow
 def test_the_config_trains_and_the_report_shows_the_questions(tmp_path):
   summary, _, html = run("examples/questions/config.py", tmp_path, "eval.tasks=8")
   assert {"warm_start", "trained", "guesser"} <= set(summary["eval"])
+  assert summary["eval"]["reader"]["reward"] == 1.0
   assert "Which is number" in html
   assert config_lib.load("examples/questions/config.py").agent_config.max_turns == 1
