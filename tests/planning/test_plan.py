@@ -26,6 +26,7 @@ SMALL = (
   "--set=sampler.draft_tokens=0",
   "--set=learner.remat=layer",
   "--set=learner.rows_per_microbatch=8",
+  "--set=sft.rows_per_step=8",
 )
 
 
