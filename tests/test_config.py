@@ -3,12 +3,49 @@ remedy.
 """
 
 import dataclasses
+import pathlib
 
 import pytest
 
 from jaxrl_agents import config
+from jaxrl_agents.config import import_path
 
 PATH = "configs/search_cpu.py"
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_options_of_one_section_are_checked_together_whatever_their_order():
+  heads = ["policy.model.num_heads=3", "policy.model.num_kv_heads=3"]
+  for overrides in (heads, heads[::-1]):
+    model = config.load(PATH, overrides).policy.model
+    assert (model.num_heads, model.num_kv_heads) == (3, 3)
+  with pytest.raises(ValueError, match=r"policy.model.num_heads='3': 3 query heads cannot share"):
+    config.load(PATH, heads[:1])
+  assert config.load(PATH, ["learner.steps=3", "learner.steps=4"]).learner.steps == 4
+
+
+def test_an_error_in_a_config_or_in_an_agents_module_names_its_own_cause(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "broken.py").write_text("\n\n1 / 0\n")
+  with pytest.raises(ValueError, match="broken.py cannot be run: ZeroDivisionError.*, at line 3"):
+    config.load("broken.py")
+  (tmp_path / "own_agent_of_a_test.py").write_text(
+    "import dataclasses\n\n@dataclasses.dataclass\nclass C:\n  tools: list = []\n"
+  )
+  path = "own_agent_of_a_test:AGENT"
+  with pytest.raises(ValueError, match="importing own_agent_of_a_test raises ValueError: mutable"):
+    import_path.load(path, "agent")
+  with pytest.raises(ValueError, match="No module named 'nowhere'; write package.module:name"):
+    import_path.load("nowhere.at_all:AGENT", "agent")
+
+
+def test_a_config_may_define_dataclasses_whose_annotations_are_text(tmp_path):
+  text = (ROOT / PATH).read_text().replace("from jaxrl_agents import config\n", "")
+  head = "from __future__ import annotations\nimport dataclasses\nfrom jaxrl_agents import config\n"
+  own = "\n\n@dataclasses.dataclass\nclass Own:\n  rate: float = 0.5\n"
+  doc, _, rest = text.partition('"""\n\n')
+  (tmp_path / "own.py").write_text(f'{doc}"""\n{head}{rest}{own}')
+  assert config.load(str(tmp_path / "own.py")).learner == config.load(PATH).learner
 
 
 def test_an_override_is_read_as_the_type_of_its_option():
@@ -45,6 +82,8 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("learner.row_tokens=512", "raise learner.row_tokens"),
     ("learner.substeps=3", "make it a multiple"),
     ("learner.group_size=1", "at least 2"),
+    ("learner.level_weights_early=()", "gives no level a weight"),
+    ("learner.level_weights_late=0,0", "gives no level a weight"),
     (
       "sampler.draft_tokens=1 sft.mtp_steps=0 policy.model.mtp_depth=0",
       "draft_tokens=1 has no effect",

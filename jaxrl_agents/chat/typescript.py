@@ -31,8 +31,10 @@ def declared(namespace: str, tools: Sequence[ToolSpec]) -> str:
   return "\n".join([*lines, f"}} // namespace {namespace}"])
 
 
-def _type(schema: Mapping[str, Any], indent: str) -> str:
+def _type(schema: Mapping[str, Any] | bool, indent: str) -> str:
   """The TypeScript type of a JSON schema; `any` for schemas without a counterpart here."""
+  if isinstance(schema, bool):
+    return "any"
   kind = schema.get("type")
   if "oneOf" in schema or "anyOf" in schema:
     return " | ".join(_type(each, indent) for each in schema.get("oneOf") or schema["anyOf"])
@@ -49,6 +51,7 @@ def _type(schema: Mapping[str, Any], indent: str) -> str:
 
 def _properties(schema: Mapping[str, Any], indent: str) -> Iterator[str]:
   for name, inner in schema.get("properties", {}).items():
+    inner = {} if isinstance(inner, bool) else inner
     yield from (f"{indent}// {line}" for line in inner.get("description", "").splitlines())
     optional = "" if name in schema.get("required", ()) else "?"
     default = f" // default: {_default(inner)}" if "default" in inner else ""

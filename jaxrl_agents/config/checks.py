@@ -43,6 +43,12 @@ def validate(config: RunConfig) -> RunConfig:
       f"learner.groups_per_step={learner.groups_per_step} does not split into learner.substeps="
       f"{learner.substeps} equal parts; make it a multiple"
     )
+  for name in ("level_weights_early", "level_weights_late"):
+    if not any(getattr(learner, name)):
+      raise ValueError(
+        f"learner.{name}={getattr(learner, name)} gives no level a weight; write one number for "
+        "each level, such as 0.5,0.3,0.2"
+      )
   _check_mesh(config.mesh, learner)
   _check_rows_of_warm_up(config)
   _check_fleet(config)
@@ -88,12 +94,14 @@ def _check_ranges(config: RunConfig) -> None:
 
 def _check_contexts(config: RunConfig) -> None:
   learner, sampler = config.learner, config.sampler
-  section, budget = import_path.agent(config.agent).name, config.agent_config.token_budget
+  budget, section = config.agent_config.token_budget, import_path.agent(config.agent).name
+  own = "token_budget" in {field.name for field in dataclasses.fields(config.agent_config)}
+  lowered = f"{section}.token_budget" if own else f"the budgets of the section {section}"
   for option, tokens in _row_options(learner):
     if max(tokens, default=budget) < budget:
       raise ValueError(
-        f"learner.{option}={max(tokens)} cannot hold a context of {section}.token_budget="
-        f"{budget}; raise learner.{option} or lower {section}.token_budget"
+        f"learner.{option}={max(tokens)} cannot hold a context of {budget} tokens; raise "
+        f"learner.{option} or lower {lowered}"
       )
   if sampler.num_pages * sampler.page_tokens < 2 * budget:
     raise ValueError(

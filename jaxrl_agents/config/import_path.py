@@ -38,6 +38,12 @@ def agent(name: str) -> Any:
       f"agent={name!r} is a {type(found).__name__}, not an agent: an instance of a subclass of "
       "jaxrl_agents.agents.agent:Agent that sets name and config"
     )
+  options = {field.name for field in dataclasses.fields(found.config)}
+  if "token_budget" not in options and not hasattr(found.config, "token_budget"):
+    raise ValueError(
+      f"agent={name!r}: its options {found.config.__name__} lack token_budget, the most tokens of "
+      "a context; add this field, with a default"
+    )
   return found
 
 
@@ -53,12 +59,14 @@ def load(path: str, option: str) -> Any:
     sys.path.append(os.getcwd())
   try:
     module = importlib.import_module(module_name)
-  except (ModuleNotFoundError, TypeError, ValueError) as error:
-    raise ValueError(
-      f"{option}={shown(path)}: {error}; write package.module:name, with the package installed or "
-      f"below the working directory {os.getcwd()}"
-    ) from error
   except Exception as error:
+    parents = [module_name.rsplit(".", n)[0] for n in range(module_name.count(".") + 1)]
+    missing = isinstance(error, ModuleNotFoundError) and error.name in parents
+    if missing or not _is_dotted(module_name):
+      raise ValueError(
+        f"{option}={shown(path)}: {error}; write package.module:name, with the package installed "
+        f"or below the working directory {os.getcwd()}"
+      ) from error
     raise ValueError(
       f"{option}={shown(path)}: importing {module_name} raises {type(error).__name__}: {error}"
     ) from error
@@ -68,3 +76,7 @@ def load(path: str, option: str) -> Any:
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"{option}={shown(path)}: {module.__name__} defines no {name!r}{hint}")
   return getattr(module, name)
+
+
+def _is_dotted(name: str) -> bool:
+  return all(part.isidentifier() for part in name.split("."))

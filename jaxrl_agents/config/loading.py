@@ -9,11 +9,12 @@ import hashlib
 import importlib.util
 import json
 import pathlib
+import sys
 import traceback
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxrl_agents.config import import_path, mcp_servers
 from jaxrl_agents.config.checks import validate
@@ -34,15 +35,17 @@ def load(path: str, overrides: Sequence[str] = ()) -> RunConfig:
     if file.is_dir():
       raise ValueError(f"the config {path} is a folder; name one of {', '.join(names) or 'none'}")
     raise ValueError(f"the config {path} does not exist; {_nearest(path, names)}")
-  spec = importlib.util.spec_from_file_location(file.stem, file)
+  name = f"{__name__}.file_{hashlib.sha256(str(file.absolute()).encode()).hexdigest()[:16]}"
+  spec = importlib.util.spec_from_file_location(name, file.absolute())
   if spec is None or spec.loader is None:
     raise ValueError(f"{path} is not a Python file; pass one that defines get_config()")
   module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module  # dataclasses look their module up there
   try:
     spec.loader.exec_module(module)
     made = module.get_config() if callable(getattr(module, "get_config", None)) else None
   except Exception as error:  # whatever Python raises in a file that is not ours
-    raise ValueError(f"{path} cannot be run: {_described(error, file)}") from error
+    raise ValueError(f"{path} cannot be run: {_described(error, file.absolute())}") from error
   if not hasattr(module, "get_config"):
     raise ValueError(
       f"{path} defines no get_config(); a config is a function that returns a RunConfig"
@@ -63,13 +66,26 @@ def _described(error: Exception, file: pathlib.Path) -> str:
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-  """A copy of `config` with each "a.b=c" applied; c is parsed as the type of the option."""
+  """A copy of `config` with each "a.b=c" applied; c is parsed as the type of the option. Of two for
+  one option the later one holds. A section is checked once it has all of its own.
+  """
+  changes: list[_Change] = []
   for override in overrides:
     path, equals, text = override.partition("=")
     if not equals:
       raise ValueError(f"override {shown(override)} has no '='; write --set section.option=value")
-    config = _replaced(config, path.strip().split("."), text.strip(), path.strip())
-  return config
+    changes.append(_Change(path.strip().split("."), text.strip(), path.strip()))
+  of_agent = [change for change in changes if change.path == ["agent"]]
+  config = _replaced(config, of_agent)  # first: it decides which options there are
+  return _replaced(config, [change for change in changes if change not in of_agent])
+
+
+class _Change(NamedTuple):
+  """An override: the path of the option within a section, its text, and its whole name."""
+
+  path: list[str]
+  text: str
+  full: str
 
 
 def options(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -111,32 +127,35 @@ def fields(section: Any) -> dict[str, str]:
   return names
 
 
-def _replaced(section: Any, path: list[str], text: str, full: str) -> Any:
+def _replaced(section: Any, changes: Sequence[_Change]) -> Any:
   named = fields(section)
-  names = list(named)
-  if path[0] not in named:
-    raise ValueError(f"no option {shown(full)}; {_why_none(section, path, full, names)}")
-  name = named[path[0]]
-  current = getattr(section, name)
-  if len(path) > 1:
-    if isinstance(current, Mapping):
-      number = {".".join(path[1:]): _number(text, full)}
-      return dataclasses.replace(section, **{name: {**current, **number}})
-    if not dataclasses.is_dataclass(current):
+  values: dict[str, Any] = {}
+  inner: dict[str, list[_Change]] = {}
+  for path, text, full in changes:
+    if path[0] not in named:
+      raise ValueError(f"no option {shown(full)}; {_why_none(section, path, full, list(named))}")
+    name = named[path[0]]
+    current = values.get(name, getattr(section, name))
+    if len(path) > 1 and isinstance(current, Mapping):
+      values[name] = {**current, ".".join(path[1:]): _number(text, full)}
+    elif len(path) > 1 and dataclasses.is_dataclass(current):
+      inner.setdefault(name, []).append(_Change(path[1:], text, full))
+    elif len(path) > 1:
       raise ValueError(f"option {shown(full)} goes deeper than {path[0]!r}, which holds a value")
-    return dataclasses.replace(section, **{name: _replaced(current, path[1:], text, full)})
-  if dataclasses.is_dataclass(current):
-    inner = [f"{full}.{f.name}" for f in dataclasses.fields(current)]
-    raise ValueError(f"{full!r} is a section; set one of its options: {', '.join(inner)}")
-  hint = typing.get_type_hints(type(section))[name]
-  value = _servers(text, full) if hint == _SERVERS else _value(hint, text, full)
-  changes = {name: value}
-  if isinstance(section, RunConfig) and name == "agent" and value != section.agent:
-    changes["agent_config"] = None
+    elif dataclasses.is_dataclass(current):
+      options = [f"{full}.{f.name}" for f in dataclasses.fields(current)]
+      raise ValueError(f"{full!r} is a section; set one of its options: {', '.join(options)}")
+    else:
+      hint = typing.get_type_hints(type(section))[name]
+      values[name] = _servers(text, full) if hint == _SERVERS else _value(hint, text, full)
+  values |= {name: _replaced(getattr(section, name), of_it) for name, of_it in inner.items()}
+  if isinstance(section, RunConfig) and values.get("agent", section.agent) != section.agent:
+    values["agent_config"] = None
   try:
-    return dataclasses.replace(section, **changes)
+    return dataclasses.replace(section, **values) if values else section
   except ValueError as error:  # of a section that checks itself as it is made
-    raise ValueError(f"{full}={shown(text)}: {error}") from error
+    own = [f"{full}={shown(text)}" for path, text, full in changes if len(path) == 1]
+    raise ValueError(f"{', '.join(own)}: {error}" if own else str(error)) from error
 
 
 def _why_none(section: Any, path: list[str], full: str, names: list[str]) -> str:

@@ -7,6 +7,7 @@ is wanted, and what stands there.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -128,7 +129,9 @@ def _words(error: ValidationError) -> str:
     )
   if rule == "additionalProperties" and wanted is False:
     known = error.schema.get("properties", {})
-    unknown = next((name for name in value if name not in known), "")
+    patterns = error.schema.get("patternProperties", {})
+    fits = lambda name: name in known or any(re.search(each, name) for each in patterns)
+    unknown = next((name for name in value if not fits(name)), "")
     return (
       f"{where} have an unknown {_quoted(unknown)}; remove it. Known: {', '.join(known) or 'none'}."
     )

@@ -2,7 +2,8 @@
 
 A file holds one flat array per dtype and a JSON index that says where each array lies in it, so
 that a step of thousands of small arrays is a handful of zip members. Loading gives back equal
-records, without the routing of segments unless it was asked for: only the learner reads it, and it
+records, except that tuples in a task's facts come back as lists and their keys as text, as JSON has
+them, and without the routing of segments unless it was asked for: only the learner reads it, and it
 weighs more than all the rest.
 """
 

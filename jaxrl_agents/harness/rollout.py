@@ -32,6 +32,8 @@ from jaxrl_agents.types import (
 )
 
 T = TypeVar("T")
+CLOSE_S = 120.0
+"""Most seconds that closing an environment may take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,21 +137,37 @@ async def run_episode(
   """
   record = Record() if record is None else record
   started = time.monotonic()
+  deadline = asyncio.timeout(sampling.episode_deadline_s)
   try:
-    async with asyncio.timeout(sampling.episode_deadline_s):
+    async with deadline:
       context = await begin(env, record)
       context = await play_turns(
         env, chat, sampler, context, task_id=task.id, sampling=sampling, rollout=rollout,
         record=record,
       )  # fmt: skip
   except TimeoutError as error:
+    if not deadline.expired():
+      raise
     raise EpisodeError(
       f"task {task.id} rollout {rollout}: not done after {time.monotonic() - started:.1f} s "
       f"(turn {len(record.turns)}, episode_deadline_s={sampling.episode_deadline_s:g})"
     ) from error
   finally:
-    await env.close()
+    await _closed(env, task, rollout)
   return finished(env, record, task=task, stop=context.stop, wall_s=time.monotonic() - started)
+
+
+async def _closed(env: Env, task: Task, rollout: int) -> None:
+  closing = asyncio.timeout(CLOSE_S)
+  try:
+    async with closing:
+      await env.close()
+  except TimeoutError as error:
+    if not closing.expired():
+      raise
+    raise EpisodeError(
+      f"task {task.id} rollout {rollout}: its environment was not closed within {CLOSE_S:g} s"
+    ) from error
 
 
 def finished(env: Env, record: Record, *, task: Task, stop: str, wall_s: float) -> Trajectory:

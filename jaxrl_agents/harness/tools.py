@@ -85,7 +85,7 @@ def problem_with(tools: Mapping[str, Tool], call: ToolCall) -> str:
     return f"Error: there is no tool {clipped(call.name)!r}{hint}"
   tool = tools[call.name]
   try:
-    size = len(json.dumps(call.arguments, default=str))
+    size = len(json.dumps(call.arguments, default=str, ensure_ascii=False))
     if size > tool.max_argument_chars:
       return (
         f"Error: the arguments of {call.name} have {size} characters; "
@@ -121,7 +121,7 @@ async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]
     return f"Error: {error}", True
   except EpisodeError:
     raise
-  except Exception as error:  # a tool's failure is for the policy to read
+  except (Exception, SystemExit) as error:  # a tool's failure is for the policy to read
     if deadline.expired():
       late = f"{call.name} took longer than {tool.deadline_s:g} s. Ask for something simpler."
       return f"Error: {late}", True
@@ -132,4 +132,5 @@ async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]
 async def _run(tool: Tool, arguments: Mapping[str, Any]) -> Any:
   if inspect.iscoroutinefunction(tool.run):
     return await tool.run(**arguments)
-  return await asyncio.to_thread(tool.run, **arguments)
+  found = await asyncio.to_thread(tool.run, **arguments)
+  return await found if inspect.isawaitable(found) else found

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.harness import schema
+from jaxrl_agents.harness import messages, schema
 from jaxrl_agents.harness.rollout import (
   Grade,
   MakeRollout,
@@ -202,7 +202,12 @@ async def _play(
   job: Job, services: Services, sampler: RemoteSampler, send: Callable[[bytes], None]
 ) -> None:
   """Plays a group and sends it; what goes wrong outside a single episode fails all of them."""
-  pack = lambda trajectories: schema.encode(("group", job.group_id, trajectories))
+
+  def pack(trajectories: tuple[Trajectory, ...]) -> bytes:
+    packed = schema.encode(("group", job.group_id, trajectories))
+    messages.decode(packed)  # as it is checked on receipt, where a wrong value costs this process
+    return packed
+
   try:
     group = await run_group(
       services.make_episode,
@@ -224,9 +229,9 @@ async def _play(
 
 
 def _sendable(task: Task, trajectory: Trajectory) -> Trajectory:
-  """The trajectory, or if it has no bytes, because of what an agent put into it, a failed one."""
+  """The trajectory, or a failed one if an agent put into it what cannot be sent."""
   try:
-    schema.encode(("group", "", (trajectory,)))
+    messages.decode(schema.encode(("group", "", (trajectory,))))
     return trajectory
   except MessageError as error:
     return failed(task, Record(), error)

@@ -15,6 +15,7 @@ import shutil
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -49,11 +50,17 @@ _OPTIONS = {
 }
 """The options of SftConfig that decide a source."""
 
+_MADE_WITH = "demonstrations_made_with"
+"""In the summary: {source: digest of the options that it was made with}."""
+
 
 def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]:
   """Brings the sources of the mixture to `workdir.demonstrations`; returns {source: rate}.
 
   What an earlier run of the same config wrote there is kept, whatever the code is now.
+
+  Raises:
+    ValueError: it was made with other options, or two entries of `sft.beside` have one name.
   """
   rates = _rates(config)
   for name in rates:
@@ -64,8 +71,14 @@ def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]
     opened = functools.cache(functools.partial(setup.open_tasks, other))
     shares = _rates(other)
     for name, share in shares.items():
-      _bring(other, opened, name, workdir, as_name=f"{other.name}_{name}")
-      rates[f"{other.name}_{name}"] = rate * share / sum(shares.values())
+      as_name = f"{other.name}_{name}"
+      if as_name in rates:
+        raise ValueError(
+          f"two configs of sft.beside have the name {other.name!r}, by which their sources are "
+          f"told apart; give one of them another, as in {f'{entry} name={other.name}_2'!r}"
+        )
+      _bring(other, opened, name, workdir, as_name=as_name)
+      rates[as_name] = rate * share / sum(shares.values())
   return rates
 
 
@@ -85,6 +98,14 @@ def _bring(
 ) -> None:
   """Makes or finds one source, and copies it to the run's folder."""
   folder = workdir.demonstrations / as_name
+  made_with = workdir.read_summary().get(_MADE_WITH, {})
+  options = _digest(_options(config, name))
+  if folder.exists() and made_with.get(as_name, options) != options:
+    raise ValueError(
+      f"{folder} was made with other options ({', '.join(_OPTIONS[name])}, the seed, the tokenizer "
+      "and those of the agent decide); set them as they were, choose another --workdir, or remove "
+      "the folder: it is then made again"
+    )
   if not (folder / segment_files.MANIFEST).exists():
     if folder.exists():
       raise ValueError(
@@ -98,6 +119,7 @@ def _bring(
       segment_files.write_segments(kept, segments, counts=counts)
     segment_files.read_segments(kept)  # damage is reported where it is
     _copy_whole(kept, folder)
+    workdir.merge_summary({_MADE_WITH: {**made_with, as_name: options}})
   counts = segment_files.read_segments(folder).counts
   if counts:
     workdir.merge_summary({as_name: counts})
@@ -107,21 +129,28 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
   """Names a source by all that decides it: tasks, tokenizer, options, seed, and the code that makes
   it (without comments and docstrings).
   """
+  code = code_digest.of(type(setup.agent(config)).__module__, alone=__name__)
+  return _digest(_options(config, name) | {"tasks": corpus.digest, "code": code})
+
+
+def _options(config: RunConfig, name: str) -> dict[str, Any]:
+  """The options that decide a source, and the files of its tokenizer."""
   agent = setup.agent(config)
   options = dataclasses.asdict(config.agent_config)
-  decides = {
+  files = chat_lib.tokenizer_files(config.policy.tokenizer)
+  return {
     "source": name,
     "seed": config.seed,
     "agent": config.agent,
     "options": {k: v for k, v in options.items() if k not in agent.reward_sections},
     "sft": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
-    "tasks": corpus.digest,
-    "code": code_digest.of(type(agent).__module__, alone=__name__),
+    "tokenizer": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files],
   }
-  found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
-  for path in chat_lib.tokenizer_files(config.policy.tokenizer):
-    found.update(path.read_bytes())
-  return found.hexdigest()[:16]
+
+
+def _digest(decides: Mapping[str, Any]) -> str:
+  text = json.dumps(decides, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_demonstrated(task: Task, share: float) -> bool:

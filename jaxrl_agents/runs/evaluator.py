@@ -261,7 +261,9 @@ def _played(
         f"{len(groups)} of {len(tasks)} tasks were played in {own.deadline_s:g} s; raise "
         "evaluator.deadline_s, or lower evaluator.tasks"
       )
-  return agent_lib.rewarded(setup.agent(config), config.agent_config, groups)
+  return agent_lib.rewarded(
+    setup.agent(config), config.agent_config, groups, judge_weight=config.judge.weight
+  )
 
 
 def learner_ended(services: pathlib.Path) -> bool:

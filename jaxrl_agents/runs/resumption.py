@@ -12,7 +12,12 @@ from jaxrl_agents.runs import setup, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 JUDGED = ("agent", "seed", "corpus", "policy", "eval")
-"""Options and sections that an evaluation depends on, beside the agent's own section."""
+"""Options and sections that an evaluation depends on, beside the agent's own section; that of the
+sampler's temperature is added where `eval.temperature` takes it over.
+"""
+
+UNJUDGED = ("corpus.cache",)
+"""Options of these sections on which nothing depends."""
 
 OF_JUDGE = ("model", "rubrics", "trained", "weight", "samples", "temperature", "max_characters")
 """Options of the section judge on which its grades depend."""
@@ -21,6 +26,7 @@ OF_WARM_UP = ("agent", "policy.tokenizer")
 """Options that a warm-up and what follows it in the same folder must share."""
 
 _WARM_UP = "warm_up_config"
+_START = "warm_start_digest"
 
 
 def check_warm_up(config: RunConfig, workdir: Workdir) -> list[str]:
@@ -96,9 +102,13 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
     )
   differ = config_lib.changed(begun, config)
   changes = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
-  judged = (*JUDGED, setup.agent(config).name, *(f"judge.{option}" for option in OF_JUDGE))
+  judged = {*JUDGED, setup.agent(config).name, *(f"judge.{option}" for option in OF_JUDGE)}
+  if config.eval.temperature < 0:
+    judged.add("sampler.temperature")
   refused = [
-    text for name, text in changes.items() if name in judged or name.partition(".")[0] in judged
+    text
+    for name, text in changes.items()
+    if (name in judged or name.partition(".")[0] in judged) and name not in UNJUDGED
   ]
   if refused:
     raise ValueError(
@@ -107,6 +117,18 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
     )
   if changes:
     print(f"this run is resumed with changed options: {', '.join(changes.values())}")
+
+
+def forget_other_start(workdir: Workdir, start: str, first: int) -> None:
+  """Removes the evaluation of a warm start that has been replaced since, of a run that begins at
+  step `first` = 0; records the digest `start` of the one of now.
+  """
+  file = workdir.trajectories / "eval_warm_start.npz"
+  begun = workdir.read_summary().get(_START, start)
+  if not first and begun != start and file.exists():
+    print(f"the warm start has changed since it was evaluated: {file} is made again", flush=True)
+    file.unlink()
+  workdir.merge_summary({_START: start})
 
 
 def forget_results(workdir: Workdir, baselines: Sequence[str]) -> None:

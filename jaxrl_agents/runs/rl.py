@@ -103,7 +103,7 @@ def _train(
   start = weight_files.digest(workdir.warm_start)
   version = int(current.policy.version)
   if channel.is_first:
-    _begin(config, workdir, first, version)
+    _begin(config, workdir, first, version, start)
 
   def players_of(config: RunConfig, policy: PolicyState | None = None) -> RolloutWorkers:
     return RolloutWorkers(
@@ -190,6 +190,9 @@ def _train(
     "evaluate_others": time.monotonic() - compared,
   }
   workdir.keep_seconds()
+  measured_now = {"wall_s": walls, "recompiles_after_warmup": recompiles}
+  if first >= config.learner.steps and "wall_s" in workdir.read_summary():
+    measured_now = {}  # what was measured while this run learnt stays
   return workdir.merge_summary(
     setup.agent(config).compare(setup.setting(config), corpus, evaluations)
     | agreement.summary(
@@ -198,14 +201,17 @@ def _train(
       resamples=config.eval.bootstrap_resamples,
       seed=config.seed,
     )
-    | {"wall_s": walls, "recompiles_after_warmup": recompiles}
+    | measured_now
     | _from_rows(rows)
   )
 
 
-def _begin(config: RunConfig, workdir: Workdir, first: int, version: int) -> None:
-  """Checks that the folder is of this run, and removes what lies after its first step."""
+def _begin(config: RunConfig, workdir: Workdir, first: int, version: int, start: str) -> None:
+  """Checks that the folder is of this run, and removes what lies after its first step and what is
+  of a warm start with another digest than `start`.
+  """
   resumption.check_goes_on(config, workdir, first)
+  resumption.forget_other_start(workdir, start, first)
   if first < config.learner.steps:
     resumption.forget_results(workdir, setup.agent(config).baselines(config.agent_config))
   workdir.merge_summary(description(config))

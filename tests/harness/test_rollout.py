@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.harness import rollout
 from jaxrl_agents.harness.rollout import (
   EpisodeError,
   Record,
@@ -148,6 +149,25 @@ def test_deadlines_of_generation_and_episode_are_named_errors():
   with pytest.raises(EpisodeError, match="task t7 rollout 0: not done after"):
     run(ToyEnv(delay_s=30), ToySampler(), Sampling(episode_deadline_s=0.1), record=record)
   assert len(record.turns) == 1
+
+
+def test_a_timeout_within_an_environment_is_not_taken_for_the_episodes_deadline():
+  class Upstream(ToyEnv):
+    async def step(self, reply):
+      raise TimeoutError("the search service did not answer in 5 s")
+
+  with pytest.raises(TimeoutError, match="the search service did not answer in 5 s"):
+    run(Upstream(), ToySampler())
+
+
+def test_an_environment_that_is_never_closed_ends_its_episode_with_a_named_error(monkeypatch):
+  class Open(ToyEnv):
+    async def close(self):
+      await asyncio.sleep(600)
+
+  monkeypatch.setattr(rollout, "CLOSE_S", 0.05)
+  with pytest.raises(EpisodeError, match="t7 rollout 0: its environment was not closed within"):
+    run(Open(), ToySampler())
 
 
 def test_a_failed_rollout_is_data_and_leaves_its_siblings_alone():

@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 import statistics
+import sys
 import time
 
 import pytest
@@ -141,6 +142,30 @@ def test_what_a_tool_raises_becomes_an_observation():
   assert observe({"query": "a"}, run=burst) == (
     "Error: search_corpus failed: ZeroDivisionError: oh"
   )
+  assert observe({"query": "a"}, run=lambda query: sys.exit(2)) == (
+    "Error: search_corpus failed: SystemExit: 2"
+  )
+
+
+def test_what_a_tool_returns_is_awaited_whether_or_not_its_function_is_a_coroutine_function():
+  async def later(query):
+    return f"found {query}"
+
+  assert observe({"query": "a"}, run=lambda query: later(query)) == "found a"
+
+
+def test_arguments_are_measured_in_characters_whatever_the_alphabet():
+  spec = ToolSpec("note", "", {"type": "object", "properties": {"text": {"type": "string"}}})
+  noted = {"note": Tool(spec, lambda text: str(len(text)))}
+  said = asyncio.run(run_call(noted, ToolCall("0.0", "note", {"text": "ж" * 2_000})))
+  assert said == "2000"
+
+
+def test_an_unknown_argument_is_named_where_others_fit_a_pattern():
+  schema = {"type": "object", "patternProperties": {"^x_": {}}, "additionalProperties": False}
+  tool = Tool(ToolSpec("note", "", schema), lambda **given: "", strict=False)
+  said = asyncio.run(run_call({"note": tool}, ToolCall("0.0", "note", {"x_a": 1, "bad": 2})))
+  assert 'an unknown "bad"' in said
 
 
 def test_a_timeout_within_a_tool_is_not_taken_for_its_deadline():

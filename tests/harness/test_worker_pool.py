@@ -96,6 +96,18 @@ def test_an_environment_that_raises_is_data_and_not_a_reward_of_zero():
   assert all(t.error == "" for t in groups["good"].trajectories)
 
 
+def test_a_reward_that_is_no_number_fails_its_rollouts_and_not_their_worker():
+  with WorkerPool(SPEC, 1) as pool:
+    pool.submit(job("bad", prompt="text"))
+    pool.submit(job("good"))
+    groups, events, _ = serve(pool, until=lambda groups, _: len(groups) == 2)
+  assert events == []
+  for trajectory in groups["bad"].trajectories:
+    assert "rewards['turns']: a number is needed, not '2.0'" in trajectory.error
+    assert trajectory.rewards == {}
+  assert all(t.error == "" for t in groups["good"].trajectories)
+
+
 def test_a_refused_generation_fails_its_rollout_with_the_samplers_words():
   with WorkerPool(SPEC, 1) as pool:
     pool.submit(job("g", rollouts=1))

@@ -85,7 +85,8 @@ def test_a_run_keeps_its_sources_whatever_the_cache_holds(opened, tmp_path):
   workdir = Workdir(tmp_path)
   sources.make(config, corpus, workdir)
   before = read(workdir)
-  sources.make(dataclasses.replace(config, seed=5), corpus, workdir)
+  elsewhere = dataclasses.replace(config.corpus, cache=str(tmp_path / "cache"))
+  sources.make(dataclasses.replace(config, corpus=elsewhere), corpus, workdir)
   assert {n: d.digest for n, d in read(workdir).items()} == {n: d.digest for n, d in before.items()}
 
 
@@ -116,6 +117,17 @@ def test_a_source_is_named_by_its_options_alone(opened):
   demonstrated = lambda changed: name_of("demonstrations", changed)
   assert demonstrated(config) != demonstrated(with_agent(hasty=1.0))
   assert demonstrated(config) == demonstrated(with_agent(reward=SearchReward(f_beta=0.1)))
+
+
+def test_sources_of_a_run_are_refused_with_other_options_than_they_were_made_with(opened, tmp_path):
+  config, corpus = opened
+  copies = dataclasses.replace(config.sft, rates=(0.0, 0.0, 1.0, 0.0), copy_segments=5)
+  config, workdir = dataclasses.replace(config, sft=copies), Workdir(tmp_path)
+  assert sources.make(config, corpus, workdir) == {"copies": 1.0}
+  assert sources.make(config, corpus, workdir) == {"copies": 1.0}
+  more = dataclasses.replace(config, sft=dataclasses.replace(copies, copy_segments=6))
+  with pytest.raises(ValueError, match=r"copies was made with other options \(copy_segments,"):
+    sources.make(more, corpus, workdir)
 
 
 def test_what_is_made_of_a_frozen_set_is_named_by_the_code_of_its_drills_as_well(tmp_path):

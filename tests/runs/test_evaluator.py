@@ -8,6 +8,7 @@ import signal
 import time
 
 import jax
+import numpy as np
 import pytest
 
 from jaxrl_agents import config as config_lib
@@ -26,7 +27,7 @@ from jaxrl_agents.runs import (
 from jaxrl_agents.runs.evaluator_process import LocalEvaluator
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.service_log import ServiceLog
-from jaxrl_agents.types import Task
+from jaxrl_agents.types import Group, Segment, Task, Trajectory
 from jaxrl_agents.viewer import inputs
 from jaxrl_agents.weights import store
 from tests.runs.small_run import CFG, CONFIG
@@ -210,3 +211,20 @@ def test_an_evaluation_without_a_checkpoint_of_a_run_from_scratch_says_so(init):
     ValueError, match=rf"--checkpoint is missing: policy\.init={init} is no trained"
   ):
     evaluation.newest_policy(init)
+
+
+def test_scores_of_versions_have_the_judges_grades_as_those_of_training_have():
+  config = config_lib.with_overrides(RUN, ["judge.weight=0.5"])
+  tokens = np.asarray([1, 2], np.int32)
+  segment = Segment(tokens, np.asarray([False, True]), np.zeros(2, np.float32), tokens, None)
+  task = Counted.tasks["dev"][0]
+  parts = {"right": 1.0, "reward": 0.25, "judged": 1.0}
+  graded = Group(task, (Trajectory(task.id, (segment,), (), parts, "answer", {}),), "0")
+
+  class Players:
+    def play(self, jobs):
+      return [graded]
+
+  (scored,) = evaluator._played(config, Players(), [task], "version 1")
+  (of_training,) = evaluation.collected(config, [graded])
+  assert scored.trajectories[0].rewards == of_training.trajectories[0].rewards

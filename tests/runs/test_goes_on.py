@@ -28,15 +28,30 @@ def test_the_same_config_goes_on_in_silence(begun, capsys):
   assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("override", ["eval.temperature=0.5", "seed=7", "counting.max_turns=3"])
+@pytest.mark.parametrize(
+  "override",
+  ["eval.temperature=0.5", "sampler.temperature=0.5", "seed=7", "counting.max_turns=3"],
+)
 def test_other_options_of_what_is_evaluated_are_refused_by_name(begun, override):
   with pytest.raises(ValueError, match=rf"{override.partition('=')[0]}=.* -> .*another --workdir"):
     resumption.check_goes_on(changed(override), begun, 1)
 
 
 def test_changed_training_options_are_reported(begun, capsys):
-  resumption.check_goes_on(changed("learner.steps=9", "mesh.fsdp=2"), begun, 1)
-  assert "learner.steps=4 -> 9, mesh.fsdp=1 -> 2" in capsys.readouterr().out
+  resumption.check_goes_on(changed("learner.steps=9", "mesh.fsdp=2", "corpus.cache=/mnt"), begun, 1)
+  told = capsys.readouterr().out
+  assert "corpus.cache=" in told and "learner.steps=4 -> 9, mesh.fsdp=1 -> 2" in told
+
+
+def test_the_evaluation_of_a_warm_start_that_was_replaced_before_the_first_step_is_made_again(
+  begun, capsys
+):
+  file = begun.trajectories / "eval_warm_start.npz"
+  for start in ("abc", "abc"):
+    resumption.forget_other_start(begun, start, first=0)
+    assert file.exists() and capsys.readouterr().out == ""
+  resumption.forget_other_start(begun, "abd", first=0)
+  assert not file.exists() and "the warm start has changed" in capsys.readouterr().out
 
 
 def test_before_the_first_evaluation_all_options_may_change(tmp_path):

@@ -12,6 +12,8 @@ from jaxrl_agents.agents.coding import scripted_edits, view
 from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
+from jaxrl_agents.agents.coding.tasks import damaged_functions
+from jaxrl_agents.corpus.documents import Document
 
 CHAT = chat_lib.load("base")
 TEXT = "def add(a, b):\n    total = a + b\n    return total\n\n\ndef last(xs):\n    return xs[-1]\n"
@@ -91,3 +93,17 @@ def test_a_reply_that_is_too_long_is_left_out():
   edit = {"path": "main.py", "start": text.index("-"), "fixed": "-", "broken": "+"}
   made = coding_drills.repair_drills([(repo, [edit])], PROMPTS, LIMITS, CHAT, seed=0)
   assert not list(made)
+
+
+def test_code_to_be_continued_is_every_short_function_once_and_undamaged():
+  own = [f"def add{i}(a, b):\n    total = a + b * {i}\n    return total\n" for i in range(400)]
+  document = Document("1", "m.py", "\n".join(own), {"source": "m.py", "kind": "python"})
+  split = damaged_functions.split_of("m")
+  functions = damaged_functions.short_functions([document], split=split, flips=True)
+  drills = list(coding_drills.text_drills(functions, CHAT, count=100, seed=0))
+  assert len(drills) > 5 and max(map(len, drills)) == coding_drills.MAX_TEXT_TOKENS
+  text = "\n\n\n".join(each.strip() for each in own) + "\n"
+  whole = CHAT.encode(text).tolist()
+  pieces = [whole[i : i + 1024] for i in range(0, len(whole), 1024)]
+  assert sorted(each.tolist() for each in drills) == sorted(pieces)
+  assert len(list(coding_drills.text_drills(functions, CHAT, count=3, seed=0))) == 3

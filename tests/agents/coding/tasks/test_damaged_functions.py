@@ -15,7 +15,14 @@ from jaxrl_agents.corpus.python_source import module_name
 from jaxrl_agents.corpus.splits import split_of
 
 STDLIB = sysconfig.get_paths()["stdlib"]
-OPTIONS = {"flips": False, "count": 60, "max_characters": 900, "seed": 0}
+OPTIONS = {"count": 60, "max_characters": 900, "seed": 0}
+
+
+def damaged(documents, *, flips=False, without=(), **options):
+  functions = damaged_functions.short_functions(
+    documents, split="train", flips=flips, without=without
+  )
+  return list(damaged_functions.damaged(functions, **{**OPTIONS, **options}))
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +32,7 @@ def documents():
 
 @pytest.fixture(scope="module")
 def drills(documents):
-  return list(damaged_functions.damaged(documents, split="train", **OPTIONS))
+  return damaged(documents)
 
 
 def test_files_are_short_and_parse_damaged_and_mended_to_different_trees(drills):
@@ -63,8 +70,7 @@ def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents)
 
   def holding(*names, without=()):
     more = [Document("", n, text, {"source": n, "kind": "python"}) for n in names]
-    options = {**OPTIONS, "count": 200, "without": without}
-    found = damaged_functions.damaged([*own[:1], *more], split="train", **options)
+    found = damaged([*own[:1], *more], count=200, without=without)
     return any("def shared" in repo.files[edit["path"]] for repo, (edit,) in found)
 
   assert holding(train) and not holding(train, test)
@@ -73,23 +79,20 @@ def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents)
 
 def test_kinds_of_damage_come_up_equally_often(documents):
   """Of seven that flips of these modules have: 34 each of 240, four standard deviations around."""
-  options = {**OPTIONS, "flips": True, "count": 240}
-  found = [edit for _, (edit,) in damaged_functions.damaged(documents, split="train", **options)]
+  found = [edit for _, (edit,) in damaged(documents, flips=True, count=240)]
   signs = {"logic": ("and", "or"), "boundary": ("<", "<=", ">", ">="), "comparison": ("==", "!=")}
   for tokens in signs.values():
     assert 12 < sum(edit["fixed"] in tokens for edit in found) < 57
 
 
 def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
-  assert list(damaged_functions.damaged(documents, split="train", **OPTIONS)) == drills
-  assert (
-    list(damaged_functions.damaged(documents, split="train", **{**OPTIONS, "seed": 1})) != drills
-  )
+  assert damaged(documents) == drills
+  assert damaged(documents, seed=1) != drills
 
 
 def test_a_flip_reveals_the_original_and_occurs_once_in_its_line(documents):
   stood: dict[str, set[str]] = {}
-  flips = list(damaged_functions.damaged(documents, split="train", **{**OPTIONS, "flips": True}))
+  flips = damaged(documents, flips=True)
   for repo, (edit,) in flips:
     stood.setdefault(edit["broken"], set()).add(edit["fixed"])
     mended = repo.files[edit["path"]]
@@ -107,4 +110,4 @@ def test_a_flip_reveals_the_original_and_occurs_once_in_its_line(documents):
 
 def test_where_no_function_is_short_enough_there_are_none():
   document = Document("1", "m", "x = 1\n", {"source": "m", "kind": "python"})
-  assert not list(damaged_functions.damaged([document], split="train", **OPTIONS))
+  assert not damaged([document])
