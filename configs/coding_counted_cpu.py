@@ -9,12 +9,18 @@ import pathlib
 
 from jaxrl_agents import config
 
+PACKAGES = "package:jax,numpy,scipy,flax,optax,orbax,tensorflow,keras"
+
 
 def get_config() -> config.RunConfig:
   """Flips, lines and pairs of them, in one file of two or in one file; no shell, no haste."""
-  recipe = config.load(str(pathlib.Path(__file__).parent / "coding_cpu.py"))
+  folder = pathlib.Path(__file__).parent
+  recipe = config.load(str(folder / "coding_cpu.py"))
+  search = config.load(str(folder / "search_cpu.py"))
   options = dataclasses.replace(
     recipe.agent_config,
+    sources=("python",),
+    drill_sources=(PACKAGES,),  # no drill shows a function that reinforcement learning trains on
     damage="mixed",
     max_files=2,
     tasks_per_repo=12,
@@ -31,6 +37,7 @@ def get_config() -> config.RunConfig:
     recipe,
     name="coding_counted_cpu",
     agent_config=options,
+    policy=dataclasses.replace(search.policy, init="coding_base"),
     learner=dataclasses.replace(
       recipe.learner,
       level_weights_early=(0.6, 0.4, 0.0, 0.0),

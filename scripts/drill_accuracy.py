@@ -1,12 +1,15 @@
-"""How well a policy does held-out drills of a search agent or of a swarm, judged in a minute.
+"""How well a policy does held-out drills of its agent, judged in a minute or two.
 
     python scripts/drill_accuracy.py --config=configs/search_base_cpu.py --checkpoint=W
     python scripts/drill_accuracy.py --config=configs/swarm_tables_cpu.py
+    python scripts/drill_accuracy.py --config=configs/coding_base_cpu.py
 
 Of each kind of trained turn the share whose whole reply is right, each token given those before it.
 Of hops, with made-up names and with names as they stand, also the share whose name begins with the
 right token. Of rows of tables also the share of numbers, names, sources and values whose tokens are
-all right, and of replies that end where they should. A drill of several turns counts once for each.
+all right, and of replies that end where they should. Of repairs of code also the share whose first
+edit names the right place, by its first token and whole, and whose replacement is right after that.
+A drill of several turns counts once for each.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import collections
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +26,24 @@ import numpy as np
 from absl import flags
 
 from jaxrl_agents.agents.agent import Setting
+from jaxrl_agents.agents.coding import drills as coding_drills
+from jaxrl_agents.agents.coding.tasks import damaged_functions, make_tasks
 from jaxrl_agents.agents.search import hop_drills, step_drills, tools
 from jaxrl_agents.agents.search import view as search_view
 from jaxrl_agents.agents.search.corpus_tasks import CorpusTasks
 from jaxrl_agents.agents.swarm import table_drills, tables, view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.corpus import documents
 from jaxrl_agents.policy import transformer
 from jaxrl_agents.policy.attention import layer
 from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
+from jaxrl_agents.types import Split
 
 HEADER = re.compile(r"\| name \|(?:[\w ]+\|)+")
 """Of a table in a prompt."""
+FIRST_EDIT = re.compile(r'"old": "(.*?)(?<!\\)", "new": "(.*?)(?<!\\)"}')
+"""The old and the new text of the first edit in a reply."""
 ROWS = 8
 """Drills that are scored at once."""
 
@@ -80,15 +89,19 @@ def held_out(config: RunConfig) -> list[Drill]:
   Raises:
     ValueError: there are no such drills for the agent or its options.
   """
-  tasks, setting = setup.open_tasks(config), setup.setting(config)
+  setting = setup.setting(config)
+  tasks: Any = None if config.agent == "coding" else setup.open_tasks(config)
   if config.agent == "search":
     made = of_searches(config, tasks, setting)
   elif isinstance(config.agent_config, SwarmConfig) and config.agent_config.tables.max_rows:
     made = of_tables(config, tasks, setting)
+  elif config.agent == "coding":
+    made = of_repairs(config, setting)
   else:
     raise ValueError(
-      f"{config.name} has no drills to be scored; take a config of the search agent, or of a swarm "
-      "with tables.max_rows, as configs/search_cpu.py or configs/swarm_tables_cpu.py"
+      f"{config.name} has no drills to be scored; take a config of the search agent, of the coding "
+      "agent, or of a swarm with tables.max_rows, as configs/search_cpu.py, "
+      "configs/coding_counted_cpu.py or configs/swarm_tables_cpu.py"
     )
   return sorted(made, key=lambda drill: drill.stop)
 
@@ -139,6 +152,50 @@ def of_tables(config: RunConfig, tasks: CorpusTasks, setting: Setting) -> list[D
     parts = [] if calls else cells(written, columns)
     made.append(Drill(tokens, len(prompt), len(tokens), kind, parts))
   return made
+
+
+def of_repairs(config: RunConfig, setting: Setting) -> list[Drill]:
+  """Drills of the coding agent that repair damage of modules of the split."""
+  options = config.agent_config
+  code = (d for s in options.drill_sources or options.sources for d in documents.load(s))
+  functions = damaged_functions.short_functions(
+    code,
+    split=cast(Split, _SPLIT.value),
+    flips=options.damage in ("flip", "mixed"),
+    lines=options.damage == "mixed",
+  )
+  damaged = damaged_functions.damaged(
+    functions,
+    count=_DRILLS.value,
+    max_characters=options.max_file_characters,
+    seed=config.seed + 1,
+  )
+  pairs = coding_drills.repair_drills(
+    damaged, make_tasks.FAULTS, options, setting.chat, seed=config.seed + 1
+  )
+  made = []
+  for prompt, reply in pairs:
+    tokens = np.concatenate([prompt, reply])
+    edits = [c for c in setting.chat.parse(reply).tool_calls if c.name == "edit_file"]
+    within = not any("\n" in text for text in edits[0].arguments.values())
+    kind = "two faults" if len(edits) > 1 else "within a line" if within else "whole lines"
+    written = [setting.chat.decode([token]) for token in reply.tolist()]
+    made.append(Drill(tokens, len(prompt), len(tokens), kind, places(written)))
+  return made
+
+
+def places(written: Sequence[str]) -> list[tuple[str, list[int]]]:
+  """(what, indices of its tokens) of the first edit in a reply, given the text of each token."""
+  starts = np.cumsum([0, *map(len, written)])
+  found = FIRST_EDIT.search("".join(written))
+  if found is None:
+    raise ValueError(f"the reply {''.join(written)!r} has no edit")
+
+  def inside(group: int) -> list[int]:
+    low, high = found.span(group)
+    return [i for i in range(len(written)) if starts[i] < high and starts[i + 1] > low]
+
+  return [("first_token", inside(1)[:1]), ("place", inside(1)), ("replacement", inside(2))]
 
 
 def cells(written: Sequence[str], columns: Sequence[str]) -> list[tuple[str, list[int]]]:

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Trains a base policy. That of the search agent is trained from scratch, first on drills alone
-# (WORKDIR/drills); that of the swarm goes on from the shipped base of the search agent.
+# Trains a base policy. That of the search agent is trained from scratch, first on drills alone;
+# those of the swarm and of the coding agent go on from the shipped base of the search agent, the
+# latter first on code to be continued. WORKDIR/first holds what comes first.
 #   scripts/train_base.sh search WORKDIR             policy and curve.csv in WORKDIR/base
-#   scripts/train_base.sh search WORKDIR --export    also in jaxrl_agents/assets/search_base (swarm_base)
+#   scripts/train_base.sh search WORKDIR --export    also in jaxrl_agents/assets/search_base
 #   scripts/train_base.sh swarm WORKDIR --set sft.steps=99    further flags of scripts/train_sft.py
 # The same command goes on where it was stopped. PYTHON=... chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
-  echo "usage: scripts/train_base.sh search|swarm WORKDIR [--export] [flags of scripts/train_sft.py]" >&2
+  echo "usage: scripts/train_base.sh search|swarm|coding WORKDIR [--export] [flags of scripts/train_sft.py]" >&2
   exit 2
 }
 agent=${1:-} workdir=${2:-}
-case "$agent" in search | swarm) ;; *) usage ;; esac
+case "$agent" in search | swarm | coding) ;; *) usage ;; esac
 case "$workdir" in "" | -*) usage ;; esac
 shift 2
 places=("$workdir/base")
@@ -22,16 +23,24 @@ if [ "${1:-}" = --export ]; then
 fi
 python=${PYTHON:-python}
 config=configs/${agent}_base_cpu.py
-stages=(--workdir="$workdir")
-init=()
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
-if [ "$agent" = search ]; then
-  stages=(--workdir="$workdir/drills" --workdir="$workdir")
-  init=(--set "policy.init=$workdir/drills/warm_start")
-  if [ ! -d "$workdir/drills/warm_start" ]; then
-    "$python" scripts/train_sft.py --config="$config" --workdir="$workdir/drills" \
-      --set "sft.rates=(0,0,0,1)" --set sft.steps=600 --set sft.lr=3e-3 \
-      --set sft.demonstration_tasks=20 --set sft.practice_tasks=10 --set sft.mtp_steps=2 "$@"
+stages=(--workdir="$workdir")
+first=()
+case "$agent" in
+search)
+  first=(--set "sft.rates=(0,0,0,1)" --set sft.steps=600 --set sft.lr=3e-3
+    --set sft.demonstration_tasks=20 --set sft.practice_tasks=10 --set sft.mtp_steps=2)
+  ;;
+coding)
+  first=(--set coding.drill_texts=1.0 --set sft.steps=260 --set sft.lr=2e-3 --set sft.mtp_steps=2)
+  ;;
+esac
+init=()
+if [ ${#first[@]} -gt 0 ]; then
+  stages=(--workdir="$workdir/first" "${stages[@]}")
+  init=(--set "policy.init=$workdir/first/warm_start")
+  if [ ! -d "$workdir/first/warm_start" ]; then
+    "$python" scripts/train_sft.py --config="$config" --workdir="$workdir/first" "${first[@]}" "$@"
   fi
 fi
 "$python" scripts/train_sft.py --config="$config" --workdir="$workdir" "${init[@]}" "$@"

@@ -226,5 +226,5 @@ def test_scores_of_versions_have_the_judges_grades_as_those_of_training_have():
       return [graded]
 
   (scored,) = evaluator._played(config, Players(), [task], "version 1")
-  (of_training,) = evaluation.collected(config, [graded])
+  (of_training,) = evaluation.collected(config, [graded], 1, "training")
   assert scored.trajectories[0].rewards == of_training.trajectories[0].rewards

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
 import platform
@@ -61,7 +62,7 @@ class CodingTasks(Tasks):
     """A digest of the repositories, the tasks and the code that makes drills of them. The options
     that choose the slice are not in it; they are in the config.
     """
-    versions = _versions(self.options.sources)
+    versions = _versions((*self.options.sources, *self.options.drill_sources))
     return json.dumps([self.coding_set.manifest["sha256"], versions], sort_keys=True)
 
   @property
@@ -203,29 +204,39 @@ class CodingAgent(Agent):
     return [text for repo in tasks.coding_set.repos.values() for text in repo.files.values()]
 
   def drills(self, setting: Setting, tasks: CodingTasks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Drills made of functions of the train split, without those that the set holds back.
+    """Code to be continued, and repairs, of functions of the train split of their sources, without
+    those that the set holds back.
 
     Raises:
       ValueError: the options do not offer a tool that the drills use.
     """
-    options = setting.options
+    options, seed = setting.options, setting.seed
     self.check_player(agent_lib.DEMONSTRATOR, options)
-    held = (task for split in ("dev", "test") for task in tasks.coding_set.tasks[split])
+    unseen = tuple(tasks.coding_set.tasks) if options.drill_sources else ("dev", "test")
+    held = (task for split in unseen for task in tasks.coding_set.tasks[split])
     held_back = [tasks.coding_set.repos[repo] for repo in {task.facts["repo"] for task in held}]
-    damaged = damaged_functions.damaged(
-      (each for source in options.sources for each in documents.load(source)),
+    functions = damaged_functions.short_functions(
+      (each for s in options.drill_sources or options.sources for each in documents.load(s)),
       split="train",
       flips=options.damage in ("flip", "mixed"),
       lines=options.damage == "mixed",
-      count=setting.sft.drills,
-      max_characters=options.max_file_characters,
-      seed=setting.seed,
       without=[repo.files[path] for repo in held_back for path in repo.sources],
     )
-    drills = coding_drills.repair_drills(
-      damaged, make_tasks.FAULTS, options, setting.chat, seed=setting.seed
+    texts = round(options.drill_texts * setting.sft.drills)
+    pieces = coding_drills.text_drills(functions, setting.chat, count=texts, seed=seed)
+    damaged = damaged_functions.damaged(
+      functions,
+      count=setting.sft.drills - texts,
+      max_characters=options.max_file_characters,
+      seed=seed,
     )
-    return (agent_lib.reply_alone(prompt, reply) for prompt, reply in drills)
+    repairs = coding_drills.repair_drills(
+      damaged, make_tasks.FAULTS, options, setting.chat, seed=seed
+    )
+    return itertools.chain(
+      ((tokens, np.arange(len(tokens)) > 0) for tokens in pieces),
+      (agent_lib.reply_alone(prompt, reply) for prompt, reply in repairs),
+    )
 
   def variants(self, options: CodingConfig) -> Mapping[str, CodingConfig]:
     """The same policy in the same context, without a strategy for a full context."""

@@ -68,7 +68,11 @@ class CodingConfig:
       makes a set of short functions of `sources`, damages each at most `tasks_per_repo` times,
       and caches it.
     sources: each is "python" (the standard library), "package:NAME" (an installed package) or a
-      folder. Drills are also made of them, except of functions that the set holds back.
+      folder.
+    drill_sources: what drills are made of; by default `sources`, without the functions that the set
+      holds back. If they are named, no function of the set is in a drill, so that the tasks that
+      reinforcement learning trains on are new to the policy.
+    drill_texts: share of the drills that are code to be continued, undamaged and without a task.
     repo_kind, damage, min_level, max_level, max_file_characters: choose the tasks of the set.
       "calls" are short functions in one file. "token" damages one token; "flip" replaces a token
       by its counterpart ("<" by "<=", "and" by "or": `agents.coding.tasks.mutations.is_flip`).
@@ -106,6 +110,8 @@ class CodingConfig:
 
   tasks: str = ""
   sources: tuple[str, ...] = ("python",)
+  drill_sources: tuple[str, ...] = ()
+  drill_texts: Share = 0.0
   tasks_per_repo: Count = 6
   repo_kind: Literal["any", "calls", "suite"] = "any"
   damage: Literal["any", "token", "flip", "mixed"] = "any"

@@ -1,4 +1,5 @@
-"""Short exercises in repairing a file that was just read, sometimes after failed attempts.
+"""Short exercises in repairing a file that was just read, sometimes after failed attempts, and code
+to be continued.
 
 The conversation, or a summary of it, shows what was tried. The reply undoes the last attempt, if it
 changed the file, and makes the right edits. No code runs: only the last line of the test output is
@@ -30,10 +31,12 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   turn,
   wrong_edits,
 )
+from jaxrl_agents.agents.coding.tasks.damaged_functions import Functions
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.types import Message
 
 MAX_REPLY_TOKENS = 128
+MAX_TEXT_TOKENS = 1_024
 TRIES = (0.4, 0.25, 0.2, 0.15)
 """Probabilities that zero, one, two or three edits were tried."""
 MISSED = 0.3
@@ -43,6 +46,18 @@ SUMMARIZED = 0.3
 TOGETHER = 0.5
 """Probability that independent calls are made in one turn."""
 _COMMAND = f"python3 {repo_lib.CHECK}"
+
+
+def text_drills(functions: Functions, chat: Chat, *, count: int, seed: int) -> Iterator[np.ndarray]:
+  """Yields at most `count` pieces of undamaged code, int32 [at most MAX_TEXT_TOKENS], in a random
+  order: what code usually looks like, which tells where it is damaged.
+  """
+  pieces = []
+  for text in functions.texts if count else ():
+    ids = chat.encode(text)
+    pieces += [ids[i : i + MAX_TEXT_TOKENS] for i in range(0, len(ids), MAX_TEXT_TOKENS)]
+  random.Random(f"{seed} texts").shuffle(pieces)
+  yield from (np.asarray(piece, np.int32) for piece in pieces[:count])
 
 
 def repair_drills(

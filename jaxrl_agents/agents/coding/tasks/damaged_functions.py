@@ -42,62 +42,6 @@ them.
 """
 
 
-def damaged(
-  documents: Iterable[Document],
-  *,
-  split: Split,
-  flips: bool,
-  lines: bool = False,
-  count: int,
-  max_characters: int,
-  seed: int,
-  without: Iterable[str] = (),
-) -> Iterator[Damaged]:
-  """Yields at most `count` damaged functions of the modules of a split, each of at most
-  `max_characters`. One token is damaged; with `flips` it is replaced by its counterpart
-  (mutations.is_flip). With `lines`, damage of whole lines (tasks.statements) is among the kinds,
-  and some functions have a flip besides.
-
-  All kinds of damage are equally frequent, and so are the modules that allow a kind. Half of the
-  files have their local names replaced by those of other functions, which makes more drills than
-  the modules have code. A function is left out if it also occurs in a module of another split or in
-  one of the texts `without`.
-  """
-  draw, found = random.Random(f"{seed} drills {split}"), 0
-  own: list[list[_Function]] = []
-  elsewhere = set[str]().union(*map(code_functions.keys, without))
-  for source in _parsed(documents):
-    if split_of(source.name) == split:
-      own.append(_functions(source, flips, lines))
-    else:
-      elsewhere.update(code_functions.key(function) for function, _ in _short(source))
-  kept = ([each for each in module if each.key not in elsewhere] for module in own)
-  modules = [module for module in kept if module]
-  places: dict[str, list[tuple[list[_Function], list[_Function]]]] = collections.defaultdict(list)
-  for functions in modules:
-    for kind in (*mutations.ONE_TOKEN, *statements.KINDS):
-      having = [f for f in functions if kind in f.kinds and len(f.text) < max_characters]
-      if having:
-        places[kind].append((functions, having))
-  names = sorted({name for functions in modules for f in functions for name in f.names})
-  for _ in range(count * MAX_TRIES if places else 0):
-    if found == count:
-      return
-    kind = draw.choice(sorted(places))
-    functions, having = draw.choice(places[kind])
-    picked = [draw.choice(having)]
-    if draw.random() < BESIDE:
-      picked += draw.sample(functions, 1)
-      draw.shuffle(picked)
-    text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
-    if draw.random() < RENAMED:
-      text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
-    made = _damaged(text, kind, flips, lines, draw) if len(text) <= max_characters else None
-    if made:
-      found += 1
-      yield made
-
-
 @dataclasses.dataclass(frozen=True)
 class _Function:
   """A function as it would stand alone, the kinds of damage that it allows, and its local names."""
@@ -106,6 +50,86 @@ class _Function:
   text: str
   kinds: frozenset[str]
   names: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions:
+  """The short functions of the modules of one split.
+
+  Attributes:
+    modules: those of each module, which has at least one.
+    flips: whether a damaged token is replaced by its counterpart (mutations.is_flip).
+    lines: whether damage of whole lines (tasks.statements) is among the kinds of damage, and some
+      functions have a flip besides.
+  """
+
+  modules: Sequence[Sequence[_Function]]
+  flips: bool
+  lines: bool
+
+  @property
+  def texts(self) -> list[str]:
+    """The undamaged functions of each module."""
+    return ["\n\n\n".join(f.text for f in module) + "\n" for module in self.modules]
+
+
+def short_functions(
+  documents: Iterable[Document],
+  *,
+  split: Split,
+  flips: bool,
+  lines: bool = False,
+  without: Iterable[str] = (),
+) -> Functions:
+  """The short functions of the modules of a split. A function is left out if it also occurs in a
+  module of another split or in one of the texts `without`.
+  """
+  own: list[list[_Function]] = []
+  elsewhere = set[str]().union(*map(code_functions.keys, without))
+  for source in _parsed(documents):
+    if split_of(source.name) == split:
+      own.append(_functions(source, flips, lines))
+    else:
+      elsewhere.update(code_functions.key(function) for function, _ in _short(source))
+  kept = ([each for each in module if each.key not in elsewhere] for module in own)
+  return Functions([module for module in kept if module], flips, lines)
+
+
+def damaged(
+  functions: Functions, *, count: int, max_characters: int, seed: int
+) -> Iterator[Damaged]:
+  """Yields at most `count` damaged functions, in files of at most `max_characters`.
+
+  All kinds of damage are equally frequent, and so are the modules that allow a kind. Half of the
+  files have their local names replaced by those of other functions, which makes more drills than
+  the modules have code.
+  """
+  draw, found = random.Random(f"{seed} drills"), 0
+  flips, lines = functions.flips, functions.lines
+  places: dict[str, list[tuple[Sequence[_Function], list[_Function]]]]
+  places = collections.defaultdict(list)
+  for module in functions.modules:
+    for kind in (*mutations.ONE_TOKEN, *statements.KINDS):
+      having = [f for f in module if kind in f.kinds and len(f.text) < max_characters]
+      if having:
+        places[kind].append((module, having))
+  names = sorted({name for module in functions.modules for f in module for name in f.names})
+  for _ in range(count * MAX_TRIES if places else 0):
+    if found == count:
+      return
+    kind = draw.choice(sorted(places))
+    module, having = draw.choice(places[kind])
+    picked = [draw.choice(having)]
+    if draw.random() < BESIDE:
+      picked += draw.sample(module, 1)
+      draw.shuffle(picked)
+    text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
+    if draw.random() < RENAMED:
+      text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
+    made = _damaged(text, kind, flips, lines, draw) if len(text) <= max_characters else None
+    if made:
+      found += 1
+      yield made
 
 
 def _parsed(documents: Iterable[Document]) -> Iterator[ParsedModule]:
