@@ -1,0 +1,36 @@
+"""The base policy that configs/coding_counted_cpu.py starts from, trained on two cores.
+
+scripts/train_base.sh coding W            # trains; the same command goes on where it stopped
+scripts/train_base.sh coding W --export   # also copies it to jaxrl_agents/assets/coding_base
+"""
+
+import dataclasses
+import pathlib
+
+from jaxrl_agents import config
+
+
+def get_config() -> config.RunConfig:
+  """Repairs by reading alone; scripts/train_base.sh has code to be continued before them.
+
+  All code is of packages (coding.drill_sources), so that the recipe's own, of the standard library,
+  is new to the policy.
+  """
+  folder = pathlib.Path(__file__).parent
+  recipe = config.load(str(folder / "coding_counted_cpu.py"))
+  search = config.load(str(folder / "search_base_cpu.py"))
+  return dataclasses.replace(
+    recipe,
+    name="coding_base_cpu",
+    policy=dataclasses.replace(recipe.policy, init="search_base"),
+    learner=dataclasses.replace(recipe.learner, row_tokens=4_096),
+    sft=dataclasses.replace(
+      search.sft,
+      steps=1_000,
+      lr=1.5e-3,
+      demonstration_tasks=0,
+      practice_tasks=0,
+      drills=36_000,
+      rates=(0.0, 0.0, 0.0, 1.0),
+    ),
+  )
