@@ -42,7 +42,7 @@ from jaxrl_agents.types import Split
 
 HEADER = re.compile(r"\| name \|(?:[\w ]+\|)+")
 """Of a table in a prompt."""
-FIRST_EDIT = re.compile(r'"old": "(.*?)(?<!\\)", "new": "(.*?)(?<!\\)"}')
+FIRST_EDIT = re.compile(r'"old": "((?:[^"\\]|\\.)*)", "new": "((?:[^"\\]|\\.)*)"}')
 """The old and the new text of the first edit in a reply."""
 ROWS = 8
 """Drills that are scored at once."""

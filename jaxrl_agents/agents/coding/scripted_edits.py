@@ -32,6 +32,7 @@ besides digits.
 """
 _DIGIT = re.compile(r"(?<![\w.])\d(?![\w.])")
 _WORD = re.compile(r" ?(?:\w+|[^\w ]+)")
+_PART = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 _SPACED = re.compile(r" *[^ ]+| +$")
 
 
@@ -95,11 +96,18 @@ def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[R
 
   Within a line, `old` is the replaced part with the space before it, and as many of the words after
   it as make it unique in the text, at least one. If the line has too few, words before it are
-  added. Otherwise it is as many whole lines as necessary.
+  added. A change of an indentation alone is one within its line. Whole lines are replaced by
+  themselves if they are unique, or with as many words of the lines after them as make them unique.
+  Otherwise `old` is as many whole lines as necessary.
 
   Raises:
     ValueError: the text before the change is blank, so that no `old` can locate it.
   """
+  shift = _shift(text[start:end], new)
+  if shift is not None:  # blanks are put in before the line, or the first ones taken away
+    end, new = start + max(-shift, 0), " " * max(shift, 0)
+  elif text[start:end].endswith("\n") and new.endswith("\n"):
+    end, new = end - 1, new[:-1]
   for low, high in _spans(text, start, end, new):
     old, put = text[low:high], text[low:start] + new + text[end:high]
     if old.strip() and _once(text, old):
@@ -170,12 +178,23 @@ def _spans(text: str, start: int, end: int, new: str) -> Iterator[tuple[int, int
     after = [high for _, high in words if high > end]
     yield from ((low, high) for high in after or [end])
     yield from ((before, last) for before, _ in reversed(words) if before < low)
+  else:
+    yield start, end
+    after = _line_end(text, _line_end(text, end) + 1)
+    yield from ((start, found.end()) for found in _PART.finditer(text, end, after))
   while (first, last) != (0, len(text)):
     yield first, last
     last = _line_end(text, last + 1)
     yield first, last
     first = text.rfind("\n", 0, max(first - 1, 0)) + 1
   yield first, last
+
+
+def _shift(old: str, new: str) -> int | None:
+  """By how many blanks the new text of a line is indented more, if that is all; else None."""
+  if old.count("\n") != 1 or not old.endswith("\n") or old.lstrip(" ") != new.lstrip(" "):
+    return None
+  return len(new) - len(old)
 
 
 def _line_end(text: str, at: int) -> int:
