@@ -11,10 +11,11 @@ from jaxrl_agents import config
 
 
 def get_config() -> config.RunConfig:
-  """Repairs by reading alone; scripts/train_base.sh has code to be continued before them.
+  """Episodes of the expert and repairs by reading alone; scripts/train_base.sh has code to be
+  continued before them.
 
-  All code is of packages (coding.drill_sources), so that the recipe's own, of the standard library,
-  is new to the policy.
+  Tasks and drills are made of packages, so that the recipe's own, of the standard library, are new
+  to the policy.
   """
   folder = pathlib.Path(__file__).parent
   recipe = config.load(str(folder / "coding_counted_cpu.py"))
@@ -22,15 +23,17 @@ def get_config() -> config.RunConfig:
   return dataclasses.replace(
     recipe,
     name="coding_base_cpu",
+    agent_config=dataclasses.replace(recipe.agent_config, sources=("package:jax,numpy,scipy",)),
     policy=dataclasses.replace(recipe.policy, init="search_base"),
     learner=dataclasses.replace(recipe.learner, row_tokens=4_096),
     sft=dataclasses.replace(
       search.sft,
       steps=1_000,
       lr=1.5e-3,
-      demonstration_tasks=0,
+      demonstration_tasks=2_000,
+      rollouts_per_task=2,
       practice_tasks=0,
       drills=36_000,
-      rates=(0.0, 0.0, 0.0, 1.0),
+      rates=(0.4, 0.0, 0.0, 0.6),
     ),
   )

@@ -143,6 +143,9 @@ def main(argv: list[str]) -> None:
     raise app.UsageError("--peers and --peer_scripts go together")
   if _PICTURE.value and not _PEERS.value:
     raise app.UsageError("--picture shows ratios to peers: give --peers and --peer_scripts, too")
+  for file in filter(None, (_JSON.value, _PICTURE.value)):
+    if not pathlib.Path(file).absolute().parent.is_dir():
+      raise app.UsageError(f"{file}: there is no such folder; make it first")
   learner, sampler = lines_of("bench_learner.py"), lines_of("bench_rollout.py")
   step = lines_of("bench_step.py")
   rows = [*learner_rows(learner), *sampler_rows(sampler), step_row(step)]

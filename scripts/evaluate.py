@@ -30,7 +30,9 @@ _CHECKPOINT = flags.DEFINE_string(
 _PLAYER = flags.DEFINE_string(
   "player", None, "a scripted player of the agent, which plays in the place of a checkpoint"
 )
-_SPLIT = flags.DEFINE_enum("split", "test", ["train", "dev", "test"], "which tasks")
+_SPLIT = flags.DEFINE_enum(
+  "split", None, ["train", "dev", "test"], "which tasks; left out: those of eval.split"
+)
 _FOLLOW = flags.DEFINE_bool(
   "follow", False, "evaluate what the run in --checkpoint publishes, as it is published"
 )
@@ -42,7 +44,8 @@ def main() -> None:
   if _FOLLOW.value:
     _follow()
     return
-  config = config_lib.with_overrides(_config(), [f"eval.split={_SPLIT.value}"])
+  split = [f"eval.split={_SPLIT.value}"] if _SPLIT.value else []
+  config = config_lib.with_overrides(_config(), split)
   checkpoint = _CHECKPOINT.value or config.policy.init
   if _PLAYER.value and _CHECKPOINT.value:
     raise ValueError(

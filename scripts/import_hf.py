@@ -25,6 +25,8 @@ _OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
 def main() -> None:
   """Imports the weights and says what they are."""
   out = pathlib.Path(_OUT.value)
+  if out.resolve() == pathlib.Path(_HF.value).resolve():
+    raise ValueError(f"--hf and --out are both {out}; name another folder to write")
   cfg = convert.import_weights(_HF.value, out / weight_files.WEIGHTS)
   weight_files.save_sizes(cfg, out)
   tokenizer = convert.copy_tokenizer(_HF.value, out)

@@ -24,6 +24,11 @@ SOURCE = flags.DEFINE_multi_string(
 )
 OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 KINDS = flags.DEFINE_list("kinds", ["calls", "suite"], "Kinds of repositories: calls, suite.")
+flags.register_validator(
+  KINDS,
+  lambda kinds: bool(kinds) and set(kinds) <= {"calls", "suite"},
+  "--kinds takes calls, suite, or both",
+)
 DAMAGE = flags.DEFINE_enum(
   "damage", "any", sorted(task_set.DAMAGE), "Damage of short functions, as coding.damage."
 )

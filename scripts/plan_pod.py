@@ -3,7 +3,7 @@
     python scripts/plan_pod.py --config=configs/gpt_oss_20b_rl.py --topology=v5e:4x4
     python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:8x16x16 \\
       --mesh=fsdp=16,expert=128 --price=4.2 --json=plan.json
-    python scripts/plan_pod.py --topology=cpu:8
+    python scripts/plan_pod.py --topology=cpu:2
 
 Prints memory per chip against its capacity, FLOPs, the bytes that collectives move, time of a step,
 MFU, tokens per second and cost of the learner step and of a decode step of the sampler, what binds

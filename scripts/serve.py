@@ -21,7 +21,7 @@ _CHECKPOINT = flags.DEFINE_string(
   "checkpoint", "", "a workdir, a folder of weights, or a shipped policy; by default policy.init"
 )
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "address to listen at")
-_PORT = flags.DEFINE_integer("port", 8000, "port to listen at, 0 for any free one")
+_PORT = flags.DEFINE_integer("port", 8000, "port to listen at, 0 for any free one", 0, 65535)
 _KEY_FILE = flags.DEFINE_string("key_file", None, "file of the service key", required=True)
 _MODELS = flags.DEFINE_string("models", None, "folder of saved models, for --api=tinker")
 

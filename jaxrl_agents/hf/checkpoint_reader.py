@@ -27,6 +27,17 @@ class LazyTensor(NamedTuple):
   read: Callable[[], np.ndarray]
 
 
+def json_object(file: pathlib.Path) -> dict[str, Any]:
+  """The object in a JSON file. Raises ValueError if the file holds no such, and names it."""
+  try:
+    found = json.loads(file.read_text("utf-8"))
+  except ValueError as error:
+    raise ValueError(f"{file} is damaged ({error}); download it again") from error
+  if not isinstance(found, dict):
+    raise ValueError(f"{file} holds a {type(found).__name__}, not an object; download it again")
+  return found
+
+
 def tensors(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
   """Views of all tensors of a folder, of all shards.
 
@@ -37,7 +48,9 @@ def tensors(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
   """
   folder = pathlib.Path(folder)
   index = folder / INDEX
-  listed = json.loads(index.read_text("utf-8"))["weight_map"] if index.is_file() else None
+  listed = json_object(index).get("weight_map") if index.is_file() else None
+  if index.is_file() and not isinstance(listed, dict):
+    raise ValueError(f"{index} has no weight_map; download it again")
   names = sorted(set(listed.values()) if listed else {f.name for f in folder.glob("*.safetensors")})
   if not names:
     raise ValueError(f"no *.safetensors in {folder}; name the folder of a checkpoint")

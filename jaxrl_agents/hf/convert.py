@@ -139,8 +139,9 @@ def copy_tokenizer(folder: str | pathlib.Path, out: str | pathlib.Path) -> bool:
   """
   source, target = pathlib.Path(folder), pathlib.Path(out)
   for name in (TOKENIZER, "tokenizer_config.json", "chat_template.jinja"):
+    (target / name).unlink(missing_ok=True)  # of a model that was imported here before
     if (source / name).is_file():
-      shutil.copy(source / name, target / name)
+      shutil.copyfile(source / name, target / name)
   if (source / tiktoken.RANKS).is_file() and not (source / TOKENIZER).is_file():
     tiktoken.read(source).save(str(target / TOKENIZER))
   return (target / TOKENIZER).is_file()
@@ -244,7 +245,8 @@ def _shards(model: Model, shard_bytes: int) -> Iterator[list[str]]:
 def _copy_description(source: pathlib.Path, out: pathlib.Path, config: dict[str, Any]) -> None:
   """Everything but weights; config.json without `quantization_config`, as nothing is quantised."""
   for file in _described(source.iterdir()):
-    shutil.copy(file, out / file.name)
+    (out / file.name).unlink(missing_ok=True)  # which may be read-only
+    shutil.copyfile(file, out / file.name)
   plain = {name: value for name, value in config.items() if name != "quantization_config"}
   (out / "config.json").write_text(json.dumps(plain, indent=2) + "\n")
 

@@ -8,13 +8,12 @@ and `rope_scaling`.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_agents.hf import tensors
+from jaxrl_agents.hf import checkpoint_reader, tensors
 from jaxrl_agents.policy.config import PolicyConfig
 
 Settings = dict[str, Any]
@@ -61,7 +60,7 @@ def read(folder: str | pathlib.Path) -> Model:
   file = pathlib.Path(folder) / "config.json"
   if not file.is_file():
     raise ValueError(f"no config.json in {folder}; name the folder of a Hugging Face checkpoint")
-  config = json.loads(file.read_text("utf-8"))
+  config = checkpoint_reader.json_object(file)
   wrapper = WRAPPERS.get(config.get("model_type"))
   if wrapper:
     quantisation = {name: config[name] for name in ("quantization_config",) if name in config}

@@ -17,6 +17,11 @@ def text(plan: dict[str, Any]) -> str:
   for name in ("learner", "rollout"):
     if name in plan:
       lines += ["", *_part(name, plan[name])]
+  if "together" in plan:
+    memory = plan["together"]
+    peak, capacity = memory["peak_bytes"] / GIB, memory["capacity_bytes"] / GIB
+    verdict = "fits" if memory["fits"] else "DOES NOT FIT; sampler.slices gives samplers their own"
+    lines += ["", f"both on the same chips: {peak:.1f} of {capacity:.1f} GiB: {verdict}"]
   return "\n".join(lines)
 
 

@@ -82,7 +82,7 @@ def _tpu_devices(topology: Topology) -> list[Any]:
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError(
       f"--topology={topology.name} is compiled for by libtpu, which is not installed; {LIBTPU}, "
-      "or try --topology=cpu:8"
+      "or try --topology=cpu:2"
     )
   # It looks for the TPU of this machine, and for a metadata server, before it compiles for another.
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

@@ -50,6 +50,9 @@ def planned(
   apart = config.sampler_mesh if config.sampler.slices else config.mesh
   meshes = {"learner": config.mesh, "rollout": apart}
   axes = {p: layout.sizes(wanted[p][1], cfg, kinds[p].num_devices, meshes[p]) for p in parts}
+  shared = not (config.sampler.slices or sampler_slice or sampler_mesh)
+  if shared and "rollout" in parts:  # the sampler has the devices of the learner, and their mesh
+    axes["rollout"] = layout.sizes(learner_mesh, cfg, kinds["rollout"].num_devices, config.mesh)
   # CPU devices are made once, as many as the larger slice asks for.
   order = sorted(parts, key=lambda part: -kinds[part].num_devices)
   places = {
@@ -76,7 +79,20 @@ def planned(
       dtype=config.policy.dtype,
       usd_per_chip_hour=usd_per_chip_hour,
     )
+  if shared and set(parts) == set(PARTS):
+    found["together"] = _together(found["learner"]["memory"], found["rollout"]["memory"])
   return found
+
+
+def _together(learner: dict[str, Any], rollout: dict[str, Any]) -> dict[str, Any]:
+  """Memory of a chip that holds both: the peak of one beside what the other one keeps."""
+  kept = lambda memory, names: sum(memory["parts_bytes"].get(name, 0) for name in names)
+  peak = max(
+    learner["peak_bytes"] + kept(rollout, ("parameters", "cache")),
+    rollout["peak_bytes"] + kept(learner, ("parameters", "optimizer")),
+  )
+  capacity = learner["capacity_bytes"]
+  return {"peak_bytes": peak, "capacity_bytes": capacity, "fits": peak <= capacity}
 
 
 def abstract_params(config: RunConfig) -> Any:

@@ -59,9 +59,10 @@ def write_if_possible(workdir: pathlib.Path) -> None:
   """
   try:
     print(f"report: {write(workdir)}")
-  except (ValueError, OSError) as error:
+  except Exception as error:
     later = f"python scripts/view.py --workdir={workdir} writes it later"
-    print(f"the report was not written: {error}; {later}", file=sys.stderr, flush=True)
+    why = error if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
+    print(f"the report was not written: {why}; {later}", file=sys.stderr, flush=True)
 
 
 def _own_tokenizer(run: inputs.Run) -> str:

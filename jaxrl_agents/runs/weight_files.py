@@ -63,7 +63,7 @@ def save(
     shutil.rmtree(parts, ignore_errors=True)
     save_sizes(cfg, folder)
     for file in chat.tokenizer_files(tokenizer):
-      if not (folder / file.name).exists():
+      if file.resolve() != (folder / file.name).resolve():
         partial = folder / f"{file.name}.partial"
         shutil.copyfile(file, partial)
         os.replace(partial, folder / file.name)

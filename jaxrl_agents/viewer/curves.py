@@ -73,7 +73,9 @@ def phases(run: Run) -> list[dict[str, Any]]:
   for phase in dict.fromkeys(row["phase"] for row in run.rows):
     rows = sorted((row for row in run.rows if row["phase"] == phase), key=lambda row: row["step"])
     count = len(rows)
-    rows = [rows[i] for i in spread(len(rows), MAX_POINTS)]
+    kept = {id(rows[i]) for i in spread(len(rows), MAX_POINTS)}
+    scored = {row["step"] for row in run.held_out} if phase == "rl" else set()
+    rows = [row for row in rows if id(row) in kept or row["step"] in scored]
     if phase == "rl":
       rows = with_held_out(rows, run.held_out)
     columns = _columns(rows)

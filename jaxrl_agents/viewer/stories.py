@@ -16,8 +16,9 @@ def options(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def agent(summary: Mapping[str, Any]) -> str:
-  """The name of the run's agent; "search" if the summary has none."""
-  return options(summary).get("agent", "search")
+  """The name of the run's agent, or of its warm-up's; "search" if the summary has none."""
+  warm_up = dict(flatten(mapping(summary.get("warm_up_config"))))
+  return options(summary).get("agent", warm_up.get("agent", "search"))
 
 
 def of(summary: Mapping[str, Any]) -> Story:

@@ -151,7 +151,7 @@ def _shares(found: Sequence[Span]) -> str:
 
 def _ticks(began: float, ended: float) -> list[tuple[float, str]]:
   """Times at round numbers of seconds, since the beginning."""
-  whole = ended - began
+  whole = max(ended - began, 1e-3)  # a clock may have been set back
   rough = whole / _TICKS
   power = 10.0 ** math.floor(math.log10(rough))
   step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,10 +68,21 @@ def _head(live: Live) -> Text:
     head.append(f"   {_plain(phase)}: {done}{of} steps", "default")
     if isinstance(last.get("time"), (int, float)):
       head.append(f", the last {_ago(live.now - last['time'])} ago", "dim")
-    if of and len(rows) > 1 and 0 < done < live.steps:
-      per_step = (last["time"] - rows[0]["time"]) / (last["step"] - rows[0]["step"])
+    per_step = _seconds_a_step(rows)
+    if of and per_step is not None and 0 < done < live.steps:
       head.append(f", about {_ago(per_step * (live.steps - done))} left", "dim")
   return head
+
+
+def _seconds_a_step(rows: Sequence[Mapping[str, Any]]) -> float | None:
+  """The median over neighbouring rows, so that a pause of the run counts once; None without two."""
+  timed = [row for row in rows if isinstance(row.get("time"), (int, float))]
+  taken = [
+    (b["time"] - a["time"]) / (b["step"] - a["step"])
+    for a, b in itertools.pairwise(timed)
+    if b["step"] > a["step"]
+  ]
+  return statistics.median(taken) if taken else None
 
 
 def _services(live: Live) -> Table:

@@ -63,8 +63,10 @@ def gold_targets(task: Task) -> list[Json]:
   """What the task asks to find: {"text", "ids", "is_final_answer"} per fact, or per gold document.
 
   An id without a chunk number names a document; any of its chunks counts. Short ids replace those
-  of the chunks that they name.
+  of the chunks that they name. Other agents' facts may have the same names and mean something else.
   """
+  if task.env not in ("search", "swarm"):
+    return []
   names: Mapping[str, str] = task.facts.get("short_ids", {})
   if "facts" in task.facts:
     return [

@@ -6,10 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxrl_agents import chat
 from jaxrl_agents.hf import checkpoint_reader, convert, families, files
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import weight_files
 from tests.hf import checkpoints
+from tests.policy import tiny
 
 KINDS = list(checkpoints.CONFIGS)
 
@@ -66,6 +68,57 @@ def test_an_imported_folder_is_what_policy_init_loads_and_saves_unchanged(tmp_pa
   first = convert.export_weights(out / weight_files.WEIGHTS, hf, tmp_path / "a")
   second = convert.export_weights(wide, hf, tmp_path / "b")
   assert [f.read_bytes() for f in first] == [f.read_bytes() for f in second]
+
+
+def test_a_second_import_leaves_no_tokenizer_of_the_first_model(tmp_path):
+  hf, out = tmp_path / "hf", tmp_path / "out"
+  for folder in (hf, out):
+    folder.mkdir()
+  for name in ("tokenizer.json", "chat_template.jinja"):
+    (out / name).write_text("of the first")
+  (hf / "chat_template.jinja").write_text("of the second")
+  assert not convert.copy_tokenizer(hf, out)
+  assert [(f.name, f.read_text()) for f in out.iterdir()] == [
+    ("chat_template.jinja", "of the second")
+  ]
+
+
+def test_saved_weights_have_the_named_tokenizer_also_in_a_folder_that_had_another(
+  tmp_path,
+):
+  params = params_lib.init(tiny.GQA, jax.random.key(0))
+  own = tmp_path / "tokenizer"
+  own.mkdir()
+  (shipped,) = [f for f in chat.tokenizer_files("base") if f.name == "tokenizer.json"]
+  (own / "tokenizer.json").write_bytes(shipped.read_bytes() + b"\n")
+  for tokenizer in ("base", str(own)):
+    out = weight_files.save(params, tiny.GQA, tmp_path / "out", tokenizer=tokenizer)
+  assert (out / "tokenizer.json").read_bytes() == (own / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "says"),
+  [
+    ("config.json", '{"model_type": "qw', "config.json is damaged"),
+    ("config.json", "[]", "config.json holds a list, not an object"),
+    (checkpoint_reader.INDEX, "{}", "has no weight_map; download it again"),
+  ],
+)
+def test_a_file_that_was_not_downloaded_to_its_end_is_named(tmp_path, name, text, says):
+  hf, _ = imported(tmp_path)
+  (hf / name).write_text(text)
+  with pytest.raises(ValueError, match=says):
+    convert.import_weights(hf, tmp_path / "out" / weight_files.WEIGHTS)
+
+
+def test_a_checkpoint_of_read_only_files_is_exported_twice(tmp_path):
+  hf, _ = imported(tmp_path)
+  convert.import_weights(hf, tmp_path / "ours" / weight_files.WEIGHTS)
+  for file in hf.iterdir():
+    file.chmod(0o444)
+  for _ in range(2):
+    convert.export_weights(tmp_path / "ours" / weight_files.WEIGHTS, hf, tmp_path / "out")
+  assert (tmp_path / "out" / "config.json").stat().st_mode & 0o200
 
 
 def test_heads_and_experts_lie_where_the_policy_looks_for_them(tmp_path):

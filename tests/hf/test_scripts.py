@@ -33,6 +33,8 @@ def test_a_checkpoint_goes_in_and_comes_out_by_the_scripts(tmp_path):
   done = run("import_hf.py", hf=hf, out=ours)
   assert done.returncode == 0 and "tokenizer.json copied" in done.stdout, done.stderr
   assert weight_files.load_sizes(ours) == families.read(hf).cfg
+  done = run("import_hf.py", hf=hf, out=hf)
+  assert done.returncode == 2 and "name another folder to write" in done.stderr
   done = run("export_hf.py", checkpoint=ours, hf_config=hf, out=out)
   assert done.returncode == 0, done.stderr
   again = checkpoint_reader.tensors(out)

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from jaxrl_agents.planning import plan as plan_lib
+from jaxrl_agents.runs import pod_plan
 from tests.policy import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -76,6 +77,16 @@ def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
   assert learner["mfu"]["overlapped"] >= learner["mfu"]["serial"] > 0
   assert "learner on cpu:8: 8 chips, mesh fsdp=2,expert=4, parameters float32" in done.stdout
   assert "binds" in done.stdout
+
+
+def test_a_chip_with_learner_and_sampler_holds_the_peak_of_one_and_what_the_other_keeps():
+  learner = {"parts_bytes": {"parameters": 4, "optimizer": 8, "activations": 9}}
+  rollout = {"parts_bytes": {"parameters": 4, "cache": 5}, "peak_bytes": 11, "capacity_bytes": 30}
+  for peak, whole in ((21, 30), (12, 23)):
+    memory = learner | {"peak_bytes": peak, "capacity_bytes": 30}
+    together = pod_plan._together(memory, rollout)
+    assert together == {"peak_bytes": whole, "capacity_bytes": 30, "fits": True}
+  assert not pod_plan._together(learner | {"peak_bytes": 22, "capacity_bytes": 30}, rollout)["fits"]
 
 
 @pytest.mark.slow

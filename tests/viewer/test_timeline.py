@@ -94,6 +94,14 @@ def test_the_page_has_the_picture_with_a_title_for_each_bar():
   assert 'class="timeline"' not in report.render(run(), [], None)
 
 
+def test_a_long_curve_has_no_gaps_where_versions_were_scored():
+  rows = tuple({"phase": "rl", "step": i, "reward": 0.5} for i in range(2_000))
+  scored = tuple({"version": v, "step": v, "scores": {"reward": 0.5}} for v in range(0, 2_000, 7))
+  (phase,) = curves.phases(inputs.Run("run", rows, {}, (), held_out=scored))
+  assert phase["count"] == 2_000 and None not in phase["columns"]["reward"]
+  assert sum(value is not None for value in phase["columns"]["held_out/reward"]) == len(scored)
+
+
 def test_held_out_scores_stand_beside_those_of_the_rollouts_of_the_same_weights():
   scored = tuple({"version": v, "step": v, "scores": {"reward": v / 8}} for v in (0, 3))
   (phase,) = curves.phases(run(held_out=scored))

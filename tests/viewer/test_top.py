@@ -74,6 +74,14 @@ def test_a_run_that_is_being_written_is_shown_with_its_services_queue_and_scores
   assert [line.split()[-2] for line in text.splitlines() if "held out" in line] == ["0.625"]
 
 
+def test_the_time_left_does_not_count_a_pause_of_the_run_nor_rows_without_a_time(tmp_path):
+  times = [60 * i for i in range(10)] + [43_200 + 60 * i for i in range(3)]
+  rows = [{"phase": "rl", "step": i, "time": t} for i, t in enumerate(times)]
+  write(tmp_path / "metrics.jsonl", *rows, {"phase": "rl", "step": 13})
+  write(tmp_path / "summary.json", {"config": {"learner.steps": 74}})
+  assert "rl: 14 of 74 steps, about 1 h" in " ".join(drawn(tmp_path).split())
+
+
 def test_what_a_file_holds_cannot_move_the_cursor(tmp_path):
   write(tmp_path / "services/learner.jsonl", told("learner", 1e9, "\x1b[2Jlearns", "[red]x"))
   text = drawn(tmp_path)

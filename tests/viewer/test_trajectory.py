@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from jaxrl_agents.types import Message, Segment, Task, ToolCall, Trajectory
 from jaxrl_agents.viewer import tokens, trajectory
@@ -113,6 +114,14 @@ def test_documents_as_gold_are_found_through_any_of_their_chunks():
     (True, False),
     (False, True),
   ]
+
+
+@pytest.mark.parametrize(
+  "facts", [{"facts": ["A tuna is a fish."]}, {"facts": 3}, {"document_ids": 7}]
+)
+def test_fields_of_an_agent_outside_of_the_package_are_no_gold(facts):
+  task = Task("t", "questions", "?", facts)
+  assert trajectory.describe(Trajectory("t", (), LOG, {}, "answer"), task)["facts"] == []
 
 
 def test_the_description_is_json_whatever_the_policy_wrote():

@@ -32,6 +32,7 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   wrong_edits,
 )
 from jaxrl_agents.agents.coding.tasks.damaged_functions import Functions
+from jaxrl_agents.agents.coding.tasks.suite_repos import MAIN
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.types import Message
 
@@ -74,7 +75,8 @@ def repair_drills(
 
   Args:
     damaged: repositories of one file, each with the edits that broke it.
-    prompts: requests with the fields {path} and {check}; each drill draws one.
+    prompts: requests with the fields {path} and {check}; each drill draws one. Half of those of
+      files with a name of their own also name the file of the drill before.
     limits: options; the tools include those of `scripted_edits.used_tools`.
     chat: template and tokenizer.
     seed: of the random draws.
@@ -83,7 +85,10 @@ def repair_drills(
   specs = tuple(view.SPECS[name] for name in limits.tools)
   elsewhere: Replacement | None = None
   for repo, edits in damaged:
-    request = draw.choice(prompts).format(path=edits[0]["path"], check=_COMMAND)
+    paths = [path := edits[0]["path"]]
+    if elsewhere and path != MAIN and elsewhere.path not in (MAIN, path) and draw.random() < 0.5:
+      paths = draw.sample([path, elsewhere.path], 2)
+    request = draw.choice(prompts).format(path=" or ".join(paths), check=_COMMAND)
     request += view.counted(limits)
     mended = replacements(repo, edits)
     messages, reply = _drill(repo, edits, mended, elsewhere, limits, draw)

@@ -180,8 +180,8 @@ def _spans(text: str, start: int, end: int, new: str) -> Iterator[tuple[int, int
     yield from ((before, last) for before, _ in reversed(words) if before < low)
   else:
     yield start, end
-    after = _line_end(text, _line_end(text, end) + 1)
-    yield from ((start, found.end()) for found in _PART.finditer(text, end, after))
+    stop = _line_end(text, _line_end(text, end) + 1)
+    yield from ((start, found.end()) for found in _PART.finditer(text, end, stop))
   while (first, last) != (0, len(text)):
     yield first, last
     last = _line_end(text, last + 1)

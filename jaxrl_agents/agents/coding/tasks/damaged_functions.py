@@ -27,8 +27,10 @@ from jaxrl_agents.types import Split
 MIN_LINES, MAX_LINES = 2, 14
 BESIDE = 0.5
 """Probability that the file holds another function of the module."""
-RENAMED = 0.5
+RENAMED = 0.25
 """Probability that the local names of a file are replaced."""
+NAMED = 0.5
+"""Probability that the file has the name of its function, as where two files are in question."""
 MAX_TRIES = 20
 """Draws for each wanted function; after that, fewer are returned."""
 
@@ -100,9 +102,9 @@ def damaged(
 ) -> Iterator[Damaged]:
   """Yields at most `count` damaged functions, in files of at most `max_characters`.
 
-  All kinds of damage are equally frequent, and so are the modules that allow a kind. Half of the
-  files have their local names replaced by those of other functions, which makes more drills than
-  the modules have code.
+  All kinds of damage are equally frequent, and so are the modules that allow a kind. Some files
+  have their local names replaced by those of other functions, which makes more drills than the
+  modules have code.
   """
   draw, found = random.Random(f"{seed} drills"), 0
   flips, lines = functions.flips, functions.lines
@@ -204,6 +206,7 @@ def _damaged(text: str, kind: str, flips: bool, lines: bool, draw: random.Random
     pairs = [sorted((mutation, each), key=lambda m: (m.start, m.end)) for each in others]
     apart = [pair for pair in pairs if damager.are_apart(text, *pair)]
     made = draw.choice(apart) if apart else made
-  repo = Repo("drill", "drill", "calls", {suite_repos.MAIN: text}, (suite_repos.MAIN,))
-  edits = (damager.edit_of(suite_repos.MAIN, source, each) for each in made)
+  path = f"{function.name}.py" if draw.random() < NAMED else suite_repos.MAIN
+  repo = Repo("drill", "drill", "calls", {path: text}, (path,))
+  edits = (damager.edit_of(path, source, each) for each in made)
   return repo, tuple(edits)

@@ -48,7 +48,7 @@ def test_files_are_short_and_parse_damaged_and_mended_to_different_trees(drills)
     assert len(changed) == 1
 
 
-def test_functions_are_those_of_the_modules_of_the_split_half_of_them_with_other_names(
+def test_functions_are_those_of_the_modules_of_the_split_some_of_them_with_other_names(
   documents, drills
 ):
   own = [d.text for d in documents if split_of(module_name(d)) == "train"]
@@ -58,7 +58,7 @@ def test_functions_are_those_of_the_modules_of_the_split_half_of_them_with_other
   texts = [repo.files[edit["path"]] for repo, (edit,) in drills]
   assert all(known.issuperset(re.findall(r"def \w+", text)) for text in texts)
   as_they_stand = [all(line.strip() in lines for line in text.split("\n")) for text in texts]
-  assert 0.3 < sum(as_they_stand) / len(texts) < 0.8
+  assert 0.5 < sum(as_they_stand) / len(texts) < 0.95
 
 
 def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents):
