@@ -1,7 +1,6 @@
-"""The base policy that configs/coding_counted_cpu.py starts from, trained on two cores.
+"""A base policy for configs/coding_counted_cpu.py, trained on two cores.
 
-scripts/train_base.sh coding W            # trains; the same command goes on where it stopped
-scripts/train_base.sh coding W --export   # also copies it to jaxrl_agents/assets/coding_base
+scripts/train_base.sh coding W     # trains; the same command goes on where it stopped
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """configs/coding_cpu.py where reading is needed: three test runs, four edits, damage of all kinds.
 
-python scripts/train_sft.py --config=configs/coding_counted_cpu.py --workdir=W
-python scripts/train_rl.py  --config=configs/coding_counted_cpu.py --workdir=W
+scripts/train_base.sh coding B
+python scripts/train_rl.py --config=configs/coding_counted_cpu.py --workdir=W \\
+  --set policy.init=B/base
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ def get_config() -> config.RunConfig:
     recipe,
     name="coding_counted_cpu",
     agent_config=options,
-    policy=dataclasses.replace(search.policy, init="coding_base"),
+    policy=search.policy,
     learner=dataclasses.replace(
       recipe.learner,
       level_weights_early=(0.6, 0.4, 0.0, 0.0),

@@ -168,6 +168,7 @@ def of_repairs(config: RunConfig, setting: Setting) -> list[Drill]:
     functions,
     count=_DRILLS.value,
     max_characters=options.max_file_characters,
+    named=options.max_files > 1,
     seed=config.seed + 1,
   )
   pairs = coding_drills.repair_drills(

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Trains a base policy. That of the search agent is trained from scratch, first on drills alone;
-# those of the swarm and of the coding agent go on from the shipped base of the search agent, the
-# latter first on code to be continued. WORKDIR/first holds what comes first.
+# those of the swarm and of the coding agent go on from the shipped base of the search agent, that
+# of the coding agent first on code alone. The first stage of both lies in WORKDIR/first.
 #   scripts/train_base.sh search WORKDIR             policy and curve.csv in WORKDIR/base
 #   scripts/train_base.sh search WORKDIR --export    also in jaxrl_agents/assets/search_base
+#   scripts/train_base.sh coding WORKDIR             for configs/coding_counted_cpu.py
 #   scripts/train_base.sh swarm WORKDIR --set sft.steps=99    further flags of scripts/train_sft.py
 # The same command goes on where it was stopped. PYTHON=... chooses the interpreter.
 set -euo pipefail

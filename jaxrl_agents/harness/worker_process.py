@@ -220,7 +220,7 @@ async def _play(
       grade=services.grade,
     )
     try:
-      packed = pack(group.trajectories)
+      packed = await asyncio.to_thread(pack, group.trajectories)
     except MessageError:
       packed = pack(tuple(_sendable(job.task, each) for each in group.trajectories))
   except Exception as error:

@@ -15,7 +15,6 @@ import shutil
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -50,9 +49,6 @@ _OPTIONS = {
 }
 """The options of SftConfig that decide a source."""
 
-_MADE_WITH = "demonstrations_made_with"
-"""In the summary: {source: digest of the options that it was made with}."""
-
 
 def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]:
   """Brings the sources of the mixture to `workdir.demonstrations`; returns {source: rate}.
@@ -60,7 +56,7 @@ def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]
   What an earlier run of the same config wrote there is kept, whatever the code is now.
 
   Raises:
-    ValueError: it was made with other options, or two entries of `sft.beside` have one name.
+    ValueError: two entries of `sft.beside` have one name.
   """
   rates = _rates(config)
   for name in rates:
@@ -98,14 +94,6 @@ def _bring(
 ) -> None:
   """Makes or finds one source, and copies it to the run's folder."""
   folder = workdir.demonstrations / as_name
-  made_with = workdir.read_summary().get(_MADE_WITH, {})
-  options = _digest(_options(config, name))
-  if folder.exists() and made_with.get(as_name, options) != options:
-    raise ValueError(
-      f"{folder} was made with other options ({', '.join(_OPTIONS[name])}, the seed, the tokenizer "
-      "and those of the agent decide); set them as they were, choose another --workdir, or remove "
-      "the folder: it is then made again"
-    )
   if not (folder / segment_files.MANIFEST).exists():
     if folder.exists():
       raise ValueError(
@@ -119,7 +107,6 @@ def _bring(
       segment_files.write_segments(kept, segments, counts=counts)
     segment_files.read_segments(kept)  # damage is reported where it is
     _copy_whole(kept, folder)
-    workdir.merge_summary({_MADE_WITH: {**made_with, as_name: options}})
   counts = segment_files.read_segments(folder).counts
   if counts:
     workdir.merge_summary({as_name: counts})
@@ -129,28 +116,32 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
   """Names a source by all that decides it: tasks, tokenizer, options, seed, and the code that makes
   it (without comments and docstrings).
   """
-  code = code_digest.of(type(setup.agent(config)).__module__, alone=__name__)
-  return _digest(_options(config, name) | {"tasks": corpus.digest, "code": code})
-
-
-def _options(config: RunConfig, name: str) -> dict[str, Any]:
-  """The options that decide a source, and the files of its tokenizer."""
   agent = setup.agent(config)
   options = dataclasses.asdict(config.agent_config)
-  files = chat_lib.tokenizer_files(config.policy.tokenizer)
-  return {
+  decides = {
     "source": name,
     "seed": config.seed,
     "agent": config.agent,
     "options": {k: v for k, v in options.items() if k not in agent.reward_sections},
     "sft": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
-    "tokenizer": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files],
+    "tasks": corpus.digest,
+    "code": code_digest.of(type(agent).__module__, alone=__name__),
   }
+  found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
+  for path in chat_lib.tokenizer_files(config.policy.tokenizer):
+    found.update(path.read_bytes())
+  return found.hexdigest()[:16]
 
 
-def _digest(decides: Mapping[str, Any]) -> str:
-  text = json.dumps(decides, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
+def decides(option: str, config: RunConfig, workdir: Workdir) -> bool:
+  """Whether a source that is in the run's folder already was made with this option."""
+  made = [n for n in _OPTIONS if (workdir.demonstrations / n / segment_files.MANIFEST).exists()]
+  agent = setup.agent(config)
+  section, _, rest = option.partition(".")
+  if section == agent.name:
+    return bool(made) and rest.partition(".")[0] not in agent.reward_sections
+  of_sources = {f"sft.{each}" for name in made for each in _OPTIONS[name]}
+  return option in of_sources or (option == "seed" and bool(made))
 
 
 def is_demonstrated(task: Task, share: float) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.runs import setup, weight_files
+from jaxrl_agents.runs import demonstrations, setup, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 JUDGED = ("agent", "seed", "corpus", "policy", "eval")
-"""Options and sections that an evaluation depends on, beside the agent's own section; that of the
-sampler's temperature is added where `eval.temperature` takes it over.
+"""Options and sections that an evaluation depends on, beside the agent's own section;
+`sampler.temperature` is one of them where `eval.temperature` is negative.
 """
 
 UNJUDGED = ("corpus.cache",)
@@ -52,9 +52,19 @@ def begin_warm_up(config: RunConfig, workdir: Workdir) -> None:
   """Prints which options of a resumed warm-up have changed, and records those of now.
 
   Raises:
-    ValueError: as `check_warm_up`.
+    ValueError: as `check_warm_up`; or the options differ that demonstrations in the folder were
+      made with.
   """
-  if changes := check_warm_up(config, workdir):
+  changes = check_warm_up(config, workdir)
+  of_sources = [
+    text for text in changes if demonstrations.decides(text.partition("=")[0], config, workdir)
+  ]
+  if of_sources:
+    raise ValueError(
+      f"{workdir.demonstrations} holds what was made with other options: {', '.join(of_sources)}; "
+      "set them as they were, or choose another --workdir"
+    )
+  if changes:
     print(f"this warm-up is resumed with changed options: {', '.join(changes)}")
   workdir.merge_summary({_WARM_UP: config_lib.options(config)})
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_agents import chat, file_digests, full_disk
+from jaxrl_agents.chat import loading
 from jaxrl_agents.hf import files
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -62,7 +63,10 @@ def save(
     _write({path: (x.shape, x.dtype) for path, x in flat.items()}, pieces, folder)
     shutil.rmtree(parts, ignore_errors=True)
     save_sizes(cfg, folder)
-    for file in chat.tokenizer_files(tokenizer):
+    copied = chat.tokenizer_files(tokenizer)
+    for name in {loading.TOKENIZER_CONFIG, loading.CHAT_TEMPLATE} - {file.name for file in copied}:
+      (folder / name).unlink(missing_ok=True)  # of another tokenizer that was here before
+    for file in copied:
       if file.resolve() != (folder / file.name).resolve():
         partial = folder / f"{file.name}.partial"
         shutil.copyfile(file, partial)

@@ -75,14 +75,19 @@ def _head(live: Live) -> Text:
 
 
 def _seconds_a_step(rows: Sequence[Mapping[str, Any]]) -> float | None:
-  """The median over neighbouring rows, so that a pause of the run counts once; None without two."""
+  """The mean over neighbouring rows, without pauses of the run: what is longer than 20 medians.
+  None without two rows that have a time.
+  """
   timed = [row for row in rows if isinstance(row.get("time"), (int, float))]
   taken = [
     (b["time"] - a["time"]) / (b["step"] - a["step"])
     for a, b in itertools.pairwise(timed)
     if b["step"] > a["step"]
   ]
-  return statistics.median(taken) if taken else None
+  if not taken:
+    return None
+  longest = 20 * statistics.median(taken)
+  return statistics.fmean(each for each in taken if each <= longest)
 
 
 def _services(live: Live) -> Table:

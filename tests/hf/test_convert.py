@@ -87,13 +87,15 @@ def test_saved_weights_have_the_named_tokenizer_also_in_a_folder_that_had_anothe
   tmp_path,
 ):
   params = params_lib.init(tiny.GQA, jax.random.key(0))
-  own = tmp_path / "tokenizer"
-  own.mkdir()
-  (shipped,) = [f for f in chat.tokenizer_files("base") if f.name == "tokenizer.json"]
-  (own / "tokenizer.json").write_bytes(shipped.read_bytes() + b"\n")
-  for tokenizer in ("base", str(own)):
-    out = weight_files.save(params, tiny.GQA, tmp_path / "out", tokenizer=tokenizer)
-  assert (out / "tokenizer.json").read_bytes() == (own / "tokenizer.json").read_bytes()
+  shipped, one, other = chat.tokenizer_files("base")[0], tmp_path / "one", tmp_path / "other"
+  for folder, end in ((one, b"\n"), (other, b"\n\n")):
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(shipped.read_bytes() + end)
+  (one / "chat_template.jinja").write_text("of one")
+  for tokenizer in (one, other):
+    out = weight_files.save(params, tiny.GQA, tmp_path / "out", tokenizer=str(tokenizer))
+  assert (out / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
+  assert not (out / "chat_template.jinja").exists()
 
 
 @pytest.mark.parametrize(

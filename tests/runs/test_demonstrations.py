@@ -16,7 +16,7 @@ from jaxrl_agents.agents.search.config import SearchConfig, SearchReward
 from jaxrl_agents.learner import segment_files
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import demonstrations as sources
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import resumption, setup
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Task
 
@@ -80,11 +80,12 @@ def test_a_second_run_finds_what_the_first_one_played(opened, tmp_path, monkeypa
   assert second.merge_summary({})["demonstrations"] == counts
 
 
-def test_a_run_keeps_its_sources_whatever_the_cache_holds(opened, tmp_path):
+def test_a_run_keeps_its_sources_whatever_the_cache_holds(opened, tmp_path, monkeypatch):
   config, corpus = opened
   workdir = Workdir(tmp_path)
   sources.make(config, corpus, workdir)
   before = read(workdir)
+  monkeypatch.setattr(sources, "_made", lambda *_: pytest.fail("a source is made again"))
   elsewhere = dataclasses.replace(config.corpus, cache=str(tmp_path / "cache"))
   sources.make(dataclasses.replace(config, corpus=elsewhere), corpus, workdir)
   assert {n: d.digest for n, d in read(workdir).items()} == {n: d.digest for n, d in before.items()}
@@ -121,13 +122,21 @@ def test_a_source_is_named_by_its_options_alone(opened):
 
 def test_sources_of_a_run_are_refused_with_other_options_than_they_were_made_with(opened, tmp_path):
   config, corpus = opened
-  copies = dataclasses.replace(config.sft, rates=(0.0, 0.0, 1.0, 0.0), copy_segments=5)
-  config, workdir = dataclasses.replace(config, sft=copies), Workdir(tmp_path)
+  with_sft = lambda **options: dataclasses.replace(
+    config, sft=dataclasses.replace(config.sft, rates=(0.0, 0.0, 1.0, 0.0), **options)
+  )
+  config, workdir = with_sft(copy_segments=5), Workdir(tmp_path)
+  resumption.begin_warm_up(config, workdir)
   assert sources.make(config, corpus, workdir) == {"copies": 1.0}
-  assert sources.make(config, corpus, workdir) == {"copies": 1.0}
-  more = dataclasses.replace(config, sft=dataclasses.replace(copies, copy_segments=6))
-  with pytest.raises(ValueError, match=r"copies was made with other options \(copy_segments,"):
-    sources.make(more, corpus, workdir)
+  resumption.begin_warm_up(with_sft(copy_segments=5, lr=1e-5, drills=7), workdir)
+  searched = dataclasses.replace(config.agent_config, max_turns=3)
+  for other, named in (
+    (with_sft(copy_segments=6), "sft.copy_segments=5 -> 6"),
+    (dataclasses.replace(config, seed=5), "seed=0 -> 5"),
+    (dataclasses.replace(config, agent_config=searched), "search.max_turns="),
+  ):
+    with pytest.raises(ValueError, match=f"was made with other options: {named}"):
+      resumption.begin_warm_up(other, workdir)
 
 
 def test_what_is_made_of_a_frozen_set_is_named_by_the_code_of_its_drills_as_well(tmp_path):

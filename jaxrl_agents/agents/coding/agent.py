@@ -228,6 +228,7 @@ class CodingAgent(Agent):
       functions,
       count=setting.sft.drills - texts,
       max_characters=options.max_file_characters,
+      named=options.max_files > 1,
       seed=seed,
     )
     repairs = coding_drills.repair_drills(

@@ -75,8 +75,8 @@ def repair_drills(
 
   Args:
     damaged: repositories of one file, each with the edits that broke it.
-    prompts: requests with the fields {path} and {check}; each drill draws one. Half of those of
-      files with a name of their own also name the file of the drill before.
+    prompts: requests with the fields {path} and {check}; each drill draws one. Half of those for
+      files with a name of their own also name the last other one.
     limits: options; the tools include those of `scripted_edits.used_tools`.
     chat: template and tokenizer.
     seed: of the random draws.
@@ -84,10 +84,13 @@ def repair_drills(
   draw = random.Random(f"{seed} repairs")
   specs = tuple(view.SPECS[name] for name in limits.tools)
   elsewhere: Replacement | None = None
+  named = ""
   for repo, edits in damaged:
     paths = [path := edits[0]["path"]]
-    if elsewhere and path != MAIN and elsewhere.path not in (MAIN, path) and draw.random() < 0.5:
-      paths = draw.sample([path, elsewhere.path], 2)
+    if path != MAIN:
+      if named not in ("", path) and draw.random() < 0.5:
+        paths = draw.sample([path, named], 2)
+      named = path
     request = draw.choice(prompts).format(path=" or ".join(paths), check=_COMMAND)
     request += view.counted(limits)
     mended = replacements(repo, edits)

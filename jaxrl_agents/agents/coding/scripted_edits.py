@@ -96,9 +96,9 @@ def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[R
 
   Within a line, `old` is the replaced part with the space before it, and as many of the words after
   it as make it unique in the text, at least one. If the line has too few, words before it are
-  added. A change of an indentation alone is one within its line. Whole lines are replaced by
-  themselves if they are unique, or with as many words of the lines after them as make them unique.
-  Otherwise `old` is as many whole lines as necessary.
+  added. A change of one line's indentation alone is one within that line. Whole lines are replaced
+  by themselves if they are unique, or with as many words of the lines after them as make them
+  unique. Otherwise `old` is as many whole lines as necessary.
 
   Raises:
     ValueError: the text before the change is blank, so that no `old` can locate it.

@@ -27,10 +27,10 @@ from jaxrl_agents.types import Split
 MIN_LINES, MAX_LINES = 2, 14
 BESIDE = 0.5
 """Probability that the file holds another function of the module."""
-RENAMED = 0.25
+RENAMED = 0.5
 """Probability that the local names of a file are replaced."""
 NAMED = 0.5
-"""Probability that the file has the name of its function, as where two files are in question."""
+"""Probability that a function stands alone in a file of its name, where tasks have two files."""
 MAX_TRIES = 20
 """Draws for each wanted function; after that, fewer are returned."""
 
@@ -98,13 +98,14 @@ def short_functions(
 
 
 def damaged(
-  functions: Functions, *, count: int, max_characters: int, seed: int
+  functions: Functions, *, count: int, max_characters: int, seed: int, named: bool = False
 ) -> Iterator[Damaged]:
-  """Yields at most `count` damaged functions, in files of at most `max_characters`.
+  """Yields at most `count` damaged functions, in files of at most `max_characters`; if `named`,
+  half of them alone in a file of their name.
 
-  All kinds of damage are equally frequent, and so are the modules that allow a kind. Some files
-  have their local names replaced by those of other functions, which makes more drills than the
-  modules have code.
+  All kinds of damage are equally frequent, and so are the modules that allow a kind. Half of the
+  files have their local names replaced by those of other functions, which makes more drills than
+  the modules have code.
   """
   draw, found = random.Random(f"{seed} drills"), 0
   flips, lines = functions.flips, functions.lines
@@ -122,13 +123,16 @@ def damaged(
     kind = draw.choice(sorted(places))
     module, having = draw.choice(places[kind])
     picked = [draw.choice(having)]
-    if draw.random() < BESIDE:
+    alone = named and draw.random() < NAMED
+    if not alone and draw.random() < BESIDE:
       picked += draw.sample(module, 1)
       draw.shuffle(picked)
     text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
     if draw.random() < RENAMED:
       text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
-    made = _damaged(text, kind, flips, lines, draw) if len(text) <= max_characters else None
+    made = None
+    if len(text) <= max_characters:
+      made = _damaged(text, kind, flips, lines, draw, alone=alone)
     if made:
       found += 1
       yield made
@@ -184,7 +188,9 @@ def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random
   return re.sub(rf"\b(?:{'|'.join(map(re.escape, new))})\b", lambda found: new[found[0]], text)
 
 
-def _damaged(text: str, kind: str, flips: bool, lines: bool, draw: random.Random) -> Damaged | None:
+def _damaged(
+  text: str, kind: str, flips: bool, lines: bool, draw: random.Random, *, alone: bool
+) -> Damaged | None:
   source = suite_repos.parsed(suite_repos.MAIN, text)
   if source is None:
     return None
@@ -206,7 +212,7 @@ def _damaged(text: str, kind: str, flips: bool, lines: bool, draw: random.Random
     pairs = [sorted((mutation, each), key=lambda m: (m.start, m.end)) for each in others]
     apart = [pair for pair in pairs if damager.are_apart(text, *pair)]
     made = draw.choice(apart) if apart else made
-  path = f"{function.name}.py" if draw.random() < NAMED else suite_repos.MAIN
+  path = f"{function.name}.py" if alone else suite_repos.MAIN
   repo = Repo("drill", "drill", "calls", {path: text}, (path,))
   edits = (damager.edit_of(path, source, each) for each in made)
   return repo, tuple(edits)
