@@ -32,7 +32,7 @@ def test_what_is_no_topology_is_refused_with_the_remedy(name, message):
 
 def test_a_missing_libtpu_is_an_error_with_the_line_that_installs_it(monkeypatch):
   monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(ValueError, match=r"pip install -e '.\[libtpu\]', or try --topology=cpu:8"):
+  with pytest.raises(ValueError, match=r"pip install -e '.\[libtpu\]', or try --topology=cpu:2"):
     topology.devices(topology.parse("v5e:2x2"))
 
 

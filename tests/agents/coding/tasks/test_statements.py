@@ -185,8 +185,8 @@ def test_tasks_of_mixed_damage_are_made_in_files_named_after_their_functions(tmp
 def test_drills_of_lines_have_lines_and_pairs_that_undo():
   document = Document("1", "m.py", TEXT, {"source": "m.py", "kind": "python"})
   split = make_tasks.split_of("m")
-  options = {"flips": True, "lines": True, "count": 40, "max_characters": 600, "seed": 0}
-  made = list(damaged_functions.damaged([document], split=split, **options))
+  functions = damaged_functions.short_functions([document], split=split, flips=True, lines=True)
+  made = list(damaged_functions.damaged(functions, count=40, max_characters=600, seed=0))
   assert {len(edits) for _, edits in made} == {1, 2}
   assert any("\n" in e["fixed"] + e["broken"] for _, edits in made for e in edits)
   for repo, edits in made:
