@@ -45,6 +45,7 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     first, current, ledger = setup.restored(manager, current)
     sources = demonstrations.digests(workdir, rates)
     check_sources(workdir, ledger, sources)
+    check_steps(config, workdir, first)
     rows = batches(config, workdir, rates, first)
     save = lambda step, state: checkpoint.save(
       manager, step, state, {"step": step, "sources": sources}, keep=1
@@ -70,6 +71,15 @@ def check_sources(workdir: Workdir, ledger: Mapping[str, Any], sources: Mapping[
         f"{workdir.checkpoints / 'sft'} began with; restore it from a copy, or begin again in "
         "another --workdir"
       )
+
+
+def check_steps(config: RunConfig, workdir: Workdir, first: int) -> None:
+  """Raises ValueError if a resumed warm-up has `first` steps behind it, more than `sft.steps`."""
+  if first > config.sft.steps:
+    raise ValueError(
+      f"the checkpoint in {workdir.checkpoints / 'sft'} has {first} steps, and sft.steps="
+      f"{config.sft.steps}; set sft.steps={first} or more, or begin again in another --workdir"
+    )
 
 
 def balance_rate(config: RunConfig) -> float:

@@ -11,6 +11,7 @@ from jaxrl_agents.learner import preemption
 from jaxrl_agents.learner.preemption import Preempted
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import setup, sft
+from jaxrl_agents.runs.workdir import Workdir
 from tests.runs.small_run import CFG, configured
 
 SFT = {"steps": 4, "save_every": 100, "rows_per_step": 2, "schedule": "constant", "warmup_steps": 0}
@@ -65,3 +66,10 @@ def test_sigterm_saves_the_step_it_came_in_and_the_next_run_ends_as_one_that_was
     sft.imitate(CONFIG, fresh(), rows(), 0, save=save, log=log, notice=notice)
   for found, expected in zip(jax.tree.leaves(stopped), jax.tree.leaves(saved[4]), strict=True):
     assert found.tobytes() == expected.tobytes()
+
+
+def test_a_warm_up_with_more_steps_behind_it_than_asked_for_is_refused(tmp_path):
+  workdir = Workdir(tmp_path)
+  sft.check_steps(CONFIG, workdir, 4)
+  with pytest.raises(ValueError, match="has 5 steps, and sft.steps=4; set sft.steps=5 or more"):
+    sft.check_steps(CONFIG, workdir, 5)

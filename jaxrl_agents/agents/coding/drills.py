@@ -50,13 +50,14 @@ _COMMAND = f"python3 {repo_lib.CHECK}"
 
 
 def text_drills(functions: Functions, chat: Chat, *, count: int, seed: int) -> Iterator[np.ndarray]:
-  """Yields at most `count` pieces of undamaged code, int32 [at most MAX_TEXT_TOKENS], in a random
-  order: what code usually looks like, which tells where it is damaged.
+  """Yields at most `count` pieces of undamaged code, int32 [2 to MAX_TEXT_TOKENS], in random order:
+  what code usually looks like, which tells where it is damaged.
   """
   pieces = []
   for text in functions.texts if count else ():
     ids = chat.encode(text)
     pieces += [ids[i : i + MAX_TEXT_TOKENS] for i in range(0, len(ids), MAX_TEXT_TOKENS)]
+  pieces = [piece for piece in pieces if len(piece) > 1]  # of a single token nothing is predicted
   random.Random(f"{seed} texts").shuffle(pieces)
   yield from (np.asarray(piece, np.int32) for piece in pieces[:count])
 

@@ -107,3 +107,13 @@ def test_code_to_be_continued_is_every_short_function_once_and_undamaged():
   pieces = [whole[i : i + 1024] for i in range(0, len(whole), 1024)]
   assert sorted(each.tolist() for each in drills) == sorted(pieces)
   assert len(list(coding_drills.text_drills(functions, CHAT, count=3, seed=0))) == 3
+
+
+def test_code_of_which_one_token_is_left_over_is_no_drill(monkeypatch):
+  monkeypatch.setattr(coding_drills, "MAX_TEXT_TOKENS", len(CHAT.encode(TEXT)) - 1)
+  document = Document("1", "m.py", TEXT, {"source": "m.py", "kind": "python"})
+  split = damaged_functions.split_of("m")
+  functions = damaged_functions.short_functions([document], split=split, flips=True)
+  assert functions.texts == [TEXT]
+  (drill,) = coding_drills.text_drills(functions, CHAT, count=9, seed=0)
+  assert len(drill) == coding_drills.MAX_TEXT_TOKENS
