@@ -22,12 +22,17 @@ def get_config() -> config.RunConfig:
   return dataclasses.replace(
     recipe,
     name="coding_base_cpu",
-    agent_config=dataclasses.replace(recipe.agent_config, sources=("package:jax,numpy,scipy",)),
+    agent_config=dataclasses.replace(
+      recipe.agent_config,
+      sources=("package:jax,numpy,scipy",),
+      drill_texts=0.05,
+      drill_each=0.5,
+    ),
     policy=dataclasses.replace(recipe.policy, init="search_base"),
     learner=dataclasses.replace(recipe.learner, row_tokens=4_096),
     sft=dataclasses.replace(
       search.sft,
-      steps=1_000,
+      steps=1_600,
       lr=1.5e-3,
       demonstration_tasks=2_000,
       rollouts_per_task=2,

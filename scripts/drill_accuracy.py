@@ -27,6 +27,8 @@ from absl import flags
 
 from jaxrl_agents.agents.agent import Setting
 from jaxrl_agents.agents.coding import drills as coding_drills
+from jaxrl_agents.agents.coding.config import REPLACE_LINES
+from jaxrl_agents.agents.coding.reward import EDITING
 from jaxrl_agents.agents.coding.tasks import damaged_functions, make_tasks
 from jaxrl_agents.agents.search import hop_drills, step_drills, tools
 from jaxrl_agents.agents.search import view as search_view
@@ -42,8 +44,10 @@ from jaxrl_agents.types import Split
 
 HEADER = re.compile(r"\| name \|(?:[\w ]+\|)+")
 """Of a table in a prompt."""
-FIRST_EDIT = re.compile(r'"old": "((?:[^"\\]|\\.)*)", "new": "((?:[^"\\]|\\.)*)"}')
-"""The old and the new text of the first edit in a reply."""
+FIRST_EDIT = re.compile(
+  r'(?:"old": "((?:[^"\\]|\\.)*)"|"first": (\d+, "last": \d+)), "new": "((?:[^"\\]|\\.)*)"}'
+)
+"""The old text or the numbers of the lines of the first edit in a reply, and the new text."""
 ROWS = 8
 """Drills that are scored at once."""
 
@@ -177,8 +181,9 @@ def of_repairs(config: RunConfig, setting: Setting) -> list[Drill]:
   made = []
   for prompt, reply in pairs:
     tokens = np.concatenate([prompt, reply])
-    edits = [c for c in setting.chat.parse(reply).tool_calls if c.name == "edit_file"]
-    within = not any("\n" in text for text in edits[0].arguments.values())
+    edits = [c for c in setting.chat.parse(reply).tool_calls if c.name in EDITING]
+    within = not any("\n" in str(value) for value in edits[0].arguments.values())
+    within = within and edits[0].name != REPLACE_LINES
     kind = "two faults" if len(edits) > 1 else "within a line" if within else "whole lines"
     written = [setting.chat.decode([token]) for token in reply.tolist()]
     made.append(Drill(tokens, len(prompt), len(tokens), kind, places(written)))
@@ -196,7 +201,8 @@ def places(written: Sequence[str]) -> list[tuple[str, list[int]]]:
     low, high = found.span(group)
     return [i for i in range(len(written)) if starts[i] < high and starts[i + 1] > low]
 
-  return [("first_token", inside(1)[:1]), ("place", inside(1)), ("replacement", inside(2))]
+  place = inside(1) or inside(2)
+  return [("first_token", place[:1]), ("place", place), ("replacement", inside(3))]
 
 
 def cells(written: Sequence[str], columns: Sequence[str]) -> list[tuple[str, list[int]]]:

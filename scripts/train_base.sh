@@ -33,7 +33,7 @@ search)
     --set sft.demonstration_tasks=20 --set sft.practice_tasks=10 --set sft.mtp_steps=2)
   ;;
 coding)
-  first=(--set "sft.rates=(0,0,0,1)" --set coding.drill_texts=1.0 --set sft.steps=260 --set sft.lr=2e-3 --set sft.mtp_steps=2)
+  first=(--set "sft.rates=(0,0,0,1)" --set coding.drill_texts=1.0 --set sft.steps=520 --set sft.lr=2e-3 --set sft.mtp_steps=2)
   ;;
 esac
 init=()

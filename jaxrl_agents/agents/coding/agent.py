@@ -229,6 +229,7 @@ class CodingAgent(Agent):
       count=setting.sft.drills - texts,
       max_characters=options.max_file_characters,
       named=options.max_files > 1,
+      each=options.drill_each,
       seed=seed,
     )
     repairs = coding_drills.repair_drills(

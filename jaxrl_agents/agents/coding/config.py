@@ -22,6 +22,8 @@ TOOLS = (
 """The tools that are offered by default; see `agents.coding.tools`."""
 RUN_TESTS = "run_tests"
 """The tool that runs the visible tests where their runs are counted (`CodingConfig.test_runs`)."""
+REPLACE_LINES = "replace_lines"
+"""The tool that edits lines by their numbers, which read_file shows where it is offered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,8 @@ class CodingConfig:
       holds back. If they are named, no function of the set is in a drill, so that the tasks that
       reinforcement learning trains on are new to the policy.
     drill_texts: share of the drills that are code to be continued, undamaged and without a task.
+    drill_each: share of the repairs in which each of two to four functions of a file has a fault,
+      as the request says; they practise more repairs for as much reading.
     repo_kind, damage, min_level, max_level, max_file_characters: choose the tasks of the set.
       "calls" are short functions in one file. "token" damages one token; "flip" replaces a token
       by its counterpart ("<" by "<=", "and" by "or": `agents.coding.tasks.mutations.is_flip`).
@@ -81,11 +85,12 @@ class CodingConfig:
       Levels are those of `agents.coding.tasks.make_tasks` (0: one line; 3: 61 to 300 lines).
     max_files: most files over which the functions of a repository of "calls" are spread, 1 or 2;
       one of the files is damaged, and the request names all.
-    tools: names of the tools that the policy is offered: some of `TOOLS`, and `RUN_TESTS`.
+    tools: names of the tools that the policy is offered: some of `TOOLS`, `RUN_TESTS` and
+      `REPLACE_LINES`.
     test_runs, max_edits: how often the policy may run the tests in an episode, by the tool
-      `RUN_TESTS`, and how many edits it may make, by edit_file and write_file; undoing is free. 0
-      for no limit. With limits, the tool shell is not offered: it runs the code and changes files
-      uncounted.
+      `RUN_TESTS`, and how many edits it may make, by edit_file, replace_lines and write_file;
+      undoing is free. 0 for no limit. With limits, the tool shell is not offered: it runs the code
+      and changes files uncounted.
     token_budget: tokens of the whole context.
     context: what happens when a tool result brings the context to `trigger_fraction` of the
       budget. "summarize": the policy writes a summary and continues from it, at most
@@ -112,6 +117,7 @@ class CodingConfig:
   sources: tuple[str, ...] = ("python",)
   drill_sources: tuple[str, ...] = ()
   drill_texts: Share = 0.0
+  drill_each: Share = 0.0
   tasks_per_repo: Count = 6
   repo_kind: Literal["any", "calls", "suite"] = "any"
   damage: Literal["any", "token", "flip", "mixed"] = "any"
@@ -145,11 +151,9 @@ class CodingConfig:
 
 def check(options: CodingConfig) -> None:
   """Raises ValueError where an option is unknown, or two contradict each other."""
-  unknown = [name for name in options.tools if name not in (*TOOLS, RUN_TESTS)]
-  if unknown or not options.tools:
-    raise ValueError(
-      f"coding.tools={options.tools} must be some of {', '.join((*TOOLS, RUN_TESTS))}"
-    )
+  known = (*TOOLS, RUN_TESTS, REPLACE_LINES)
+  if set(options.tools) - set(known) or not options.tools:
+    raise ValueError(f"coding.tools={options.tools} must be some of {', '.join(known)}")
   if (RUN_TESTS in options.tools) != bool(options.test_runs):
     raise ValueError(
       f"coding.test_runs={options.test_runs} is the number of runs of the tool {RUN_TESTS}, and "

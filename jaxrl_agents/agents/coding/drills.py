@@ -11,33 +11,35 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_agents.agents.coding import view
-from jaxrl_agents.agents.coding.config import CodingConfig
+from jaxrl_agents.agents.coding.config import REPLACE_LINES, CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
-from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.scripted_edits import (
   TO_UNDO,
   TRIED,
+  Edit,
   Replacement,
   check_call,
   missed,
-  replacements,
+  repairs,
   told,
   turn,
   wrong_edits,
 )
-from jaxrl_agents.agents.coding.tasks.damaged_functions import Functions
+from jaxrl_agents.agents.coding.tasks.damaged_functions import Damaged, Functions
 from jaxrl_agents.agents.coding.tasks.suite_repos import MAIN
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.types import Message
 
 MAX_REPLY_TOKENS = 128
 MAX_TEXT_TOKENS = 1_024
+EACH = "Each function of {path} has a fault: see `{check}`. Mend them all."
+"""The request where every function of a file is damaged."""
 TRIES = (0.4, 0.25, 0.2, 0.15)
 """Probabilities that zero, one, two or three edits were tried."""
 MISSED = 0.3
@@ -63,7 +65,7 @@ def text_drills(functions: Functions, chat: Chat, *, count: int, seed: int) -> I
 
 
 def repair_drills(
-  damaged: Iterable[tuple[Repo, Sequence[Mapping[str, Any]]]],
+  damaged: Iterable[Damaged],
   prompts: Sequence[str],
   limits: CodingConfig,
   chat: Chat,
@@ -72,12 +74,13 @@ def repair_drills(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields the token ids of a prompt and of the reply that repairs the file, int32 [P] and [R].
 
-  Drills whose reply has more than MAX_REPLY_TOKENS tokens are left out.
+  Drills whose reply has more than MAX_REPLY_TOKENS tokens for each function to be repaired are left
+  out.
 
   Args:
-    damaged: repositories of one file, each with the edits that broke it.
-    prompts: requests with the fields {path} and {check}; each drill draws one. Half of those for
-      files with a name of their own also name the last other one.
+    damaged: files and the edits that broke them.
+    prompts: requests with the fields {path} and {check}; each drill draws one, or has EACH. Half of
+      those for files with a name of their own also name the last other one.
     limits: options; the tools include those of `scripted_edits.used_tools`.
     chat: template and tokenizer.
     seed: of the random draws.
@@ -86,27 +89,28 @@ def repair_drills(
   specs = tuple(view.SPECS[name] for name in limits.tools)
   elsewhere: Replacement | None = None
   named = ""
-  for repo, edits in damaged:
+  for fault in damaged:
+    repo, edits, each = fault
     paths = [path := edits[0]["path"]]
     if path != MAIN:
       if named not in ("", path) and draw.random() < 0.5:
         paths = draw.sample([path, named], 2)
       named = path
-    request = draw.choice(prompts).format(path=" or ".join(paths), check=_COMMAND)
+    request = EACH if each else draw.choice(prompts)
+    request = request.format(path=" or ".join(paths), check=_COMMAND)
     request += view.counted(limits)
-    mended = replacements(repo, edits)
-    messages, reply = _drill(repo, edits, mended, elsewhere, limits, draw)
-    elsewhere = mended[0]
+    mended = repairs(repo, edits, limits.tools)
+    messages, reply = _drill(fault, mended, elsewhere, limits, draw)
+    elsewhere = next((made for made in mended if isinstance(made, Replacement)), elsewhere)
     messages.insert(0, Message("user", request))
     ids = chat.encode_reply(reply, messages)
-    if len(ids) <= MAX_REPLY_TOKENS:
+    if len(ids) <= MAX_REPLY_TOKENS * (len(edits) if each else 1):
       yield chat.render(messages, specs), ids
 
 
 def _drill(
-  repo: Repo,
-  edits: Sequence[Mapping[str, Any]],
-  mended: Sequence[Replacement],
+  fault: Damaged,
+  mended: Sequence[Edit],
   elsewhere: Replacement | None,
   limits: CodingConfig,
   draw: random.Random,
@@ -114,9 +118,11 @@ def _drill(
   """Returns the messages after the request, and the reply that repairs. `elsewhere` is an edit of
   another file.
   """
+  repo, edits, each = fault
   path = mended[0].path
   text = repo_lib.broken(repo, edits)[path]
   count = min(draw.choices(range(len(TRIES)), TRIES)[0], _most_tries(limits, len(mended)))
+  count = 0 if each else count
   others = wrong_edits(repo, path, text, edits) if count else []
   tried = draw.sample(others, min(count, len(others)))
   together = draw.random() < TOGETHER
@@ -124,7 +130,8 @@ def _drill(
   read = ("read_file", {"path": path})
 
   def shown(content: str) -> Message:
-    return _tool(view.lines_of(path, content, 1, len(content)))
+    numbered = REPLACE_LINES in limits.tools
+    return _tool(view.lines_of(path, content, 1, len(content), numbered=numbered))
 
   def edited(made: Replacement) -> Message:
     return results_of.edited(path, text[: text.index(made.old)].count("\n") + 1)

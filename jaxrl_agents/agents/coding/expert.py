@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding import view
@@ -26,10 +26,11 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   TO_UNDO,
   TRIED,
   UNTESTED,
+  Edit,
   Replacement,
   check_call,
   missed,
-  replacements,
+  repairs,
   told,
   turn,
   wrong_edits,
@@ -92,7 +93,7 @@ class CodingExpert:
     self._undo: Replacement | None = None
     self._tries, self._tried = 0, set[Replacement]()
     self.erred = False
-    self._made: list[Replacement] = []
+    self._made: list[Edit] = []
     self._standing = 0
     self._to_check = False
 
@@ -179,9 +180,9 @@ class CodingExpert:
       return self._ended()
     return message
 
-  def _edits(self) -> list[Replacement]:
+  def _edits(self) -> Sequence[Edit]:
     """A wrong edit, or all the right ones, for which the limits always leave room."""
-    right = replacements(self._repo, self._task.facts["edits"])
+    right = repairs(self._repo, self._task.facts["edits"], self._limits.tools)
     errs = self._draws.errs(self._noise.wrong_edit)
     errs = errs and self._spare(runs=2, edits=1 + len(right))
     wrong = self._wrong() if errs else None

@@ -14,13 +14,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.agents.coding.config import CodingReward
+from jaxrl_agents.agents.coding.config import REPLACE_LINES, CodingReward
 from jaxrl_agents.agents.coding.length_penalty import length_penalty, spent
 from jaxrl_agents.agents.search.reward import calls
 from jaxrl_agents.types import Message, ToolCall
 
 SHELL, TODO = "shell", "todo"
-EDITING = ("edit_file", "write_file")
+EDITING = ("edit_file", REPLACE_LINES, "write_file")
 MAX_BROKEN_CALLS = 5
 MAX_PENALTY = 0.2
 MIN_SHELL_CALLS = 8

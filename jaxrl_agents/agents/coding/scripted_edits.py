@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents.coding import view
-from jaxrl_agents.agents.coding.config import RUN_TESTS, CodingConfig
+from jaxrl_agents.agents.coding.config import REPLACE_LINES, RUN_TESTS, CodingConfig
 from jaxrl_agents.agents.coding.env import make
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
@@ -76,8 +76,68 @@ class Replacement:
     return "undo_edit", {"path": self.path}
 
 
+@dataclasses.dataclass(frozen=True)
+class LineReplacement:
+  """A call of replace_lines: the lines `first` to `last` of `path` become those of `new`, or `new`
+  is inserted where last = first - 1.
+  """
+
+  path: str
+  first: int
+  last: int
+  new: str
+
+  @property
+  def call(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments of the edit."""
+    return REPLACE_LINES, dataclasses.asdict(self)
+
+  @property
+  def undo(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments that undo the edit, while it is the last one of its file."""
+    return "undo_edit", {"path": self.path}
+
+
+Edit = Replacement | LineReplacement
+
+
+def repairs(repo: Repo, edits: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> Sequence[Edit]:
+  """Calls of these tools that, one after another, repair what `edits` broke.
+
+  Where replace_lines is offered, it repairs what is not within a line; the last edit of a file
+  comes first, so that the numbers that read_file shows hold for all.
+  """
+  if REPLACE_LINES not in tools:
+    return replacements(repo, edits)
+  found: list[Edit] = []
+  for path, text in repo_lib.broken(repo, edits).items():
+    of_path = sorted((e for e in edits if e["path"] == path), key=lambda e: e["start"])
+    shift = sum(len(edit["broken"]) - len(edit["fixed"]) for edit in of_path)
+    for edit in reversed(of_path):
+      shift -= len(edit["broken"]) - len(edit["fixed"])
+      start = edit["start"] + shift
+      made, text = _repair(path, text, start, start + len(edit["broken"]), edit["fixed"])
+      found.append(made)
+    assert text == repo.files[path]
+  return found
+
+
+def _repair(path: str, text: str, start: int, end: int, new: str) -> tuple[Edit, str]:
+  """The call that replaces [start, end) of a text by `new`, and the resulting text."""
+  if "\n" not in text[start:end] + new:
+    return replacement(path, text, start, end, new)
+  low = text.rfind("\n", 0, start) + 1
+  high = end if end == low or text[end - 1] == "\n" else _line_end(text, end) + 1
+  put = text[low:start] + new + text[end:high]
+  first = text.count("\n", 0, low) + 1
+  last = first + text[low:high].count("\n") - 1
+  changed = text[:low] + put + text[high:]
+  blank = put == "\n" or put.endswith("\n\n")
+  return LineReplacement(path, first, last, put if blank else put.removesuffix("\n")), changed
+
+
 def replacements(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> list[Replacement]:
-  """Calls that, one after another, repair what `edits` broke."""
+  """Calls of edit_file that, one after another, repair what `edits` broke."""
   texts = repo_lib.broken(repo, edits)
   found = []
   for path in texts:
@@ -143,8 +203,12 @@ def missed(made: Replacement, text: str) -> Replacement:
   return dataclasses.replace(made, old=made.new, new=made.old)
 
 
-def told(made: Replacement) -> str:
-  """An edit on one line of a summary: the old and the new text, without their common end."""
+def told(made: Edit) -> str:
+  """An edit on one line of a summary: the old and the new text, without their common end, or the
+  numbers of the replaced lines and the new ones.
+  """
+  if isinstance(made, LineReplacement):
+    return f"lines {made.first}-{made.last} -> {made.new}".replace("\n", "\\n")
   old, new = (_SPACED.findall(text) for text in (made.old, made.new))
   while old and new and old[-1] == new[-1]:
     old.pop()

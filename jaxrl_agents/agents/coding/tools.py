@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_agents.agents import added_tools
 from jaxrl_agents.agents.coding import view
-from jaxrl_agents.agents.coding.config import RUN_TESTS, CodingConfig
+from jaxrl_agents.agents.coding.config import REPLACE_LINES, RUN_TESTS, CodingConfig
 from jaxrl_agents.agents.coding.services import CodeIndexes, Pages
 from jaxrl_agents.corpus.index.hybrid import Index
 from jaxrl_agents.harness.tools import Tool, ToolError
@@ -75,6 +75,7 @@ class Workspace:
     runs: dict[str, Callable[..., Any]] = {
       "read_file": self._read_file,
       "edit_file": self._edit_file,
+      REPLACE_LINES: self._replace_lines,
       "undo_edit": self._undo_edit,
       "write_file": self._write_file,
       "shell": self._shell,
@@ -140,7 +141,8 @@ class Workspace:
 
   async def _read_file(self, path: str, first: int = 1, lines: int = 1_000_000) -> str:
     text = await self._text(path)
-    shown = view.lines_of(self._shown(path), text, first, lines)
+    numbered = REPLACE_LINES in self._limits.tools
+    shown = view.lines_of(self._shown(path), text, first, lines, numbered=numbered)
     return shown or "[empty file]"
 
   async def _edit_file(self, path: str, old: str, new: str, line: int | None = None) -> str:
@@ -150,6 +152,14 @@ class Workspace:
       raise ToolError(problem)
     left = await self._write(path, text, changed)
     return f"Edited {self._shown(path)}, line {at}.{view.parse_problem(path, changed)}{left}"
+
+  async def _replace_lines(self, path: str, first: int, last: int, new: str) -> str:
+    text = await self._text(path)
+    changed, problem = view.with_lines(text, first, last, new)
+    if problem:
+      raise ToolError(problem)
+    left = await self._write(path, text, changed)
+    return f"Edited {self._shown(path)}, line {first}.{view.parse_problem(path, changed)}{left}"
 
   async def _undo_edit(self, path: str) -> str:
     places = [i for i, change in enumerate(self.changes) if change.path == self._path(path)]

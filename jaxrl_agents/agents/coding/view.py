@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.agents.coding.config import CodingConfig
+from jaxrl_agents.agents.coding.config import REPLACE_LINES, CodingConfig
 from jaxrl_agents.agents.system_prompt import tool_lines
 from jaxrl_agents.types import Message, ToolSpec
 
@@ -31,6 +32,7 @@ MAX_PLACES = 1_000
 """Most occurrences of the text to replace among which one is chosen."""
 
 
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SYSTEM = """\
 You work on a repository in a sandbox, in the folder /work, and do what the user asks. Your \
 changes are judged by tests: those that the request names, and others that you cannot see. Mend \
@@ -119,6 +121,7 @@ def _spec(
 
 _PATH = _string(400)
 _NUMBER = {"type": "integer", "minimum": 1, "maximum": 1_000_000}
+_FROM_ZERO = {**_NUMBER, "minimum": 0}
 _TODO = {
   "type": "object",
   "properties": {"text": _string(300), "status": {"type": "string", "enum": list(STATES)}},
@@ -141,8 +144,15 @@ SPECS: Mapping[str, ToolSpec] = {
       ["path", "old", "new"],
     ),
     _spec(
+      REPLACE_LINES,
+      "Replaces the lines `first` to `last` of a file by those of `new`; an empty `new` removes "
+      "them, and `last` = `first` - 1 inserts `new` before `first`.",
+      {"path": _PATH, "first": _NUMBER, "last": _FROM_ZERO, "new": _string(60_000, 0)},
+      ["path", "first", "last", "new"],
+    ),
+    _spec(
       "undo_edit",
-      "Makes a file what it was before its last edit_file or write_file.",
+      "Makes a file what it was before its last edit.",
       {"path": _PATH},
       ["path"],
     ),
@@ -270,14 +280,40 @@ def parse_problem(path: str, text: str) -> str:
   return ""
 
 
-def lines_of(path: str, text: str, first: int, lines: int) -> str:
-  """A part of a file, under a header line that names it unless it is the whole file."""
+def with_lines(text: str, first: int, last: int, new: str) -> tuple[str, str]:
+  """(the text with the lines `first` to `last` replaced by those of `new`, "") or ("", the reason
+  for refusal and a remedy). `new` need not end with a line's end.
+
+  With last = first - 1 the new lines are put before line `first`, or after the last one.
+  """
+  lines = _LINE.findall(text)
+  if first > len(lines) + 1 or not first - 1 <= last <= len(lines):
+    return "", f"there are no lines {first} to {last}: the file has {len(lines)} lines."
+  put = new + "\n" if new and not new.endswith("\n") else new
+  before = "".join(lines[: first - 1])
+  if put and before and not before.endswith("\n"):
+    before += "\n"
+  changed = before + put + "".join(lines[last:])
+  if changed == text:
+    return "", "these lines are as they were; nothing was changed."
+  return changed, ""
+
+
+def lines_of(path: str, text: str, first: int, lines: int, *, numbered: bool = False) -> str:
+  """A part of a file, under a header line that names it unless it is the whole file; if `numbered`,
+  each line after its number.
+  """
   every = text.split("\n")
   if every[-1] == "":
     every.pop()
   part = every[first - 1 : first - 1 + lines]
-  if len(part) == len(every):
+  whole = len(part) == len(every)
+  if numbered:
+    part = [f"{number}\t{line}" for number, line in enumerate(part, first)]
+  elif whole:
     return text
+  if whole:
+    return "\n".join(part) + "\n" * bool(part)
   last = first + len(part) - 1
   return f"[{path}, lines {first}-{last} of {len(every)}]\n" + "\n".join(part)
 

@@ -68,6 +68,36 @@ def test_edits_beyond_the_limit_change_nothing_and_failed_ones_and_undoing_do_no
   assert told[1].startswith("Error: ")
 
 
+def test_lines_are_shown_with_their_numbers_and_replaced_inserted_and_removed_by_them():
+  change = lambda first, last, new: (
+    "replace_lines",
+    {"path": "main.py", "first": first, "last": last, "new": new},
+  )
+  read = lambda first, lines: ("read_file", {"path": "main.py", "first": first, "lines": lines})
+  tools = (*COUNTED["tools"], "replace_lines")
+  calls = [
+    turn(read(2, 2)),
+    turn(change(2, 2, "    if value < low:"), RUN, read(1, 2), UNDO),
+    turn(
+      change(9, 9, "x"), change(3, 1, "x"), change(2, 2, "    if value > low:"), change(2, 1, "")
+    ),
+    turn(change(9, 8, "x = 1"), read(7, 5), change(1, 1, "y = 1")),
+    DONE,
+  ]
+  told = results(play(calls, **{**COUNTED, "tools": tools}))
+  assert told[0] == "[main.py, lines 2-3 of 8]\n2\t    if value > low:\n3\t        return low"
+  assert told[1] == "Edited main.py, line 2. [1 edit left]"
+  assert told[2].startswith("0 of 4 fail")
+  assert told[3].endswith("2\t    if value < low:") and told[4].startswith("Undid")
+  assert told[5] == "Error: there are no lines 9 to 9: the file has 8 lines."
+  assert told[6] == "Error: there are no lines 3 to 1: the file has 8 lines."
+  same = "Error: these lines are as they were; nothing was changed."
+  assert told[7] == told[8] == same
+  assert told[9] == "Edited main.py, line 9. [0 edits left]"
+  assert told[10].endswith("8\t    return text + text\n9\tx = 1")
+  assert told[11].startswith("Error: no edit is left: all 2 were made.")
+
+
 def test_the_request_tells_the_limits_and_stays_as_it_was_without_them():
   trajectory = play([DONE], **COUNTED)
   assert trajectory.log[0].content == f"{PROMPT} You can run the tests twice and make 2 edits."

@@ -1,5 +1,6 @@
 """Drills of the coding agent: the reply mends what the prompt shows."""
 
+import dataclasses
 import json
 import random
 import re
@@ -13,6 +14,7 @@ from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.tasks import damaged_functions
+from jaxrl_agents.agents.coding.tasks.damaged_functions import Damaged
 from jaxrl_agents.corpus.documents import Document
 
 CHAT = chat_lib.load("base")
@@ -29,9 +31,9 @@ LIMITS = CodingConfig(tools=("read_file", "edit_file", "undo_edit", "shell"))
 @pytest.fixture(scope="module")
 def drills():
   draw = random.Random(0)
-  pairs = [(REPO, [draw.choice(EDITS)]) for _ in range(200)]
-  made = coding_drills.repair_drills(pairs, PROMPTS, LIMITS, CHAT, seed=0)
-  return [(edit, *drill) for (_, (edit,)), drill in zip(pairs, made, strict=True)]
+  faults = [Damaged(REPO, (draw.choice(EDITS),)) for _ in range(200)]
+  made = coding_drills.repair_drills(faults, PROMPTS, LIMITS, CHAT, seed=0)
+  return [(fault.edits[0], *drill) for fault, drill in zip(faults, made, strict=True)]
 
 
 def applied(text, before, calls):
@@ -91,8 +93,32 @@ def test_a_reply_that_is_too_long_is_left_out():
   text = f"def long(value):\n{line}"
   repo = Repo("drill", "drill", "calls", {"main.py": text}, ("main.py",))
   edit = {"path": "main.py", "start": text.index("-"), "fixed": "-", "broken": "+"}
-  made = coding_drills.repair_drills([(repo, [edit])], PROMPTS, LIMITS, CHAT, seed=0)
+  made = coding_drills.repair_drills([Damaged(repo, (edit,))], PROMPTS, LIMITS, CHAT, seed=0)
   assert not list(made)
+
+
+def test_lines_are_repaired_by_their_numbers_where_the_tool_for_it_is_offered():
+  start, end = TEXT.index("    total"), TEXT.index("    return total")
+  edits = (
+    {"path": "main.py", "start": start, "fixed": TEXT[start:end], "broken": ""},
+    EDITS[1],
+  )
+  limits = dataclasses.replace(LIMITS, tools=(*LIMITS.tools, "replace_lines"))
+  made = coding_drills.repair_drills(
+    [Damaged(REPO, edits, each=True)] * 20, PROMPTS, limits, CHAT, seed=0
+  )
+  for prompt, reply in made:
+    said = CHAT.decode(prompt.tolist())
+    assert "Each function of main.py has a fault: see `python3 check.py`. Mend them all." in said
+    assert "1\tdef add(a, b):\n2\t    return total\n3\t\n4\t\n5\tdef last(xs):" in said
+    called = [(call.name, dict(call.arguments)) for call in CHAT.parse(reply).tool_calls]
+    assert called[:2] == [
+      ("edit_file", {"path": "main.py", "old": "1]", "new": "-1]"}),
+      (
+        "replace_lines",
+        {"path": "main.py", "first": 2, "last": 1, "new": "    total = a + b"},
+      ),
+    ]
 
 
 def test_code_to_be_continued_is_every_short_function_once_and_undamaged():

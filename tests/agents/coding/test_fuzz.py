@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from jaxrl_agents.agents.coding import env
+from jaxrl_agents.agents.coding import config, env
 from jaxrl_agents.agents.coding.reward import coding_total
 from jaxrl_agents.harness.rollout import Sampling, run_group
 from jaxrl_agents.types import Generation
@@ -15,7 +15,7 @@ from tests.agents.coding.bench import CALL_TASK, SUITE_TASK, run, services
 
 STOPS = {"answer", "turn_limit", "context_overflow", "malformed"}
 TOOLS = [
-  *("read_file", "edit_file", "undo_edit", "write_file", "shell", "grep"),
+  *("read_file", "edit_file", "replace_lines", "undo_edit", "write_file", "shell", "grep"),
   *("search_code", "fetch_page", "todo"),
   *("shel", ""),
 ]
@@ -37,6 +37,7 @@ KEYS = {
   "url": ["https://example.org/Clamp", "", "file:///etc/passwd", "\0"],
   "items": [[], [{"text": "a", "status": "open"}], [{"text": 1}], "x", [[]], [{}] * 99],
   "first": [1, 0, -3, 10**30, "2", 1.5, None, True],
+  "last": [2, 0, 8, 10**6, -1, "8"],
   "lines": [5, 10**6, {}],
 }  # fmt: skip
 EPISODES = 24
@@ -49,6 +50,7 @@ def random_calls(draw, chat):
     name = draw.choice(TOOLS)
     wanted = {
       "read_file": ["path", "first", "lines"], "edit_file": ["path", "line", "old", "new"],
+      "replace_lines": ["path", "first", "last", "new"],
       "write_file": ["path", "content"], "shell": ["command"], "grep": ["pattern", "path"],
       "search_code": ["query"], "fetch_page": ["url"], "todo": ["items"],
     }.get(name, ["path"])  # fmt: skip
@@ -87,7 +89,7 @@ def test_random_replies_never_break_an_episode(context):
   async def body(workshop):
     shared = services(
       workshop, context=context, token_budget=1_200, tool_output_tokens=150, max_new_tokens=300,
-      command_s=0.4, max_turns=9, max_summaries=2,
+      command_s=0.4, max_turns=9, max_summaries=2, tools=(*config.TOOLS, config.REPLACE_LINES),
     )  # fmt: skip
     groups = await asyncio.gather(
       *(

@@ -14,8 +14,10 @@ from jaxrl_agents.agents.coding.expert import CodingExpert, ExpertNoise
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.scripted_edits import (
+  LineReplacement,
   Replacement,
   make_player,
+  repairs,
   replacement,
   replacements,
   told,
@@ -123,23 +125,46 @@ def test_a_summary_shows_what_an_edit_replaced_and_by_what():
   assert told(Replacement("f", " < b and c:", " <= b and c:")) == " < b and c: -> <="
   assert told(Replacement("f", " not in xs", " in xs")) == " not in xs -> in xs"
   assert told(Replacement("f", "a\n  b", "a\n  c")) == "a\\n  b ->a\\n  c"
+  assert told(LineReplacement("f", 3, 4, "  b\n  a")) == "lines 3-4 ->   b\\n  a"
 
 
 def test_replacements_undo_whatever_was_damaged():
+  for text, repo, edits in _random_damage(300):
+    now = repo_lib.broken(repo, edits)["main.py"]
+    for each in replacements(repo, edits):
+      now, _, problem = view.edited(text=now, **dataclasses.asdict(each))
+      assert not problem
+    assert now == text
+
+
+def test_repairs_by_numbers_of_lines_undo_whatever_was_damaged_the_last_lines_first():
+  by_lines = 0
+  for text, repo, edits in _random_damage(300):
+    now, last = repo_lib.broken(repo, edits)["main.py"], 99
+    for each in repairs(repo, edits, ("edit_file", "replace_lines")):
+      if isinstance(each, LineReplacement):
+        assert each.first <= last
+        by_lines, last = by_lines + 1, each.first
+        now, problem = view.with_lines(now, each.first, each.last, each.new)
+      else:
+        now, _, problem = view.edited(text=now, **dataclasses.asdict(each))
+      assert not problem
+    assert now == text
+  assert by_lines > 100
+
+
+def _random_damage(count):
+  """(text, its repository, two edits that break it) of random texts."""
   draw = random.Random(0)
-  for _ in range(300):
-    text = "".join(draw.choice("ab =+\n ") for _ in range(60))
+  for _ in range(count):
+    text = "".join(draw.choice("ab =+\n ") for _ in range(60)) + "\n"
     places = sorted(draw.sample(range(61), 4))
     edits = [
       {"path": "main.py", "start": low, "fixed": text[low:high], "broken": draw.choice(BROKEN)}
       for low, high in zip(places[::2], places[1::2], strict=True)
     ]
     repo = Repo("r", "r", "calls", {"main.py": text}, ("main.py",))
-    now = repo_lib.broken(repo, edits)["main.py"]
-    for each in replacements(repo, [e for e in edits if e["fixed"] != e["broken"]]):
-      now, _, problem = view.edited(text=now, **dataclasses.asdict(each))
-      assert not problem
-    assert now == text
+    yield text, repo, [edit for edit in edits if edit["fixed"] != edit["broken"]]
 
 
 @pytest.mark.slow

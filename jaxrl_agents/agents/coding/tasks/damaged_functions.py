@@ -13,7 +13,7 @@ import random
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.tasks import damager, mutations, statements, suite_repos
@@ -38,10 +38,18 @@ MAX_TRIES = 20
 PAIRED = 0.35
 """Probability that a second flip damages the same function, where lines are damaged as well."""
 
-Damaged = tuple[Repo, tuple[Mapping[str, Any], ...]]
-"""A repository of one file, and the edits that broke it, as `agents.coding.judge.repo.broken` takes
-them.
-"""
+EACH = (2, 4)
+"""Fewest and most functions of a file of which each is damaged."""
+
+
+class Damaged(NamedTuple):
+  """A repository of one file, and the edits that broke it, as `agents.coding.judge.repo.broken`
+  takes them; `each` tells that every function of the file has one fault.
+  """
+
+  repo: Repo
+  edits: tuple[Mapping[str, Any], ...]
+  each: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +106,17 @@ def short_functions(
 
 
 def damaged(
-  functions: Functions, *, count: int, max_characters: int, seed: int, named: bool = False
+  functions: Functions,
+  *,
+  count: int,
+  max_characters: int,
+  seed: int,
+  named: bool = False,
+  each: float = 0.0,
 ) -> Iterator[Damaged]:
   """Yields at most `count` damaged functions, in files of at most `max_characters`; if `named`,
-  half of them alone in a file of their name.
+  half of them alone in a file of their name. A share `each` are files of EACH functions, all
+  damaged, and of as many times `max_characters`.
 
   All kinds of damage are equally frequent, and so are the modules that allow a kind. Half of the
   files have their local names replaced by those of other functions, which makes more drills than
@@ -120,6 +135,12 @@ def damaged(
   for _ in range(count * MAX_TRIES if places else 0):
     if found == count:
       return
+    if draw.random() < each:
+      made = _each_damaged(functions, max_characters, names, draw)
+      if made:
+        found += 1
+        yield made
+      continue
     kind = draw.choice(sorted(places))
     module, having = draw.choice(places[kind])
     picked = [draw.choice(having)]
@@ -127,9 +148,7 @@ def damaged(
     if not alone and draw.random() < BESIDE:
       picked += draw.sample(module, 1)
       draw.shuffle(picked)
-    text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
-    if draw.random() < RENAMED:
-      text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
+    text = _file(picked, names, draw)
     made = None
     if len(text) <= max_characters:
       made = _damaged(text, kind, flips, lines, draw, alone=alone)
@@ -179,6 +198,14 @@ def _mutations(
   return [*tokens, *statements.damages(source, function)] if lines else tokens
 
 
+def _file(picked: Sequence[_Function], names: Sequence[str], draw: random.Random) -> str:
+  """A file of functions, half of the time with other local names."""
+  text = "\n\n\n".join(dict.fromkeys(f.text for f in picked)) + "\n"
+  if draw.random() < RENAMED:
+    text = _renamed(text, {name for f in picked for name in f.names}, names, draw)
+  return text
+
+
 def _renamed(text: str, own: Collection[str], names: Sequence[str], draw: random.Random) -> str:
   """A text with its local names replaced by names that do not occur in it."""
   others = [n for n in draw.sample(names, min(4 * len(own), len(names))) if n not in text]
@@ -213,6 +240,36 @@ def _damaged(
     apart = [pair for pair in pairs if damager.are_apart(text, *pair)]
     made = draw.choice(apart) if apart else made
   path = f"{function.name}.py" if alone else suite_repos.MAIN
-  repo = Repo("drill", "drill", "calls", {path: text}, (path,))
-  edits = (damager.edit_of(path, source, each) for each in made)
-  return repo, tuple(edits)
+  return _broken(path, source, made)
+
+
+def _each_damaged(
+  functions: Functions, max_characters: int, names: Sequence[str], draw: random.Random
+) -> Damaged | None:
+  """A file of several functions of a module, with one fault in each; the kinds that a function
+  allows are equally likely.
+  """
+  module = [f for f in draw.choice(functions.modules) if f.kinds and len(f.text) < max_characters]
+  count = draw.randint(*EACH)
+  if len(module) < count:
+    return None
+  source = suite_repos.parsed(suite_repos.MAIN, _file(draw.sample(module, count), names, draw))
+  made = []
+  for _, function in mutations.functions(source) if source else ():
+    assert source is not None
+    by_kind = collections.defaultdict(list)
+    for mutation in _mutations(source, function, functions.flips, functions.lines):
+      by_kind[mutation.kind].append(mutation)
+    if not by_kind:
+      return None
+    made.append(draw.choice(by_kind[draw.choice(sorted(by_kind))]))
+    if not mutations.changing(source, function)(made[-1]):
+      return None
+  if source is None or len(made) != count:
+    return None
+  return _broken(suite_repos.MAIN, source, made)._replace(each=True)
+
+
+def _broken(path: str, source: ParsedModule, made: Sequence[Mutation]) -> Damaged:
+  repo = Repo("drill", "drill", "calls", {path: source.text}, (path,))
+  return Damaged(repo, tuple(damager.edit_of(path, source, each) for each in made))

@@ -18,9 +18,9 @@ STDLIB = sysconfig.get_paths()["stdlib"]
 OPTIONS = {"count": 60, "max_characters": 900, "seed": 0}
 
 
-def damaged(documents, *, flips=False, without=(), **options):
+def damaged(documents, *, flips=False, lines=False, without=(), **options):
   functions = damaged_functions.short_functions(
-    documents, split="train", flips=flips, without=without
+    documents, split="train", flips=flips, lines=lines, without=without
   )
   return list(damaged_functions.damaged(functions, **{**OPTIONS, **options}))
 
@@ -37,7 +37,7 @@ def drills(documents):
 
 def test_files_are_short_and_parse_damaged_and_mended_to_different_trees(drills):
   assert len(drills) == 60
-  for repo, (edit,) in drills:
+  for repo, (edit,), _ in drills:
     (path,) = repo.sources
     mended, broken = repo.files[path], repo_lib.broken(repo, [edit])[path]
     assert len(mended) <= 900
@@ -55,7 +55,7 @@ def test_functions_are_those_of_the_modules_of_the_split_some_of_them_with_other
   assert 0 < len(own) < len(documents)
   known = set(re.findall(r"def \w+", "\n".join(own)))
   lines = {line.strip() for text in own for line in text.split("\n")}
-  texts = [repo.files[edit["path"]] for repo, (edit,) in drills]
+  texts = [repo.files[edit["path"]] for repo, (edit,), _ in drills]
   assert all(known.issuperset(re.findall(r"def \w+", text)) for text in texts)
   as_they_stand = [all(line.strip() in lines for line in text.split("\n")) for text in texts]
   assert 0.5 < sum(as_they_stand) / len(texts) < 0.95
@@ -71,7 +71,7 @@ def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents)
   def holding(*names, without=()):
     more = [Document("", n, text, {"source": n, "kind": "python"}) for n in names]
     found = damaged([*own[:1], *more], count=200, without=without)
-    return any("def shared" in repo.files[edit["path"]] for repo, (edit,) in found)
+    return any("def shared" in repo.files[edit["path"]] for repo, (edit,), _ in found)
 
   assert holding(train) and not holding(train, test)
   assert not holding(train, without=[text.replace("  if", "  # less\n  if")])
@@ -79,7 +79,7 @@ def test_what_stands_in_a_module_of_another_split_as_well_is_left_out(documents)
 
 def test_kinds_of_damage_come_up_equally_often(documents):
   """Of seven that flips of these modules have: 34 each of 240, four standard deviations around."""
-  found = [edit for _, (edit,) in damaged(documents, flips=True, count=240)]
+  found = [edit for _, (edit,), _ in damaged(documents, flips=True, count=240)]
   signs = {"logic": ("and", "or"), "boundary": ("<", "<=", ">", ">="), "comparison": ("==", "!=")}
   for tokens in signs.values():
     assert 12 < sum(edit["fixed"] in tokens for edit in found) < 57
@@ -93,7 +93,7 @@ def test_the_same_seed_gives_the_same_and_another_other_ones(documents, drills):
 def test_a_flip_reveals_the_original_and_occurs_once_in_its_line(documents):
   stood: dict[str, set[str]] = {}
   flips = damaged(documents, flips=True)
-  for repo, (edit,) in flips:
+  for repo, (edit,), _ in flips:
     stood.setdefault(edit["broken"], set()).add(edit["fixed"])
     mended = repo.files[edit["path"]]
     for text, token in (
@@ -111,3 +111,16 @@ def test_a_flip_reveals_the_original_and_occurs_once_in_its_line(documents):
 def test_where_no_function_is_short_enough_there_are_none():
   document = Document("1", "m", "x = 1\n", {"source": "m", "kind": "python"})
   assert not damaged([document])
+
+
+def test_each_function_of_a_file_has_one_fault_where_that_is_asked_for(documents):
+  made = damaged(documents, flips=True, lines=True, each=0.5, count=100)
+  assert 20 < sum(each for _, _, each in made) < 80
+  for repo, edits, each in made:
+    mended, broken = repo.files[edits[0]["path"]], repo_lib.broken(repo, edits)[edits[0]["path"]]
+    trees = [ast.parse(text).body for text in (mended, broken)]
+    if each:
+      changed = [ast.dump(a) != ast.dump(b) for a, b in zip(*trees, strict=True)]
+      assert changed == [True] * len(edits) and 2 <= len(edits) <= 4
+    else:
+      assert len(mended) <= 900

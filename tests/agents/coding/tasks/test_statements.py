@@ -187,8 +187,8 @@ def test_drills_of_lines_have_lines_and_pairs_that_undo():
   split = make_tasks.split_of("m")
   functions = damaged_functions.short_functions([document], split=split, flips=True, lines=True)
   made = list(damaged_functions.damaged(functions, count=40, max_characters=600, seed=0))
-  assert {len(edits) for _, edits in made} == {1, 2}
-  assert any("\n" in e["fixed"] + e["broken"] for _, edits in made for e in edits)
-  for repo, edits in made:
+  assert {len(edits) for _, edits, _ in made} == {1, 2}
+  assert any("\n" in e["fixed"] + e["broken"] for _, edits, _ in made for e in edits)
+  for repo, edits, _ in made:
     broken = repo_lib.broken(repo, edits)["main.py"]
     assert broken != repo.files["main.py"]
