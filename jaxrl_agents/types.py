@@ -23,6 +23,9 @@ Split = Literal["train", "dev", "test"]
 NOT_ROUTED = np.uint16(65535)
 """In a routing array: the expert of this token was not recorded, so the router chooses."""
 
+LARGEST_REWARD = 1e15
+"""Its square, which the norm of a gradient may have, is far from the largest float32."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:

@@ -32,7 +32,9 @@ def of(*modules: str, alone: str = "") -> str:
     path = _file(name)
     if path is not None:
       found[name] = tree = ast.parse(path.read_text("utf-8"))
-      waiting += (each for each in _imported(tree) if each.partition(".")[0] in packages)
+      package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+      imported = _imported(tree, package)
+      waiting += (each for each in imported if each.partition(".")[0] in packages)
   if alone and (path := _file(alone)):
     found[alone] = ast.parse(path.read_text("utf-8"))
   digest = hashlib.sha256()
@@ -52,14 +54,19 @@ def _file(module: str) -> pathlib.Path | None:
   return pathlib.Path(str(spec.origin))
 
 
-def _imported(tree: ast.Module) -> list[str]:
-  """Names that may be modules: `from a import b` gives a and a.b."""
+def _imported(tree: ast.Module, package: str) -> list[str]:
+  """Names that may be modules: `from a import b` gives a and a.b. Relative ones are those of
+  `package`.
+  """
   names = []
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
       names += [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-      names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    elif isinstance(node, ast.ImportFrom):
+      above = package.split(".")
+      above = above[: len(above) + 1 - node.level] if node.level else []
+      base = ".".join([*above, *([node.module] if node.module else [])])
+      names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
   return names
 
 

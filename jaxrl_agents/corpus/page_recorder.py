@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import http.client
 import json
 import os
@@ -10,10 +11,11 @@ import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 
+from jaxrl_agents import background
 from jaxrl_agents.corpus import readers
 
 MAX_BYTES = 4_000_000
-PLAIN = ("text/", "application/json", "application/xml")
+PLAIN = ("text/", "application/json", "application/xml", "application/xhtml+xml")
 _AGENT = "jaxrl_agents page recorder"
 
 
@@ -28,22 +30,16 @@ def fetched(url: str, *, deadline_s: float = 30.0, max_bytes: int = MAX_BYTES) -
 
   Raises:
     PageError: the address is not http or https, the page is not complete within `deadline_s`, has
-      an
-      error status or more than `max_bytes`, or is not text in the encoding that it declares.
+      an error status or more than `max_bytes`, or is not text in the encoding that it declares.
   """
   if not url.startswith(("http://", "https://")):
     raise PageError(f"{url}: begin with http:// or https://")
-  ends = time.monotonic() + deadline_s
+  # In a thread: a server may send its headers so slowly that no single wait is too long.
+  answer = background.call(lambda: _answer(url, deadline_s, max_bytes), "page")
   try:
-    request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
-    with urllib.request.urlopen(request, timeout=deadline_s) as answer:
-      kind = answer.headers.get_content_type()
-      charset = answer.headers.get_content_charset() or "utf-8"
-      content = b""
-      while len(content) <= max_bytes and (part := answer.read1(1 << 16)):
-        content += part
-        if time.monotonic() > ends:
-          raise TimeoutError(f"not whole after {deadline_s:g} s")
+    kind, charset, content = answer.result(deadline_s)
+  except concurrent.futures.TimeoutError:
+    raise PageError(f"{url}: not whole after {deadline_s:g} s") from None
   except (OSError, ValueError, http.client.HTTPException) as error:
     raise PageError(f"{url}: {error}") from error
   if len(content) > max_bytes:
@@ -58,6 +54,20 @@ def fetched(url: str, *, deadline_s: float = 30.0, max_bytes: int = MAX_BYTES) -
   if kind in ("text/html", "application/xhtml+xml"):
     title, text = readers.html_to_text(text)
   return {"url": url, "title": title, "text": text}
+
+
+def _answer(url: str, deadline_s: float, max_bytes: int) -> tuple[str, str, bytes]:
+  """(type, encoding, content) of a page; a little more than `max_bytes` of a longer one."""
+  ends = time.monotonic() + deadline_s
+  request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
+  with urllib.request.urlopen(request, timeout=deadline_s) as answer:
+    content = b""
+    while len(content) <= max_bytes and (part := answer.read1(1 << 16)):
+      content += part
+      if time.monotonic() > ends:
+        raise TimeoutError(f"not whole after {deadline_s:g} s")
+    charset = answer.headers.get_content_charset() or "utf-8"
+    return answer.headers.get_content_type(), charset, content
 
 
 def recorded(file: pathlib.Path) -> set[str]:

@@ -36,7 +36,7 @@ def opened(path: pathlib.Path) -> Iterator[BinaryIO]:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
       if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise ValueError(f"{path}: no regular file; remove it from the folder")
-      if path.suffix == ".gz":
+      if path.suffix.lower() == ".gz":
         with gzip.GzipFile(fileobj=file) as unpacked:
           yield cast(BinaryIO, unpacked)
       else:

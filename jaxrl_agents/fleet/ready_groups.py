@@ -7,7 +7,6 @@ A thread writes them, so that the sampler does not wait for the disk.
 from __future__ import annotations
 
 import collections
-import math
 import pathlib
 import sys
 import threading
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 
 from jaxrl_agents.harness import group_files
-from jaxrl_agents.types import Group
+from jaxrl_agents.types import LARGEST_REWARD, Group
 
 
 class ReadyGroups:
@@ -69,15 +68,16 @@ class ReadyGroups:
   def keep(self, group: Group) -> None:
     """Hands a group over to be written.
 
-    One with a reward that is no number is left out: it ends the run, and is played again once its
-    environment is mended.
+    One with a reward that ends the run (`types.LARGEST_REWARD`) is left out: it is played again
+    once its environment is mended.
 
     Raises:
       Exception: what ended the thread, such as FullDiskError.
     """
     with self._changed:
       self._check()
-      if all(math.isfinite(part) for each in group.trajectories for part in each.rewards.values()):
+      rewards = [part for each in group.trajectories for part in each.rewards.values()]
+      if all(abs(part) <= LARGEST_REWARD for part in rewards):  # NaN is not, either
         self._waiting.append(group)
         self._changed.notify_all()
 

@@ -13,10 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_agents.types import Group, Segment, Trajectory
-
-LARGEST_REWARD = 1e15
-"""Its square, which the norm of a gradient may have, is far from the largest float32."""
+from jaxrl_agents.types import LARGEST_REWARD, Group, Segment, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ def of_versions(
     bound: see `check`.
 
   Returns:
-    Metrics: "canary_tokens" that were compared, the version's, and the differences; no differences
+    Metrics: "canary_tokens" that were compared, and the differences; no differences
     if there were no tokens whose weights are kept.
 
   Raises:

@@ -42,7 +42,8 @@ def of_groups(
     rollouts_with_as_much_noise_as_signal.
 
   Raises:
-    ValueError: fewer groups than `parts` have rollouts with different rewards.
+    ValueError: fewer groups than `parts` have rollouts with different rewards, or those of a part
+      sampled nothing.
   """
   rollouts, scores = score(groups, normalise_std=learner.advantage_std)
   different = len({rollout.group for rollout in rollouts})
@@ -57,8 +58,10 @@ def of_groups(
     complete = functools.partial(
       loop.with_logprobs, params=params, cfg=cfg, objective=objective, reference=reference
     )
-    batches = map(complete, loop.packed(part, learner, objective))
-    first, *others = map(train_step.placed, batches)
+    batches = loop.packed(part, learner, objective)
+    if not batches:
+      raise ValueError("the rollouts of one part sampled no token; take fewer parts or other tasks")
+    first, *others = map(train_step.placed, map(complete, batches))
     total = train_step.gradients(params, first, cfg, objective)
     for batch in others:
       total = train_step.add(total, train_step.gradients(params, batch, cfg, objective))

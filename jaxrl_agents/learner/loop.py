@@ -153,7 +153,7 @@ def learn(
   """
   rollouts, metrics = score(groups, normalise_std=learner.advantage_std)
   split = split_substeps(rollouts, learner.substeps) if rollouts else []
-  parts = [packed(part, learner, objective) for part in split]
+  parts = [made for part in split if (made := packed(part, learner, objective))]
   scored = lambda params, batch: np.asarray(
     train_step.recompute_logprobs(params, train_step.placed(batch), cfg, objective)
   )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -199,7 +200,11 @@ def importance_sampling(logprobs: jax.Array, batch: Batch) -> jax.Array:
 
 
 def around_one(options: Mapping[str, Any]) -> tuple[float, float]:
-  """The bounds [1 - epsilon_low, 1 + epsilon_high] of a ratio; `epsilon` stands for both."""
+  """The bounds [1 - epsilon_low, 1 + epsilon_high] of a ratio; `epsilon` stands for both. A loss
+  without such options has none.
+  """
+  if not options.keys() & {"epsilon", "epsilon_low", "epsilon_high"}:
+    return 0.0, math.inf
   epsilon = options.get("epsilon", 0.0)
   return 1 - options.get("epsilon_low", epsilon), 1 + options.get("epsilon_high", epsilon)
 

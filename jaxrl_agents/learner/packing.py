@@ -83,10 +83,10 @@ def token_weights(
 ) -> np.ndarray:
   """The weight of one token of each rollout in the loss of the optimizer step.
 
-  token_mean    1 / N                 N the loss tokens of the step (DAPO, CISPO, Kimi K2.5)
-  rollout_mean  1 / (G |y_j|)         G rollouts with loss tokens   (GRPO, GSPO) constant      1 /
-  (G constant_tokens)                             (Dr.GRPO; Composer 2) sum           1
-  (Tinker)
+    token_mean    1 / N                    N loss tokens of the step    (DAPO, CISPO, Kimi K2.5)
+    rollout_mean  1 / (G |y_j|)            G rollouts with loss tokens  (GRPO, GSPO)
+    constant      1 / (G constant_tokens)                               (Dr.GRPO, Composer 2)
+    sum           1                                                     (Tinker)
 
   Args:
     loss_tokens: |y_j| of the G rollouts of the step.

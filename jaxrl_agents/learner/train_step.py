@@ -5,7 +5,7 @@
     add(total, more)
     apply(state, grads)        clip, AdamW, version + 1
 
-Every microbatch has one shape, so each function compiles once. Under a mesh made ambient by
+Microbatches have a few shapes; a function compiles once for each. Under a mesh made ambient by
 jax.set_mesh the rows are split over it; parameters and moments keep their shardings, and what the
 host reads is whole in every process.
 
@@ -113,7 +113,7 @@ def update(
 
   Args:
     state: is consumed, unless `batches` is empty.
-    batches: microbatches of one shape, on the host or placed by `place_batch`; on the host they are
+    batches: microbatches, on the host or placed by `place_batch`; on the host they are
       equal in every process.
     cfg: of the policy.
     objective: what to minimise.

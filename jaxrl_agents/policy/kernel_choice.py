@@ -98,10 +98,15 @@ def for_cache(cfg: PolicyConfig, dtype: Any, head_ways: int, queries: int) -> Ki
   return "tpu"
 
 
+def latent_entry(cfg: PolicyConfig) -> int:
+  """Width of an entry of MLA's cache, which is filled up where it is wider than a TPU's lanes."""
+  return cfg.cache_width if cfg.cache_width <= LANES else whole_lanes(cfg.cache_width)
+
+
 def _cached_widths(cfg: PolicyConfig) -> tuple[int, ...]:
   """Of parts of keys that are read at once: a head, or a latent and what is beside it."""
   if cfg.attention == "mla":
-    return cfg.kv_lora_rank, whole_lanes(cfg.cache_width) - cfg.kv_lora_rank
+    return cfg.kv_lora_rank, latent_entry(cfg) - cfg.kv_lora_rank
   return (cfg.head_dim,)
 
 

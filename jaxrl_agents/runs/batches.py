@@ -131,6 +131,7 @@ class Batches:
       "stream": self._stream.state(),
       "length_budgets": self._budgets.state(),
       "pacing": self._pacing.state(),
+      "temperature": self._config.sampler.temperature,
     }
 
   def learnt(self, step: int, groups: Sequence[Group]) -> None:
@@ -213,7 +214,10 @@ class PlayedAhead(Batches):
   ):
     # Without a checkpoint nothing says that version 0 is the one which earlier groups are of.
     self._goes_on = bool(start.ledger)
-    groups = ready.load(newest=start.version) if self._goes_on else []
+    # The learner scores tokens at one temperature, so those of another one are played again.
+    temperature = start.ledger.get("temperature", config.sampler.temperature)
+    usable = self._goes_on and temperature == config.sampler.temperature
+    groups = ready.load(newest=start.version) if usable else []
     super().__init__(config, players, start, ledger, groups)
     ready.remove_others(self._pacing.kept)
     for group in groups:

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import threading
 import types
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -104,7 +105,14 @@ def _bring(
     kept = setup.cache(config) / f"sources_{digest(config, corpus, name)}"
     if not (kept / segment_files.MANIFEST).exists():
       segments, counts = _made(config, corpus, name)
-      segment_files.write_segments(kept, segments, counts=counts)
+      own = kept.with_name(f".{kept.name}.{uuid.uuid4().hex}")
+      segment_files.write_segments(own, segments, counts=counts)
+      try:
+        own.rename(kept)
+      except OSError:
+        shutil.rmtree(own, ignore_errors=True)
+        if not (kept / segment_files.MANIFEST).exists():  # no other run has written the same
+          raise
     segment_files.read_segments(kept)  # damage is reported where it is
     _copy_whole(kept, folder)
   counts = segment_files.read_segments(folder).counts

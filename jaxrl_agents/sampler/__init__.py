@@ -1,5 +1,5 @@
 """Tokens in; tokens, behaviour log-probabilities and expert routing out.
 
-`pages`, `scheduler` and `client` are host code without jax; `sample`, `speculate` and `engine` run
-on the device; `server` feeds one engine from many rollout workers.
+`pages`, `scheduler`, `slices` and `server` are host code without jax; `engine`, `steps`, `draw` and
+`drafts` run on the device; `server` feeds engines from many rollout workers.
 """

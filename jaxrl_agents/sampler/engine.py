@@ -143,7 +143,7 @@ class Engine:
         pages,
         page_tokens,
         version=version,
-        routing_shape=(cfg.num_moe_layers, cfg.experts_per_token if cfg.num_moe_layers else 0),
+        routing_shape=(cfg.num_moe_layers, cfg.experts_per_token),
       )
       for _ in range(parts)
     ]

@@ -116,3 +116,5 @@ def check(
     )
   if not 0 < limits.top_p <= 1:
     raise ValueError(f"top_p={limits.top_p}; give more than 0 and at most 1 (everything)")
+  if unknown := [token for token in limits.stop_tokens if not 0 <= token < 2**31]:
+    raise ValueError(f"stop_tokens hold {unknown[0]}, which is no token id; use this policy's ids")

@@ -3,7 +3,7 @@ their groups are done.
 
     worker -> here   ("generate", request_id, prompt int32[P], SamplingLimits, group_id)
                      ("playing", more)  ("group", Group)  ("error", text)
-                     ("died", text, jobs), the last from the pool itself
+                     ("died", text, jobs)  ("moved", text, group ids), from the pool itself
     here -> worker   ("generation", request_id, Generation)  ("refused", request_id, text)
 """
 
@@ -179,7 +179,7 @@ class RolloutServer:
       harness.worker_pool.WorkerPoolError: workers die without finishing any group.
     """
     jobs = iter(jobs)
-    self._last_progress = time.monotonic()
+    self._last_progress = self._left = time.monotonic()
     while True:
       ended = self.round(lambda: next(jobs, None))
       if not ended and not self._groups:

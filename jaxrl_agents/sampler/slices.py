@@ -116,7 +116,8 @@ class Slices:
     max_context_tokens: of their engines.
     vocab_size: of the policy.
     deterministic: see RolloutServer.
-    stall_s: seconds in which a slice with work must answer.
+    stall_s: seconds in which a slice with work must answer; in a deterministic run, in which it
+      answers when a request has ended, on top of the longest deadline of its requests.
     start_deadline_s: for the start of a slice, and for loading weights and compiling.
   """
 
@@ -332,7 +333,11 @@ class Slices:
 
   def _advance(self, each: _Slice, max_steps: int) -> None:
     calls, each.calls = each.calls, []
-    self._send(each, "advance", time.monotonic(), calls, max_steps, allowed_s=self._stall_s)
+    allowed_s = self._stall_s
+    if not max_steps:  # until a request has ended, for which its deadline leaves time
+      waiting = (self._requests[i].limits.deadline_s for i in each.requests)
+      allowed_s += max(waiting, default=0.0)
+    self._send(each, "advance", time.monotonic(), calls, max_steps, allowed_s=allowed_s)
 
   def _send(self, each: _Slice, method: str, *arguments: Any, allowed_s: float) -> None:
     """Calls a method of every actor of a slice; `begin` and `load` are called with a version."""

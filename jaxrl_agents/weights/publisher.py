@@ -194,18 +194,22 @@ class Publisher:
       with self._lock:
         if self._held is None or self._error:
           continue
-        if self._version in manifest_lib.versions(self._folder):  # asked for by several
-          chain.answered(self._folder, self._version)
-          self._due = False
-          continue
-        asked = chain.is_asked_for(self._folder, self._version)
-        if asked:
-          _say(f"version {self._version} is written complete, as a receiver asked")
-        if self._due or asked:
-          try:
+        try:
+          if self._is_wanted():
             self._write_complete()
-          except BaseException as error:
-            self._error = error
+        except BaseException as error:
+          self._error = error
+
+  def _is_wanted(self) -> bool:
+    """Whether the newest version has to be written complete."""
+    if self._version in manifest_lib.versions(self._folder):  # asked for by several
+      chain.answered(self._folder, self._version)
+      self._due = False
+      return False
+    asked = chain.is_asked_for(self._folder, self._version)
+    if asked:
+      _say(f"version {self._version} is written complete, as a receiver asked")
+    return self._due or asked
 
   @contextlib.contextmanager
   def _locked(self) -> Iterator[None]:

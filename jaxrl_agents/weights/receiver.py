@@ -238,7 +238,15 @@ class Receiver:
   def _read(self, start: int, version: int, *, complete: bool = False) -> Staged:
     manifests = chain.route(self._folder, start, version)
     whole = store.fetch(self._folder, start, self._shardings) if complete else None
-    changes = self._changes(manifests) if manifests else None
+    try:
+      changes = self._changes(manifests) if manifests else None
+    except CorruptWeights as error:
+      place = manifest_lib.differences(self._folder)
+      if all(manifest_lib.path(place, each.version).exists() for each in manifests):
+        raise
+      raise FileNotFoundError(
+        f"version {version} in {self._folder} was deleted while it was read"
+      ) from error
     before = _digests(manifests[0], "before") if manifests else {}
     after = _digests(manifests[-1], "after") if manifests else {}
     return Staged(version, start, changes, before, after, whole)

@@ -18,11 +18,13 @@ def test_a_folder_gives_one_document_a_file_in_order_of_names(tmp_path):
   (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfalpha\r\nline")
   (tmp_path / "sub").mkdir()
   (tmp_path / "sub" / "c.txt.gz").write_bytes(gzip.compress("gämma".encode(), mtime=0))
+  (tmp_path / "sub" / "d.txt.GZ").write_bytes(gzip.compress(b"delta", mtime=0))
   (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
   (tmp_path / ".hidden.txt").write_text("no")
   loaded = documents.load(tmp_path)
-  assert [d.metadata["source"] for d in loaded] == ["a.txt", "b.md", "sub/c.txt.gz"]
-  assert [d.text for d in loaded] == ["alpha\nline", "# Beta\n", "gämma"]
+  names = ["a.txt", "b.md", "sub/c.txt.gz", "sub/d.txt.GZ"]
+  assert [d.metadata["source"] for d in loaded] == names
+  assert [d.text for d in loaded] == ["alpha\nline", "# Beta\n", "gämma", "delta"]
 
 
 def test_ids_are_distinct_numbers_of_one_length_fixed_by_the_seed(tmp_path):

@@ -11,6 +11,7 @@ from jaxrl_agents.corpus import page_recorder
 
 PAGES = {
   "/guide": ("text/html; charset=latin-1", b"<title>Caf\xe9</title><p>Use <b>walk</b>."),
+  "/strict": ("application/xhtml+xml", b"<title>T</title><p>Strict"),
   "/code": ("text/html", b"<p>So:</p><pre>def f(x):\n    return  x\n</pre>"),
   "/odd": ("text/plain", "one\u2028two".encode()),
   "/plain": ("text/plain", b"  two\n  lines\n"),
@@ -25,7 +26,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
   def do_GET(self):
     self.asked.append(self.path)
-    if self.path == "/slow":
+    if self.path == "/headers":
+      for _ in range(60):
+        try:
+          self.wfile.write(b"H")
+          self.wfile.flush()
+        except OSError:
+          return
+        time.sleep(0.05)
+    elif self.path == "/slow":
       self.send_response(200)
       self.send_header("Content-Type", "text/plain")
       self.end_headers()
@@ -102,8 +111,13 @@ def test_a_line_that_a_stop_cut_short_is_recorded_anew(site, tmp_path):
     list(page_recorder.record([f"{site}/code"], out))
 
 
-def test_a_page_that_comes_drop_by_drop_is_given_up_at_its_deadline(site):
+def test_strict_html_is_read_as_html(site):
+  assert page_recorder.fetched(f"{site}/strict")["title"] == "T"
+
+
+@pytest.mark.parametrize("what", ["slow", "headers"])
+def test_a_page_that_comes_drop_by_drop_is_given_up_at_its_deadline(site, what):
   began = time.monotonic()
   with pytest.raises(page_recorder.PageError, match=r"not whole after 0\.3 s"):
-    page_recorder.fetched(f"{site}/slow", deadline_s=0.3)
+    page_recorder.fetched(f"{site}/{what}", deadline_s=0.3)
   assert time.monotonic() - began < 1.5

@@ -55,9 +55,10 @@ def test_groups_of_later_weights_than_the_checkpoints_and_damaged_ones_are_left_
   assert "step_0_3.npz is damaged" in capfd.readouterr().err
 
 
-def test_a_group_whose_reward_is_no_number_is_not_kept(tmp_path):
+def test_a_group_whose_reward_the_learner_refuses_is_not_kept(tmp_path):
   with ReadyGroups(tmp_path, lambda name: None) as ready:
-    ready.keep(group("step 0 0", reward=float("nan")))
+    for reward in (float("nan"), 1e16, -float("inf")):
+      ready.keep(group("step 0 0", reward=reward))
     ready.flush()
   assert list(tmp_path.iterdir()) == []
 

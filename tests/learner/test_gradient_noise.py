@@ -108,3 +108,14 @@ def test_groups_whose_rewards_are_equal_are_too_few_parts():
   groups = [group(0, (0.0, 1.0)), *[group(seed, (1.0, 1.0)) for seed in range(4)]]
   with pytest.raises(ValueError, match="1 of 5 groups have different rewards, too few for 3 parts"):
     measured(groups, 3)
+
+
+def test_a_part_whose_rollouts_sampled_nothing_is_named():
+  silent = [
+    dataclasses.replace(
+      each, trajectories=tuple(dataclasses.replace(t, segments=()) for t in each.trajectories)
+    )
+    for each in [group(seed, (0.0, 1.0)) for seed in range(3)]
+  ]
+  with pytest.raises(ValueError, match="the rollouts of one part sampled no token"):
+    measured(silent, 3)

@@ -117,6 +117,21 @@ def test_the_canary_reads_the_first_substep_and_lets_later_ones_move_on(fresh):
   assert found["padding_share"] == 0
 
 
+def test_rollouts_that_sampled_nothing_are_passed_over(fresh):
+  made, batch = fresh
+  tx = state.make_optimizer(CFG, learning_rate=1e-2)
+  start = jax.tree.map(np.array, made.policy.params)
+  silent = Group(
+    Task("task", "search", "", {}),
+    tuple(Trajectory("task", (), (), {}, "end", {"reward": reward}) for reward in (1.0, 0.0)),
+  )
+  for groups, steps in (([silent], 0), ([silent, *groups_of(batch, [(1.0, 0.0)])], 1)):
+    begin = state.make_state(jax.tree.map(jax.numpy.asarray, start), tx, jax.random.key(0))
+    after, found, _ = loop.learn(begin, groups, cfg=CFG, learner=LEARNER, tx=tx, objective=RL)
+    assert int(after.policy.version) == found["optimizer_steps"] == steps
+    assert found["gap_max"] < BOUND
+
+
 def infinite(logprobs, batch):
   """A loss whose gradient is not finite."""
   return logprobs * np.inf

@@ -238,6 +238,8 @@ def test_clipped_counts_tokens_outside_the_bounds_of_the_loss():
   assert outside("cispo", high=2.0) == [False, False, True, False]
   assert outside("grpo") == [False, True, True, False]
   assert outside("dapo") == [False, False, True, False]
+  plain = losses.PolicyLoss(lambda logprobs, batch: -logprobs, whole_rollouts=True)
+  assert plain.clipped(logprobs, batch)[0].tolist() == [False, False, False, False]
   assert outside("gspo") == [True, True, True, False]
 
 

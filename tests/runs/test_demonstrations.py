@@ -91,6 +91,33 @@ def test_a_run_keeps_its_sources_whatever_the_cache_holds(opened, tmp_path, monk
   assert {n: d.digest for n, d in read(workdir).items()} == {n: d.digest for n, d in before.items()}
 
 
+def test_a_source_that_another_run_has_made_meanwhile_is_taken_as_it_is(
+  opened, tmp_path, monkeypatch
+):
+  config, corpus = opened
+  elsewhere = dataclasses.replace(config.corpus, cache=str(tmp_path / "cache"))
+  config = dataclasses.replace(config, corpus=elsewhere)
+  made = sources._made
+
+  def slow(*arguments):
+    found = made(*arguments)
+    monkeypatch.setattr(sources, "_made", made)
+    sources.make(config, corpus, Workdir(tmp_path / "other"))
+    return found
+
+  monkeypatch.setattr(sources, "_made", slow)
+  copies = dataclasses.replace(config.sft, rates=(0.0, 0.0, 1.0, 0.0))
+  config = dataclasses.replace(config, sft=copies)
+  workdir = Workdir(tmp_path / "own")
+  sources.make(config, corpus, workdir)
+  digests = [
+    segment_files.read_segments(tmp_path / name / "demonstrations" / "copies").digest
+    for name in ("own", "other")
+  ]
+  assert digests[0] == digests[1]
+  assert not [p for p in (tmp_path / "cache").iterdir() if p.name.startswith(".")]
+
+
 def test_tasks_are_demonstrated_with_all_of_their_repository_and_fewer_with_a_smaller_share():
   tasks = [Task(f"t{i}", "coding", "", {"repo": f"r{i // 4}"}) for i in range(400)]
   chosen = lambda share: {t.id for t in tasks if sources.is_demonstrated(t, share)}

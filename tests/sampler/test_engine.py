@@ -289,6 +289,8 @@ def test_a_request_past_its_deadline_fails_by_name_and_the_others_go_on(engine):
     ([3], {"max_new_tokens": 0}, "at least 1"),
     ([3], {"temperature": -1.0}, "temperature=-1.0"),
     ([3], {"top_p": 0.0}, "top_p=0.0"),
+    ([3], {"stop_tokens": (5, 2**32)}, "stop_tokens hold 4294967296"),
+    ([3], {"stop_tokens": (-1,)}, "stop_tokens hold -1"),
     ([3], {"routed_tokens": 1}, "routed_tokens=1 of a prompt of 1"),
   ],
 )
@@ -297,6 +299,16 @@ def test_a_request_that_cannot_be_served_is_refused_with_the_remedy(
 ):
   with pytest.raises(ValueError, match=message):
     engine.submit(np.array(prompt, np.int32), limits(**changes))
+
+
+def test_a_policy_without_experts_is_sampled_and_returns_none():
+  dense = dataclasses.replace(CFG, num_dense_layers=2, dense_ffw_dim=16, num_experts=0, mtp_depth=0)
+  params = params_lib.init(dense, jax.random.key(0))
+  sizes = {"slots": 2, "page_tokens": 4, "num_pages": 13, "max_context_tokens": CONTEXT}
+  engine = Engine(dense, params, version=0, prefill_tokens=8, prefill_rows=1, **sizes)
+  (prompt,) = prompts(1, seed=3, longest=9)
+  (generation,) = play(engine, [(prompt, limits(0, stop_tokens=(), max_new_tokens=5))])
+  assert len(generation.tokens) == 5 and generation.routing is None
 
 
 def test_an_engine_that_cannot_work_is_refused_with_the_remedy():

@@ -172,6 +172,11 @@ def test_no_progress_ends_with_the_state_of_everything(engine):
     RolloutError, match="2 rollouts in play.*'e0'.*pool: one worker; engine: version"
   ):
     list(server.collect([job("e0")]))
+  time.sleep(2.0)  # in which the caller does other things: it counts for nothing
+  began = time.monotonic()
+  with pytest.raises(RolloutError, match="2 rollouts in play"):
+    list(server.collect([]))
+  assert time.monotonic() - began < 1.5
 
 
 def test_a_request_is_answered_by_the_policy_that_it_names(engine, frozen, pool):

@@ -334,6 +334,31 @@ def test_a_version_that_the_learner_has_left_behind_is_missing_at_once(pair):
   assert time.monotonic() - began < 10
 
 
+def test_a_version_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(pair, monkeypatch):
+  read = pair.receiver._changes
+
+  def too_late(manifests):
+    store.delete_before(LAST + 1, pair.differences)
+    return read(manifests)
+
+  monkeypatch.setattr(pair.receiver, "_changes", too_late)
+  with pytest.raises(FileNotFoundError, match=f"no weights of version {LAST}"):
+    pair.receiver.read(LAST)
+
+
+def test_a_disk_that_fails_between_publications_is_the_error_of_the_next_one(pair, monkeypatch):
+  failed = threading.Event()
+
+  def broken(folder, version):
+    failed.set()
+    raise OSError(116, "stale file handle")
+
+  monkeypatch.setattr(chain, "is_asked_for", broken)
+  assert failed.wait(20)
+  with pytest.raises(OSError, match="stale file handle"):
+    pair.publisher.publish(policy(LAST + 1), LAST + 1)
+
+
 def test_a_request_that_nobody_answers_has_a_deadline(pair):
   pair.publisher.__exit__()
   shutil.rmtree(manifest.files(pair.differences, 5))

@@ -21,7 +21,7 @@ def weighted_sum(scores: Sequence[np.ndarray], weights: Sequence[float]) -> np.n
   """
   total = np.zeros_like(scores[0])
   for each, weight in zip(scores, weights, strict=True):
-    spread = float(each.std())
+    spread = float(each.std(dtype=np.float64))  # in float32 equal scores need not have 0
     if spread > 0:
       total += np.float32(weight / spread) * each
   return total

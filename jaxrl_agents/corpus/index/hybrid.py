@@ -22,7 +22,6 @@ from jaxrl_agents.corpus.index.store import Store, open_store, write_store
 Mode = Literal["hybrid", "bm25", "dense"]
 Dense = Literal["lsa", "minilm"]
 By = Literal["scores", "ranks"]
-"""(query, texts) -> one score a text, greater is better."""
 
 _LEG_WEIGHTS = {"lsa": 1.0, "minilm": 2.0}
 """Weights of the dense rankings in a sum of scores; docs/own-corpus.md says how they were found."""

@@ -26,7 +26,7 @@ from flax import struct
 
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.policy.kernel_choice import LANES, whole_lanes
+from jaxrl_agents.policy.kernel_choice import LANES, latent_entry
 
 SCRATCH_PAGE = 0
 
@@ -68,8 +68,7 @@ def init(
 def entry_shape(cfg: PolicyConfig) -> tuple[int, ...]:
   """[2 G, H], [2 G H] or [C], see above."""
   if cfg.attention == "mla":
-    width = cfg.cache_width
-    return (width if width <= LANES else whole_lanes(width),)
+    return (latent_entry(cfg),)
   if cfg.head_dim % LANES:
     return (2 * cfg.num_kv_heads * cfg.head_dim,)
   return 2 * cfg.num_kv_heads, cfg.head_dim

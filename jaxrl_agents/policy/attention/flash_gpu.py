@@ -17,7 +17,8 @@ def attend(
 ) -> jax.Array:
   """What `causal.attend` computes without sinks and windows, differentiable.
 
-  Its heads are all of one width and have keys of their own: values are padded, keys repeated.
+  Its heads are all of one width and have keys of their own: the narrower ones are padded, keys
+  repeated.
 
   Args:
     q: [B, G, R, T, H].
@@ -32,12 +33,13 @@ def attend(
   from jax.experimental.pallas.ops.gpu import attention as kernel
 
   rows, groups, repeats, length, width = q.shape
-  more = width - v.shape[-1]
-  own = lambda x: jnp.repeat(x.transpose(0, 2, 1, 3), repeats, axis=2)
+  wide = max(width, v.shape[-1])
+  padded = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, wide - x.shape[-1])])
+  own = lambda x: jnp.repeat(padded(x).transpose(0, 2, 1, 3), repeats, axis=2)
   out = kernel.mha(
-    q.reshape(rows, groups * repeats, length, width).transpose(0, 2, 1, 3),
+    padded(q).reshape(rows, groups * repeats, length, wide).transpose(0, 2, 1, 3),
     own(k),
-    own(jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, more)))),
+    own(v),
     segment_ids,
     sm_scale=width**-0.5,
     causal=True,

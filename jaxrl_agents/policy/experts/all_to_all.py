@@ -60,7 +60,7 @@ def apply(
     weight: [..., K].
     choice: int32 [..., K]; E for no expert (padding).
     clamp: of the activation; None: silu(gate) * up.
-    kernels: for many tokens, see kernels.kind.
+    kernels: for many tokens, see kernel_choice.kind.
     rules: how the experts lie on the mesh.
 
   Returns:

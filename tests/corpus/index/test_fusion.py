@@ -40,6 +40,11 @@ def test_a_ranking_that_scores_all_rows_alike_adds_nothing():
   scores = np.array([0.0, 4.0], np.float32)  # standard deviation 2
   fused = fusion.weighted_sum([scores, np.full(2, 0.5, np.float32)], (1.0, 9.0))
   np.testing.assert_allclose(fused, [0.0, 2.0])
+  scores = np.linspace(-1, 1, 300, dtype=np.float32)
+  for equal in (0.1, 0.000875, 3.3):  # their mean in float32 is another number
+    alike = np.full(300, equal, np.float32)
+    fused = fusion.weighted_sum([alike, scores], (1.0, 1.0))
+    np.testing.assert_allclose(fused, scores / scores.std(), rtol=1e-5)
 
 
 def test_the_best_rows_are_those_of_a_full_stable_sort():

@@ -128,8 +128,11 @@ def half_of_time():
 
 
 @pytest.mark.slow
-def test_flash_attention_of_gpus_equals_tiles_with_shared_keys_and_narrow_values():
-  *inputs, cotangent, ids, depths = rows_of(32, 16)
+@pytest.mark.parametrize("value_width", [16, 64])
+def test_flash_attention_of_gpus_equals_tiles_with_shared_keys_and_other_widths_of_values(
+  value_width,
+):
+  *inputs, cotangent, ids, depths = rows_of(32, value_width)
   kernel = without_padding(lambda q, k, v: flash_gpu.attend(q, k, v, ids, interpret=True), ids)
   plain = without_padding(lambda q, k, v: causal.attend(q, k, v, ids, depths), ids)
   close(both(kernel, inputs, cotangent), both(plain, inputs, cotangent), atol=2e-4)
@@ -163,6 +166,9 @@ def test_kernels_are_chosen_by_what_is_compiled_for_and_can_be_turned_off():
     assert of_cache(of_gpu, 16) == "gpu"
     assert of_cache(of_gpu, 17) == "reference"
   assert of_cache(dataclasses.replace(wide, kernels="gpu", head_dim=96)) == "reference"
+  for latent, rope, chosen in ((64, 24, "reference"), (64, 8, "reference"), (32, 32, "gpu")):
+    narrow = dataclasses.replace(tiny.MLA, kernels="gpu", kv_lora_rank=latent, qk_rope_dim=rope)
+    assert of_cache(narrow) == chosen
 
 
 @pytest.mark.slow
