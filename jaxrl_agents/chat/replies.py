@@ -10,6 +10,8 @@ from typing import Any
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
 
 MAX_QUOTED_CHARS = 80
+MAX_DEPTH = 64
+"""Containers in one another in the arguments of a call: what reads them may recurse."""
 
 
 def json_text(value: Any) -> str:
@@ -26,12 +28,24 @@ def parsed(text: str) -> Any:
   """
   try:
     value = json.loads(text, parse_constant=_no_number)
+    if _is_deep(value):
+      raise RecursionError
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # 1e999 is read as infinity
   except RecursionError:
     raise ValueError("it is nested too deeply") from None
   except UnicodeEncodeError:
     raise ValueError("it has half of a surrogate pair") from None
   return value
+
+
+def _is_deep(value: Any) -> bool:
+  """Whether a value has containers in one another deeper than MAX_DEPTH."""
+  containers = [value]
+  for _ in range(MAX_DEPTH + 1):
+    containers = [each for each in containers if isinstance(each, dict | list)]
+    inner = (each.values() if isinstance(each, dict) else each for each in containers)
+    deepest, containers = containers, [each for values in inner for each in values]
+  return bool(deepest)
 
 
 def _no_number(name: str) -> Any:

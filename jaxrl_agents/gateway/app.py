@@ -139,8 +139,8 @@ class _Gateway:
     name, digest, repeated = name_of(http, raw, body)
     task = session.begin(asked.request, name, digest=digest, repeated=repeated)
     head = {"x-session-id": session.id}
-    if asked.request.without_effect:
-      fields = ", ".join(asked.request.without_effect)
+    if ignored := session.ignored(asked.request):
+      fields = ", ".join(ignored)
       head["x-fields-without-effect"] = urllib.parse.quote(fields, safe=" ,.[]")
     if not asked.stream:
       replies = await asyncio.shield(task)
@@ -192,6 +192,7 @@ class _Gateway:
       raise Refusal(403, "this gateway is of a training run, which opens its sessions itself")
     opened = control.opened(as_json(await body_of(http)), self._served, self._limits)
     if self._traffic:
+      control.check_watched(opened, self._served)
       self._traffic.opened(opened)
     self._registry.add(opened)
     base_url = str(http.base_url).rstrip("/")

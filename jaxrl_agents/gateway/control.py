@@ -64,6 +64,25 @@ def opened(body: Any, served: Served, limits: Limits) -> Session:
   return Session(own, bounds, id=name, info=info)
 
 
+def check_watched(session: Session, served: Served) -> None:
+  """Refuses the session of a user whose replies are not sampled as those of others: they would be
+  trained on as if they were.
+
+  Raises:
+    Refusal: 400, with the field that is to be left out.
+  """
+  if session.info["metadata"].get("user"):
+    own = session.served
+    as_others = (own.sampling.temperature, own.sampling.top_p) == (
+      served.sampling.temperature,
+      served.sampling.top_p,
+    )
+    if not own.training or not as_others:
+      field = "sampling" if own.training else "trainable"
+      text = f"what a user is told is trained on, so it is sampled as all is; leave out {field}"
+      raise Refusal(400, text, param=field, retry=False)
+
+
 def check_id(name: str) -> None:
   """Refuses a session's id that no path and no header can carry.
 

@@ -71,6 +71,7 @@ class Request:
     messages: the history.
     tools: that the policy may call.
     prompt: ids in the place of messages, int32 [P]; None if the prompt is to be rendered.
+    text: a text in the place of messages; "" if there is none.
     max_tokens: of a reply; 0 for as many as there is room for.
     n: replies to sample.
     seed: of the agent's own choice; None for one that follows from session and history.
@@ -84,6 +85,7 @@ class Request:
   messages: tuple[Message, ...] = ()
   tools: tuple[ToolSpec, ...] = ()
   prompt: np.ndarray | None = None
+  text: str = ""
   max_tokens: int = 0
   n: int = 1
   seed: int | None = None

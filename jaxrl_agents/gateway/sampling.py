@@ -42,7 +42,13 @@ def cut(
 
 
 def message_of(
-  chat: Chat, generation: Generation, stop_text: str, *, call_ids: str, may_call: bool
+  chat: Chat,
+  generation: Generation,
+  stop_text: str,
+  *,
+  call_ids: str,
+  may_call: bool,
+  as_text: bool = False,
 ) -> Message:
   """The reply as the agent gets it.
 
@@ -53,7 +59,12 @@ def message_of(
     call_ids: first part of the ids of its calls.
     may_call: whether calls are given out as such; else, and where a call has no readable name, the
       reply is text alone, with its calls as the policy wrote them.
+    as_text: whether it is handed out as it was sampled, since its prompt was no conversation.
   """
+  if as_text:
+    text = spelled(chat, generation.tokens)
+    text = text.split(stop_text)[0] if stop_text else text
+    return Message("assistant", text, tokens=generation.tokens)
   said = chat.parse(generation.tokens)
   content, calls = said.content, said.tool_calls
   if calls and not (may_call and all(c.name and (c.raw or not c.error) for c in calls)):

@@ -202,13 +202,22 @@ class Session:
         raise Refusal(422, text, retry=False)
       return next((each for each in same if each.open(self._got)), same[-1]).task
     self._check_open(request)
-    self.without_effect.update(request.without_effect)
+    self.without_effect.update(self.ignored(request))
     task = asyncio.create_task(self._sample(request))
     task.add_done_callback(_seen)
     self._running_tasks.add(task)
     task.add_done_callback(self._running_tasks.discard)
     self._tasks.setdefault(name, []).append(_Sampling(now, digest, task))
     return task
+
+  def ignored(self, request: Request) -> tuple[str, ...]:
+    """The fields of a request that change nothing; in training those of its sampling, too."""
+    sampling = [
+      name
+      for name in ("temperature", "top_p")
+      if self.served.training and getattr(request, name) is not None
+    ]
+    return (*request.without_effect, *sampling)
 
   def prompt(self, request: Request) -> np.ndarray:
     """The ids that a request would be sampled from, int32 [P].
@@ -222,14 +231,24 @@ class Session:
     """The messages of a request, its replies of this session with their ids, and its prompt."""
     if request.prompt is not None:
       return (), request.prompt
-    size = sum(map(_size, request.messages))
+    size = (
+      len(request.text) + sum(map(_size, request.messages)) + sum(map(_spec_size, request.tools))
+    )
     if size > MOST_CHARS_PER_TOKEN * self.served.max_context_tokens:
       raise self._too_long(f"{size} characters")
-    history = self.tree.with_ids(request.messages, request.tools)
+    if request.text:
+      return (), self.served.chat.encode(request.text)
     try:
+      history = self.tree.with_ids(request.messages, request.tools)
       return history, self.served.chat.render(history, request.tools)
     except ValueError as error:
       raise Refusal(400, str(error), param="messages", retry=False) from error
+    except (TypeError, AttributeError, KeyError, RecursionError) as error:
+      text = (
+        f"the chat format cannot write down messages and tools ({type(error).__name__}: {error}); "
+        "see whether the JSON schemas of the tools are valid"
+      )
+      raise Refusal(400, text, param="tools", retry=False) from error
 
   def delivered(self, replies: list[Reply]) -> None:
     """Notes that the agent got the replies."""
@@ -342,7 +361,7 @@ class Session:
       self._promised += promised
       return list(
         await asyncio.gather(
-          *(self._one(request, history, prompt, limits) for _ in range(request.n))
+          *(self._one(request, history, prompt, limits, place) for place in range(request.n))
         )
       )
     except Refusal:
@@ -393,16 +412,23 @@ class Session:
     history: tuple[Message, ...],
     prompt: np.ndarray,
     limits: SamplingLimits,
+    place: int,
   ) -> Reply:
+    """The reply of this place among those of the request."""
     name = f"{self.id}_{next(self._numbers)}"
-    limits = dataclasses.replace(limits, seed=self._seed(request, prompt))
+    limits = dataclasses.replace(limits, seed=self._seed(request, prompt, place))
     began = self._clock()
     generation = await self._generation(request, prompt, limits)
     chat = self.served.chat
     generation, stop_text = cut(chat, generation, prompt, limits, request.stop)
     self._num_tokens += len(generation.tokens)
     message = message_of(
-      chat, generation, stop_text, call_ids=f"call_{name}", may_call=request.may_call
+      chat,
+      generation,
+      stop_text,
+      call_ids=f"call_{name}",
+      may_call=request.may_call,
+      as_text=bool(request.text) or request.prompt is not None,
     )
     turn = Turn(prompt, generation)
     call = Call(name, history, request.tools, turn, message, delivered=False)
@@ -424,15 +450,21 @@ class Session:
     said = served.answer(request.messages, request.tools)
     return spoken(served.chat, said, request.messages, limits.max_new_tokens)
 
-  def _seed(self, request: Request, prompt: np.ndarray) -> int:
+  def _seed(self, request: Request, prompt: np.ndarray, place: int) -> int:
     """A seed that depends on the rollout, the prompt and how often it was sampled, not on the order
-    in which calls come."""
+    in which calls come. Where no run trains, one that is asked for gives the same reply again.
+    """
+    if request.seed is not None and not self.served.training:
+      return _drawn(f"{request.seed}\0{place}".encode())
     asked = b"" if request.seed is None else str(request.seed).encode()
     digest = hashlib.blake2b(prompt.tobytes() + b"\0" + asked, digest_size=16).digest()
     count, self._drawn[digest] = self._drawn[digest], self._drawn[digest] + 1
-    text = f"{self.served.sampling.seed}\0{self._seed_text}\0{count}\0".encode() + digest
-    drawn = hashlib.blake2b(text, digest_size=4).digest()
-    return int.from_bytes(drawn, "little") & 0x7FFFFFFF
+    return _drawn(f"{self.served.sampling.seed}\0{self._seed_text}\0{count}\0".encode() + digest)
+
+
+def _drawn(text: bytes) -> int:
+  """A seed."""
+  return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -459,6 +491,11 @@ def _size(message: Message) -> int:
   """Characters of a message."""
   calls = sum(len(call.raw or json_text(dict(call.arguments))) for call in message.tool_calls)
   return len(message.content) + len(message.reasoning) + calls
+
+
+def _spec_size(tool: ToolSpec) -> int:
+  """Characters of the declaration of a tool."""
+  return len(tool.name) + len(tool.description) + len(json_text(dict(tool.parameters)))
 
 
 def _seen(task: asyncio.Task[list[Reply]]) -> None:

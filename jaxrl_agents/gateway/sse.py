@@ -61,6 +61,7 @@ async def stream(
 def encoded(event: Event) -> bytes:
   """One event."""
   kind, content = event
-  text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+  # As ASCII: some clients end a line at U+2028 and its like.
+  text = content if isinstance(content, str) else json.dumps(content)
   head = f"event: {kind}\n" if kind else ""
   return f"{head}data: {text}\n\n".encode()

@@ -46,6 +46,8 @@ class Deployment:
       come in; None before the first.
     stage: index into STAGES of the candidate.
     previous: what was stable before the candidate.
+    replaced: what was stable before `previous` was, if rewards of that trial still came in when the
+      candidate was proposed; None otherwise.
     quarantined: versions that were rolled back.
     same_weights: {version: the earlier version whose weights it has}, of roll-backs.
     history: versions that were stable, in their order.
@@ -56,6 +58,7 @@ class Deployment:
   candidate: Pointer | None = None
   stage: int = 0
   previous: Pointer | None = None
+  replaced: Pointer | None = None
   quarantined: tuple[int, ...] = ()
   same_weights: tuple[tuple[int, int], ...] = ()
   history: tuple[int, ...] = ()
@@ -133,6 +136,7 @@ class Deployer:
         candidate=pointer(self.folder, version),
         stage=0,
         previous=now.stable,
+        replaced=now.previous if now.candidate == now.stable else None,
         newest=version,
       )
     )
@@ -154,7 +158,8 @@ class Deployer:
 
   def roll_back(self, promised: int = 0) -> None:
     """Withdraws the candidate for good. If it is the stable version already, the weights that were
-    stable before are published under a new number, above `promised`, and become stable.
+    stable before are published under a new number, above `promised`, and become stable. If it is
+    not, the stable version is again the one whose rewards still come in.
 
     Raises:
       ValueError: there is no candidate.
@@ -172,9 +177,13 @@ class Deployer:
       stable = pointer(self.folder, newest)
       same = (*same, (newest, dict(same).get(old.version, old.version)))
       history = (*history, newest)
+    again = now.replaced is not None and now.stable != bad
     self._become(
       Deployment(
         stable,
+        candidate=now.stable if again else None,
+        stage=len(STAGES) - 1 if again else 0,
+        previous=now.replaced if again else None,
         quarantined=(*now.quarantined, bad.version),
         same_weights=same,
         history=history,
@@ -219,6 +228,7 @@ def read(folder: str | os.PathLike[str]) -> Deployment:
       candidate=named("candidate"),
       stage=found["stage"],
       previous=named("previous"),
+      replaced=named("replaced"),
       quarantined=tuple(found["quarantined"]),
       same_weights=tuple((new, old) for new, old in found["same_weights"]),
       history=tuple(found["history"]),

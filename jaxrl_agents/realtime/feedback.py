@@ -191,7 +191,7 @@ class Join:
     fresh = [j for j in within if event.kind not in j.values and j.batch < 0]
     for joined in fresh:
       joined.values[event.kind] = event.value
-      joined.delivered = True
+      joined.delivered = joined.delivered or bool(event.call)  # that reply was seen
     if fresh:
       return "joined"
     return "repeated" if within else "late"

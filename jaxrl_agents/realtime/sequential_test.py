@@ -79,7 +79,12 @@ class Comparison:
     return self.worse
 
   def interval(self, canary: bool) -> tuple[float, float]:
-    """The confidence sequence of an arm now; infinitely wide without values."""
+    """The confidence sequence of an arm now; infinitely wide without values.
+
+    If the candidate is not worse, both arms vary alike: a canary without any feedback so far has a
+    deviation of 0, and is not known exactly for that.
+    """
     arm = self.canary if canary else self.stable
-    half = half_width(arm.n, arm.deviation, self._alpha)
+    deviation = max(self.canary.deviation, self.stable.deviation) if canary else arm.deviation
+    half = half_width(arm.n, deviation, self._alpha)
     return arm.mean - half, arm.mean + half

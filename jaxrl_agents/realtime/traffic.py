@@ -33,6 +33,8 @@ from jaxrl_agents.types import Generation, Message, Sampler, SamplingLimits
 
 KEY_BYTES = 32
 MAX_FEATURES = 32
+LARGEST = 1e9
+"""Most that a feature may be: the baseline squares it."""
 
 
 class Traffic:
@@ -236,10 +238,13 @@ def _features(session: Session) -> dict[str, float]:
     Refusal: 400, they are no numbers, or too many.
   """
   found = session.info.get("metadata", {}).get("features", {})
-  number = lambda v: isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+  # NaN is not at most anything.
+  number = lambda v: isinstance(v, int | float) and not isinstance(v, bool) and abs(v) <= LARGEST
   if (
     not isinstance(found, dict) or len(found) > MAX_FEATURES or not all(map(number, found.values()))
   ):
-    text = f"metadata.features must be at most {MAX_FEATURES} finite numbers by name"
+    text = (
+      f"metadata.features must be at most {MAX_FEATURES} numbers by name, none over {LARGEST:g}"
+    )
     raise Refusal(400, text, param="metadata.features")
   return {name: float(value) for name, value in found.items()}

@@ -68,8 +68,9 @@ class Trial:
     Returns:
       Whether the deployment changed.
     """
-    if self.rolled_back:
-      return False
+    candidate = self._deployer.now.candidate
+    if self.rolled_back or candidate is None or candidate.digest != self._digests[True]:
+      return False  # another candidate is being tried meanwhile
     if self._began_s == math.inf:
       self._began_s = min((call.time_s for call in self._answered()), default=math.inf)
     for session, calls in self._join.sessions().items():

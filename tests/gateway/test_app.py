@@ -125,12 +125,9 @@ def test_fields_without_effect_are_named_in_the_reply_and_counted(gateway):
   session = gateway.open()
   asked = {"response_format": {"type": "json_object"}, "user": "u", "temperature": 0.1}
   _, head, _ = chat(gateway, session, **asked, tools=[tool()], tool_choice="required")
-  assert head["x-fields-without-effect"] == "response_format, user, tool_choice"
-  assert session.counters()["fields_without_effect"] == {
-    "response_format": 1,
-    "user": 1,
-    "tool_choice": 1,
-  }
+  named = ["response_format", "user", "tool_choice", "temperature"]
+  assert head["x-fields-without-effect"] == ", ".join(named)
+  assert session.counters()["fields_without_effect"] == dict.fromkeys(named, 1)
 
 
 def test_training_keeps_its_own_temperature_and_other_sessions_have_the_one_they_ask_for():
@@ -138,6 +135,21 @@ def test_training_keeps_its_own_temperature_and_other_sessions_have_the_one_they
     for training, expected in ((True, 0.7), (False, 0.1)):
       chat(gateway, gateway.open(training=training), temperature=0.1)
       assert gateway.served.sampler.asked[-1][1].temperature == expected
+
+
+def test_a_seed_gives_the_same_reply_again_where_nothing_is_trained():
+  with serving(Says("fine")) as gateway:
+    sampler = gateway.served.sampler
+
+    def seeds(session):
+      before = len(sampler.asked)
+      for _ in range(2):
+        chat(gateway, session, seed=7, n=2)
+      return [limits.seed for _, limits in sampler.asked[before:]]
+
+    first, second = (seeds(gateway.open(training=False)) for _ in range(2))
+    assert first == second == 2 * first[:2] and first[0] != first[1]
+    assert len(set(seeds(gateway.open()))) == 4  # rollouts of a group are not to be equal
 
 
 def test_a_client_that_goes_away_before_the_reply_leaves_a_call_that_is_not_trained():
@@ -237,6 +249,42 @@ def test_ids_in_and_ids_out(gateway):
   for wrong in ([], [-1], ["a"], [10**9], "text"):
     asked["token_ids"] = wrong
     assert send(gateway, "POST", "/inference/v1/generate", asked, session.key)[0] == 400
+
+
+def test_a_completion_is_the_text_that_was_sampled():
+  sampler = Says(CHAT.encode("  return x + 1\n\n"))
+  with serving(sampler) as gateway:
+    asked = {"prompt": "def f(x):\n", "max_tokens": 99}
+    _, _, found = send(gateway, "POST", "/v1/completions", asked, gateway.open().key)
+    assert found["choices"][0]["text"] == "  return x + 1\n\n"
+    assert CHAT.decode(sampler.asked[0][0]) == "def f(x):\n"
+
+
+def test_what_is_far_too_long_is_refused_before_it_is_tokenised(gateway, monkeypatch):
+  monkeypatch.setattr(type(CHAT), "encode", lambda *_: pytest.fail("tokenised"))
+  session = gateway.open(max_context_tokens=64)
+  asked = {"prompt": "word " * 100_000}
+  status, _, found = send(gateway, "POST", "/v1/completions", asked, session.key)
+  assert status == 400 and "the prompt has 500000 characters" in found["error"]["message"]
+  long = tool()
+  long["function"]["description"] = "word " * 100_000
+  assert chat(gateway, session, tools=[long])[0] == 400
+
+
+def test_a_schema_that_a_chat_format_cannot_write_is_the_fault_of_the_request(gateway, monkeypatch):
+  def render(*_):
+    raise AttributeError("'list' object has no attribute 'get'")
+
+  monkeypatch.setattr(type(CHAT), "render", render)
+  session = gateway.open()
+  status, _, found = chat(gateway, session, tools=[tool()])
+  assert status == 400 and found["error"]["param"] == "tools" and not session.error
+
+
+def test_events_of_a_stream_are_lines_for_every_client():
+  text = "one\u2028two\u0085three"
+  raw = sse.encoded(("", {"text": text})).decode()
+  assert len(raw.splitlines()) == 2 and json.loads(raw.removeprefix("data: ")) == {"text": text}
 
 
 def test_a_gateway_without_a_service_key_is_refused():

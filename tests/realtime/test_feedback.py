@@ -41,6 +41,13 @@ def test_an_event_about_a_call_counts_for_it_and_one_about_a_session_for_all_its
   assert join.counts == {"joined": 2}
 
 
+def test_what_a_user_says_of_a_session_is_no_sign_that_each_reply_was_seen():
+  join = joined(record("lost"), record("seen"), delivered("seen"), event("e"))
+  assert [each.call.id for each in join.closed(1_000.0)] == ["seen"]
+  join = joined(record("named"), event("e", about="named"))
+  assert [each.call.id for each in join.closed(1_000.0)] == ["named"]
+
+
 def test_silence_has_its_own_value_and_a_broken_call_costs_half():
   join = joined(record("a"), record("b", errors=["no JSON"]), delivered("a", "b"))
   assert join.calls["a"].reward(KINDS) == 0.25

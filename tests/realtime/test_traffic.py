@@ -154,8 +154,14 @@ def test_a_gateway_without_users_takes_no_feedback_and_wrong_metadata_is_refused
     assert tell(gateway, SERVICE_KEY, session="s")[0] == 404
   with serving(Says(""), traffic=at[0]) as gateway:
     assert opened(gateway, 5)[0] == 400
-    status, found = opened(gateway, "ann", features={"a": "x"})
-    assert status == 400 and found["error"]["param"] == "metadata.features"
+    for wrong in ("x", 1e200, 10**400, True):
+      status, found = opened(gateway, "ann", features={"a": wrong})
+      assert status == 400 and found["error"]["param"] == "metadata.features"
+    for field, value in (("trainable", False), ("sampling", {"temperature": 0.2})):
+      asked = {"metadata": {"user": "ann"}, field: value}
+      status, _, found = send(gateway, "POST", "/sessions", asked, SERVICE_KEY)
+      assert status == 400 and found["error"]["param"] == field
+      assert send(gateway, "POST", "/sessions", {field: value}, SERVICE_KEY)[0] == 200  # of nobody
 
 
 def test_a_canary_session_keeps_its_arm_and_falls_back_after_a_roll_back(at):

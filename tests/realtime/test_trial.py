@@ -69,6 +69,30 @@ def test_a_candidate_that_is_worse_is_rolled_back_even_after_it_became_stable(de
   assert not trial.step(30.0)
 
 
+@pytest.mark.parametrize("refused", [True, False])
+def test_late_rewards_undo_a_version_though_another_one_was_proposed_since(
+  deployer, refused, tmp_path
+):
+  traffic = Traffic(deployer)
+  trial = Trial(deployer, traffic.join, Rules(sessions=(1, 1)))
+  traffic.session(CANARY, 1.0)
+  while deployer.now.trial:
+    assert trial.step(10.5)
+  publish(tmp_path, 2)
+  deployer.propose(2)
+  for _ in range(60):
+    traffic.session(CANARY, 0.0, time_s=1.0)
+    traffic.session(STABLE, 1.0, time_s=1.0)
+  assert not trial.step(20.0)  # the trial of another candidate is not touched
+  assert deployer.now.trial.version == 2
+  if not refused:
+    return
+  deployer.roll_back()  # the gate refuses it
+  assert trial.step(20.0) and trial.rolled_back
+  assert deployer.now.quarantined == (2, 1) and deployer.now.stable.version == 3
+  assert deployer.now.candidate is None
+
+
 def test_one_user_cannot_decide(deployer):
   traffic = Traffic(deployer)
   trial = Trial(deployer, traffic.join, RULES)

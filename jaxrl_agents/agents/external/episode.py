@@ -103,7 +103,8 @@ class ExternalEpisode:
       finally:
         self._services.registry.remove(session)
         shutil.rmtree(folder, ignore_errors=True)
-    metrics = {**trajectory.metrics, "wall_s": time.monotonic() - began}
+    failed = {"agent_failed": float(outcome.exit_status != 0)}
+    metrics = {**trajectory.metrics, **failed, "wall_s": time.monotonic() - began}
     return dataclasses.replace(trajectory, rewards=rewards, metrics=metrics)
 
   def _session(self, sampler: Sampler, sampling: Sampling, rollout: int) -> Session:

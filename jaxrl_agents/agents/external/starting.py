@@ -13,10 +13,12 @@ import pathlib
 import re
 import shlex
 import signal
+import tempfile
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 from jaxrl_agents import background
 from jaxrl_agents.types import Task
@@ -41,8 +43,9 @@ class Outcome:
 
   Attributes:
     folder: in which it ran; removed after the reward.
-    exit_status: of a command; 0 otherwise.
-    output, errors: the ends of standard output and standard error of a command.
+    exit_status: of a command; of a function 1 if it raised, else 0.
+    output, errors: the ends of standard output and standard error of a command; or what a function
+      raised, with its traceback, as `errors`.
     result: what a function returned.
     timed_out: whether it was ended at `timeout_s`.
   """
@@ -109,8 +112,7 @@ async def command(
   file = folder / "task.json"
   file.write_text(json.dumps(as_json(task), ensure_ascii=False))
   argv = _argv(words, {"task": str(file), "prompt": task.prompt})
-  out, err = folder / ".stdout", folder / ".stderr"
-  with out.open("wb") as stdout, err.open("wb") as stderr:
+  with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
     try:
       process = await asyncio.create_subprocess_exec(
         *argv,
@@ -130,8 +132,8 @@ async def command(
       timed_out = True
     finally:
       await _end(process)
-  status = process.returncode or 0
-  return Outcome(folder, status, _tail(out), _tail(err), timed_out=timed_out)
+    status = process.returncode or 0
+    return Outcome(folder, status, _tail(stdout), _tail(stderr), timed_out=timed_out)
 
 
 def _argv(words: str, places: Mapping[str, str]) -> list[str]:
@@ -155,10 +157,10 @@ async def _end(process: asyncio.subprocess.Process) -> None:
       await asyncio.wait_for(process.wait(), wait_s)
 
 
-def _tail(file: pathlib.Path) -> str:
-  with file.open("rb") as opened:
-    opened.seek(max(0, file.stat().st_size - KEPT_BYTES))
-    return opened.read().decode("utf-8", "replace")
+def _tail(file: IO[bytes]) -> str:
+  size = file.seek(0, os.SEEK_END)
+  file.seek(max(0, size - KEPT_BYTES))
+  return file.read().decode("utf-8", "replace")
 
 
 def in_thread(function: Callable[[], Any]) -> Awaitable[Any]:
@@ -171,7 +173,9 @@ async def function(
 ) -> Outcome:
   """Calls a function, in a thread of its own unless it is a coroutine function.
 
-  A thread that does not end at the timeout goes on without a policy: its session is closed.
+  A thread that does not end at the timeout goes on without a policy: its session is closed. What
+  the function raises is its end, as a command that fails ends: a request that was refused, because
+  its policy has no calls left, is often raised.
   """
   arguments = (shown(task), f"{address.url}/v1", address.key, folder)
   running: Awaitable[Any]
@@ -183,6 +187,9 @@ async def function(
     return Outcome(folder, result=await asyncio.wait_for(running, timeout_s))
   except TimeoutError:
     return Outcome(folder, timed_out=True)
+  except Exception as error:
+    said = "".join(traceback.format_exception(error))
+    return Outcome(folder, exit_status=1, errors=said[-KEPT_BYTES:])
 
 
 async def hook(

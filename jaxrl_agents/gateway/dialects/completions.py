@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.dialects.chat import FINISH, counts
 from jaxrl_agents.gateway.requests import (
@@ -35,6 +33,8 @@ def parse(body: Any, chat: Chat) -> Asked:
   prompt = fields.need("prompt", (str, list))
   if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
     prompt = prompt[0]
+  if prompt == "":
+    raise Refusal(400, "prompt is empty; send a text or an array of ids", param="prompt")
   extra = fields.inside(fields.take("stream_options", dict, {}), "stream_options")
   usage = extra.take("include_usage", bool, False)
   logprobs = fields.take("logprobs", (int, bool), 0)
@@ -43,7 +43,8 @@ def parse(body: Any, chat: Chat) -> Asked:
   model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
   ids = fields.take("return_token_ids", bool, False)
   request = Request(
-    prompt=_ids(prompt, chat),
+    prompt=None if isinstance(prompt, str) else ids_of(prompt, "prompt", chat.vocab_size),
+    text=prompt if isinstance(prompt, str) else "",
     max_tokens=fields.whole("max_tokens", least=1, default=DEFAULT_MAX_TOKENS),
     n=fields.whole("n", least=1, default=1),
     seed=fields.take("seed", int),
@@ -54,14 +55,6 @@ def parse(body: Any, chat: Chat) -> Asked:
     without_effect=fields.rest(),
   )
   return Asked(request, model, stream, logprobs=bool(logprobs), usage=usage, ids=ids)
-
-
-def _ids(prompt: Any, chat: Chat) -> np.ndarray:
-  if isinstance(prompt, str):
-    if not prompt:
-      raise Refusal(400, "prompt is empty; send a text or an array of ids", param="prompt")
-    return chat.encode(prompt)
-  return ids_of(prompt, "prompt", chat.vocab_size)
 
 
 def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
     DIRECTORY/MODEL/weights/NAME           a training state       tinker://MODEL/weights/NAME
     DIRECTORY/MODEL/sampler_weights/NAME   weights for sampling   tinker://MODEL/sampler_weights/NAME
 
-A folder has a file `checkpoint.json`, written last, with what must be known to load it.
+A folder has a file `checkpoint.json` with what must be known to load it. It gets its name when all
+of it is written; names that begin with a dot are of folders that are being written or replaced.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jaxrl_agents.gateway.requests import Refusal
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 RECORD = "checkpoint.json"
+_PARTIAL = ".partial"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
@@ -93,7 +95,8 @@ class Checkpoints:
     self._directory.mkdir(parents=True, exist_ok=True)
 
   def begin(self, model: str, kind: str, name: str, *, overwrite: bool) -> pathlib.Path:
-    """An empty folder for a new checkpoint, which `complete` makes visible.
+    """An empty folder for a new checkpoint, which `complete` puts in its place. Until then an
+    earlier one of its name is there.
 
     Raises:
       ValueError: the name cannot be that of a folder, or is taken.
@@ -103,9 +106,10 @@ class Checkpoints:
     folder = self._directory / model / kind / name
     if (folder / RECORD).exists() and not overwrite:
       raise ValueError(f"{path_of(model, kind, name)} exists; save with overwrite, or another name")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+    partial = folder.with_name(f".{name}{_PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
 
   def complete(self, folder: pathlib.Path, lora: Lora, user_metadata: Mapping[str, str]) -> str:
     """Writes the record of a folder whose other files are written; returns its path."""
@@ -114,10 +118,15 @@ class Checkpoints:
       "time": datetime.datetime.now(datetime.UTC).isoformat(),
       "user_metadata": dict(user_metadata),
     }
-    partial = folder / f"{RECORD}.partial"
-    partial.write_text(json.dumps(record, indent=2) + "\n")
-    os.replace(partial, folder / RECORD)
-    return path_of(*folder.relative_to(self._directory).parts)
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    place = folder.with_name(folder.name.removeprefix(".").removesuffix(_PARTIAL))
+    before = folder.with_name(f".{place.name}.before")
+    shutil.rmtree(before, ignore_errors=True)
+    if place.exists():
+      os.replace(place, before)
+    os.replace(folder, place)
+    shutil.rmtree(before, ignore_errors=True)
+    return path_of(*place.relative_to(self._directory).parts)
 
   def find(self, path: str, kind: str = "") -> Checkpoint:
     """The checkpoint of a path, of one kind if it is given.
@@ -141,7 +150,8 @@ class Checkpoints:
     """All checkpoints, or those of a model, the oldest first."""
     files = self._directory.glob(f"{model or '*'}/*/*/{RECORD}")
     places = (file.parent.relative_to(self._directory).parts for file in files)
-    found = [self.find(path_of(*parts)) for parts in places if parts[1] in KINDS]
+    whole = (parts for parts in places if parts[1] in KINDS and _NAME.fullmatch(parts[2]))
+    found = [self.find(path_of(*parts)) for parts in whole]
     return sorted(found, key=lambda checkpoint: checkpoint.time)
 
   def remove(self, path: str) -> None:

@@ -60,6 +60,22 @@ async def sleeps(task, base_url, api_key, folder):
   await asyncio.sleep(1_000)
 
 
+def raises(task, base_url, api_key, folder):
+  """Fails after a call."""
+  talk(base_url, api_key, task.prompt, turns=1)
+  raise KeyError("nothing of that name")
+
+
+def asks_too_often(task, base_url, api_key, folder):
+  """Asks until it is refused, of which its client makes an exception."""
+  talk(base_url, api_key, task.prompt, turns=50)
+
+
+def failed(task, outcome, trajectory):
+  """Whether the agent failed, with a reason."""
+  return {"reward": float(outcome.exit_status == 1 and "Error" in outcome.errors)}
+
+
 def silent(task, base_url, api_key, folder):
   """Makes no call."""
 
@@ -116,5 +132,8 @@ if __name__ == "__main__":
     time.sleep(1_000)
   if told["prompt"] == "fail":
     sys.exit("I cannot work today")
+  if told["prompt"] == "tidy":
+    for name in os.listdir():
+      os.remove(name)
   names = sorted(n for n in os.environ if n.endswith("_KEY") or n == "SECRET_OF_TRAINING")
   print(talk(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], told["prompt"]), names)

@@ -70,6 +70,24 @@ def test_a_command_is_an_agent_and_gets_no_secret_of_the_training_process(monkey
     assert trajectory.rewards["reward"] == len(output)
 
 
+def test_an_agent_that_fails_after_a_call_is_judged_with_its_words():
+  for chosen in (
+    options(function=f"{MODULE}:raises"),
+    options(function=f"{MODULE}:asks_too_often"),
+  ):
+    chosen = ExternalConfig(**{**vars(chosen), "reward": f"{MODULE}:failed", "max_calls": 3})
+    (trajectory,) = play(chosen, rollouts=1).trajectories
+    assert not trajectory.error and trajectory.rewards == {"reward": 1.0}
+    assert trajectory.metrics["agent_failed"] == 1.0 and trajectory.segments
+
+
+def test_a_command_may_empty_its_folder():
+  program = pathlib.Path(agents_of_tests.__file__)
+  chosen = options(command=f"{sys.executable} {program} {{task}}")
+  (trajectory,) = play(chosen, task=Task("t", "external", "tidy", {}), rollouts=1).trajectories
+  assert not trajectory.error and trajectory.rewards["reward"] > 0
+
+
 def test_the_seeds_of_calls_depend_on_the_rollout_and_not_on_the_order_of_the_rollouts():
   seen = []
   for _ in range(2):
