@@ -161,6 +161,19 @@ def test_another_agent_begins_with_its_own_defaults_and_its_section_goes_by_its_
 def test_a_swarm_that_prunes_is_an_error():
   with pytest.raises(ValueError, match="set swarm.search.can_prune=False"):
     config.load("configs/swarm_cpu.py", ["swarm.search.can_prune=true"])
+  for override, told in (
+    ("swarm.search.hops=true", "swarm.search.hops=True has no effect on a swarm"),
+    ("swarm.search.max_documents=3", "swarm.search.max_documents=3 has no effect"),
+    ("swarm.search.token_budget=640", "swarm.search.threshold_tokens=640 must be below swarm.sea"),
+  ):
+    with pytest.raises(ValueError, match=told):
+      config.load("configs/swarm_cpu.py", [override])
+  with pytest.raises(ValueError, match="leave no step for the answer to one look-up"):
+    config.load(
+      "configs/swarm_tables_cpu.py", ["swarm.tables.steps=1", "swarm.tables.steps_per_lookup=0"]
+    )
+  with pytest.raises(ValueError, match="must hold at least one beta"):
+    config.load("configs/search_cpu.py", ["search.reward.betas=()"])
 
 
 def test_a_budget_of_all_the_steps_of_a_single_agent_is_an_error():

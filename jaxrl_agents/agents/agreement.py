@@ -89,7 +89,9 @@ def summary(
 
 def _gold(trajectory: Trajectory, success: str) -> float:
   rewards, metrics = trajectory.rewards, trajectory.metrics
-  return rewards[success] if success in rewards else metrics["verified_reward"]
+  if success not in rewards:
+    return metrics["verified_reward"]
+  return rewards.get("ungated", rewards[success])  # Toggle gates it by length as well
 
 
 def _gaps(groups: Sequence[Group]) -> dict[str, float]:

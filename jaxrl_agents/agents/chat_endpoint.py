@@ -190,9 +190,12 @@ def _give_up(connection: http.client.HTTPConnection) -> None:
 def _message(answer: bytes) -> Mapping[str, Any]:
   """The message of the first choice. Raises ValueError if the answer is no completion."""
   try:
-    message = json.loads(answer)["choices"][0]["message"]
-  except (ValueError, RecursionError, LookupError, TypeError) as error:
+    choice = json.loads(answer)["choices"][0]
+    message, is_cut = choice["message"], choice.get("finish_reason") == "length"
+  except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
     raise ValueError(f"it is no chat completion ({type(error).__name__})") from None
+  if is_cut:
+    raise ValueError("it was cut off at max_tokens; allow more of them")
   if not isinstance(message, dict):
     raise ValueError("its message is no object")
   return message

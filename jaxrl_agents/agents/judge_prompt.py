@@ -39,6 +39,8 @@ def _own_words(message: Message) -> Iterator[str]:
     return
   yield message.content
   for call in message.tool_calls:
+    yield call.name
+    yield call.error  # which quotes a call that could not be read
     yield from _texts(call.arguments)
 
 
@@ -47,7 +49,7 @@ def _texts(value: object) -> Iterator[str]:
   if isinstance(value, str):
     yield value
   elif isinstance(value, dict):
-    yield from _texts(list(value.values()))
+    yield from _texts([*value.keys(), *value.values()])
   elif isinstance(value, list | tuple):
     for each in value:
       yield from _texts(each)

@@ -135,7 +135,7 @@ def load(path: str) -> tuple[Rubric, ...]:
         name,
         {criterion: float(weight) for criterion, (weight, _) in fields["criteria"].items()},
         {criterion: str(text) for criterion, (_, text) in fields["criteria"].items()},
-        held_out=fields.get("held_out", False) is True,
+        held_out=_flag(fields, name),
       )
       for name, fields in listed.items()
     )
@@ -146,6 +146,17 @@ def load(path: str) -> tuple[Rubric, ...]:
       f'judge.rubrics={path!r} must hold {{name: {{"criteria": {{criterion: [weight, text]}}, '
       '"held_out": false}}'
     ) from None
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+  """Whether a rubric is held out."""
+  held_out = fields.get("held_out", False)
+  if not isinstance(held_out, bool) or set(fields) - {"criteria", "held_out"}:
+    raise ValueError(
+      f"{name} has the fields {', '.join(fields)} and held_out={held_out!r}; write criteria, and "
+      "held_out as true or false"
+    )
+  return held_out
 
 
 def check(rubrics: Sequence[Rubric], trained: Sequence[str] = ()) -> None:

@@ -12,8 +12,8 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -110,7 +110,18 @@ async def at_once(playing: Callable[[int], None], players: Sequence[Awaitable[T]
 
   if left > 1:
     playing(left - 1)
-  return await asyncio.gather(*(counted(player) for player in players))
+  return await all_or_none(*(counted(player) for player in players))
+
+
+async def all_or_none(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
+  """The results of parts that run at the same time. If one raises, the others are ended first."""
+  tasks = [asyncio.ensure_future(part) for part in parts]
+  try:
+    return await asyncio.gather(*tasks)
+  finally:
+    for task in tasks:
+      task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def turn_seed(seed: int, task_id: str, rollout: int, turn: int) -> int:

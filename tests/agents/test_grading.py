@@ -198,6 +198,30 @@ def test_the_reward_is_verified_plus_weight_times_grade_and_a_failed_rollout_has
   assert [t.metrics.get("verified_reward") for t in group.trajectories] == [1.0, 0.0, None]
 
 
+def test_a_judge_agrees_with_what_is_right_and_not_with_what_is_short_as_well():
+  def told(gated):
+    rollouts = [
+      Trajectory(
+        "t", (), (), {"solved": float(gold and not (gated and i % 2)), "judged": grade,
+        **({"ungated": float(gold)} if gated else {})}, "end",
+      )
+      for i, (gold, grade) in enumerate([(1, 0.9), (1, 0.9), (0, 0.1), (0, 0.1)])
+    ]  # fmt: skip
+    return [agreement._gold(each, "solved") for each in rollouts]
+
+  assert told(False) == told(True) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_verdict_that_was_cut_off_is_asked_for_again(tmp_path):
+  def cut(handler, request, n):
+    whole = {"choices": [{"message": {"content": "{}"}, "finish_reason": "length"}]}
+    return (200, json.dumps(whole).encode())
+
+  with serving(cut) as (url, _):
+    with pytest.raises(EpisodeError, match="it was cut off at max_tokens"):
+      graded(judging(url, tmp_path, tries=2), episode())
+
+
 def test_agreement_is_the_share_of_pairs_that_are_ordered_as_by_gold():
   assert agreement.concordance([0.9, 0.1, 0.5], [1, 0, 0]) == 1.0
   assert agreement.concordance([0.1, 0.9, 0.1], [1, 0, 0]) == 0.25  # one lost, one tied
@@ -255,6 +279,10 @@ def test_rubrics_of_a_file_are_checked(tmp_path):
       rubric.check(loaded, trained)
   with pytest.raises(ValueError, match="no rubric is held out"):
     rubric.check(loaded[:2])
+  for wrong in ({"held_out": "true"}, {"held_out": 1}, {"heldout": True}):
+    file.write_text(json.dumps({"a": one, "b": one | wrong}))
+    with pytest.raises(ValueError, match="write criteria, and held_out as true or false"):
+      rubric.load(str(file))
   file.write_text('{"a": 1}')
   with pytest.raises(ValueError, match="must hold"):
     rubric.load(str(file))

@@ -21,6 +21,25 @@ from jaxrl_agents.types import Context, Generation, Message, Task
 TASK = Task("t7", "toy", "say something", {})
 
 
+def test_where_one_of_several_players_fails_the_others_are_ended():
+  ended, told = [], []
+
+  async def player(seconds, error=None):
+    try:
+      await asyncio.sleep(seconds)
+      if error:
+        raise error
+    finally:
+      ended.append(seconds)
+
+  async def run():
+    await rollout.at_once(told.append, [player(60), player(0.01, ValueError("lost")), player(60)])
+
+  with pytest.raises(ValueError, match="lost"):
+    asyncio.run(run())
+  assert sorted(ended) == [0.01, 60, 60] and sum(told) == 0
+
+
 class ToyEnv:
   """Shows a prompt, then an edited tool result and a notice, then ends."""
 

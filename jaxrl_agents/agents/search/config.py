@@ -107,19 +107,19 @@ class SearchConfig:
   reward: SearchReward = SearchReward()
 
 
-def check(options: SearchConfig) -> None:
-  """Raises ValueError where two options contradict one another."""
+def check(options: SearchConfig, section: str = "search") -> None:
+  """Raises ValueError where two options of a section contradict one another."""
   if options.threshold_tokens >= options.token_budget:
     raise ValueError(
-      f"search.threshold_tokens={options.threshold_tokens} must be below search.token_budget="
+      f"{section}.threshold_tokens={options.threshold_tokens} must be below {section}.token_budget="
       f"{options.token_budget}; lower it"
     )
-  if options.tool_latency_s < 0:
-    raise ValueError(f"search.tool_latency_s={options.tool_latency_s:g} must be 0 or more seconds")
   if options.rerank.url:
-    check_address(options.rerank.url, "search.rerank.url")
+    check_address(options.rerank.url, f"{section}.rerank.url")
   if options.reply_reserve_tokens > options.tool_output_tokens:
     raise ValueError(
-      f"search.reply_reserve_tokens={options.reply_reserve_tokens} is more than search."
+      f"{section}.reply_reserve_tokens={options.reply_reserve_tokens} is more than {section}."
       f"tool_output_tokens={options.tool_output_tokens}, of which it is the minimum; lower it"
     )
+  if not options.reward.betas:
+    raise ValueError(f"{section}.reward.betas=() must hold at least one beta, such as 2.0")

@@ -18,7 +18,7 @@ from jaxrl_agents.agents.search.config import SearchReward
 from jaxrl_agents.types import Message, ToolCall
 
 HIT_PATTERN = re.compile(r"^# DOCUMENT ID: (\S+) \(\d+ tokens\)", re.MULTILINE)
-ANSWER_PATTERN = re.compile(r"<Document\s+id\s*=\s*[\"']?([^\s\"'<>]+)[\"']?\s*/?>", re.IGNORECASE)
+ANSWER_PATTERN = re.compile(r"<Document\s+id\s*=\s*[\"']?([^\s\"'<>]+?)[\"']?\s*/?>", re.IGNORECASE)
 SHOWING_TOOLS = ("search_corpus", "grep_corpus")
 SEARCH_TOOL, PRUNE_TOOL = "search_corpus", "prune_chunks"
 EPSILON = 0.001

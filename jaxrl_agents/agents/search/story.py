@@ -52,7 +52,6 @@ STORY = Story(
     "reward": "Reward",
     "output_recall": "Output recall",
     "trajectory_recall": "Trajectory recall",
-    "output_precision": "Output precision",
     "f1": "F1 of the output",
     "answer_found": "Answer found",
     "prune_accuracy": "Pruning accuracy",

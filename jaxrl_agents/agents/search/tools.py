@@ -134,16 +134,21 @@ class SearchTools:
       [hit.chunk for hit in hits], self.max_tokens, lambda c: self._chat.count(self._hit(c))
     )
     if not shown:
-      remedy = "Prune chunks first, or" if self._limits.can_prune else "You can only"
-      raise ToolError(f"no result fits the {self.max_tokens} tokens left. {remedy} answer.")
+      raise self._no_room("result")
     return shown
+
+  def _no_room(self, what: str) -> ToolError:
+    remedy = "Prune chunks first, or" if self._limits.can_prune else "You can only"
+    return ToolError(f"no {what} fits the {self.max_tokens} tokens left. {remedy} answer.")
 
   async def _read(self, doc_id: str) -> str:
     chunks = self._document(doc_id.strip())[:READ_CHUNKS]
-    self._shown_documents.add(chunks[0].doc_id)
     query = self._first_query.get(chunks[0].doc_id)
     ranked = ranked_by(query, chunks) if query else chunks
     kept = view.first_that_fit(ranked, self.max_tokens, lambda c: self._chat.count(c.text))
+    if not kept:
+      raise self._no_room("part of it")
+    self._shown_documents.add(chunks[0].doc_id)
     order = {chunk.id: i for i, chunk in enumerate(chunks)}
     body = "".join(chunk.text for chunk in sorted(kept, key=lambda c: order[c.id]))
     return f"# Document ({self._chat.count(body)} tokens)\n{view.disarmed(body)}"

@@ -124,13 +124,20 @@ class SwarmConfig:
 
 def check(options: SwarmConfig) -> None:
   """Raises ValueError where two options contradict each other."""
-  search_config.check(options.search)
+  search_config.check(options.search, "swarm.search")
   parl = options.parl
   if options.search.can_prune:
     raise ValueError(
       "swarm.search.can_prune=True has no effect: a swarm splits contexts and does not prune them; "
       "set swarm.search.can_prune=False"
     )
+  for name in ("hops", "hasty", "max_documents", "reward", "show_hint"):
+    value, default = (getattr(each, name) for each in (options.search, SearchConfig()))
+    if value != default:
+      raise ValueError(
+        f"swarm.search.{name}={value!r} has no effect on a swarm, whose tasks, demonstrator and "
+        "reward are its own; leave it out"
+      )
   if options.sub_init and not options.sub_policy:
     raise ValueError(
       "swarm.sub_init has no effect with swarm.sub_policy='', where the policy in training plays "
@@ -149,7 +156,7 @@ def check(options: SwarmConfig) -> None:
       f"swarm.tables.steps={tables.steps:g} and swarm.tables.steps_per_lookup="
       f"{tables.steps_per_lookup:g} have no effect with swarm.tables.max_rows=0; set max_rows"
     )
-  if tables.max_rows and tables.steps + tables.steps_per_lookup < 1:
+  if tables.max_rows and tables.steps + tables.steps_per_lookup <= 1:
     raise ValueError(
       f"swarm.tables.steps={tables.steps:g} and swarm.tables.steps_per_lookup="
       f"{tables.steps_per_lookup:g} leave no step for the answer to one look-up; raise steps"

@@ -12,7 +12,7 @@ a stage and the way the budget ends an episode are ours.
 
 from __future__ import annotations
 
-import asyncio
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from jaxrl_agents.agents.swarm import parl, subagents, tables, view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.parl import Stage
 from jaxrl_agents.agents.swarm.subagents import Assignment, Crew, Outcome
-from jaxrl_agents.harness.rollout import Pinned, at_once
+from jaxrl_agents.harness.rollout import Pinned, all_or_none, at_once
 from jaxrl_agents.harness.tools import Tool, problem_with, run_call
 from jaxrl_agents.types import Context, Message, Sampler, Task, ToolCall, Trajectory
 
@@ -175,7 +175,14 @@ class SwarmEnv:
     once, in parallel with the other calls, which run one after another.
     """
     room = self._context.token_budget - self._usage()
-    texts = {call.id: text for call in calls if (text := self._answered(call, calls))}
+    texts: dict[str, str] = {}
+    counts = collections.Counter[bool]()  # of calls that run: assignments and others
+    for call in calls:
+      is_assignment = call.name == view.ASSIGN.name
+      if text := self._answered(call, counts[is_assignment]):
+        texts[call.id] = text
+      else:
+        counts[is_assignment] += 1
     running = [call for call in calls if call.id not in texts]
     assigned = [call for call in running if call.name == view.ASSIGN.name]
     asked = sum(call.name == view.ASSIGN.name for call in calls)
@@ -184,7 +191,7 @@ class SwarmEnv:
       self._assign(**call.arguments, number=i, place=calls.index(call))
       for i, call in enumerate(assigned)
     ]
-    outcomes, found = await asyncio.gather(
+    outcomes, found = await all_or_none(
       at_once(self._crew.playing, played), self._look_up(direct, room)
     )
     texts |= found
@@ -199,17 +206,15 @@ class SwarmEnv:
     self._children = tuple(outcome.trajectory for outcome in outcomes)
     return [Message("tool", texts[call.id], tool_call_id=call.id) for call in calls]
 
-  def _answered(self, call: ToolCall, calls: Sequence[ToolCall]) -> str:
+  def _answered(self, call: ToolCall, before: int) -> str:
     """The immediate result of a call that is malformed, refused, or creates a sub-agent; "" if it
-    must run.
+    must run. `before` calls of the turn run that are assignments as well, or no assignments either.
     """
     problem = problem_with(self._tools, call)
     if problem:
       return problem
     if call.name == view.CREATE.name:
       return self._create(**call.arguments)
-    place = [c.id for c in calls if (c.name == view.ASSIGN.name) == (call.name == view.ASSIGN.name)]
-    before = place.index(call.id)
     if call.name != view.ASSIGN.name:
       return search_view.too_many_calls(before, self._context.max_calls)
     return self._refusal(call.arguments["agent"], before)

@@ -67,9 +67,9 @@ def swarm_parts(stages: Sequence[Stage]) -> dict[str, float]:
   Returns:
     width: most assignments at once; assigned (calls of assign_task, refused ones included),
     finished, faults; critical_steps, total_steps; serial_rate (1 if width < 2), used_agents (1 if
-    any task was assigned); a count of each status. Only where assignments ran: "finish_rate",
-    finished / assigned without those hit by a fault, and "parallelism", the sum of all
-    sub-agents' steps over the sum of the longest of each stage.
+    any task was assigned); a count of each status. Where tasks were assigned: "finish_rate",
+    finished / assigned without those hit by a fault. Where assignments ran: "parallelism", the
+    sum of all sub-agents' steps over the sum of the longest of each stage.
   """
   ran = [each for stage in stages for each in stage.assigned]
   asked = sum(len(stage.assigned) + stage.refused for stage in stages)

@@ -6,17 +6,13 @@ judge model here: keys and column names must be equal after normalisation.
 
 from __future__ import annotations
 
-import datetime
 import re
-import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxrl_agents.agents.search.reward import ANSWER_PATTERN, f_beta
 
 Row = Mapping[str, str]
 """{column: cell}."""
-
-_DATES = ("%Y-%m-%d", "%Y/%m/%d", "%d %B %Y", "%B %d, %Y", "%Y-%m", "%B %Y", "%Y")
 
 
 def parse(text: str) -> tuple[list[str], list[dict[str, str]]]:
@@ -70,55 +66,17 @@ def normal(text: str) -> str:
   return re.sub(r"[\s\"'`*]", "", ANSWER_PATTERN.sub(r"\1", text)).lower()
 
 
-def exact_match(found: str, target: str, criterion: float) -> bool:
-  """Equal after normalisation."""
-  return normal(found) == normal(target)
-
-
-def in_match(found: str, target: str, criterion: float) -> bool:
-  """One contains the other after normalisation; an empty cell matches nothing."""
-  one, other = normal(found), normal(target)
-  return bool(one and other) and (one in other or other in one)
-
-
-def url_match(found: str, target: str, criterion: float) -> bool:
-  """The same set of hosts, ignoring `www.`."""
-  return _hosts(found) == _hosts(target)
-
-
-def number_near(found: str, target: str, criterion: float) -> bool:
-  """|found - target| <= criterion |target|, for the first number in each."""
-  one, other = _number(found), _number(target)
-  return one is not None and other is not None and abs(one - other) <= criterion * abs(other)
-
-
-def date_near(found: str, target: str, criterion: float) -> bool:
-  """At most 31 days apart."""
-  one, other = _date(found), _date(target)
-  return one is not None and other is not None and abs((one - other).days) <= 31
-
-
-METRICS: dict[str, Callable[[str, str, float], bool]] = {
-  "exact_match": exact_match,
-  "in_match": in_match,
-  "url_match": url_match,
-  "number_near": number_near,
-  "date_near": date_near,
-}
-
-
 def table_parts(
   text: str,
   gold: Sequence[Row],
   *,
   columns: Sequence[str],
   keys: Sequence[str],
-  metrics: Mapping[str, tuple[str, float]] | None = None,
 ) -> dict[str, float]:
   """Scores of the table in `text` against the rows of `gold`.
 
   Of duplicate rows (equal keys) the first counts. A row is found if its keys equal those of a gold
-  row; its key cells then score 1, and the others 0 or 1 by their metric.
+  row; its key cells then score 1, and the others 1 where they are equal after normalisation.
 
       TP_item = sum of cells       P = TP_item / (rows * columns)   R = TP_item / (gold * columns)
       TP_row = rows all right      P = TP_row / rows                R = TP_row / gold
@@ -128,7 +86,6 @@ def table_parts(
     gold: the true rows.
     columns: required ones; a table with other columns, or without one of them, scores 0.
     keys: those of `columns` that identify a row.
-    metrics: {column: (name in METRICS, criterion)}; exact_match for the others.
 
   Returns:
     item_precision, item_recall, item_f1, row_precision, row_recall, row_f1, and success: 1 if the
@@ -143,9 +100,7 @@ def table_parts(
   for key, row in by_key.items():
     if key in wanted:
       gold_row = wanted[key]
-      cells = [
-        c in keys or _right(row[normal(c)], gold_row[c], (metrics or {}).get(c)) for c in columns
-      ]
+      cells = [c in keys or normal(row[normal(c)]) == normal(gold_row[c]) for c in columns]
       items += sum(cells)
       rows += all(cells)
   width = len(columns)
@@ -169,30 +124,5 @@ def _by_key(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[str, ...], R
   return found
 
 
-def _right(found: str, target: str, metric: tuple[str, float] | None) -> bool:
-  name, criterion = metric or ("exact_match", 0.0)
-  return METRICS[name](found, target, criterion)
-
-
 def _ratio(count: int, of: int) -> float:
   return count / of if of else 0.0
-
-
-def _hosts(text: str) -> set[str]:
-  urls = re.findall(r"(?:https?://)?[\w.-]+\.\w{2,}(?:/\S*)?", text)
-  parsed = (urllib.parse.urlparse(u if "//" in u else f"//{u}").netloc for u in urls)
-  return {host.lower().removeprefix("www.") for host in parsed}
-
-
-def _number(text: str) -> float | None:
-  match = re.search(r"-?\d[\d,]*(?:\.\d+)?", text)
-  return float(match[0].replace(",", "")) if match else None
-
-
-def _date(text: str) -> datetime.date | None:
-  for form in _DATES:
-    try:
-      return datetime.datetime.strptime(text.strip(), form).date()
-    except ValueError:
-      continue
-  return None

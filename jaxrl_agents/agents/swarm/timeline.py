@@ -121,7 +121,7 @@ def _key(cells: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _same(found: str, gold: str) -> bool:
-  return tables.exact_match(found, gold, 0.0)
+  return tables.normal(found) == tables.normal(gold)
 
 
 def _lane(child: Trajectory, turn: Message, start: int) -> Json:

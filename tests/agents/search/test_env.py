@@ -280,6 +280,13 @@ def test_a_long_document_is_cut_to_what_matches_the_query_that_found_it_in_docum
   assert 0 < len(prefix) < 6
 
 
+def test_a_document_of_which_nothing_fits_is_an_error_and_was_not_seen(limited):
+  trajectory = play(limited(), [calls(("read_document", "200")), answer("200")])
+  text = results(trajectory)[0]
+  assert text.startswith("Error: no part of it fits the 224 tokens left. Prune chunks first, or")
+  assert trajectory.rewards["unseen_output"] == 1.0
+
+
 def test_chunks_are_ranked_by_the_rare_words_they_share_with_the_query():
   chunks = [c for c in corpus() if c.doc_id == "100"]
   best = tools.ranked_by(f"the {WORDS[4]} number", chunks)[0]

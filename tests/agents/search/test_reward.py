@@ -209,6 +209,8 @@ def test_an_episode_without_an_answer_is_not_completed_and_has_no_output():
     '<Document id="417_31">',
     "<Document id='417_31'><Justification>Because <b> is so.</Justification></Document>",
     "Here it is: <document  id = 417_31 /> and again <Document id=417_31>",
+    "<Document id=417_31/>",
+    "<Document id='417_31'/>",
   ],
 )
 def test_answers_are_read_with_or_without_quotes_and_justification(text):

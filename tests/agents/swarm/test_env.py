@@ -203,6 +203,13 @@ def test_what_cannot_be_done_is_an_observation(arena, calls, place, text):
   assert trajectory.stop == "answer"
 
 
+def test_assignments_that_are_refused_take_no_place_of_those_that_run(arena):
+  wrong = [assign(agent="nobody")] * 6 + [assign(prompt="")] * 2
+  trajectory = play(arena(), [turn(create(), *wrong, assign()), answer(ROW)])
+  assert len(trajectory.children) == 1
+  assert (trajectory.rewards["width"], trajectory.rewards["refused"]) == (1.0, 8.0)
+
+
 def test_a_flood_of_assignments_is_bounded_over_the_episode_too(arena):
   task = swarm_task(max_steps=9)
   flood = [turn(create(), *[assign()] * 8), turn(*[assign()] * 8), answer(ROW)]

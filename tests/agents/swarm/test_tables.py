@@ -75,20 +75,3 @@ def test_wrong_columns_or_no_table_are_worth_nothing():
   for text in ("", "none", "Foo | Bar | 7", "| Foo | Bar | 7 |", "| name | base |\n| Foo | Bar |"):
     assert score(text) == dict.fromkeys(score(text), 0.0), text
   assert score(f"{HEADER[:-1]} extra |\n| Foo | Bar | 7 | 1 |")["item_f1"] == 0.0
-
-
-def test_metrics_by_column():
-  right = lambda name, found, target, criterion=0.0: tables.METRICS[name](found, target, criterion)
-  assert right("in_match", "TCPServer", "class TCPServer") and not right("in_match", "", "x")
-  assert right("number_near", "about 1,049", "1000", 0.05)
-  assert not right("number_near", "1051", "1000", 0.05) and not right("number_near", "none", "0")
-  assert right("date_near", "2024-03-01", "1 April 2024")
-  assert not right("date_near", "2024-03-01", "2024-04-02") and not right("date_near", "?", "2024")
-  assert right("url_match", "see https://www.python.org/x", "http://python.org/y")
-  assert not right("url_match", "https://python.org", "https://pypi.org")
-  gold = [{"name": "Foo", "base": "1000", "source": "7"}]
-  found = f"{HEADER}\n| Foo | 1010 | 7 |"
-  near = {"base": ("number_near", 0.05)}
-  columns, keys = COLUMNS, ("name",)
-  parts = tables.table_parts(found, gold, columns=columns, keys=keys, metrics=near)
-  assert parts["success"] == 1.0

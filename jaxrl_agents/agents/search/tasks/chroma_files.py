@@ -182,7 +182,7 @@ def _level_in(raw: Any, place: str) -> Level:
     distractors=tuple(distractors),
     kind=str(raw.get("kind", "")),
     passed=_field(raw, "passed_verification", bool, place),
-    failure_reasons=tuple(map(str, raw.get("failure_reasons", ()))),
+    failure_reasons=_quotes(raw, "failure_reasons", place),
     extra=extra,
   )
 
@@ -209,8 +209,8 @@ def _item_in(raw: Any, contents: Mapping[str, str], place: str) -> Item:
     truth_quotes=_quotes(raw, "truth_quotes", place),
     contains_truth=contains_truth,
     is_answer=bool(raw.get("is_answer", contains_truth)),
-    chunk_ids=tuple(raw.get("chunk_ids", ())),
-    answer_chunk_ids=tuple(raw.get("answer_chunk_ids", ())),
+    chunk_ids=_quotes(raw, "chunk_ids", place),
+    answer_chunk_ids=_quotes(raw, "answer_chunk_ids", place),
     name=str(raw.get("name", "")),
     clue=str(raw.get("clue", "") if "clue" in raw else " ".join(raw.get("clue_quotes") or ())),
     reasoning=str(raw.get("reasoning", "")),

@@ -122,7 +122,7 @@ def browsecomp_plus(
 def _page(place: str, value: Any, name: str) -> Document:
   """A document of a row; its text is empty where the row only names it."""
   each = value if isinstance(value, dict) else {"docid": value}
-  own_id = each.get("docid") or each.get("_id") or each.get("id")
+  own_id = question_rows.first_text(each, "docid", "_id", "id")
   if not isinstance(own_id, str | int):
     raise ValueError(f"{place}: a document of {name} has no 'docid'; give it one")
   metadata = {"source": str(own_id), "kind": "text", "url": str(each.get("url") or "")}

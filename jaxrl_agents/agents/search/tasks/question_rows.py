@@ -40,12 +40,17 @@ def field_list(place: str, row: Mapping[str, Any], name: str) -> list[Any]:
 
 def question(place: str, row: Mapping[str, Any], gold: Sequence[str], **options: Any) -> Question:
   """The question of a row, with its id and answer; ValueError if it lacks id or text."""
-  own_id = next((str(row[name]) for name in ("_id", "id", "query_id") if row.get(name)), "")
+  own_id = first_text(row, "_id", "id", "query_id")
   text = row.get("question") or row.get("query")
   if not own_id or not isinstance(text, str):
     raise ValueError(f"{place}: has no '_id' or 'id', or no text 'question'; give it both")
   options = {name: tuple(v) if name == "holding" else v for name, v in options.items()}
-  return Question(own_id, text, tuple(gold), answer=str(row.get("answer") or ""), **options)
+  return Question(own_id, text, tuple(gold), answer=first_text(row, "answer"), **options)
+
+
+def first_text(row: Mapping[str, Any], *names: str) -> str:
+  """The first of these fields that a row has, as text; 0 counts. "" if it has none."""
+  return next((str(row[name]) for name in names if row.get(name) not in (None, "", [], {})), "")
 
 
 def completed(found: Question, split: Split | None, texts: Mapping[str, str]) -> Question:

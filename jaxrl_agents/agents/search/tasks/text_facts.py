@@ -31,8 +31,11 @@ SENTENCE_WORDS = (8, 45)
 """Fewest and most words of a sentence that may describe a document."""
 
 _SENTENCE = re.compile(
-  r"[A-Z\"'(][^.!?\n]*(?:\n(?!\s*\n)[^.!?\n]*|\.(?=\w)[^.!?\n]*)*[.!?](?=\s|$)"
+  r"[A-Z\"'(][^.!?\n]*(?:\n(?!\s*\n)[^.!?\n]*|\.(?=\w)[^.!?\n]*)*(?P<end>[.!?](?=\s|$))?"
 )
+"""Without `end` it is no sentence. It is matched all the same, so that a block without an end is
+read once and not from each of its capitals.
+"""
 _TERM = re.compile(rf"[a-z]{{{MIN_TERM},}}")
 _NAME = re.compile(
   r"(?<![.!?:] )(?<!^)\b[A-Z][\w'-]+(?:\s(?:of|the|de|and|von|for)?\s?[A-Z][\w'-]+){1,3}"
@@ -99,7 +102,7 @@ def _summary(
   best, chosen = 0.0, None
   for match in _SENTENCE.finditer(document.text):
     words = match[0].split()
-    if not SENTENCE_WORDS[0] <= len(words) <= SENTENCE_WORDS[1]:
+    if not match["end"] or not SENTENCE_WORDS[0] <= len(words) <= SENTENCE_WORDS[1]:
       continue
     if name and re.search(re.escape(name), " ".join(words), re.IGNORECASE):
       continue

@@ -228,3 +228,13 @@ def test_what_is_no_json_or_no_folder_of_it_is_refused(tmp_path):
     chroma_files.read_folder(tmp_path)
   with pytest.raises(ValueError, match="no .json file"):
     chroma_files.read_folder(tmp_path / "nothing")
+
+
+def test_what_is_null_is_as_if_it_were_missing_and_other_types_are_named(tmp_path):
+  record = web_file()
+  record["tasks"][0]["failure_reasons"] = None
+  record["tasks"][0]["supporting_items"][0] |= {"chunk_ids": None, "answer_chunk_ids": None}
+  assert chroma_files.read(write_json(tmp_path, record)).levels[0].failure_reasons == ()
+  record["tasks"][0]["supporting_items"][0]["chunk_ids"] = 7
+  with pytest.raises(ValueError, match=r"supporting_items\[0\]\.chunk_ids is not a list of texts"):
+    chroma_files.read(write_json(tmp_path, record))

@@ -204,6 +204,12 @@ def test_the_first_rows_of_each_file_are_kept_if_so_wished(tmp_path):
   assert [question.id for question in found.questions] == ["0", "1"]
 
 
+def test_files_may_be_numbered_from_0_and_ask_for_a_number(tmp_path):
+  (tmp_path / "a.json").write_text(json.dumps([HOTPOT | {"_id": 0, "answer": 0}]))
+  (question,) = published_sets.read("hotpotqa", tmp_path).questions
+  assert (question.id, question.answer) == ("0", "0")
+
+
 def test_bad_rows_and_forms_are_refused_with_their_place(tmp_path):
   (tmp_path / "a.json").write_text(json.dumps([HOTPOT | {"context": "text"}]))
   with pytest.raises(ValueError, match=r"a\.json, row 1: field 'context' is no list of pairs"):

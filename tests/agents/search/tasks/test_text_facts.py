@@ -38,6 +38,17 @@ def test_a_text_is_named_by_its_title_or_by_a_name_that_no_other_has():
   assert (truths["smeaton.txt"], smeaton.name) == ("Smeaton", "Smeaton")
 
 
+def test_a_table_without_a_sentence_is_read_once_from_its_begin():
+  """From each of its capitals it would take hours."""
+  table = Document("0", "table.txt", "Ab,cd " * 200_000, {"source": "table.txt", "kind": "text"})
+  sentence = "Dovetailed granite blocks resist enormous breaking waves through winter."
+  text = Document("1", "x", f"Ab,cd\n\n{sentence}", {"source": "x", "kind": "text"})
+  entities = text_facts.read([table, text]).entities
+  assert entities["table.txt"].summary is None
+  found = entities["x"].summary
+  assert found is None or text.text[found.start : found.end] == sentence
+
+
 def test_a_text_is_described_by_its_most_distinctive_sentence_without_its_name():
   domain, quote = read()
   summaries = {key: quote(entity.summary) for key, entity in domain.entities.items()}
