@@ -128,7 +128,8 @@ class WorkersConfig:
 
   Attributes:
     processes: with fleet.backend=ray on each node of the cluster that has so many CPUs.
-    stall_s: seconds without progress that count as an error.
+    stall_s: seconds without progress that count as an error; where a turn of the agent may take
+      longer (Agent.turn_s), as many seconds as that.
   """
 
   processes: Count = 2

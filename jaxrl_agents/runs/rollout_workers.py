@@ -387,12 +387,14 @@ class RolloutWorkers:
     # Programs of several devices must reach all of them in one order, and so come from one thread.
     if self._others and setup.is_on_one_device(self._config):
       in_thread = functools.partial(background.call, name="engine")
+    # While tools run nothing is heard of an episode.
+    turn_s = setup.agent(self._config).turn_s(self._config.agent_config, workers.stall_s)
     return RolloutServer(
       sampler,
       self._pool,
       max_rollouts=workers.episodes,
       deterministic=workers.deterministic,
-      stall_s=workers.stall_s,
+      stall_s=max(workers.stall_s, turn_s),
       others=self._others,
       in_thread=in_thread,
     )

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from jaxrl_agents.sandbox.errors import Refused
 from jaxrl_agents.sandbox.records import SandboxLimits
 
 pytestmark = pytest.mark.slow
@@ -154,6 +155,20 @@ def test_a_full_disk_is_an_error_of_the_command(in_box, folder):
   result, after = in_box(body, limits=SMALL)
   assert result.code != 0 and "No space left on device" in result.output
   assert after == "yes\n"
+
+
+def test_a_file_that_does_not_fit_the_disk_stays_as_it_was(in_box):
+  async def body(box):
+    await box.write("f", "before", mode=0o755)
+    await box.exec("head -c 7M /dev/zero > a")
+    with pytest.raises(Refused, match="No space left on device"):
+      await box.write("f", b"x" * (6 << 20))
+    kept = await box.read("f")
+    await box.exec("rm a")
+    await box.write("f", "after")
+    return kept, (await box.exec("cat f; stat -c :%a f")).output
+
+  assert in_box(body, limits=SMALL) == (b"before", "after:755\n")
 
 
 def test_files_are_limited_in_number(in_box):

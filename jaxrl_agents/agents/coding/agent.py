@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.agents.agent import Agent, Setting, Tasks
-from jaxrl_agents.agents.coding import baselines, config, env, expert, scripted_edits
+from jaxrl_agents.agents.coding import baselines, config, env, expert, scripted_edits, tools
 from jaxrl_agents.agents.coding import drills as coding_drills
 from jaxrl_agents.agents.coding import reward as reward_lib
 from jaxrl_agents.agents.coding import rubrics as coding_rubrics
@@ -108,6 +108,11 @@ class CodingAgent(Agent):
   def check(self, options: CodingConfig, steps: int, stall_s: float) -> None:
     """Raises ValueError where two options contradict each other."""
     config.check(options)
+
+  def turn_s(self, options: CodingConfig, stall_s: float) -> float:
+    """A turn may last as long as its calls, and the last one as long as judging and its control."""
+    calls_s = options.max_calls * (options.command_s + tools.MARGIN_S)
+    return stall_s + max(calls_s, 2 * options.grade_s)
 
   def own_tools(self, options: CodingConfig) -> Sequence[str]:
     """The tools of the option `tools`."""

@@ -165,6 +165,15 @@ def check(options: CodingConfig) -> None:
       "hold with the tool shell, which runs code and changes files uncounted; remove it from "
       "coding.tools, or set both to 0"
     )
+  if (
+    options.context == "summarize"
+    and options.max_summaries
+    and options.tool_output_tokens + options.summary_tokens > options.token_budget
+  ):
+    raise ValueError(
+      f"coding.tool_output_tokens={options.tool_output_tokens} and coding.summary_tokens="
+      f"{options.summary_tokens} do not fit coding.token_budget={options.token_budget}; lower them"
+    )
   if options.tool_output_tokens + options.max_new_tokens > options.token_budget:
     raise ValueError(
       f"coding.tool_output_tokens={options.tool_output_tokens} and coding.max_new_tokens="

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_agents.agents import system_prompt
 from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.config import REPLACE_LINES, CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
@@ -86,7 +87,9 @@ def repair_drills(
     seed: of the random draws.
   """
   draw = random.Random(f"{seed} repairs")
-  specs = tuple(view.SPECS[name] for name in limits.tools)
+  offered = [name for name in limits.tools if name != "fetch_page" or limits.pages]
+  specs = tuple(view.SPECS[name] for name in offered)
+  head = system_prompt.messages(limits.system_prompt, view.system_prompt(limits, specs))
   elsewhere: Replacement | None = None
   named = ""
   for fault in damaged:
@@ -102,7 +105,7 @@ def repair_drills(
     mended = repairs(repo, edits, limits.tools)
     messages, reply = _drill(fault, mended, elsewhere, limits, draw)
     elsewhere = next((made for made in mended if isinstance(made, Replacement)), elsewhere)
-    messages.insert(0, Message("user", request))
+    messages[:0] = [*head, Message("user", request)]
     ids = chat.encode_reply(reply, messages)
     if len(ids) <= MAX_REPLY_TOKENS * (len(edits) if each else 1):
       yield chat.render(messages, specs), ids

@@ -29,13 +29,14 @@ from jaxrl_agents.agents.coding.conversation import Conversation
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge import self_search, test_runs
 from jaxrl_agents.agents.coding.judge.changes import added_lines, changes_between
+from jaxrl_agents.agents.coding.judge.run_tests import NotBegun
 from jaxrl_agents.agents.coding.judge.verdict import UNJUDGED, Judge, Verdict
 from jaxrl_agents.agents.coding.services import CodingServices, check
 from jaxrl_agents.agents.coding.tools import Change, Workspace
 from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.harness.rollout import EpisodeError
 from jaxrl_agents.harness.tools import Tool, ToolError, problem_with, run_call
-from jaxrl_agents.sandbox.errors import Refused, SandboxError
+from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxError
 from jaxrl_agents.sandbox.host import interruptible
 from jaxrl_agents.sandbox.records import Snapshot
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
@@ -320,8 +321,10 @@ class CodingEnv:
     """
     assert self._judge is not None
     try:
+      damaged = repo_lib.broken(self._repo, self._task.facts["edits"])
+      changes = {path: text.encode() for path, text in damaged.items()}
       async with asyncio.timeout(self._limits.grade_s):
-        await self._judge.grade(self._repo, self._task.facts, {})
+        await self._judge.grade(self._repo, self._task.facts, changes)
     except (SandboxError, TimeoutError) as control:
       raise EpisodeError(
         f"task {self._task.id}: neither the agent's work ({error or type(error).__name__}) nor the "
@@ -330,9 +333,11 @@ class CodingEnv:
     self._verdict = UNJUDGED
 
   def _refuse_searches(self, changes: Mapping[str, bytes | None]) -> None:
-    """Where test runs are counted, code that searches for the repair when it runs is none."""
+    """Without a shell, code that searches for the repair when it runs is none: it would do what the
+    policy cannot, or may not do as often.
+    """
     assert self._verdict is not None
-    if self._limits.test_runs and self._repo.kind == "calls":
+    if "shell" not in self._limits.tools and self._repo.kind == "calls":
       found = self_search.searching(self._repo, changes)
       if found:
         suspicious = tuple(sorted({*self._verdict.suspicious, *found}))
@@ -343,10 +348,17 @@ class CodingEnv:
     assert self._judge is not None and self._workspace.box is not None
     changes = await self._changes(await self._workspace.box.snapshot())
     seconds, facts = self._limits.command_s, self._task.facts
-    try:
-      return await test_runs.shown(self._judge, self._repo, facts, changes, command_s=seconds)
-    except SandboxError as error:  # not the sandbox that the tools work on
-      raise ToolError(view.UNTESTED) from error
+    for last_try in (False, True):
+      try:
+        return await test_runs.shown(self._judge, self._repo, facts, changes, command_s=seconds)
+      except (NotBegun, NoSandbox) as error:  # nothing of the policy's has run
+        if last_try:
+          raise EpisodeError(
+            f"task {self._task.id}: the tests could not be started: {error}"
+          ) from error
+      except SandboxError as error:  # not the sandbox that the tools work on
+        raise ToolError(view.UNTESTED) from error
+    raise AssertionError("the second try returns or raises")
 
   async def _changes(self, now: Snapshot) -> dict[str, bytes | None]:
     """{path below /work: content} of every file that differs from the undamaged repository in a

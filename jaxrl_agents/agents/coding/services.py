@@ -36,6 +36,7 @@ class Workshop:
   def __init__(self, backend: str = "namespaces", **options):
     self._backend, self._options = backend, options
     self._opening: asyncio.Task[Judge] | None = None
+    self._ending: asyncio.Task[None] | None = None
     self.boxes: Sandboxes | None = None
 
   async def judge(self) -> Judge:
@@ -44,9 +45,18 @@ class Workshop:
     Raises:
       sandbox.errors.NoSandbox: this machine cannot run the backend; the message names the remedy.
     """
+    if self._opening is not None and self._opening.done() and not self._is_usable(self._opening):
+      self._opening = None  # what failed once, or died since, may work now
+      if self.boxes is not None:
+        self._ending, self.boxes = asyncio.create_task(self.boxes.close()), None
     if self._opening is None:
       self._opening = asyncio.create_task(self._open())
     return await asyncio.shield(self._opening)
+
+  @staticmethod
+  def _is_usable(opened: asyncio.Task[Judge]) -> bool:
+    failed = opened.cancelled() or opened.exception() is not None
+    return not failed and opened.result().boxes.is_open
 
   async def _open(self) -> Judge:
     boxes = Sandboxes(self._backend, **self._options)

@@ -8,7 +8,7 @@ from typing import cast
 from jaxrl_agents.harness.mcp_tools.connection import CannotConnect
 from jaxrl_agents.harness.mcp_tools.listing import Listing
 from jaxrl_agents.harness.mcp_tools.session import PAUSE_S, Session
-from jaxrl_agents.harness.rollout import EpisodeError
+from jaxrl_agents.harness.rollout import EpisodeError, all_or_none
 from jaxrl_agents.types import Context, Env, EnvWithTools, Message, Trajectory
 
 STARTS_AT_ONCE = 2
@@ -54,7 +54,7 @@ class Equipped:
     Raises:
       EpisodeError: a server cannot be started; the fault is the machine's, not the policy's.
     """
-    await asyncio.gather(*map(_connected, self._sessions))
+    await all_or_none(*map(_connected, self._sessions))
     tools = [tool for session in self._sessions for tool in session.tools]
     cast(EnvWithTools, self._env).add_tools(tools)
     return await self._env.start()

@@ -44,6 +44,10 @@ class Backend(Protocol):
   async def stop(self) -> None:
     """Ends all of them."""
 
+  @property
+  def is_alive(self) -> bool:
+    """Whether it can start agents."""
+
 
 class Namespaces:
   """Forks of a zygote in namespaces of their own; needs nothing but the kernel."""
@@ -108,6 +112,10 @@ class Namespaces:
 
   async def kill(self, number: int) -> None:
     await self._send(json.dumps({"kill": number}).encode(), [])
+
+  @property
+  def is_alive(self) -> bool:
+    return self._control is not None
 
   async def stop(self) -> None:
     if self._control:

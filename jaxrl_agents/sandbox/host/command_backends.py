@@ -73,6 +73,11 @@ class Commands:
     if self._program and not shutil.which(self._program):
       raise NoSandbox(f"{self._program} is not installed; install it or use another backend")
 
+  @property
+  def is_alive(self) -> bool:
+    """A process is started for each sandbox."""
+    return True
+
   async def launch(
     self, number: int, start: Snapshot, limits: SandboxLimits, end: socket.socket
   ) -> None:

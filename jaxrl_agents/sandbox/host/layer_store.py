@@ -46,9 +46,10 @@ class Store:
 
   def __init__(self, folder: pathlib.Path, owner: tuple[int, int]):
     self.folder, self._owner = folder, owner
-    if not folder.exists():
-      folder.mkdir(parents=True)
-      folder.chmod(0o711)  # whatever the umask is
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o711, exist_ok=True)  # several processes may open it at once
+    if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o022:
+      folder.chmod(folder.stat().st_mode | 0o111)  # whatever the umask is
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
       raise NoSandbox(f"{folder} belongs to another user; choose another store")

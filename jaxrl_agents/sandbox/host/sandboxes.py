@@ -94,6 +94,11 @@ class Sandboxes:
     self._backend = backend
     return self
 
+  @property
+  def is_open(self) -> bool:
+    """Whether sandboxes can be made."""
+    return self._backend is not None and self._backend.is_alive
+
   async def __aexit__(self, *_: object) -> None:
     await self.close()
 

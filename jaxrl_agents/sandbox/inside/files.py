@@ -6,6 +6,7 @@ files are opened for good, and none of /proc: the agent's own entries there are 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -50,22 +51,43 @@ def read(path: str, offset: int, limit: int) -> tuple[int, bytes]:
 
 
 def write(path: str, content: bytes, mode: int) -> None:
-  """Writes the whole file; missing folders are made."""
+  """Writes the whole file; missing folders are made. `mode` is that of a new file. Where the disk
+  has no room for the new content, a file stays as it was.
+  """
   try:
     os.makedirs(os.path.dirname(path), exist_ok=True)
   except OSError as error:
     raise Refused(f"{error.filename}: {error.strerror}") from None
+  is_new = not os.path.lexists(path)
   fd = _open_regular(path, os.O_WRONLY | os.O_CREAT, mode)
+  view = memoryview(content)
   try:
-    os.ftruncate(fd, 0)
-    view = memoryview(content)
+    _reserve(fd, len(content))
     while view:
       view = view[os.write(fd, view) :]
-    os.fchmod(fd, mode)
+    os.ftruncate(fd, len(content))
+    if is_new:
+      os.fchmod(fd, mode)
   except OSError as error:
     raise Refused(f"{path}: {error.strerror} after {len(content) - len(view)} bytes") from None
   finally:
     os.close(fd)
+
+
+def _reserve(fd: int, size: int) -> None:
+  """Takes the space for `size` bytes, where the file system can do that.
+
+  Raises:
+    OSError: there is not so much; the file has its size again.
+  """
+  before = os.fstat(fd).st_size
+  try:
+    if size:
+      os.posix_fallocate(fd, 0, size)
+  except OSError as error:
+    os.ftruncate(fd, before)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+      raise
 
 
 def find(root: str, needles: list[bytes], limit: int) -> tuple[list[str], int]:

@@ -143,3 +143,13 @@ def test_code_of_which_one_token_is_left_over_is_no_drill(monkeypatch):
   assert functions.texts == [TEXT]
   (drill,) = coding_drills.text_drills(functions, CHAT, count=9, seed=0)
   assert len(drill) == coding_drills.MAX_TEXT_TOKENS
+
+
+def test_a_drill_begins_as_an_episode_does_and_offers_its_tools():
+  limits = CodingConfig()  # with the text of the environment, and without recorded pages
+  (drill,) = coding_drills.repair_drills(
+    [Damaged(REPO, (EDITS[0],))], PROMPTS, limits, CHAT, seed=0
+  )
+  said = CHAT.decode(drill[0].tolist())
+  assert "fetch_page" not in said and "You work on a repository in a sandbox" in said
+  assert said.index("You work on a repository") < said.index("main.py")

@@ -59,5 +59,8 @@ def _uses(text: str, own: set[str]) -> Iterator[str]:
     elif isinstance(node, ast.Attribute):
       if node.attr in FORBIDDEN | _INSIDE or node.attr.startswith("_"):
         yield f".{node.attr}"
+    elif isinstance(node, ast.MatchClass):
+      names = [name for name in node.kwd_attrs if name in FORBIDDEN | _INSIDE or name[0] == "_"]
+      yield from (f".{name}" for name in names)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "__" in node.value:
       yield repr(node.value)

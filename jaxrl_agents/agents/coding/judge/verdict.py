@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import re
+import tokenize
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ _SUSPICIOUS = re.compile(
   r"\bos\._exit|\bsys\.modules|\bunittest\b|\bpytest\b|\batexit\b|_getframe|\bgc\.get_|\bsettrace"
   r"|/proc/|\bsignal\."
 )
+PLAIN = ("utf-8", "utf-8-sig", "ascii", "us-ascii")
+"""Encodings in which a source says what it looks like."""
 ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
 """Python recognises stale compiled files by second and size, and an edit can leave both unchanged.
 """
@@ -46,7 +50,8 @@ class Verdict:
     fail_to_pass, pass_to_pass: shares of the visible tests.
     hidden_fail_to_pass, hidden_pass_to_pass: shares of the hidden tests.
     tampered: tests and test settings that the agent changed; these changes are discarded.
-    suspicious: changed sources that newly mention the test machinery.
+    suspicious: changed sources that newly mention the test machinery, or are in an encoding that
+      hides what they do.
   """
 
   solved: bool
@@ -171,11 +176,22 @@ def sorted_changes(
         counted[path] = None
       continue
     counted[path] = content
+    if path.endswith(".py") and content and encoding_of(content) not in PLAIN:
+      suspicious.append(path)  # in another one a comment may be code
+      continue
     text = (content or b"").decode("utf-8", "replace")
     new = set(_SUSPICIOUS.findall(text)) - set(_SUSPICIOUS.findall(repo.files.get(path, "")))
     if new:
       suspicious.append(path)
   return counted, tuple(sorted(tampered)), tuple(sorted(suspicious))
+
+
+def encoding_of(content: bytes) -> str:
+  """The encoding in which Python reads a source; "" if it cannot."""
+  try:
+    return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
+  except (SyntaxError, LookupError):
+    return ""
 
 
 async def _put(box: Sandbox, path: str, content: bytes | str | None) -> None:

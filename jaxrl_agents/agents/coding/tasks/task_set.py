@@ -265,6 +265,7 @@ def chosen(coding_set: CodingSet, split: str, limits: CodingConfig) -> list[Task
       and task.facts["kind"].startswith(DAMAGE[limits.damage])
       and limits.min_level <= task.facts["level"] <= limits.max_level
       and longest <= limits.max_file_characters
+      and (repo.kind != "calls" or len(repo.sources) <= limits.max_files)
     )
     if fits:
       found.append(task)

@@ -146,6 +146,13 @@ def test_a_slice_is_chosen_by_kind_level_and_length(made):
   assert {t.facts["kind"].split()[0] for t in choose(damage="token")} == {"flip", "token"}
   assert {t.facts["kind"].split()[0] for t in choose(damage="flip")} == {"flip"}
   assert choose(max_file_characters=10) == []
+  twice = {
+    key: dataclasses.replace(repo, sources=2 * repo.sources) if repo.kind == "calls" else repo
+    for key, repo in made.repos.items()
+  }
+  spread = dataclasses.replace(made, repos=twice)
+  of_two = lambda most: task_set.chosen(spread, split, CodingConfig(max_files=most))
+  assert of_two(2) == choose() and all(t.facts["repo_kind"] != "calls" for t in of_two(1))
 
 
 def test_an_sdist_is_unpacked_in_memory_without_its_first_folder(tmp_path):
