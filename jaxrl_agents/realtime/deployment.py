@@ -222,7 +222,7 @@ def read(folder: str | os.PathLike[str]) -> Deployment:
     found = whole["deployment"]
     if whole["sha256"] != _digest(found):
       raise ValueError("its content does not have its digest")
-    named = lambda name: Pointer(**found[name]) if found[name] else None
+    named = lambda name: Pointer(**found[name]) if found.get(name) else None
     return Deployment(
       stable=Pointer(**found["stable"]),
       candidate=named("candidate"),

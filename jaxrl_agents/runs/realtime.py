@@ -107,10 +107,15 @@ class Cycles:
     self._stable_scores: tuple[int, TaskScores] | None = None
     self.trial: Trial | None = None
     deployer = traffic.deployer
-    if deployer.now.candidate and deployer.now.stage:  # a stable one may still be rolled back
-      self.trial = Trial(deployer, traffic.join, rules)
-    elif deployer.now.trial:  # it died between publication and gate
+    if deployer.now.trial and not deployer.now.stage:  # it died between publication and gate
       deployer.roll_back()
+    self._watch()
+
+  def _watch(self) -> None:
+    """Has a trial watch the candidate among users; a stable one may still be rolled back."""
+    now = self.traffic.deployer.now
+    if now.candidate and now.stage:
+      self.trial = Trial(self.traffic.deployer, self.traffic.join, self._rules)
 
   async def serve(self) -> None:
     """Gives the samplers what the deployment names.
@@ -191,6 +196,8 @@ class Cycles:
     changed = self.trial is not None and self.trial.step(self.traffic.clock())
     if changed:
       await self.serve()
+      if self.trial and self.trial.rolled_back:
+        self._watch()
     return changed
 
   def _accept(self, figures: Mapping[str, tuple[float, float]]) -> None:

@@ -17,5 +17,9 @@ def test_a_checkpoint_is_there_until_the_one_that_replaces_it_is_whole(tmp_path)
     again = checkpoints_lib.Checkpoints(tmp_path)
     (found,) = again.all()
     assert (found.path, (found.folder / "w").read_text()) == (path, text)
+  place = tmp_path / "m" / "weights"
+  (place / "latest").rename(place / ".latest.before")  # as a process leaves it that dies just then
+  (found,) = checkpoints_lib.Checkpoints(tmp_path).all()
+  assert (found.folder / "w").read_text() == "new"
   with pytest.raises(ValueError, match="exists; save with overwrite"):
     kept.begin("m", "weights", "latest", overwrite=False)

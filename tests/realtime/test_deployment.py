@@ -48,6 +48,14 @@ def test_a_users_place_is_a_keyed_digest_and_a_user_stays_in_the_canary():
   assert len(small & other) < 30  # 10 of 4,000 by chance
 
 
+def test_a_file_of_before_versions_were_watched_on_is_read(folder):
+  content = deployment._to_json(Deployer(folder).now)
+  del content["replaced"]
+  whole = {"sha256": deployment._digest(content), "deployment": content}
+  (folder / deployment.FILE).write_text(json.dumps(whole))
+  assert Deployer(folder).now.replaced is None
+
+
 def test_a_candidate_goes_from_shadow_to_all_users(folder):
   deployer = Deployer(folder)
   deployer.propose(1)

@@ -76,7 +76,7 @@ def repair_drills(
   """Yields the token ids of a prompt and of the reply that repairs the file, int32 [P] and [R].
 
   Drills whose reply has more than MAX_REPLY_TOKENS tokens for each function to be repaired are left
-  out.
+  out, and those that need more edits than the limits allow.
 
   Args:
     damaged: files and the edits that broke them.
@@ -103,6 +103,8 @@ def repair_drills(
     request = request.format(path=" or ".join(paths), check=_COMMAND)
     request += view.counted(limits)
     mended = repairs(repo, edits, limits.tools)
+    if limits.max_edits and len(mended) > limits.max_edits:
+      continue
     messages, reply = _drill(fault, mended, elsewhere, limits, draw)
     elsewhere = next((made for made in mended if isinstance(made, Replacement)), elsewhere)
     messages[:0] = [*head, Message("user", request)]

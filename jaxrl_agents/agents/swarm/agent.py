@@ -72,7 +72,7 @@ class SwarmAgent(Agent):
   def check(self, options: SwarmConfig, steps: int, stall_s: float) -> None:
     """Raises ValueError where options contradict each other or those of the run."""
     config.check(options)
-    config.check_run(options, steps, stall_s)
+    config.check_run(options, steps)
 
   def own_tools(self, options: SwarmConfig) -> Sequence[str]:
     """Those of the swarm, and those that look into the corpus."""

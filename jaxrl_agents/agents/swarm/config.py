@@ -76,7 +76,7 @@ class SwarmConfig:
     sub_temperature: sampling temperature of sub-agents.
     sub_failure_rate: probability that the message of an assignment is lost: it takes its steps and
       ends with the status "error". A function of the episode's seed and the assignment's place.
-    sub_deadline_s: seconds after which a sub-agent is given up; less than workers.stall_s.
+    sub_deadline_s: seconds after which a sub-agent is given up.
     message_tokens: most tokens of a sub-agent's answer; the rest is cut off.
     max_agents: most sub-agents that an episode may create.
     max_assignments_per_turn: most assignments that run at once; further ones are refused.
@@ -176,13 +176,8 @@ def check(options: SwarmConfig) -> None:
     )
 
 
-def check_run(options: SwarmConfig, steps: int, stall_s: float) -> None:
-  """Raises ValueError where an option contradicts learner.steps or workers.stall_s."""
-  if options.sub_deadline_s >= stall_s:
-    raise ValueError(
-      f"swarm.sub_deadline_s={options.sub_deadline_s:g} must be below workers.stall_s={stall_s:g}, "
-      "after which the run is given up"
-    )
+def check_run(options: SwarmConfig, steps: int) -> None:
+  """Raises ValueError where an option contradicts learner.steps."""
   if steps > 1 and options.parl.anneal_end * steps > steps - 1:
     raise ValueError(
       f"swarm.parl.anneal_end={options.parl.anneal_end:g} leaves none of the {steps} steps to the "

@@ -23,7 +23,7 @@ from jaxrl_agents.gateway.requests import Refusal
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 RECORD = "checkpoint.json"
-_PARTIAL = ".partial"
+_PARTIAL, _BEFORE = ".partial", ".before"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
@@ -93,6 +93,10 @@ class Checkpoints:
   def __init__(self, directory: str | pathlib.Path):
     self._directory = pathlib.Path(directory).expanduser()
     self._directory.mkdir(parents=True, exist_ok=True)
+    for before in self._directory.glob(f"*/*/.*{_BEFORE}"):  # a process died as it replaced it
+      place = before.with_name(before.name.removeprefix(".").removesuffix(_BEFORE))
+      if not place.exists():
+        os.replace(before, place)
 
   def begin(self, model: str, kind: str, name: str, *, overwrite: bool) -> pathlib.Path:
     """An empty folder for a new checkpoint, which `complete` puts in its place. Until then an
@@ -120,7 +124,7 @@ class Checkpoints:
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     place = folder.with_name(folder.name.removeprefix(".").removesuffix(_PARTIAL))
-    before = folder.with_name(f".{place.name}.before")
+    before = folder.with_name(f".{place.name}{_BEFORE}")
     shutil.rmtree(before, ignore_errors=True)
     if place.exists():
       os.replace(place, before)

@@ -48,13 +48,12 @@ class Store:
     self.folder, self._owner = folder, owner
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o711, exist_ok=True)  # several processes may open it at once
-    if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o022:
-      folder.chmod(folder.stat().st_mode | 0o111)  # whatever the umask is
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
       raise NoSandbox(f"{folder} belongs to another user; choose another store")
     if found.st_mode & 0o022:
       raise NoSandbox(f"{folder} may be written by others; chmod go-w it or choose another store")
+    folder.chmod(stat.S_IMODE(found.st_mode) | 0o111)  # whatever the umask is
     for name in ("layers", "live", "runtimes"):
       (folder / name).mkdir(exist_ok=True)
       (folder / name).chmod(0o711)

@@ -104,9 +104,11 @@ def test_lines_are_repaired_by_their_numbers_where_the_tool_for_it_is_offered():
     EDITS[1],
   )
   limits = dataclasses.replace(LIMITS, tools=(*LIMITS.tools, "replace_lines"))
-  made = coding_drills.repair_drills(
-    [Damaged(REPO, edits, each=True)] * 20, PROMPTS, limits, CHAT, seed=0
-  )
+  faults = [Damaged(REPO, edits, each=True)] * 20
+  made = list(coding_drills.repair_drills(faults, PROMPTS, limits, CHAT, seed=0))
+  assert len(made) == 20
+  few = dataclasses.replace(limits, max_edits=1)
+  assert not list(coding_drills.repair_drills(faults, PROMPTS, few, CHAT, seed=0))
   for prompt, reply in made:
     said = CHAT.decode(prompt.tolist())
     assert "Each function of main.py has a fault: see `python3 check.py`. Mend them all." in said

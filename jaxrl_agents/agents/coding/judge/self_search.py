@@ -32,7 +32,8 @@ def searching(repo: Repo, changes: Mapping[str, bytes | None]) -> list[str]:
   for path, content in sorted(changes.items()):
     if content is None or not path.endswith(".py"):
       continue
-    now, before = content.decode("utf-8", "replace"), repo.files.get(path, "")
+    # As Python does, without a byte order mark.
+    now, before = content.decode("utf-8-sig", "replace"), repo.files.get(path, "")
     if set(_uses(now, own)) - set(_uses(before, own)):
       found.append(path)
   return found

@@ -9,6 +9,7 @@ of the process with the agent's code (`inside.tester`).
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import dataclasses
 import io
@@ -29,7 +30,7 @@ _SUSPICIOUS = re.compile(
   r"\bos\._exit|\bsys\.modules|\bunittest\b|\bpytest\b|\batexit\b|_getframe|\bgc\.get_|\bsettrace"
   r"|/proc/|\bsignal\."
 )
-PLAIN = ("utf-8", "utf-8-sig", "ascii", "us-ascii")
+PLAIN = ("utf-8", "utf-8-sig", "ascii")
 """Encodings in which a source says what it looks like."""
 ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
 """Python recognises stale compiled files by second and size, and an edit can leave both unchanged.
@@ -176,7 +177,8 @@ def sorted_changes(
         counted[path] = None
       continue
     counted[path] = content
-    if path.endswith(".py") and content and encoding_of(content) not in PLAIN:
+    was = encoding_of(repo.files.get(path, "").encode("utf-8", "replace"))
+    if path.endswith(".py") and content and encoding_of(content) not in (*PLAIN, was or "utf-8"):
       suspicious.append(path)  # in another one a comment may be code
       continue
     text = (content or b"").decode("utf-8", "replace")
@@ -188,8 +190,9 @@ def sorted_changes(
 
 def encoding_of(content: bytes) -> str:
   """The encoding in which Python reads a source; "" if it cannot."""
+  lines = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # as Python does first
   try:
-    return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
+    return codecs.lookup(tokenize.detect_encoding(io.BytesIO(lines).readline)[0]).name
   except (SyntaxError, LookupError):
     return ""
 

@@ -123,9 +123,9 @@ def _page(place: str, value: Any, name: str) -> Document:
   """A document of a row; its text is empty where the row only names it."""
   each = value if isinstance(value, dict) else {"docid": value}
   own_id = question_rows.first_text(each, "docid", "_id", "id")
-  if not isinstance(own_id, str | int):
+  if not own_id:
     raise ValueError(f"{place}: a document of {name} has no 'docid'; give it one")
-  metadata = {"source": str(own_id), "kind": "text", "url": str(each.get("url") or "")}
+  metadata = {"source": own_id, "kind": "text", "url": str(each.get("url") or "")}
   return Document("", str(each.get("title") or ""), str(each.get("text") or ""), metadata)
 
 

@@ -210,6 +210,17 @@ def test_files_may_be_numbered_from_0_and_ask_for_a_number(tmp_path):
   assert (question.id, question.answer) == ("0", "0")
 
 
+def test_a_page_without_an_id_is_refused(tmp_path):
+  row = {
+    "query_id": 0,
+    "query": "Who?",
+    "evidence_docs": [{"docid": 0, "text": "He."}, {"text": "x"}],
+  }
+  (tmp_path / "a.jsonl").write_text(json.dumps(row))
+  with pytest.raises(ValueError, match="a document of evidence_docs has no 'docid'"):
+    published_sets.read("browsecomp_plus", tmp_path)
+
+
 def test_bad_rows_and_forms_are_refused_with_their_place(tmp_path):
   (tmp_path / "a.json").write_text(json.dumps([HOTPOT | {"context": "text"}]))
   with pytest.raises(ValueError, match=r"a\.json, row 1: field 'context' is no list of pairs"):
