@@ -45,7 +45,7 @@ def main() -> None:
     table = csv.writer(file, lineterminator="\n")
     table.writerow(("part", "phase", "step", "loss"))
     for part, workdir in enumerate(_WORKDIRS.value, start=1):
-      lines = [row for row in inputs.read_run(workdir).rows if "loss" in row]
+      lines = [row for row in inputs.read_run(workdir).rows if row.get("loss") is not None]
       for phase, rows in itertools.groupby(lines, key=lambda row: row["phase"]):
         rows = list(rows)
         for start in range(0, len(rows), AVERAGED):

@@ -73,6 +73,8 @@ def learner(
     "gradients": held_gradients(parts),
     "batch": programs.bytes_per_device(parts.batch),
   }
+  if parts.reference:
+    held["reference"] = parts.reference
   expected = learner_loops(cfg, section, place)
   built = [compile_one(p, place, mesh, expected) for p in parts.programs]
   runs = {"gradients": parts.microbatches, "add": parts.microbatches - 1, "apply": 1}

@@ -51,12 +51,14 @@ class Learner:
     batch: abstract microbatch.
     programs: gradients of a microbatch, their sum (with several), and the update.
     microbatches: of one optimizer step.
+    reference: bytes per device of the fixed policy that the loss is measured against, or 0.
   """
 
   state: state.TrainState
   batch: packing.Batch
   programs: tuple[Program, ...]
   microbatches: int
+  reference: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ def learner(
   abstract = jax.eval_shape(lambda p: state.make_state(p, tx, jax.random.key(0)), params)
   places = state.shardings_of(abstract, tx, lora.shardings(cfg, params, mesh), mesh)
   placed = checkpoint.with_shardings(abstract, places)
-  batch = abstract_batch(cfg, section, mesh)
+  batch = abstract_batch(cfg, section, mesh, objective)
   rollouts = section.groups_per_step // section.substeps * section.group_size
   microbatches = -(-rollouts // section.rows_per_microbatch)
   with jax.set_mesh(mesh):
@@ -112,6 +114,17 @@ def learner(
     jax.tree.map(_like, one.grads, lora.trained(placed.policy.params)),
     *jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), (one.sums, one.maxima)),
   )
+  reference = 0
+  if objective.needs_reference:
+    places_of_params = sharding.shardings(cfg, mesh)
+    abstract_reference = params_lib.abstract(cfg, dtype_of(params))
+    reference = bytes_per_device(
+      jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+        abstract_reference,
+        places_of_params,
+      )
+    )
   peaks = grads.maxima.get("attention_score_max")
   optimizer = bytes_per_device((placed.opt_state, placed.key))
   total = bytes_per_device(grads) if microbatches > 1 else 0
@@ -121,18 +134,22 @@ def learner(
       "gradients",
       train_step.gradients,
       (placed.policy.params, batch, cfg, objective),
-      beside=optimizer + total,
+      beside=optimizer + total + reference,
     ),
-    Program("apply", train_step.apply, (placed, grads.grads, tx, peaks)),
+    Program("apply", train_step.apply, (placed, grads.grads, tx, peaks), beside=reference),
   ]
   if microbatches > 1:
-    beside = optimizer + params_bytes
+    beside = optimizer + params_bytes + reference
     programs.insert(1, Program("add", train_step.add, (grads, grads), beside=beside))
-  return Learner(placed, batch, tuple(programs), microbatches)
+  return Learner(placed, batch, tuple(programs), microbatches, reference)
 
 
-def abstract_batch(cfg: PolicyConfig, section: LearnerConfig, mesh: Mesh) -> packing.Batch:
-  """One microbatch as `packing.pack` makes it and `train_step.place_batch` places it."""
+def abstract_batch(
+  cfg: PolicyConfig, section: LearnerConfig, mesh: Mesh, objective: train_step.Objective
+) -> packing.Batch:
+  """One microbatch as `packing.pack` makes it and `train_step.place_batch` places it, with the
+  log-probabilities that the objective reads.
+  """
   shape = (section.rows_per_microbatch, section.row_lengths[-1])
   for size, axis, option in zip(
     shape, ("batch", "time"), ("rows_per_microbatch", "row_tokens"), strict=True
@@ -155,6 +172,8 @@ def abstract_batch(cfg: PolicyConfig, section: LearnerConfig, mesh: Mesh) -> pac
     **{name: field(jnp.float32) for name in floats},
     loss_mask=field(jnp.bool),
     routing=routing,
+    reference_logprobs=field(jnp.float32) if objective.needs_reference else None,
+    proximal_logprobs=field(jnp.float32) if objective.loss.proximal else None,
   )
 
 

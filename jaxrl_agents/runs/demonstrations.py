@@ -28,7 +28,7 @@ from jaxrl_agents.chat.document_numbers import DocumentNumbers
 from jaxrl_agents.config import SFT_SOURCES, RunConfig
 from jaxrl_agents.corpus import code_digest
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import rollout_workers, setup
+from jaxrl_agents.runs import mcp_tools, processes, rollout_workers, setup
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
@@ -116,7 +116,7 @@ def _bring(
     segment_files.read_segments(kept)  # damage is reported where it is
     _copy_whole(kept, folder)
   counts = segment_files.read_segments(folder).counts
-  if counts:
+  if counts and processes.is_first():
     workdir.merge_summary({as_name: counts})
 
 
@@ -135,6 +135,8 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
     "tasks": corpus.digest,
     "code": code_digest.of(type(agent).__module__, alone=__name__),
   }
+  if config.tools.mcp:  # the demonstrator's prompts list them
+    decides["mcp"] = mcp_tools.listing(config).digest
   found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
   for path in chat_lib.tokenizer_files(config.policy.tokenizer):
     found.update(path.read_bytes())
@@ -148,6 +150,11 @@ def decides(option: str, config: RunConfig, workdir: Workdir) -> bool:
   section, _, rest = option.partition(".")
   if section == agent.name:
     return bool(made) and rest.partition(".")[0] not in agent.reward_sections
+  if section == "corpus":
+    return bool(made) and rest != "cache"
+  if option == "sft.beside":
+    of_others = workdir.demonstrations.glob(f"*/{segment_files.MANIFEST}")
+    return any(manifest.parent.name not in _OPTIONS for manifest in of_others)
   of_sources = {f"sft.{each}" for name in made for each in _OPTIONS[name]}
   return option in of_sources or (option == "seed" and bool(made))
 

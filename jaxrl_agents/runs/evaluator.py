@@ -153,10 +153,12 @@ class _Evaluated:
 
   def go_on(self, players: RolloutWorkers, events: list[event_files.EventFiles]) -> None:
     """Evaluates with these workers, until all is done or they must be made anew."""
-    last_news, held = time.monotonic(), 0
+    last_news, held, newest = time.monotonic(), 0, -1
     while True:
       over = self.is_over()  # before the look: what was published until then is seen
       steps = published(self.workdir)
+      if max(steps, default=-1) != newest:  # it is alive, whether or not this version is due
+        newest, last_news = max(steps, default=-1), time.monotonic()
       version = due(
         steps,
         self.results.newest(),

@@ -96,7 +96,10 @@ class Supervised:
     if ended is None:
       return
     newest = self._scores.newest()
-    self._deaths = self._deaths + 1 if newest == self._newest else 1
+    if ended.well:
+      self._deaths = 0
+    else:
+      self._deaths = self._deaths + 1 if newest == self._newest else 1
     self._newest, self._given_up = newest, self._deaths >= _MAX_DEATHS
     print(
       f"the evaluator ended {ended.how}; "

@@ -89,7 +89,7 @@ def _together(learner: dict[str, Any], rollout: dict[str, Any]) -> dict[str, Any
   kept = lambda memory, names: sum(memory["parts_bytes"].get(name, 0) for name in names)
   peak = max(
     learner["peak_bytes"] + kept(rollout, ("parameters", "cache")),
-    rollout["peak_bytes"] + kept(learner, ("parameters", "optimizer")),
+    rollout["peak_bytes"] + kept(learner, ("parameters", "optimizer", "reference")),
   )
   capacity = learner["capacity_bytes"]
   return {"peak_bytes": peak, "capacity_bytes": capacity, "fits": peak <= capacity}

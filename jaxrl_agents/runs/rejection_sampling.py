@@ -73,7 +73,8 @@ def played_by_policy(
 ) -> list[Group]:
   """New episodes of `tasks` train tasks by a checkpoint, as for training, with their rewards."""
   chosen = corpus.sample("train", tasks, config.seed)
-  eval_section = dataclasses.replace(config.eval, rollouts=rollouts)
+  # Sampled as in training.
+  eval_section = dataclasses.replace(config.eval, rollouts=rollouts, temperature=-1.0, top_p=1.0)
   return evaluation.by_checkpoint(
     dataclasses.replace(config, eval=eval_section), corpus, checkpoint, chosen, label="rft"
   )

@@ -115,6 +115,8 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
   judged = {*JUDGED, setup.agent(config).name, *(f"judge.{option}" for option in OF_JUDGE)}
   if config.eval.temperature < 0:
     judged.add("sampler.temperature")
+  if "judge.url" in differ and not all(differ["judge.url"]):  # turned on or off, not moved
+    judged.add("judge.url")
   refused = [
     text
     for name, text in changes.items()

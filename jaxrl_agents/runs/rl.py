@@ -8,7 +8,7 @@ import functools
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -185,13 +185,14 @@ def _train(
     "start": opened - began,
     "compile_sampler": ready - opened,
     "evaluate_warm_start": measured - ready,
-    "learn": trained - measured,
+    "learn": trained - measured + _learning_s(rows, first),
     "evaluate_trained": compared - trained,
     "evaluate_others": time.monotonic() - compared,
   }
+  has_learnt = first >= config.learner.steps and "learn" in workdir.read_summary().get("wall_s", {})
   workdir.keep_seconds()
   measured_now = {"wall_s": walls, "recompiles_after_warmup": recompiles}
-  if first >= config.learner.steps and "wall_s" in workdir.read_summary():
+  if has_learnt:
     measured_now = {}  # what was measured while this run learnt stays
   return workdir.merge_summary(
     setup.agent(config).compare(setup.setting(config), corpus, evaluations)
@@ -204,6 +205,12 @@ def _train(
     | measured_now
     | _from_rows(rows)
   )
+
+
+def _learning_s(rows: Sequence[Mapping[str, Any]], first: int) -> float:
+  """Seconds of the steps that earlier processes of the run have made, before step `first`."""
+  spent = ("collect_s", "learn_s", "publish_s", "save_s")
+  return sum(row.get(name) or 0.0 for row in rows if row["step"] < first for name in spent)
 
 
 def _begin(config: RunConfig, workdir: Workdir, first: int, version: int, start: str) -> None:

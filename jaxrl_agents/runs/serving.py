@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_agents import chat as chat_lib
@@ -41,12 +42,13 @@ class EngineSampler:
   words, or was given up by its caller, whose sequence is then dropped.
 
   Args:
-    engine: of the policy, used by nobody else.
+    engine: of the policy, used by nobody else, and made under the mesh that is ambient here.
     loop: in which requests are made and answered.
   """
 
   def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop):
     self._engine, self._loop = engine, loop
+    self._mesh = jax.sharding.get_mesh()
     self._inbox: queue.SimpleQueue[_Request | _Call | None] = queue.SimpleQueue()
     self._asked: dict[int, asyncio.Future[Generation]] = {}
     self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -108,6 +110,11 @@ class EngineSampler:
     """The engine waits for nobody."""
 
   def _run(self) -> None:
+    # A mesh is ambient in one thread alone.
+    with contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh):
+      self._serve()
+
+  def _serve(self) -> None:
     why = RuntimeError(_ENDED)
     try:
       while self._receive():

@@ -54,7 +54,7 @@ class TinkerLearner:
 
   async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
     def on_devices() -> Any:
-      with setup.learner_devices(self._config):
+      with setup.devices(self._config), setup.learner_devices(self._config):
         return function(*args)
 
     return await asyncio.get_running_loop().run_in_executor(self._thread, on_devices)

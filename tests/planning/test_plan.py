@@ -79,6 +79,21 @@ def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
   assert "binds" in done.stdout
 
 
+@pytest.mark.slow
+def test_a_plan_counts_the_policy_that_a_loss_is_measured_against(tmp_path):
+  file = tmp_path / "plan.json"
+  options = ("--parts=learner", "--topology=cpu:2", "--mesh=fsdp=2", f"--json={file}")
+  for more in (("--set=learner.kl=1e-3",), ("--set=learner.loss=decoupled_ppo",)):
+    done = plan(*SMALL, *options, *more)
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(file.read_text())["learner"]["memory"]["parts_bytes"]
+    if "kl" in more[0]:
+      # Parameters, which the reference has too, beside a version of four bytes.
+      assert 0 <= parts["parameters"] - parts["reference"] <= 16
+    else:
+      assert "reference" not in parts
+
+
 def test_a_chip_with_learner_and_sampler_holds_the_peak_of_one_and_what_the_other_keeps():
   learner = {"parts_bytes": {"parameters": 4, "optimizer": 8, "activations": 9}}
   rollout = {"parts_bytes": {"parameters": 4, "cache": 5}, "peak_bytes": 11, "capacity_bytes": 30}

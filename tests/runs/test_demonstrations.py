@@ -161,6 +161,10 @@ def test_sources_of_a_run_are_refused_with_other_options_than_they_were_made_wit
     (with_sft(copy_segments=6), "sft.copy_segments=5 -> 6"),
     (dataclasses.replace(config, seed=5), "seed=0 -> 5"),
     (dataclasses.replace(config, agent_config=searched), "search.max_turns="),
+    (
+      dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, chunk_tokens=77)),
+      "corpus.chunk_tokens=",
+    ),
   ):
     with pytest.raises(ValueError, match=f"was made with other options: {named}"):
       resumption.begin_warm_up(other, workdir)

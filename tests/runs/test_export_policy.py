@@ -28,6 +28,7 @@ def test_a_second_export_into_one_folder_leaves_the_new_policy_and_its_curve(tmp
     weight_files.save(params, CFG, workdir.trained, tokenizer="base")
     for step, loss in enumerate(losses):
       workdir.log("sft", step, {"loss": loss})
+    workdir.log("sft", len(losses), {"loss": float("nan")})
     command = [sys.executable, "scripts/export_policy.py", f"--config={config}", f"--out={out}"]
     done = subprocess.run(
       [*command, f"--workdir={workdir.path}"],

@@ -37,6 +37,16 @@ def test_other_options_of_what_is_evaluated_are_refused_by_name(begun, override)
     resumption.check_goes_on(changed(override), begun, 1)
 
 
+def test_a_judge_may_move_but_not_come_or_go(begun):
+  first, moved = (changed(f"judge.url=http://127.0.0.1:{port}/v1") for port in (9, 10))
+  with pytest.raises(ValueError, match=r"judge\.url='' -> 'http"):
+    resumption.check_goes_on(first, begun, 1)
+  begun.merge_summary(rl.description(first))
+  resumption.check_goes_on(moved, begun, 1)
+  with pytest.raises(ValueError, match=r"judge\.url='http.* -> ''"):
+    resumption.check_goes_on(CONFIG, begun, 1)
+
+
 def test_changed_training_options_are_reported(begun, capsys):
   resumption.check_goes_on(changed("learner.steps=9", "mesh.fsdp=2", "corpus.cache=/mnt"), begun, 1)
   told = capsys.readouterr().out
