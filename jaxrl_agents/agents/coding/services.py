@@ -53,10 +53,9 @@ class Workshop:
       self._opening = asyncio.create_task(self._open())
     return await asyncio.shield(self._opening)
 
-  @staticmethod
-  def _is_usable(opened: asyncio.Task[Judge]) -> bool:
+  def _is_usable(self, opened: asyncio.Task[Judge]) -> bool:
     failed = opened.cancelled() or opened.exception() is not None
-    return not failed and opened.result().boxes.is_open
+    return not failed and self.boxes is not None and self.boxes.is_open
 
   async def _open(self) -> Judge:
     boxes = Sandboxes(self._backend, **self._options)
