@@ -28,7 +28,6 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   check_call,
   missed,
   repairs,
-  told,
   turn,
   wrong_edits,
 )
@@ -150,7 +149,7 @@ def _drill(
   if tried and draw.random() < SUMMARIZED:
     last, changed = tried[-1]
     standing = draw.random() < 0.5
-    lines = [told(made) for made, _ in tried]
+    lines = [made.told for made, _ in tried]
     lines[-1] += TO_UNDO * standing
     state = {"todos": [], "cwd": "/work", "edited": [path] * standing, "summaries": 1}
     messages = [view.summary_message(1, "\n".join([TRIED, *lines]), state)]

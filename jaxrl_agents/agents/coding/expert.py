@@ -31,7 +31,6 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   check_call,
   missed,
   repairs,
-  told,
   turn,
   wrong_edits,
 )
@@ -138,7 +137,7 @@ class CodingExpert:
     self._runs += untested
     self._opening = [turn(self._check)] * untested + [turn(self._read)]
     taken_back, standing = len(self._made) - self._standing, UNTESTED if untested else TO_UNDO
-    said = [told(made) + standing * (i >= taken_back) for i, made in enumerate(self._made)]
+    said = [made.told + standing * (i >= taken_back) for i, made in enumerate(self._made)]
     self._to_check = False
     example = [FAILS + _example(context)] if self._limits.test_runs and _example(context) else []
     while said or example:

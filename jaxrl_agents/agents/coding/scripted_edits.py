@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_agents.agents.coding import view
 from jaxrl_agents.agents.coding.config import REPLACE_LINES, RUN_TESTS, CodingConfig
@@ -53,79 +53,97 @@ def check_call(limits: CodingConfig, command: str) -> tuple[str, Mapping[str, An
 
 
 @dataclasses.dataclass(frozen=True)
-class Replacement:
-  """A call of edit_file that replaces `old`, which occurs once in `path`, by `new`.
+class Edit:
+  """A call that edits a file: a Replacement or a LineReplacement.
+
+  Attributes:
+    path: of the file.
+  """
+
+  path: str
+  tool: ClassVar[str]
+
+  @property
+  def call(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments of the edit."""
+    return self.tool, dataclasses.asdict(self)
+
+  @property
+  def undo(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments that undo the edit, while it is the last one of its file."""
+    return "undo_edit", {"path": self.path}
+
+  @property
+  def told(self) -> str:
+    """The edit on one line of a summary."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement(Edit):
+  """Replaces `old`, which occurs once in the file, by `new`.
 
   If the line has enough text after the change, `old` begins with the changed words and continues
   until it is unique. A policy that writes from left to right then decides with the first token and
   copies the rest.
   """
 
-  path: str
+  tool = "edit_file"
   old: str
   new: str
 
   @property
-  def call(self) -> tuple[str, Mapping[str, Any]]:
-    """Tool and arguments of the edit."""
-    return "edit_file", dataclasses.asdict(self)
-
-  @property
-  def undo(self) -> tuple[str, Mapping[str, Any]]:
-    """Tool and arguments that undo the edit, while it is the last one of its file."""
-    return "undo_edit", {"path": self.path}
+  def told(self) -> str:
+    """The old and the new text, without their common end."""
+    old, new = (_SPACED.findall(text) for text in (self.old, self.new))
+    while old and new and old[-1] == new[-1]:
+      old.pop()
+      new.pop()
+    return f"{self.old} ->{''.join(new) or self.new}".replace("\n", "\\n")
 
 
 @dataclasses.dataclass(frozen=True)
-class LineReplacement:
-  """A call of replace_lines: the lines `first` to `last` of `path` become those of `new`, or `new`
-  is inserted where last = first - 1.
-  """
+class LineReplacement(Edit):
+  """Replaces the lines `first` to `last` by those of `new`; inserts `new` if last = first - 1."""
 
-  path: str
+  tool = REPLACE_LINES
   first: int
   last: int
   new: str
 
   @property
-  def call(self) -> tuple[str, Mapping[str, Any]]:
-    """Tool and arguments of the edit."""
-    return REPLACE_LINES, dataclasses.asdict(self)
-
-  @property
-  def undo(self) -> tuple[str, Mapping[str, Any]]:
-    """Tool and arguments that undo the edit, while it is the last one of its file."""
-    return "undo_edit", {"path": self.path}
+  def told(self) -> str:
+    """The numbers of the lines, and the new ones."""
+    return f"lines {self.first}-{self.last} -> {self.new}".replace("\n", "\\n")
 
 
-Edit = Replacement | LineReplacement
-
-
-def repairs(repo: Repo, edits: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> Sequence[Edit]:
+def repairs(repo: Repo, edits: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> list[Edit]:
   """Calls of these tools that, one after another, repair what `edits` broke.
 
-  Where replace_lines is offered, it repairs what is not within a line; the last edit of a file
-  comes first, so that the numbers that read_file shows hold for all.
+  Where replace_lines is offered, it repairs what is not within a line. The last edit of a file
+  comes first, so that the numbers of lines that read_file showed hold for all.
   """
-  if REPLACE_LINES not in tools:
-    return replacements(repo, edits)
   found: list[Edit] = []
   for path, text in repo_lib.broken(repo, edits).items():
     of_path = sorted((e for e in edits if e["path"] == path), key=lambda e: e["start"])
     shift = sum(len(edit["broken"]) - len(edit["fixed"]) for edit in of_path)
-    for edit in reversed(of_path):
+    for edit in reversed(of_path):  # its offset is one into the undamaged text
       shift -= len(edit["broken"]) - len(edit["fixed"])
-      start = edit["start"] + shift
-      made, text = _repair(path, text, start, start + len(edit["broken"]), edit["fixed"])
+      start, new = edit["start"] + shift, edit["fixed"]
+      of_lines = REPLACE_LINES in tools and "\n" in edit["broken"] + new
+      repair = line_replacement if of_lines else replacement
+      made, text = repair(path, text, start, start + len(edit["broken"]), new)
       found.append(made)
     assert text == repo.files[path]
   return found
 
 
-def _repair(path: str, text: str, start: int, end: int, new: str) -> tuple[Edit, str]:
-  """The call that replaces [start, end) of a text by `new`, and the resulting text."""
-  if "\n" not in text[start:end] + new:
-    return replacement(path, text, start, end, new)
+def line_replacement(
+  path: str, text: str, start: int, end: int, new: str
+) -> tuple[LineReplacement, str]:
+  """The call that replaces [start, end) of a text, with the rest of its lines, by `new`, and the
+  resulting text.
+  """
   low = text.rfind("\n", 0, start) + 1
   high = end if end == low or text[end - 1] == "\n" else _line_end(text, end) + 1
   put = text[low:start] + new + text[end:high]
@@ -134,21 +152,6 @@ def _repair(path: str, text: str, start: int, end: int, new: str) -> tuple[Edit,
   changed = text[:low] + put + text[high:]
   blank = put == "\n" or put.endswith("\n\n")
   return LineReplacement(path, first, last, put if blank else put.removesuffix("\n")), changed
-
-
-def replacements(repo: Repo, edits: Sequence[Mapping[str, Any]]) -> list[Replacement]:
-  """Calls of edit_file that, one after another, repair what `edits` broke."""
-  texts = repo_lib.broken(repo, edits)
-  found = []
-  for path in texts:
-    shift, text = 0, texts[path]
-    for edit in sorted((e for e in edits if e["path"] == path), key=lambda e: e["start"]):
-      at = edit["start"] + shift
-      made, text = replacement(path, text, at, at + len(edit["broken"]), edit["fixed"])
-      found.append(made)
-      # Later edits have offsets into the undamaged text, and a repaired part has its length again.
-    assert text == repo.files[path]
-  return found
 
 
 def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[Replacement, str]:
@@ -201,19 +204,6 @@ def missed(made: Replacement, text: str) -> Replacement:
   if made.new in text:
     return dataclasses.replace(made, old=2 * made.old)  # `old` occurs once
   return dataclasses.replace(made, old=made.new, new=made.old)
-
-
-def told(made: Edit) -> str:
-  """An edit on one line of a summary: the old and the new text, without their common end, or the
-  numbers of the replaced lines and the new ones.
-  """
-  if isinstance(made, LineReplacement):
-    return f"lines {made.first}-{made.last} -> {made.new}".replace("\n", "\\n")
-  old, new = (_SPACED.findall(text) for text in (made.old, made.new))
-  while old and new and old[-1] == new[-1]:
-    old.pop()
-    new.pop()
-  return f"{made.old} ->{''.join(new) or made.new}".replace("\n", "\\n")
 
 
 def _flips(text: str, at: int) -> list[tuple[int, int, str]]:

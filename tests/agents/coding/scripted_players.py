@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_agents.agents.coding import view
-from jaxrl_agents.agents.coding.scripted_edits import DONE, replacements, turn
+from jaxrl_agents.agents.coding.scripted_edits import DONE, repairs, turn
 from jaxrl_agents.agents.coding.services import CodingServices
 from jaxrl_agents.types import Context, Message, Task
 
@@ -41,7 +41,7 @@ class Oracle:
     turns = [check, turn(("read_file", {"path": path, "first": 1, "lines": 20}))]
     room = self._services.limits.max_new_tokens
     calls: list[tuple[str, Mapping[str, Any]]] = []
-    for each in replacements(self._repo, self._task.facts["edits"]):
+    for each in repairs(self._repo, self._task.facts["edits"], ("edit_file",)):
       grown = turn(*calls, each.call)
       size = len(self._services.chat.encode_reply(grown))
       if calls and (size > room or len(calls) >= self._services.limits.max_calls):

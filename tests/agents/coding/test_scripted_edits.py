@@ -19,8 +19,6 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   make_player,
   repairs,
   replacement,
-  replacements,
-  told,
 )
 from jaxrl_agents.agents.coding.services import CodeIndexes, CodingServices
 from jaxrl_agents.agents.coding.tasks import make_tasks, suite_repos
@@ -92,7 +90,7 @@ def test_replacements_repair_the_damage_one_after_another():
   broken[1] |= {"start": MAIN.index("return low"), "fixed": "return low", "broken": "pass"}
   text = repo_lib.broken(CALLS, broken)["main.py"]
   assert "if value >= low:\n        pass\n" in text
-  for each in replacements(CALLS, broken):
+  for each in repairs(CALLS, broken, ("edit_file",)):
     text, _, problem = view.edited(text=text, **dataclasses.asdict(each))
     assert not problem
   assert text == MAIN
@@ -122,16 +120,16 @@ def test_a_replacement_begins_with_what_changes_and_goes_on_until_it_stands_once
 
 
 def test_a_summary_shows_what_an_edit_replaced_and_by_what():
-  assert told(Replacement("f", " < b and c:", " <= b and c:")) == " < b and c: -> <="
-  assert told(Replacement("f", " not in xs", " in xs")) == " not in xs -> in xs"
-  assert told(Replacement("f", "a\n  b", "a\n  c")) == "a\\n  b ->a\\n  c"
-  assert told(LineReplacement("f", 3, 4, "  b\n  a")) == "lines 3-4 ->   b\\n  a"
+  assert Replacement("f", " < b and c:", " <= b and c:").told == " < b and c: -> <="
+  assert Replacement("f", " not in xs", " in xs").told == " not in xs -> in xs"
+  assert Replacement("f", "a\n  b", "a\n  c").told == "a\\n  b ->a\\n  c"
+  assert LineReplacement("f", 3, 4, "  b\n  a").told == "lines 3-4 ->   b\\n  a"
 
 
 def test_replacements_undo_whatever_was_damaged():
   for text, repo, edits in _random_damage(300):
     now = repo_lib.broken(repo, edits)["main.py"]
-    for each in replacements(repo, edits):
+    for each in repairs(repo, edits, ("edit_file",)):
       now, _, problem = view.edited(text=now, **dataclasses.asdict(each))
       assert not problem
     assert now == text
@@ -266,8 +264,8 @@ def test_the_experts_summary_lists_failed_edits_and_it_reads_the_file_again():
       for call in message.tool_calls:
         if call.name == "edit_file":
           made = Replacement(**call.arguments)
-          edits.add(told(made))
-          assert told(made).startswith(f"{made.old} ->")
+          edits.add(made.told)
+          assert made.told.startswith(f"{made.old} ->")
       if message.role == "assistant" and message.content.startswith("Tried:"):
         summaries += 1
         *undone, last = message.content.splitlines()[1:]

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_agents.agents.coding import possible_edits
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
-from jaxrl_agents.agents.coding.scripted_edits import replacements
+from jaxrl_agents.agents.coding.scripted_edits import repairs
 from jaxrl_agents.agents.coding.tasks import (
   damaged_functions,
   damager,
@@ -114,7 +114,7 @@ def test_a_pair_of_edits_is_in_different_lines_and_both_can_be_written():
   for pair in pairs:
     assert pair.kind.startswith("pair ") and len(pair.edits) == 2
     broken = repo_lib.broken(repo, pair.edits)["main.py"]
-    for made in replacements(repo, pair.edits):
+    for made in repairs(repo, pair.edits, ("edit_file",)):
       assert broken.count(made.old) == 1
       broken = broken.replace(made.old, made.new)
     assert broken == TEXT
