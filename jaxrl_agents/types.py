@@ -150,7 +150,8 @@ class Generation:
       [P + T - routed_tokens, L, K]; NOT_ROUTED where a token never went through a forward pass (the
       last one) or was not recorded. None for dense models.
     stop: "stop" (a stop token), "length" (max_new_tokens).
-    trained: whether the tokens are; not the mistakes that a scripted player makes on purpose.
+    trained: whether the sampled tokens carry loss; False for the deliberate mistakes of a scripted
+      player.
     began: weight version that computed the first positions of the cache which the first token was
       sampled from, and all others unless `versions` says more; -1 if the sampler has no weights.
     kept: whether the cache stayed as it was first computed: no part of it was computed again by

@@ -77,8 +77,8 @@ class Recorded:
     of = lambda kind: [record for record in records if record["is"] == kind]
     if resumed := of("resumed"):
       raise ValueError(
-        f"{path} is of a run that was resumed at step {resumed[0]['step']}, where rollouts in play "
-        "began again; only a run of one process can be replayed"
+        f"{path} records a run that was resumed at step {resumed[0]['step']}, where rollouts in "
+        "play began again; only a run that was never resumed can be replayed"
       )
     if not of("began") or not of("drafts"):
       raise ValueError(f"{path} ends before the run began to train; replay another run")

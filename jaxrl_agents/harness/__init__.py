@@ -1,1 +1,1 @@
-"""Runs episodes: tools, rollouts, segments, workers, the queue. Knows no environment or model."""
+"""Runs episodes: tools, rollouts, segments, workers. Knows no environment or model."""

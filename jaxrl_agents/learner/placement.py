@@ -179,7 +179,8 @@ def _check(segment, row_tokens):
   if n > row_tokens:
     raise ValueError(
       f"segment of {n} tokens does not fit rows of {row_tokens}; "
-      "raise learner.row_tokens or lower env.max_tokens"
+      "raise learner.row_tokens (or the largest learner.rollout_row_tokens), or lower the agent's "
+      "token_budget"
     )
   if segment.loss_mask[0]:
     raise ValueError(

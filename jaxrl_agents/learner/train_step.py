@@ -3,7 +3,7 @@
   update(state, batches, cfg, objective, tx)
     gradients(params, batch)   for each microbatch; the weights of a batch hold the normaliser
     add(total, more)
-    apply(state, grads)        clip, AdamW, version + 1
+    apply(state, grads)        clip, optimizer update, version + 1
 
 Microbatches have a few shapes; a function compiles once for each. Under a mesh made ambient by
 jax.set_mesh the rows are split over it; parameters and moments keep their shardings, and what the

@@ -1,4 +1,4 @@
-"""The sources of the warm-up's mixture: made once, then found by all that decides them.
+"""Makes the sources of the warm-up's mixture once; caches each under a hash of what determines it.
 
 tasks -> the demonstrator's episodes -> filter -> segments in the cache -> the run's folder
 """

@@ -1,7 +1,8 @@
 """One run in several processes, each with devices of its own.
 
 Every process runs the same command on the same code. An array of the mesh spans the devices of all
-processes. Every process does the same work on the host; only the first writes files.
+processes. Only the first process runs rollout workers and writes metrics, trajectories and
+summaries; every process writes its own shards of weights and checkpoints.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class Scheduler:
     return moves
 
   def expired(self, now: float) -> list[Sequence]:
-    """Sequences whose deadline has passed at `now` (time.monotonic, seconds)."""
+    """Sequences whose deadline has passed at `now` (the engine's clock, seconds)."""
     return [s for s in (*self.waiting, *self.running.values()) if s.deadline < now]
 
   def routing_of(self, sequence: Sequence) -> np.ndarray:

@@ -34,7 +34,7 @@ class Sequence:
     num_prompt: how many of them are the prompt.
     max_tokens: prompt and reply together never exceed this.
     limits: of the request.
-    deadline: on the clock of time.monotonic, seconds.
+    deadline: on the engine's clock, seconds.
     pages: cache pages in order of position.
     num_cached: positions whose keys and values are written.
     num_shared: leading pages that other sequences may use.

@@ -175,9 +175,7 @@ def test_no_rollouts_give_no_microbatches():
 
 
 def test_a_segment_longer_than_a_row_is_an_error_with_the_remedy():
-  message = (
-    "segment of 9 tokens does not fit rows of 8; raise learner.row_tokens or lower env.max_tokens"
-  )
+  message = "segment of 9 tokens does not fit rows of 8; raise learner.row_tokens"
   with pytest.raises(ValueError, match=message):
     packing.pack(make_rollouts(0, [[9]]), row_tokens=8, rows_per_microbatch=2)
 

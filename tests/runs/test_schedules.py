@@ -76,7 +76,7 @@ def test_the_record_of_a_resumed_run_is_refused(recorded, tmp_path):
   with opened(recorded, step=2) as schedule:
     assert schedule is None
   with (
-    pytest.raises(ValueError, match="was resumed at step 2.*only a run of one process"),
+    pytest.raises(ValueError, match="was resumed at step 2.*only a run that was never resumed"),
     replay(tmp_path / "r", recorded),
   ):
     pass

@@ -232,7 +232,7 @@ def prepared(
   hop_search: HopSearch | None = None,
   report: Callable[[str], None] = lambda line: None,
 ) -> TaskSet:
-  """The task set of a corpus: made once, then loaded from a folder named by all that decides it.
+  """The task set of a corpus: made once, then loaded from a folder named by a hash of its inputs.
 
   A `source` that is the folder of a frozen task set is loaded as it is. `train_tasks` are the most
   tasks of the train split, 0 for those of `LIMITS` or `HOP_LIMITS`.
