@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All checks, on a fresh machine or a used one: environment, lint, format, types, tests.
 # Runs every stage even after a failure, prints the time of each, and fails if any did.
-#   scripts/test.sh          everything, about 15 minutes on two cores; as root, also the tests of
+#   scripts/test.sh          everything, about half an hour on two cores; as root, also the tests of
 #                            sandboxes as an ordinary user
 #   scripts/test.sh --fast   lint, types and the tests that are not marked slow, about 2 minutes
 # JAXRL_VENV=FOLDER keeps the environment elsewhere than in .venv-test. Other flags go to pytest.
