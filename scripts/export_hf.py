@@ -2,9 +2,9 @@
 
     python scripts/export_hf.py --checkpoint=FOLDER --hf_config=FOLDER --out=FOLDER
 
---checkpoint is W/trained or W/warm_start of a run, or a folder that scripts/import_hf.py or
-scripts/export_policy.py wrote; --hf_config is the folder of the checkpoint that the policy came
-from. Its config.json and tokenizer are copied, and weights are written in the dtype that it names.
+--checkpoint is W/trained or W/warm_start of a run, or what scripts/import_hf.py or export_policy.py
+wrote; --hf_config is the folder of the checkpoint that the policy came from. Its config.json and
+tokenizer are copied, and weights are written in the dtype that it names.
 """
 
 import dataclasses
