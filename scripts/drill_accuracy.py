@@ -27,8 +27,6 @@ from absl import flags
 
 from jaxrl_agents.agents.agent import Setting
 from jaxrl_agents.agents.coding import drills as coding_drills
-from jaxrl_agents.agents.coding.config import REPLACE_LINES
-from jaxrl_agents.agents.coding.reward import EDITING
 from jaxrl_agents.agents.coding.tasks import damaged_functions, make_tasks
 from jaxrl_agents.agents.search import hop_drills, step_drills, tools
 from jaxrl_agents.agents.search import view as search_view
@@ -45,7 +43,7 @@ from jaxrl_agents.types import Split
 HEADER = re.compile(r"\| name \|(?:[\w ]+\|)+")
 """Of a table in a prompt."""
 FIRST_EDIT = re.compile(
-  r'(?:"old": "((?:[^"\\]|\\.)*)"|"first": (\d+, "last": \d+)), "new": "((?:[^"\\]|\\.)*)"}'
+  r'(?:"old": "((?:[^"\\]|\\.)*)"|"first": (\d+(?:, "last": \d+)?)), "new": "((?:[^"\\]|\\.)*)"}'
 )
 """The old text or the numbers of the lines of the first edit in a reply, and the new text."""
 ROWS = 8
@@ -175,18 +173,16 @@ def of_repairs(config: RunConfig, setting: Setting) -> list[Drill]:
     named=options.max_files > 1,
     seed=config.seed + 1,
   )
-  pairs = coding_drills.repair_drills(
-    damaged, make_tasks.FAULTS, options, setting.chat, seed=config.seed + 1
-  )
   made = []
-  for prompt, reply in pairs:
-    tokens = np.concatenate([prompt, reply])
-    edits = [c for c in setting.chat.parse(reply).tool_calls if c.name in EDITING]
-    within = not any("\n" in str(value) for value in edits[0].arguments.values())
-    within = within and edits[0].name != REPLACE_LINES
-    kind = "two faults" if len(edits) > 1 else "within a line" if within else "whole lines"
-    written = [setting.chat.decode([token]) for token in reply.tolist()]
-    made.append(Drill(tokens, len(prompt), len(tokens), kind, places(written)))
+  for seed, fault in enumerate(damaged):
+    (edit, *others) = fault.edits
+    of_lines = "\n" in edit["broken"] + edit["fixed"]
+    kind = "two faults" if others else "whole lines" if of_lines else "within a line"
+    given = ([fault], make_tasks.FAULTS, options, setting.chat)
+    for prompt, reply in coding_drills.repair_drills(*given, seed=seed):
+      tokens = np.concatenate([prompt, reply])
+      written = [setting.chat.decode([token]) for token in reply.tolist()]
+      made.append(Drill(tokens, len(prompt), len(tokens), kind, places(written)))
   return made
 
 

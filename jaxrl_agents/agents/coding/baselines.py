@@ -89,7 +89,8 @@ class Enumerator:
     sources = {path: texts[path] for path in repo.sources}
     draw = seeded(seed, f"enumeration {task.id}")
     most = min(most, services.limits.max_edits or most)
-    self._edits = itertools.islice(possible_edits(sources, services.limits.damage, draw), most)
+    family, tools = services.limits.damage, services.limits.tools
+    self._edits = itertools.islice(possible_edits(sources, family, draw, tools), most)
     self._check = check_call(services.limits, f"{repo.check_command} 2>&1 | tail -n 1")
     self._undo: tuple[str, Mapping[str, Any]] | None = None
     self._passed = False
@@ -106,13 +107,14 @@ class Enumerator:
     edit = None if self._passed or self._runs_left < 0 else next(self._edits, None)
     if edit is None:
       return Message("assistant", DONE)
-    calls = [edit.call]
+    made, _ = edit
+    calls = [made.call]
     self._runs_left -= 1
     if self._runs_left >= 0:
       calls.append(self._check)
     if self._undo is not None:
       calls.insert(0, self._undo)
-    self._undo = edit.undo
+    self._undo = made.undo
     return turn(*calls)
 
 

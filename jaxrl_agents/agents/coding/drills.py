@@ -24,9 +24,7 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   TO_UNDO,
   TRIED,
   Edit,
-  Replacement,
   check_call,
-  missed,
   repairs,
   turn,
   wrong_edits,
@@ -89,7 +87,7 @@ def repair_drills(
   offered = [name for name in limits.tools if name != "fetch_page" or limits.pages]
   specs = tuple(view.SPECS[name] for name in offered)
   head = system_prompt.messages(limits.system_prompt, view.system_prompt(limits, specs))
-  elsewhere: Replacement | None = None
+  elsewhere: Edit | None = None
   named = ""
   for fault in damaged:
     repo, edits, each = fault
@@ -105,7 +103,7 @@ def repair_drills(
     if limits.max_edits and len(mended) > limits.max_edits:
       continue
     messages, reply = _drill(fault, mended, elsewhere, limits, draw)
-    elsewhere = next((made for made in mended if isinstance(made, Replacement)), elsewhere)
+    elsewhere = mended[0]
     messages[:0] = [*head, Message("user", request)]
     ids = chat.encode_reply(reply, messages)
     if len(ids) <= MAX_REPLY_TOKENS * (len(edits) if each else 1):
@@ -115,7 +113,7 @@ def repair_drills(
 def _drill(
   fault: Damaged,
   mended: Sequence[Edit],
-  elsewhere: Replacement | None,
+  elsewhere: Edit | None,
   limits: CodingConfig,
   draw: random.Random,
 ) -> tuple[list[Message], Message]:
@@ -127,7 +125,7 @@ def _drill(
   text = repo_lib.broken(repo, edits)[path]
   count = min(draw.choices(range(len(TRIES)), TRIES)[0], _most_tries(limits, len(mended)))
   count = 0 if each else count
-  others = wrong_edits(repo, path, text, edits) if count else []
+  others = wrong_edits(repo, path, text, edits, limits.tools) if count else []
   tried = draw.sample(others, min(count, len(others)))
   together = draw.random() < TOGETHER
   check, results_of = check_call(limits, _COMMAND), _Results(limits, draw)
@@ -137,8 +135,8 @@ def _drill(
     numbered = REPLACE_LINES in limits.tools
     return _tool(view.lines_of(path, content, 1, len(content), numbered=numbered))
 
-  def edited(made: Replacement) -> Message:
-    return results_of.edited(path, text[: text.index(made.old)].count("\n") + 1)
+  def edited(made: Edit) -> Message:
+    return results_of.edited(path, made.applied(text)[1])
 
   def asked(*pairs: tuple[Any, Message]) -> list[Message]:
     """Turns with calls, and their results."""
@@ -160,10 +158,11 @@ def _drill(
     for made, _ in tried:
       results = [_tool(view.UNDONE.format(path=path)) for _ in undo]
       if draw.random() < MISSED:
-        wrong = missed(made, text)
-        if elsewhere and elsewhere.new not in text and draw.random() < 0.5:
-          wrong = missed(dataclasses.replace(elsewhere, path=path), text)
-        _, _, problem = view.edited(**dataclasses.asdict(wrong), text=text)
+        wrong = made.missed(text)
+        if elsewhere and draw.random() < 0.5:
+          other = dataclasses.replace(elsewhere, path=path).missed(text)
+          wrong = other if other.applied(text)[2] else wrong
+        _, _, problem = wrong.applied(text)
         calls, results, undo = [*undo, wrong.call], [*results, _tool(f"Error: {problem}")], []
       else:
         calls, results, undo = [*undo, made.call], [*results, edited(made)], [made.undo]

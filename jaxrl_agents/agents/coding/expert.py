@@ -27,9 +27,7 @@ from jaxrl_agents.agents.coding.scripted_edits import (
   TRIED,
   UNTESTED,
   Edit,
-  Replacement,
   check_call,
-  missed,
   repairs,
   turn,
   wrong_edits,
@@ -89,8 +87,8 @@ class CodingExpert:
     if len(self._repo.sources) > 1:  # only the tests tell which file to read
       self._opening = [turn(self._check), turn(self._read)]
     self._runs = sum(self._check in _calls(each) for each in self._opening)
-    self._undo: Replacement | None = None
-    self._tries, self._tried = 0, set[Replacement]()
+    self._undo: Edit | None = None
+    self._tries, self._tried = 0, set[Edit]()
     self.erred = False
     self._made: list[Edit] = []
     self._standing = 0
@@ -163,7 +161,7 @@ class CodingExpert:
     errs = self._draws.errs(self._noise.wrong_text) and self._spare(runs=2)
     wrong = self._wrong() if errs else None
     if wrong:
-      calls.append(missed(wrong[0], self._texts[self._path]).call)
+      calls.append(wrong[0].missed(self._texts[self._path]).call)
       self.erred = True
     else:
       calls += [each.call for each in self._edits()]
@@ -202,12 +200,13 @@ class CodingExpert:
     enough = not limits.test_runs or self._runs + runs <= limits.test_runs
     return enough and (not limits.max_edits or len(self._made) + edits <= limits.max_edits)
 
-  def _wrong(self) -> tuple[Replacement, str] | None:
+  def _wrong(self) -> tuple[Edit, str] | None:
     """A plausible wrong edit of the damaged function that was not tried yet, and the text that it
     makes.
     """
     edits = [each for each in self._task.facts["edits"] if each["path"] == self._path]
-    found = wrong_edits(self._repo, self._path, self._texts[self._path], edits)
+    text = self._texts[self._path]
+    found = wrong_edits(self._repo, self._path, text, edits, self._limits.tools)
     fresh = [pair for pair in found if pair[0] not in self._tried]
     picked = self._draws.random.choice(fresh) if fresh else None
     self._tried.update([picked[0]] if picked else [])

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import collections
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from jaxrl_agents.agents.coding.scripted_edits import Replacement, replacement
+from jaxrl_agents.agents.coding import scripted_edits
+from jaxrl_agents.agents.coding.scripted_edits import Edit
 from jaxrl_agents.agents.coding.tasks import mutations, statements, suite_repos
 
 
 def possible_edits(
-  sources: Mapping[str, str], damage: str, draw: random.Random
-) -> Iterator[Replacement]:
-  """Yields the edits of a family in the functions of {path: text}, each once, in a random order.
+  sources: Mapping[str, str], damage: str, draw: random.Random, tools: Sequence[str]
+) -> Iterator[tuple[Edit, str]]:
+  """Yields the edits of a family in the functions of {path: text}, each once, in a random order, as
+  calls of these tools with the texts that they make.
 
   The family is that of `CodingConfig.damage`: "flip" replaces one token by its counterpart, "token"
   one token by another, and "any" is every mutation of `agents.coding.tasks.mutations`. "mixed" are
@@ -23,10 +25,11 @@ def possible_edits(
   found = _mixed(sources, draw) if damage == "mixed" else _mutations(sources, damage, draw)
   seen = set(sources.items())
   for path, text, mutation in found:
-    made, changed = replacement(path, text, mutation.start, mutation.end, mutation.new)
+    change = mutation.start, mutation.end, mutation.new
+    made, changed = scripted_edits.edit(path, text, *change, tools)
     if (path, changed) not in seen:
       seen.add((path, changed))
-      yield made
+      yield made, changed
 
 
 _Place = tuple[str, str, mutations.Mutation]

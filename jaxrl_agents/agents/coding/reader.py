@@ -8,6 +8,7 @@ edits, so that of two faults in one function it finds at most one.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from jaxrl_agents.agents.coding import view
@@ -15,7 +16,7 @@ from jaxrl_agents.agents.coding.expert import has_passed
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
 from jaxrl_agents.agents.coding.judge import run_tests
 from jaxrl_agents.agents.coding.possible_edits import possible_edits
-from jaxrl_agents.agents.coding.scripted_edits import DONE, Replacement, check_call, turn
+from jaxrl_agents.agents.coding.scripted_edits import DONE, Edit, check_call, turn
 from jaxrl_agents.agents.coding.services import CodingServices
 from jaxrl_agents.agents.coding.tasks import mutations, suite_repos
 from jaxrl_agents.agents.random_draws import seeded
@@ -57,8 +58,8 @@ class Reader:
     self._runs_left = (limits.test_runs or MAX_EDITS) - 1  # after the first one
     self._examples: dict[str, str] = {}
     self._path, self._passed = "", False
-    self._left: list[Replacement] = []
-    self._made: Replacement | None = None
+    self._left: list[tuple[Edit, str]] = []
+    self._made: Edit | None = None
 
   async def __call__(self, context: Context) -> Message:
     """The next turn: tests, then reading, then edits with tests."""
@@ -75,7 +76,9 @@ class Reader:
     if not self._path:
       self._path = self._file_of(next(iter(self._examples)).partition("(")[0])
       text = {self._path: self._texts[self._path]}
-      self._left = list(possible_edits(text, self._services.limits.damage, self._draw))[:MAX_EDITS]
+      limits = self._services.limits
+      family = possible_edits(text, limits.damage, self._draw, limits.tools)
+      self._left = list(itertools.islice(family, MAX_EDITS))
       return turn(("read_file", {"path": self._path}))
     edit = await self._fitting() if self._edits_left and self._runs_left >= 0 else None
     if edit is None:
@@ -94,12 +97,11 @@ class Reader:
         return path
     return next(iter(self._texts))
 
-  async def _fitting(self) -> Replacement | None:
+  async def _fitting(self) -> Edit | None:
     """An edit that gives the most of the known examples their values; None if none is left."""
     if not self._left:
       return None
-    text = self._texts[self._path]
-    texts = [text.replace(edit.old, edit.new) for edit in self._left]
+    texts = [changed for _, changed in self._left]
     calls = [f"v{i}({call!r})" for i in range(len(texts)) for call in self._examples]
     judge = await self._services.workshop.judge()
     module = _VARIANTS.format(texts=texts)
@@ -111,4 +113,5 @@ class Reader:
       for i in range(0, len(values), len(wanted))
     ]
     best = max(range(len(right)), key=lambda i: right[i])
-    return self._left.pop(best)
+    made, _ = self._left.pop(best)
+    return made

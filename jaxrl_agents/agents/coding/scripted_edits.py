@@ -43,8 +43,15 @@ def turn(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
 
 
 def used_tools(limits: CodingConfig) -> tuple[str, ...]:
-  """The tools that demonstrations and drills use."""
-  return "read_file", "edit_file", "undo_edit", check_call(limits, "")[0]
+  """The tools that demonstrations and drills use. Where edit_file is not offered, replace_lines
+  makes all edits.
+  """
+  editing = REPLACE_LINES if _by_lines(limits.tools) else Replacement.tool
+  return "read_file", editing, "undo_edit", check_call(limits, "")[0]
+
+
+def _by_lines(tools: Sequence[str]) -> bool:
+  return REPLACE_LINES in tools and Replacement.tool not in tools
 
 
 def check_call(limits: CodingConfig, command: str) -> tuple[str, Mapping[str, Any]]:
@@ -67,6 +74,14 @@ class Edit:
   def call(self) -> tuple[str, Mapping[str, Any]]:
     """Tool and arguments of the edit."""
     return self.tool, dataclasses.asdict(self)
+
+  def applied(self, text: str) -> tuple[str, int, str]:
+    """(the text with the edit, its line, "") or ("", 0, the reason why the tool refuses it)."""
+    raise NotImplementedError
+
+  def missed(self, text: str) -> Edit:
+    """A similar edit, which the tool refuses on `text`."""
+    raise NotImplementedError
 
   @property
   def undo(self) -> tuple[str, Mapping[str, Any]]:
@@ -92,6 +107,16 @@ class Replacement(Edit):
   old: str
   new: str
 
+  def applied(self, text: str) -> tuple[str, int, str]:
+    """See Edit."""
+    return view.edited(self.path, text, self.old, self.new)
+
+  def missed(self, text: str) -> Replacement:
+    """An edit whose old text does not occur in `text`."""
+    if self.new in text:
+      return dataclasses.replace(self, old=2 * self.old)  # `old` occurs once
+    return dataclasses.replace(self, old=self.new, new=self.old)
+
   @property
   def told(self) -> str:
     """The old and the new text, without their common end."""
@@ -112,27 +137,55 @@ class LineReplacement(Edit):
   new: str
 
   @property
+  def call(self) -> tuple[str, Mapping[str, Any]]:
+    """Tool and arguments of the edit; `last` is left out where it is `first`."""
+    arguments = dataclasses.asdict(self)
+    if self.last == self.first:
+      del arguments["last"]
+    return self.tool, arguments
+
+  def applied(self, text: str) -> tuple[str, int, str]:
+    """See Edit."""
+    changed, problem = view.with_lines(text, self.first, self.last, self.new)
+    return changed, 0 if problem else self.first, problem
+
+  def missed(self, text: str) -> LineReplacement:
+    """An edit of lines after the end of `text`."""
+    beyond = text.count("\n") + 2
+    return dataclasses.replace(self, first=beyond, last=beyond + self.last - self.first)
+
+  @property
   def told(self) -> str:
     """The numbers of the lines, and the new ones."""
     return f"lines {self.first}-{self.last} -> {self.new}".replace("\n", "\\n")
 
 
+def edit(
+  path: str, text: str, start: int, end: int, new: str, tools: Sequence[str]
+) -> tuple[Edit, str]:
+  """The call of these tools that replaces [start, end) of a text by `new`, and the resulting text.
+
+  Where replace_lines is offered, it makes what is not within a line, and without edit_file all.
+  """
+  of_lines = REPLACE_LINES in tools and "\n" in text[start:end] + new
+  made = line_replacement if of_lines or _by_lines(tools) else replacement
+  return made(path, text, start, end, new)
+
+
 def repairs(repo: Repo, edits: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> list[Edit]:
   """Calls of these tools that, one after another, repair what `edits` broke.
 
-  Where replace_lines is offered, it repairs what is not within a line. The last edit of a file
-  comes first, so that the numbers of lines that read_file showed hold for all.
+  The last edit of a file comes first, so that the numbers of lines that read_file showed hold for
+  all.
   """
   found: list[Edit] = []
   for path, text in repo_lib.broken(repo, edits).items():
     of_path = sorted((e for e in edits if e["path"] == path), key=lambda e: e["start"])
-    shift = sum(len(edit["broken"]) - len(edit["fixed"]) for edit in of_path)
-    for edit in reversed(of_path):  # its offset is one into the undamaged text
-      shift -= len(edit["broken"]) - len(edit["fixed"])
-      start, new = edit["start"] + shift, edit["fixed"]
-      of_lines = REPLACE_LINES in tools and "\n" in edit["broken"] + new
-      repair = line_replacement if of_lines else replacement
-      made, text = repair(path, text, start, start + len(edit["broken"]), new)
+    shift = sum(len(each["broken"]) - len(each["fixed"]) for each in of_path)
+    for each in reversed(of_path):  # its offset is one into the undamaged text
+      shift -= len(each["broken"]) - len(each["fixed"])
+      start, new = each["start"] + shift, each["fixed"]
+      made, text = edit(path, text, start, start + len(each["broken"]), new, tools)
       found.append(made)
     assert text == repo.files[path]
   return found
@@ -179,8 +232,12 @@ def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[R
 
 
 def wrong_edits(
-  repo: Repo, path: str, text: str, edits: Sequence[Mapping[str, Any]]
-) -> list[tuple[Replacement, str]]:
+  repo: Repo,
+  path: str,
+  text: str,
+  edits: Sequence[Mapping[str, Any]],
+  tools: Sequence[str],
+) -> list[tuple[Edit, str]]:
   """Plausible edits of the damaged function that do not repair it, and the texts that they make.
 
   Args:
@@ -188,22 +245,16 @@ def wrong_edits(
     path: of the damaged file.
     text: of the damaged file.
     edits: of this file, as `agents.coding.judge.repo.broken` takes them.
+    tools: that the policy is offered.
   """
-  at = min(edit["start"] for edit in edits)
-  found = [replacement(path, text, *change) for change in _flips(text, at)]
+  at = min(each["start"] for each in edits)
+  found = [edit(path, text, *change, tools) for change in _flips(text, at)]
   mended = repo.files[path]
   return [
     (made, changed)
     for made, changed in found
     if changed != mended and not view.parse_problem(path, changed)
   ]
-
-
-def missed(made: Replacement, text: str) -> Replacement:
-  """An edit that resembles `made` but whose old text does not occur in `text`."""
-  if made.new in text:
-    return dataclasses.replace(made, old=2 * made.old)  # `old` occurs once
-  return dataclasses.replace(made, old=made.new, new=made.old)
 
 
 def _flips(text: str, at: int) -> list[tuple[int, int, str]]:

@@ -153,9 +153,9 @@ class Workspace:
     left = await self._write(path, text, changed)
     return f"Edited {self._shown(path)}, line {at}.{view.parse_problem(path, changed)}{left}"
 
-  async def _replace_lines(self, path: str, first: int, last: int, new: str) -> str:
+  async def _replace_lines(self, path: str, first: int, new: str, last: int | None = None) -> str:
     text = await self._text(path)
-    changed, problem = view.with_lines(text, first, last, new)
+    changed, problem = view.with_lines(text, first, first if last is None else last, new)
     if problem:
       raise ToolError(problem)
     left = await self._write(path, text, changed)

@@ -145,10 +145,10 @@ SPECS: Mapping[str, ToolSpec] = {
     ),
     _spec(
       REPLACE_LINES,
-      "Replaces the lines `first` to `last` of a file by those of `new`; an empty `new` removes "
-      "them, and `last` = `first` - 1 inserts `new` before `first`.",
+      "Replaces the lines `first` to `last` of a file, or `first` alone, by those of `new`; an "
+      "empty `new` removes them, and `last` = `first` - 1 inserts `new` before `first`.",
       {"path": _PATH, "first": _NUMBER, "last": _FROM_ZERO, "new": _string(60_000, 0)},
-      ["path", "first", "last", "new"],
+      ["path", "first", "new"],
     ),
     _spec(
       "undo_edit",

@@ -31,8 +31,10 @@ def play(name, seed=0, **changes):
 
 def test_the_possible_edits_replace_each_token_that_has_a_counterpart():
   draw = random.Random(0)
-  made = list(baselines.possible_edits({"m.py": TEXT}, "flip", draw))
-  changed = sorted(TEXT.replace(edit.old, edit.new).splitlines()[2:4] for edit in made)
+  tools = ("edit_file",)
+  made = list(baselines.possible_edits({"m.py": TEXT}, "flip", draw, tools))
+  changed = sorted(text.splitlines()[2:4] for _, text in made)
+  assert all(TEXT.replace(edit.old, edit.new) == text for edit, text in made)
   first, second = TEXT.splitlines()[2:4]
   assert changed == sorted(
     [
@@ -42,9 +44,9 @@ def test_the_possible_edits_replace_each_token_that_has_a_counterpart():
       [first, second.replace("True", "False")],
     ]
   )
-  assert len(list(baselines.possible_edits({"m.py": TEXT}, "token", draw))) > len(made)
-  both = list(baselines.possible_edits({"m.py": TEXT, "n.py": TEXT}, "flip", draw))
-  assert [edit.path for edit in both].count("n.py") == len(made) == len(both) / 2
+  assert len(list(baselines.possible_edits({"m.py": TEXT}, "token", draw, tools))) > len(made)
+  both = list(baselines.possible_edits({"m.py": TEXT, "n.py": TEXT}, "flip", draw, tools))
+  assert [edit.path for edit, _ in both].count("n.py") == len(made) == len(both) / 2
 
 
 def test_enumeration_solves_without_knowing_the_damage_and_ends_when_the_tests_pass():

@@ -57,7 +57,8 @@ def test_the_reply_takes_back_what_was_tried_and_turns_the_file_into_the_mended_
   tries, misses = [], 0
   for edit, prompt, reply in drills:
     broken = repo_lib.broken(REPO, [edit])["main.py"]
-    wrong = {text for _, text in scripted_edits.wrong_edits(REPO, "main.py", broken, [edit])}
+    pairs = scripted_edits.wrong_edits(REPO, "main.py", broken, [edit], LIMITS.tools)
+    wrong = {text for _, text in pairs}
     said = CHAT.decode(prompt.tolist())
     (read,) = [text for text in (broken, *wrong) if text in said]
     found = re.findall(r"(edit_file|undo_edit)(\{[^\n]*?\})<", said)
@@ -121,6 +122,32 @@ def test_lines_are_repaired_by_their_numbers_where_the_tool_for_it_is_offered():
         {"path": "main.py", "first": 2, "last": 1, "new": "    total = a + b"},
       ),
     ]
+
+
+def test_without_edit_file_all_repairs_and_failed_attempts_are_of_lines():
+  limits = dataclasses.replace(LIMITS, tools=("read_file", "replace_lines", "undo_edit", "shell"))
+  faults = [Damaged(REPO, (edit,)) for edit in EDITS] * 60
+  refused = tried = 0
+  for prompt, reply in coding_drills.repair_drills(faults, PROMPTS, limits, CHAT, seed=0):
+    said = CHAT.decode(prompt.tolist())
+    assert "edit_file" not in said
+    *undo, mended = [c for c in CHAT.parse(reply).tool_calls if c.name != "shell"]
+    assert mended.name == "replace_lines" and {call.name for call in undo} <= {"undo_edit"}
+    text = next(
+      repo_lib.broken(REPO, [edit])["main.py"]
+      for edit in EDITS
+      if scripted_edits.repairs(REPO, [edit], limits.tools)[0].call[1] == mended.arguments
+    )
+    assert (
+      view.with_lines(text, *line_numbers(mended.arguments), mended.arguments["new"])[0] == TEXT
+    )
+    refused += "Error: there are no lines" in said
+    tried += "Edited main.py, line" in said
+  assert refused > 3 and tried > 10
+
+
+def line_numbers(arguments):
+  return arguments["first"], arguments.get("last", arguments["first"])
 
 
 def test_code_to_be_continued_is_every_short_function_once_and_undamaged():

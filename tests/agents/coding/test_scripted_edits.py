@@ -126,6 +126,18 @@ def test_a_summary_shows_what_an_edit_replaced_and_by_what():
   assert LineReplacement("f", 3, 4, "  b\n  a").told == "lines 3-4 ->   b\\n  a"
 
 
+def test_an_edit_of_lines_that_misses_is_refused_and_a_single_line_is_named_once():
+  text = "a\nb\nc\n"
+  for made in (LineReplacement("f", 2, 3, "x"), LineReplacement("f", 2, 1, "x")):
+    assert made.applied(text)[1:] == (2, "")
+    changed, line, problem = made.missed(text).applied(text)
+    assert (changed, line) == ("", 0) and "the file has 3 lines" in problem
+  assert LineReplacement("f", 2, 2, "x").call == (
+    "replace_lines",
+    {"path": "f", "first": 2, "new": "x"},
+  )
+
+
 def test_replacements_undo_whatever_was_damaged():
   for text, repo, edits in _random_damage(300):
     now = repo_lib.broken(repo, edits)["main.py"]
@@ -143,9 +155,13 @@ def test_repairs_by_numbers_of_lines_undo_whatever_was_damaged_the_last_lines_fi
       if isinstance(each, LineReplacement):
         assert each.first <= last
         by_lines, last = by_lines + 1, each.first
-        now, problem = view.with_lines(now, each.first, each.last, each.new)
-      else:
-        now, _, problem = view.edited(text=now, **dataclasses.asdict(each))
+      now, _, problem = each.applied(now)
+      assert not problem
+    assert now == text
+    now = repo_lib.broken(repo, edits)["main.py"]
+    for each in repairs(repo, edits, ("replace_lines",)):
+      assert isinstance(each, LineReplacement)
+      now, _, problem = each.applied(now)
       assert not problem
     assert now == text
   assert by_lines > 100

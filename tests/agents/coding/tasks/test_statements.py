@@ -100,8 +100,13 @@ def test_statements_that_share_a_line_are_left_alone():
 
 def test_edits_that_are_tried_are_flips_and_repairs_of_lines_each_once():
   doubled = lines(1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10)
-  tried = list(possible_edits.possible_edits({"main.py": doubled}, "mixed", random.Random(0)))
-  texts = [doubled.replace(each.old, each.new) for each in tried]
+  of_tools = lambda tools: possible_edits.possible_edits(
+    {"main.py": doubled}, "mixed", random.Random(0), tools
+  )
+  texts = [text for _, text in of_tools(("edit_file",))]
+  assert all(doubled.replace(each.old, each.new) == text for each, text in of_tools(("edit_file",)))
+  assert [text for _, text in of_tools(("replace_lines",))] == texts
+  assert all(each.applied(doubled)[0] == text for each, text in of_tools(("replace_lines",)))
   assert TEXT in texts and doubled.replace("x < low", "x <= low") in texts
   assert len(set(texts)) == len(texts)
 
