@@ -1,0 +1,98 @@
+"""Conversations of a file as the demonstrations of a warm-up.
+
+rows {"messages": [...], "tools": [...]} -> prompts and replies in the policy's format -> segments
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxrl_agents.chat import Chat
+from jaxrl_agents.gateway.dialects import chat as dialect
+from jaxrl_agents.gateway.requests import Fields, Refusal
+from jaxrl_agents.harness.scripted_player import spoken
+from jaxrl_agents.harness.segments import Turn, to_segments
+from jaxrl_agents.types import Message, Segment, ToolSpec
+
+Row = tuple[tuple[Message, ...], tuple[ToolSpec, ...]]
+"""The messages of a conversation, of which one at least is an assistant's, and its tools."""
+
+
+def rows(path: pathlib.Path) -> Iterator[Row]:
+  """Yields the conversations of a file of JSON lines in the form of OpenAI's chat API: `messages`,
+  and optionally `tools`. Further fields are ignored.
+
+  Raises:
+    ValueError: the file has none, or a line is no such conversation; it is named.
+  """
+  found = False
+  with path.open(encoding="utf-8") as file:
+    for number, line in enumerate(file, 1):
+      if not line.strip():
+        continue
+      found = True
+      try:
+        yield _row(json.loads(line))
+      except (ValueError, Refusal) as error:
+        raise ValueError(f"{path}, line {number}: {error}") from None
+  if not found:
+    raise ValueError(f"{path} has no lines; write one JSON object with `messages` on each")
+
+
+def _row(value: Any) -> Row:
+  fields = Fields(value)
+  messages, tools = dialect.messages_of(fields), dialect.tools_of(fields)
+  if not any(message.role == "assistant" for message in messages):
+    raise ValueError("no message is of the role assistant, so there is nothing to imitate")
+  return messages, tools
+
+
+def examples(
+  conversations: Iterable[Row], chat: Chat, *, most_tokens: int, last_only: bool = False
+) -> tuple[list[Segment], Mapping[str, int]]:
+  """The segments that imitate the assistant, and how many conversations were read and kept.
+
+  Each of its turns is a reply to the prompt that the chat format makes of all messages before it.
+  Where a format rewrites earlier turns (reasoning that is dropped, for instance), a conversation
+  becomes several segments, so that each reply is learnt in the context in which it will be asked
+  for. Conversations with a segment of more than `most_tokens` tokens are left out whole.
+
+  Args:
+    conversations: see `rows`.
+    chat: template and tokenizer of the policy.
+    most_tokens: tokens of a row of the learner.
+    last_only: whether the last turn alone is trained; earlier ones are context.
+
+  Raises:
+    ValueError: the chat format cannot render a conversation.
+  """
+  kept: list[Segment] = []
+  counts = {"conversations": 0, "too_long": 0, "kept": 0}
+  for messages, tools in conversations:
+    counts["conversations"] += 1
+    try:
+      segments = _segments(messages, tools, chat, most_tokens, last_only)
+    except ValueError as error:
+      raise ValueError(f"conversation {counts['conversations']}: {error}") from None
+    too_long = any(len(segment.tokens) > most_tokens for segment in segments)
+    counts["too_long" if too_long else "kept"] += 1
+    kept += [] if too_long else segments
+  return kept, counts
+
+
+def _segments(
+  messages: Sequence[Message],
+  tools: Sequence[ToolSpec],
+  chat: Chat,
+  most_tokens: int,
+  last_only: bool,
+) -> tuple[Segment, ...]:
+  places = [i for i, message in enumerate(messages) if message.role == "assistant"]
+  turns = []
+  for i in places[-1:] if last_only else places:
+    reply = spoken(chat, messages[i], messages[:i], most_tokens)
+    turns.append(Turn(chat.render(messages[:i], tools), reply))
+  return to_segments(turns)

@@ -1,0 +1,76 @@
+"""Conversations of a file become demonstrations in the policy's own format."""
+
+import json
+
+import pytest
+
+from jaxrl_agents import chat as chat_lib
+from jaxrl_agents.runs import chat_examples
+from jaxrl_agents.types import Message, ToolCall
+
+CHAT = chat_lib.load("base")
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+MESSAGES = [
+  {"role": "user", "content": "One and one?"},
+  {"role": "assistant", "content": "", "tool_calls": [CALL]},
+  {"role": "tool", "content": "2", "tool_call_id": "c"},
+  {"role": "assistant", "content": "Two."},
+]
+
+
+def file_of(tmp_path, *lines):
+  path = tmp_path / "chats.jsonl"
+  path.write_text("\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines))
+  return path
+
+
+def made(path, **options):
+  return chat_examples.examples(chat_examples.rows(path), CHAT, **{"most_tokens": 512, **options})
+
+
+def test_every_turn_of_the_assistant_is_trained_and_nothing_else(tmp_path):
+  path = file_of(tmp_path, {"messages": MESSAGES, "tools": [TOOL], "source": "x"}, "")
+  (segment,), counts = made(path)
+  call = Message("assistant", "", (ToolCall("c", "add", {"a": 1}),))
+  first = CHAT.encode_reply(call).tolist()
+  last = CHAT.encode_reply(Message("assistant", "Two.")).tolist()
+  assert segment.tokens[segment.loss_mask].tolist() == first + last
+  assert segment.tokens[-len(last) :].tolist() == last and segment.loss_mask[-len(last) :].all()
+  assert CHAT.decode(segment.tokens.tolist()).startswith("<|tools|>add<|end|><|user|>One and one?")
+  assert counts == {"conversations": 1, "too_long": 0, "kept": 1}
+
+
+def test_the_last_turn_alone_is_trained_if_that_is_asked_for(tmp_path):
+  (segment,), _ = made(file_of(tmp_path, {"messages": MESSAGES}), last_only=True)
+  assert CHAT.decode(segment.tokens[segment.loss_mask].tolist()) == "Two.<|end|>"
+
+
+def test_conversations_that_do_not_fit_a_row_are_left_out_and_counted(tmp_path):
+  long = [MESSAGES[0], {"role": "assistant", "content": "Two. " * 60}]
+  path = file_of(tmp_path, {"messages": long}, {"messages": MESSAGES}, {"messages": MESSAGES})
+  segments, counts = made(path, most_tokens=100)
+  assert len(segments) == 2 and counts == {"conversations": 3, "too_long": 1, "kept": 2}
+
+
+@pytest.mark.parametrize(
+  ("line", "cause"),
+  [
+    ("{", "Expecting property name"),
+    ("[]", "the body is a JSON array; send an object"),
+    ({"messages": []}, "messages is empty"),
+    ({"messages": [{"role": "narrator", "content": "x"}]}, "role='narrator'; send system, user"),
+    ({"messages": MESSAGES[:1]}, "nothing to imitate"),
+    ({"messages": [*MESSAGES[:1], MESSAGES[3]], "tools": [{"type": "web"}]}, "send functions"),
+  ],
+)
+def test_a_line_that_is_no_conversation_is_named_with_the_cause(tmp_path, line, cause):
+  path = file_of(tmp_path, {"messages": MESSAGES}, line)
+  with pytest.raises(ValueError, match="line 2: ") as caught:
+    made(path)
+  assert cause in str(caught.value)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="has no lines"):
+    made(file_of(tmp_path, ""))
