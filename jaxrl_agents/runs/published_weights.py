@@ -62,13 +62,15 @@ class _Complete:
     self._folder, self._keep = folder, keep
 
   def publish(self, params: dict[str, Any], version: int) -> None:
-    if processes.is_first():
-      store.begin(version, self._folder)
-    processes.wait_for_all("version begun")
-    store.write_part(params, version, self._folder, part=jax.process_index())
-    processes.wait_for_all("version written")
-    if processes.is_first():
-      store.complete(version, self._folder, parts=jax.process_count(), keep=self._keep)
+    store.publish(
+      params,
+      version,
+      self._folder,
+      keep=self._keep,
+      part=jax.process_index(),
+      parts=jax.process_count(),
+      meet=processes.wait_for_all,
+    )
 
   def begin(self, params: dict[str, Any], version: int) -> Callable[[], None]:
     self.publish(params, version)

@@ -54,7 +54,8 @@ def save(
   pieces = ((path, ..., np.asarray(x)) for path, x in flat.items())
   parts = folder / "parts"
   if jax.process_count() > 1:
-    _leave_parts(params, parts)
+    part, count = jax.process_index(), jax.process_count()
+    store.publish(params, 0, parts, part=part, parts=count, meet=processes.wait_for_all)
     if not processes.is_first():
       processes.wait_for_all("saved")
       return folder
@@ -92,17 +93,6 @@ def _write(
     os.replace(partial, folder / WEIGHTS)
   finally:
     partial.unlink(missing_ok=True)  # else a file that failed would keep its room on the disk
-
-
-def _leave_parts(params: dict[str, Any], parts: pathlib.Path) -> None:
-  """Writes what every process holds of an array to a disk that they share."""
-  if processes.is_first():
-    store.begin(0, parts)
-  processes.wait_for_all("parts begun")
-  store.write_part(params, 0, parts, part=jax.process_index())
-  processes.wait_for_all("parts written")
-  if processes.is_first():
-    store.complete(0, parts, parts=jax.process_count())
 
 
 def save_sizes(cfg: PolicyConfig, folder: str | pathlib.Path) -> None:

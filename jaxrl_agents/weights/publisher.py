@@ -176,13 +176,16 @@ class Publisher:
       self._write_complete()
 
   def _write_complete(self) -> None:
+    store.publish(
+      self._held,
+      self._version,
+      self._folder,
+      keep=ANCHORS_KEPT,
+      part=self._part,
+      parts=self._parts,
+      meet=self._meet,
+    )
     if not self._part:
-      store.begin(self._version, self._folder)
-    self._meet("version begun")
-    store.write_part(self._held, self._version, self._folder, part=self._part)
-    self._meet("version written")
-    if not self._part:
-      store.complete(self._version, self._folder, parts=self._parts, keep=ANCHORS_KEPT)
       oldest = min(manifest_lib.versions(self._folder))
       store.delete_before(oldest + 1, manifest_lib.differences(self._folder))
       chain.answered(self._folder, self._version)

@@ -13,7 +13,7 @@ import hashlib
 import math
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,26 +29,44 @@ ZSTD_LEVEL = 1
 """Whole float32 weights barely compress (about 8 %); a higher level only costs time."""
 
 
-def publish(params: dict[str, Any], version: int, folder: Folder, *, keep: int = 2) -> Manifest:
+def publish(
+  params: dict[str, Any],
+  version: int,
+  folder: Folder,
+  *,
+  keep: int = 2,
+  part: int = 0,
+  parts: int = 1,
+  meet: Callable[[str], None] = lambda name: None,
+) -> None:
   """Writes a version and makes it visible; deletes all but the newest `keep` versions.
 
-  For a single process; several processes call `begin`, `write_part` and `complete`.
+  Each of several processes calls it and writes its shards. The version is visible once it has
+  returned in the process of part 0.
 
   Args:
-    params: nested dicts of arrays; dtypes are kept.
+    params: nested dicts of arrays, the same tree in every process; dtypes are kept. Arrays that are
+      not distributed over devices are written by part 0.
     version: not published before.
-    folder: of all versions; created if missing.
+    folder: of all versions, on a disk that all processes share; created if missing.
     keep: versions to keep, this one included. Readers use a version only during a fetch.
-
-  Returns:
-    The manifest.
+    part, parts: number of this process, and of all that hold shards.
+    meet: (name) returns when all of them have called it.
 
   Raises:
-    ValueError: the version exists, or the tree has something else than dicts and arrays.
+    ValueError: the version exists, the tree has something else than dicts and arrays, a part is
+      missing, or the parts together do not make a whole tensor.
   """
-  begin(version, folder)
-  write_part(params, version, folder)
-  return complete(version, folder, keep=keep)
+  if keep < 1:
+    raise ValueError(f"keep={keep} would delete the version that is published; keep at least 1")
+  if not part:
+    begin(version, folder)
+  meet("version begun")
+  _write_part(params, version, folder, part)
+  meet("version written")
+  if not part:
+    join_parts(version, folder, parts=parts)
+    delete_before(min(manifest_lib.versions(folder)[-keep:]), folder)
 
 
 def begin(version: int, folder: Folder) -> None:
@@ -60,16 +78,9 @@ def begin(version: int, folder: Folder) -> None:
   target.mkdir(parents=True)
 
 
-def write_part(params: dict[str, Any], version: int, folder: Folder, *, part: int = 0) -> None:
+def _write_part(params: dict[str, Any], version: int, folder: Folder, part: int) -> None:
   """Writes this process's shards of a version that was begun; every shard is written by one
   process.
-
-  Args:
-    params: nested dicts of arrays, the same tree in every process; arrays that are not distributed
-      over devices are written by part 0.
-    version: the same in every process.
-    folder: of all versions, on a disk that all processes share.
-    part: number of this process.
   """
   target = manifest_lib.files(folder, version)
   tensors, writes = [], []
@@ -90,23 +101,12 @@ def write_part(params: dict[str, Any], version: int, folder: Folder, *, part: in
     manifest_lib.part(target, part).write_text(manifest_lib.text_of(found), encoding="utf-8")
 
 
-def complete(version: int, folder: Folder, *, parts: int = 1, keep: int = 2) -> Manifest:
-  """Makes a version visible once all its `parts` are written; see `publish`.
+def join_parts(version: int, folder: Folder, *, parts: int, base: int | None = None) -> None:
+  """Writes the manifest of a version from its `parts`, which makes it visible.
 
   Raises:
     ValueError: a part is missing, or the parts together do not make a whole tensor.
   """
-  if keep < 1:
-    raise ValueError(f"keep={keep} would delete the version that is published; keep at least 1")
-  manifest = join_parts(version, folder, parts=parts)
-  collect_garbage(folder, keep=keep)
-  return manifest
-
-
-def join_parts(
-  version: int, folder: Folder, *, parts: int = 1, base: int | None = None
-) -> Manifest:
-  """Writes the manifest of a version from its `parts`, which makes it visible; see `complete`."""
   target = manifest_lib.files(folder, version)
   try:
     places = [manifest_lib.part(target, i) for i in range(parts)]
@@ -122,12 +122,10 @@ def join_parts(
     if sum(math.prod(s.shape) for s in whole.shards) != math.prod(whole.shape):
       raise ValueError(f"version {version}: the parts do not make up {whole.name}")
     tensors.append(whole)
-  manifest = Manifest(version, base, tuple(tensors))
   with full_disk.named(folder):
-    manifest_lib.write(folder, manifest)
+    manifest_lib.write(folder, Manifest(version, base, tuple(tensors)))
   for place in places:
     place.unlink()
-  return manifest
 
 
 def fetch(folder: Folder, version: int, shardings: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -177,11 +175,6 @@ def shards(folder: Folder, version: int) -> Iterator[tuple[str, tuple[slice, ...
     for shard in tensor.shards:
       box = boxes.of(shard.offset, shard.shape)
       yield tensor.name, box, stored.finish(box, stored.start(box))
-
-
-def collect_garbage(folder: Folder, *, keep: int) -> None:
-  """Deletes all but the newest `keep` versions."""
-  delete_before(min(manifest_lib.versions(folder)[-keep:]), folder)
 
 
 def delete_before(version: int, folder: Folder) -> None:

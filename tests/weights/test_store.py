@@ -67,9 +67,10 @@ def test_a_version_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(
 def test_digests_are_those_of_the_bytes_in_memory(tmp_path):
   import hashlib
 
-  published = store.publish({"w": np.arange(6, dtype=np.float32)}, 0, tmp_path)
+  store.publish({"w": np.arange(6, dtype=np.float32)}, 0, tmp_path)
   expected = hashlib.sha256(b"".join(np.float32(i).tobytes() for i in range(6))).hexdigest()
-  assert published.tensors[0].shards == (manifest.Shard((0,), (6,), expected),)
+  tensor = manifest.read(tmp_path, 0).tensors[0]
+  assert tensor.shards == (manifest.Shard((0,), (6,), expected),)
 
 
 @pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
@@ -162,7 +163,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxrl_agents.weights import manifest, store
 mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 w = jax.device_put(jnp.arange(32.0).reshape(4, 8), NamedSharding(mesh, P("x", None)))
-m = store.publish({"w": w}, 1, sys.argv[1])
+store.publish({"w": w}, 1, sys.argv[1])
+m = manifest.read(sys.argv[1], 1)
 assert [s.offset for s in m.tensors[0].shards] == [(0, 0), (2, 0)], m
 np.testing.assert_array_equal(store.fetch(sys.argv[1], 1)["w"], np.arange(32.0).reshape(4, 8))
 chunks = [p for p in manifest.files(sys.argv[1], 1).rglob("c/**/*") if p.is_file()]
@@ -227,14 +229,14 @@ def test_devices_are_given_their_slices_however_they_were_split_and_every_shard_
 
 def test_a_version_whose_parts_are_not_all_there_does_not_appear(tmp_path):
   store.begin(4, tmp_path)
-  store.write_part({"w": np.ones(3)}, 4, tmp_path, part=1)  # it is part 0 that writes such arrays
+  store.publish({"w": np.ones(3)}, 4, tmp_path, part=1, parts=2)  # part 0 writes such arrays
   with pytest.raises(ValueError, match="part_0.json was not written"):
-    store.complete(4, tmp_path, parts=2)
+    store.join_parts(4, tmp_path, parts=2)
   with pytest.raises(ValueError, match="part_0.json was not written"):
-    store.complete(4, tmp_path)
+    store.join_parts(4, tmp_path, parts=1)
   (manifest.files(tmp_path, 4) / "part_1.json").rename(manifest.files(tmp_path, 4) / "part_0.json")
   with pytest.raises(ValueError, match="the parts do not make up w"):
-    store.complete(4, tmp_path)
+    store.join_parts(4, tmp_path, parts=1)
   assert manifest.versions(tmp_path) == []
 
 
