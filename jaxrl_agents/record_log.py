@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxrl_agents import full_disk
@@ -139,6 +139,35 @@ class Log:
     view = memoryview(content)
     while view:
       view = view[self._file.write(view) :]
+
+
+def rewritten(log: Log, records: Iterable[Record]) -> tuple[Log, list[int]]:
+  """Replaces the file of a log, atomically and durably.
+
+  Args:
+    log: is closed; its file can be read while `records` are drawn.
+    records: all that the new file will have.
+
+  Returns:
+    (the new log, open at the same path; the byte at which each record begins)
+
+  Raises:
+    FullDiskError: there is no room; the log is open, and as it was before.
+  """
+  path = log.path.with_suffix(".new")
+  path.unlink(missing_ok=True)
+  fresh = Log(path)
+  try:
+    begins = [fresh.append(record) for record in records]
+    fresh.sync()
+    os.replace(path, log.path)
+  except BaseException:
+    path.unlink(missing_ok=True)
+    fresh._file.close()
+    raise
+  log._file.close()
+  fresh.path = log.path
+  return fresh, begins
 
 
 def packed(record: Record) -> bytes:

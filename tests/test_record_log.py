@@ -90,6 +90,30 @@ def test_one_process_at_a_time_writes(tmp_path):
   Log(tmp_path / "log").close()
 
 
+def test_a_rewritten_log_takes_the_place_of_the_old_one_and_goes_on(tmp_path):
+  path = tmp_path / "log"
+  written(path)
+  log = Log(path)
+  log, begins = record_log.rewritten(log, (RECORDS[n] for n in (2, 0)))
+  with pytest.raises(BlockingIOError):
+    Log(path)
+  log.append({"n": 4})
+  log.close()
+  assert list(record_log.scan(path)) == [RECORDS[2], RECORDS[0], {"n": 4}]
+  assert [record_log.read_at(path, begin) for begin in begins] == [RECORDS[2], RECORDS[0]]
+
+
+def test_a_log_that_cannot_be_rewritten_goes_on_as_it_was(tmp_path):
+  path = tmp_path / "log"
+  written(path)
+  with Log(path) as log:
+    with pytest.raises(ZeroDivisionError):
+      record_log.rewritten(log, ({"n": 1 // n} for n in (1, 0)))
+    log.append({"n": 4})
+  assert list(record_log.scan(path)) == [*RECORDS, {"n": 4}]
+  assert [file.name for file in tmp_path.iterdir()] == ["log"]
+
+
 WRITER = """
 import sys
 from jaxrl_agents.record_log import Log

@@ -242,24 +242,8 @@ class Ledger:
     with self._lock:
       self._log.sync()
       if self._log.size > 2 * self._compact_bytes + _ROOM_BYTES:
-        self._compact()
-
-  def _compact(self) -> None:
-    path = self._log.path
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    log = record_log.Log(fresh)
-    try:
-      for record in self._states.compact():
-        log.append(record)
-      log.sync()
-      os.replace(fresh, path)
-    except BaseException:
-      fresh.unlink(missing_ok=True)
-      log.close()
-      raise
-    self._log.close()
-    log.path, self._log, self._compact_bytes = path, log, log.size
+        self._log, _ = record_log.rewritten(self._log, self._states.compact())
+        self._compact_bytes = self._log.size
 
   def _note(self, record: dict[str, Any]) -> None:
     with self._lock:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import collections
-import os
 import pathlib
 import sys
 import threading
@@ -102,21 +101,16 @@ class Replies:
       if self._log.size <= 2 * needed + _ROOM_BYTES:
         return
       path = self._log.path
-      fresh = path.with_suffix(".new")
-      fresh.unlink(missing_ok=True)
-      log, places = record_log.Log(fresh), _Places(dict)
-      try:
-        for group, each in self._places.items():
-          for key, (begin, _) in each.items():
-            begin = log.append(record_log.read_at(path, begin))
-            places[group][key] = begin, log.size
-        os.replace(fresh, path)
-      except BaseException:
-        fresh.unlink(missing_ok=True)
-        log.close()
-        raise
-      self._log.close()
-      log.path, self._log, self._places = path, log, places
+      kept = [
+        (group, key, begin)
+        for group, each in self._places.items()
+        for key, (begin, _) in each.items()
+      ]
+      records = (record_log.read_at(path, begin) for *_, begin in kept)
+      self._log, begins = record_log.rewritten(self._log, records)
+      ends = [*begins, self._log.size][1:]
+      for (group, key, _), begin, end in zip(kept, begins, ends, strict=True):
+        self._places[group][key] = begin, end
 
 
 def _opened(path: pathlib.Path) -> record_log.Log:
