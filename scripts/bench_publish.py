@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+import scipy.stats
 from absl import app, flags
 
 from jaxrl_agents.config import (
@@ -47,7 +48,7 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import published_weights, rl, setup
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Generation, Group, SamplingLimits, Task, Trajectory
-from jaxrl_agents.weights import boxes, delta_files, manifest, ordered_bits, store, streams
+from jaxrl_agents.weights import boxes, delta_files, manifest, ordered_bits, store
 
 _JSON = flags.DEFINE_string("json", None, "file to write")
 _LR = flags.DEFINE_float("lr", 1e-6, "learning rate")
@@ -251,11 +252,9 @@ def sizes(params: dict, folder: pathlib.Path) -> dict[str, float]:
     for name, leaf in store.flatten(params):
       plane = np.zeros(leaf.shape, ordered_bits.bits_of(leaf.dtype))
       read.add(name, boxes.of([0] * leaf.ndim, leaf.shape), plane)
-      bound += streams.entropy_bits(plane.reshape(-1)) / 8
+      bound += entropy_bits(plane.reshape(-1)) / 8
       changed += np.count_nonzero(plane)
-    stored += (
-      delta_files.stored_bytes(place, version) + manifest.path(place, version).stat().st_size
-    )
+    stored += manifest.stored_bytes(folder, version) + manifest.path(place, version).stat().st_size
   weights = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
   copies = [np.empty_like(each) for each in weights]
   start = time.perf_counter()
@@ -270,6 +269,12 @@ def sizes(params: dict, folder: pathlib.Path) -> dict[str, float]:
     "over_entropy": stored / bound,
     "memcpy_s": memcpy_s,
   }
+
+
+def entropy_bits(differences: np.ndarray) -> float:
+  """N times the entropy of the values of uint [N]: the least that independent values take."""
+  counts = np.unique(differences, return_counts=True)[1]
+  return float(differences.size * scipy.stats.entropy(counts, base=2))
 
 
 def main(argv: list[str]) -> None:

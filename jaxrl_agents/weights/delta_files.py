@@ -147,12 +147,6 @@ class Differences:
     target += whole[boxes.within(both, shard.offset)]
 
 
-def stored_bytes(folder: Folder, version: int) -> int:
-  """Bytes of the files of a version, its manifest left out."""
-  files = manifest_lib.files(folder, version).rglob("*")
-  return sum(file.stat().st_size for file in files if file.is_file())
-
-
 def _encoded(piece: Piece) -> tuple[str, tuple[int, ...], tuple[int, ...], dict[str, np.ndarray]]:
   name, offset, values = piece
   return name, offset, values.shape, streams.encode(np.ascontiguousarray(values).reshape(-1))

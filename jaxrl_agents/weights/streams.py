@@ -98,13 +98,6 @@ def add(streams: Mapping[str, np.ndarray], onto: np.ndarray) -> None:
   onto[changed] += np.where(negative, np.zeros_like(magnitudes) - magnitudes, magnitudes)
 
 
-def entropy_bits(differences: np.ndarray) -> float:
-  """N times the entropy of the values of uint [N]: the least that independent values take."""
-  counts = np.unique(differences, return_counts=True)[1]
-  shares = counts / differences.size
-  return float(-(counts * np.log2(shares)).sum())
-
-
 def _gaps(positions: np.ndarray) -> np.ndarray:
   """Distances between ascending positions, less one, as bytes; _ESCAPE goes on."""
   gaps = np.diff(positions, prepend=-1) - 1

@@ -94,11 +94,3 @@ def test_a_stream_that_ends_early_or_does_not_fit_is_an_error(name):
     decoded(found | {name: found[name][:-1]}, 4_096)
   with pytest.raises(ValueError, match=r"bytes of|its gaps"):
     decoded(found, 100)
-
-
-def test_entropy_is_that_of_the_values_by_hand():
-  assert streams.entropy_bits(np.array([0, 0, 0, 0], np.uint16)) == 0
-  assert streams.entropy_bits(np.array([0, 0, 1, 1], np.uint16)) == pytest.approx(4.0)
-  assert streams.entropy_bits(np.array([0, 0, 0, 7], np.uint16)) == pytest.approx(
-    4 * (0.75 * np.log2(4 / 3) + 0.25 * 2)
-  )
