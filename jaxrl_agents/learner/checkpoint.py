@@ -91,7 +91,7 @@ def restore(
   Args:
     manager: from `open_manager`.
     target: a tree of jax.ShapeDtypeStruct (`state.abstract_state`) or arrays; each array is read to
-      the sharding of its place, or to the first device where there is none. See `with_shardings`.
+      the sharding of its place, or to the first device where there is none.
     step: which; None for the newest.
 
   Returns:
@@ -168,12 +168,6 @@ def _set_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
   if steps:
     meetings.wait_for_all("damaged checkpoints were set aside")
     manager.reload()
-
-
-def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
-  """`abstract` with the sharding of every array: the target of a restore onto a mesh."""
-  place = lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s)
-  return jax.tree.map(place, abstract, shardings)
 
 
 def _is_key(leaf):

@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_agents.config import LearnerConfig, SamplerConfig
-from jaxrl_agents.learner import checkpoint, packing, state, train_step
+from jaxrl_agents.learner import packing, state, train_step
 from jaxrl_agents.policy import lora, sharding
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.attention import cache as cache_lib
@@ -104,7 +104,7 @@ def learner(
   """
   abstract = jax.eval_shape(lambda p: state.make_state(p, tx, jax.random.key(0)), params)
   places = state.shardings_of(abstract, tx, lora.shardings(cfg, params, mesh), mesh)
-  placed = checkpoint.with_shardings(abstract, places)
+  placed = _placed(abstract, places)
   batch = abstract_batch(cfg, section, mesh, objective)
   rollouts = section.groups_per_step // section.substeps * section.group_size
   microbatches = -(-rollouts // section.rows_per_microbatch)
@@ -116,15 +116,8 @@ def learner(
   )
   reference = 0
   if objective.needs_reference:
-    places_of_params = sharding.shardings(cfg, mesh)
     abstract_reference = params_lib.abstract(cfg, dtype_of(params))
-    reference = bytes_per_device(
-      jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-        abstract_reference,
-        places_of_params,
-      )
-    )
+    reference = bytes_per_device(_placed(abstract_reference, sharding.shardings(cfg, mesh)))
   peaks = grads.maxima.get("attention_score_max")
   optimizer = bytes_per_device((placed.opt_state, placed.key))
   total = bytes_per_device(grads) if microbatches > 1 else 0
@@ -210,9 +203,7 @@ def sampler(
   sharding.shardings(cfg, mesh, sharding.SERVE_RULES)  # refuses what does not divide
   with jax.set_mesh(mesh):
     stored = jax.eval_shape(sharding.served, params_lib.abstract(cfg, dtype))
-  params = jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), stored, places
-  )
+  params = _placed(stored, places)
   rows_in_all = parts * slots_of_part
   used = program_state.used_config(cfg, drafters.modules)
   pages = (used.num_cache_layers, parts * pages_of_part, section.page_tokens)
@@ -266,6 +257,12 @@ def _on(mesh: Mesh, shape: tuple[int, ...], dtype: Any, split: Any = None) -> An
   """An abstract array on a mesh, whole on every device unless it is split."""
   placed = NamedSharding(mesh, PartitionSpec() if split is None else split)
   return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
+
+
+def _placed(abstract: Any, shardings: Any) -> Any:
+  """A tree of abstract arrays with the sharding of each."""
+  place = lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)
+  return jax.tree.map(place, abstract, shardings)
 
 
 def _like(x: Any, placed: Any) -> jax.ShapeDtypeStruct:
