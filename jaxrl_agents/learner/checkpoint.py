@@ -81,18 +81,15 @@ def save(
 
 
 def restore(
-  manager: ocp.CheckpointManager, target: TrainState, step: int | None = None
+  manager: ocp.CheckpointManager, target: TrainState
 ) -> tuple[TrainState, dict[str, Any], int]:
-  """Reads a step, bitwise as it was saved, after verifying the digests of all its files.
-
-  Without `step`, damaged steps are set aside and named on the standard error, and the newest whole
-  one is read.
+  """Reads the newest whole step, bitwise as it was saved, after verifying the digests of all its
+  files; damaged steps are set aside and named on the standard error.
 
   Args:
     manager: from `open_manager`.
-    target: a tree of jax.ShapeDtypeStruct (`state.abstract_state`) or arrays; each array is read to
-      the sharding of its place, or to the first device where there is none.
-    step: which; None for the newest.
+    target: a tree of jax.ShapeDtypeStruct or arrays; each array is read to the sharding of its
+      place, or to the first device where there is none.
 
   Returns:
     (state, ledger, step).
@@ -100,17 +97,11 @@ def restore(
   Raises:
     FileNotFoundError: there is no checkpoint.
     ValueError: the checkpoint is of another policy or optimizer; names the first difference. Or
-      the step, or every step, is damaged; names the files.
+      every step is damaged; names the files.
   """
-  if step is None and manager.all_steps():
-    step = _newest_whole(manager)
-  elif step is not None and step in manager.all_steps() and (problem := _damage(manager, step)):
-    raise ValueError(f"checkpoint {step} in {manager.directory} is damaged: {problem}")
-  if step is None or step not in manager.all_steps():
-    raise FileNotFoundError(
-      f"no checkpoint {'' if step is None else f'of step {step} '}in {manager.directory}; "
-      f"it holds steps {list(manager.all_steps())}"
-    )
+  if not manager.all_steps():
+    raise FileNotFoundError(f"no checkpoint in {manager.directory}")
+  step = _newest_whole(manager)
   abstract = _named(target)
   saved = manager.item_metadata(step)["state"]
   _check_shapes(dict(saved.items()), abstract, f"step {step} in {manager.directory}")

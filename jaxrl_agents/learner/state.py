@@ -174,35 +174,9 @@ def make_state(params: Any, tx: optax.GradientTransformation, key: jax.Array) ->
 def init_state(
   cfg: PolicyConfig, tx: optax.GradientTransformation, key: jax.Array, dtype: Any = jnp.float32
 ) -> TrainState:
-  """A state with freshly drawn parameters. Under jit with `state_shardings` it is born sharded."""
+  """A state with freshly drawn parameters."""
   init_key, key = jax.random.split(key)
   return make_state(params_lib.init(cfg, init_key, dtype), tx, key)
-
-
-def abstract_state(
-  cfg: PolicyConfig, tx: optax.GradientTransformation, dtype: Any = jnp.float32
-) -> TrainState:
-  """The tree of jax.ShapeDtypeStruct of `init_state`'s result: nothing is allocated."""
-  return jax.eval_shape(lambda key: init_state(cfg, tx, key, dtype), jax.random.key(0))
-
-
-def state_shardings(
-  cfg: PolicyConfig,
-  tx: optax.GradientTransformation,
-  param_shardings: Any,
-  mesh: jax.sharding.Mesh,
-  dtype: Any = jnp.float32,
-) -> TrainState:
-  """The sharding of every array of the train state of a policy without adapters.
-
-  Args:
-    cfg: of the policy.
-    tx: its optimizer.
-    param_shardings: tree of shardings like the parameters (policy.sharding.shardings).
-    mesh: theirs.
-    dtype: of the parameters.
-  """
-  return shardings_of(abstract_state(cfg, tx, dtype), tx, param_shardings, mesh)
 
 
 def shardings_of(

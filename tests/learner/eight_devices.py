@@ -8,6 +8,7 @@ from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Segment
+from tests.learner import states
 
 CFG = PolicyConfig(
   vocab_size=16,
@@ -40,7 +41,7 @@ def make_batches():
 def two_updates(mesh):
   tx = state.make_optimizer(CFG, learning_rate=1e-2, weight_decay=0.1, eps=1e-3)
   with jax.set_mesh(mesh):
-    shardings = state.state_shardings(CFG, tx, sharding.shardings(CFG, mesh), mesh)
+    shardings = states.shardings(CFG, tx, mesh)
     init = jax.jit(lambda key: state.init_state(CFG, tx, key), out_shardings=shardings)
     trained = init(jax.random.key(0))
     batches = [train_step.place_batch(b, mesh) for b in make_batches()]

@@ -50,18 +50,16 @@ def test_a_restored_state_is_bitwise_the_saved_one_with_its_ledger(tmp_path):
   )
 
 
-def test_the_newest_steps_are_kept_and_each_can_be_asked_for(tmp_path):
+def test_the_newest_steps_are_kept_and_the_newest_is_read(tmp_path):
   with checkpoint.open_manager(tmp_path) as manager:
     for step in (1, 2, 3):
       checkpoint.save(manager, step, make(seed=step), {"step": step}, keep=2)
     assert sorted(manager.all_steps()) == [2, 3]
-    state, ledger, _ = checkpoint.restore(manager, make(), step=2)
-    assert ledger == {"step": 2}
-    assert_equal(state, make(seed=2))
+    state, ledger, step = checkpoint.restore(manager, make())
+    assert (step, ledger) == (3, {"step": 3})
+    assert_equal(state, make(seed=3))
     with pytest.raises(ValueError, match="step 3 is saved already"):
       checkpoint.save(manager, 3, make(), {}, keep=2)
-    with pytest.raises(FileNotFoundError, match=r"of step 1 in .* steps \[2, 3\]"):
-      checkpoint.restore(manager, make(), step=1)
 
 
 def test_an_empty_folder_is_a_named_error(tmp_path):

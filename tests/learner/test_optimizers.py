@@ -16,6 +16,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.params import Matrix
 from tests import forced_devices
+from tests.learner import states
 
 CFG = PolicyConfig(
   vocab_size=32,
@@ -296,7 +297,7 @@ def test_every_optimizer_moves_all_but_the_selection_bias_and_resumes_bitwise(ki
   whole = after(fresh, gradients)
   with checkpoint.open_manager(tmp_path) as manager:
     checkpoint.save(manager, 1, after(fresh, gradients[:2]), {}, keep=2)
-    target = state.abstract_state(CFG, tx, dtype)
+    target = states.abstract(CFG, tx, dtype)
     resumed, _, _ = checkpoint.restore(manager, target)
   resumed = after(resumed.replace(key=whole.key), gradients[2:])
   pairs = zip(*(jax.tree.leaves(t.replace(key=None)) for t in (whole, resumed)), strict=True)

@@ -12,9 +12,10 @@ import sys
 import jax
 import numpy as np
 
-from jaxrl_agents.learner import checkpoint, meetings, state
+from jaxrl_agents.learner import checkpoint, meetings
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import processes
+from tests.learner import states
 from tests.policy import eight_devices
 
 # The outermost axis is cut between the processes: tokens go to the experts of the other one.
@@ -24,9 +25,8 @@ CFG = eight_devices.PLAIN
 
 
 def abstract(mesh, tx):
-  places = state.state_shardings(CFG, tx, sharding.shardings(CFG, mesh), mesh)
   place = lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)
-  return jax.tree.map(place, state.abstract_state(CFG, tx), places)
+  return jax.tree.map(place, states.abstract(CFG, tx), states.shardings(CFG, tx, mesh))
 
 
 def run(folder):

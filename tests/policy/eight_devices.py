@@ -21,6 +21,7 @@ from jaxrl_agents.policy import sharding
 from jaxrl_agents.policy.experts import all_to_all, local
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import SamplingLimits, Segment
+from tests.learner import states
 from tests.policy import tiny
 
 ROW_TOKENS = 32
@@ -95,14 +96,10 @@ def train(cfg, params, tx):
   """
   grads = train_step.gradients(params, train_step.placed(batch_of(cfg)), cfg, objective(cfg))
   make = lambda params: state.make_state(jax.tree.map(jnp.copy, params), tx, jax.random.key(0))
-  places = None if jax.sharding.get_mesh().empty else state_places(cfg, tx)
+  mesh = jax.sharding.get_mesh()
+  places = None if mesh.empty else states.shardings(cfg, tx, mesh)
   after, _ = train_step.apply(jax.jit(make, out_shardings=places)(params), grads.grads, tx)
   return (grads.sums["loss"], grads.maxima.get("attention_score_max")), grads.grads, after
-
-
-def state_places(cfg, tx):
-  mesh = jax.sharding.get_mesh()
-  return state.state_shardings(cfg, tx, sharding.shardings(cfg, mesh), mesh)
 
 
 def sample(cfg, params):
@@ -166,7 +163,7 @@ def compare(cfg, sizes):
   with jax.set_mesh(mesh):
     params = sharding.place(initial(cfg), sharding.shardings(cfg, mesh))
     found_loss, found_grads, found_after = train(cfg, params, tx)
-    places = state_places(cfg, tx)
+    places = states.shardings(cfg, tx, mesh)
     found_generations = sample(cfg, params)
   close(found_loss, loss, rtol=1e-5, atol=1e-6)
   close(found_grads, grads, rtol=1e-4, atol=2e-5)
