@@ -10,6 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from jaxrl_agents.types import Group, Trajectory
 
+EASY = 0.9
+"""Share of right rollouts from which a task counts as easy."""
+
+NGRAM = 8
+"""Consecutive sampled tokens that are compared."""
+
+MAX_OVERLAP = 0.8
+"""Largest share of the n-grams of a rollout that another one which is kept may have too."""
+
 
 def chosen(
   groups: Iterable[Group],
@@ -17,11 +26,10 @@ def chosen(
   *,
   best: Callable[[Trajectory], float] | None = None,
   per_task: int = 2,
-  easy: float = 0.9,
-  ngram: int = 8,
-  max_overlap: float = 0.8,
 ) -> list[Trajectory]:
   """The best right rollouts of each task, best first, with the tasks in order.
+
+  A rollout is left out if it shares more than MAX_OVERLAP of its n-grams with a kept one.
 
   Args:
     groups: groups of the same task are pooled; failed rollouts are ignored. Tasks with the same
@@ -30,9 +38,6 @@ def chosen(
     best: the score by which rollouts of a task are preferred, the shorter of equal ones; without
       one, the shortest are.
     per_task: most rollouts of one task; an easy one gives 1.
-    easy: share of right rollouts from which a task counts as easy.
-    ngram: number of consecutive sampled tokens that are compared.
-    max_overlap: a rollout is left out if it shares a larger share of its n-grams with a kept one.
   """
   pooled: dict[str, list[Trajectory]] = {}
   for group in groups:
@@ -43,12 +48,12 @@ def chosen(
     right = sorted(filter(is_right, rollouts), key=lambda t: len(_sampled(t)))
     if best is not None:
       right.sort(key=best, reverse=True)
-    most = 1 if len(right) >= easy * len(rollouts) else per_task
+    most = 1 if len(right) >= EASY * len(rollouts) else per_task
     taken: list[Trajectory] = []
     for trajectory in right:
-      mine = _ngrams(trajectory, ngram)
+      mine = _ngrams(trajectory)
       if len(taken) < most and all(
-        _overlap(mine, _ngrams(other, ngram)) <= max_overlap for other in taken
+        _overlap(mine, _ngrams(other)) <= MAX_OVERLAP for other in taken
       ):
         taken.append(trajectory)
     kept += taken
@@ -60,9 +65,9 @@ def _sampled(trajectory: Trajectory) -> list[int]:
   return [t for segment in trajectory.segments for t in segment.tokens[segment.loss_mask].tolist()]
 
 
-def _ngrams(trajectory: Trajectory, n: int) -> set[tuple[int, ...]]:
+def _ngrams(trajectory: Trajectory) -> set[tuple[int, ...]]:
   tokens: Sequence[int] = _sampled(trajectory)
-  n = min(n, max(len(tokens), 1))
+  n = min(NGRAM, max(len(tokens), 1))
   return {tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)}
 
 

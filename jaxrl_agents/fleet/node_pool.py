@@ -15,6 +15,10 @@ from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 
 _LOOK_S = 2.0
 """Seconds between two looks for nodes that have come."""
+_SILENCE_S = 60.0
+"""Seconds without an answer after which a node counts as lost; its actor answers every second. Ray
+itself notices most losses at once.
+"""
 _NUMBERS = 1 << 20
 """Worker numbers that each node has for itself; a worker that is replaced takes another."""
 _GET_S = 60.0
@@ -67,8 +71,6 @@ class NodePool:
     groups_per_worker: groups that each plays at once.
     stall_s: seconds without progress of a worker's event loop after which it is killed.
     start_deadline_s: for building the services.
-    silence_s: seconds without an answer after which a node counts as lost; its actor answers every
-      second. Ray itself notices most losses at once.
   """
 
   def __init__(
@@ -80,7 +82,6 @@ class NodePool:
     groups_per_worker: int = 4,
     stall_s: float = 120.0,
     start_deadline_s: float = 300.0,
-    silence_s: float = 60.0,
   ):
     if num_workers < 1 or groups_per_worker < 1:
       raise ValueError(
@@ -93,7 +94,7 @@ class NodePool:
       "start_deadline_s": start_deadline_s,
     }
     self._most_jobs = num_workers * groups_per_worker
-    self._start_deadline_s, self._silence_s = start_deadline_s, silence_s
+    self._start_deadline_s = start_deadline_s
     self._nodes: dict[str, _Node] = {}
     self._backlog: collections.deque[Job] = collections.deque()
     self._losses: collections.Counter[str] = collections.Counter()
@@ -171,7 +172,7 @@ class NodePool:
     messages = [message for ref in come for message in self._hear(pending[ref])]
     for node in list(self._nodes.values()):
       silent_s = time.monotonic() - node.heard
-      allowed_s = self._silence_s if node.answered else self._start_deadline_s
+      allowed_s = _SILENCE_S if node.answered else self._start_deadline_s
       if node.pending not in come and silent_s > allowed_s:
         messages += self._lose(node, f"no answer for {silent_s:.0f} s")
     self._dispatch()

@@ -208,11 +208,10 @@ class SelfDriven(Protocol):
     ...
 
 
-MakeEpisode = Callable[[Task, int, Sampler], tuple[Env, Sampler]]
-"""(task, seed of the rollout, sampler of the policy) -> the environment and who plays it."""
-
 MakeRollout = Callable[[Task, int, Sampler], tuple[Env | SelfDriven, Sampler]]
-"""The same, where the episode may drive itself."""
+"""(task, seed of the rollout, sampler of the policy) -> the environment, or an episode that drives
+itself, and who plays it.
+"""
 
 
 Grade = Callable[[Task, str, Trajectory], Awaitable[Trajectory]]

@@ -15,6 +15,9 @@ import numpy as np
 
 from jaxrl_agents.types import LARGEST_REWARD, Group, Segment, Trajectory
 
+DELTA = 1e-6
+"""Added to a standard deviation that rewards are divided by."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
@@ -43,10 +46,8 @@ class Rollout:
     return sum(len(s.tokens) for s in self.segments)
 
 
-def group_advantages(
-  totals: np.ndarray, *, normalise_std: bool = False, delta: float = 1e-6
-) -> np.ndarray | None:
-  """`A = R - mean(R)`, divided by `std(R) + delta` (population) if asked; None for a constant
+def group_advantages(totals: np.ndarray, *, normalise_std: bool = False) -> np.ndarray | None:
+  """`A = R - mean(R)`, divided by `std(R) + DELTA` (population) if asked; None for a constant
   group.
 
   Sources: GRPO https://arxiv.org/abs/2402.03300 (with std), Dr.GRPO
@@ -55,7 +56,6 @@ def group_advantages(
   Args:
     totals: rewards of the rollouts that finished, float64 [G].
     normalise_std: whether to divide by the standard deviation.
-    delta: added to the standard deviation.
 
   Returns:
     float64 [G], or None if all rewards are equal, because then nothing can be learnt from the
@@ -64,11 +64,11 @@ def group_advantages(
   if totals.size == 0 or totals.max() == totals.min():
     return None
   centred = totals - totals.mean()
-  return centred / (totals.std() + delta) if normalise_std else centred
+  return centred / (totals.std() + DELTA) if normalise_std else centred
 
 
 def score(
-  groups: Sequence[Group], *, normalise_std: bool = False, delta: float = 1e-6
+  groups: Sequence[Group], *, normalise_std: bool = False
 ) -> tuple[list[Rollout], dict[str, float]]:
   """The rollouts to train on, with their advantages, and metrics of all rollouts given.
 
@@ -78,12 +78,10 @@ def score(
   Args:
     groups: complete groups, with rewards.
     normalise_std: see `group_advantages`.
-    delta: see `group_advantages`.
 
   Returns:
     (rollouts, metrics). There are no rollouts if every group is constant; the optimizer step is
-    then
-    skipped.
+    then skipped.
   """
   rollouts: list[Rollout] = []
   rewards: list[float] = []
@@ -93,7 +91,7 @@ def score(
     failed += len(group.trajectories) - len(finished)
     totals = np.array([_reward(t) for t in finished], np.float64)
     rewards.extend(totals.tolist())
-    advantages = group_advantages(totals, normalise_std=normalise_std, delta=delta)
+    advantages = group_advantages(totals, normalise_std=normalise_std)
     if advantages is None:
       constant += 1
       continue

@@ -54,19 +54,19 @@ class Mean:
 
 
 class Comparison:
-  """Rewards of the sessions of both arms, in the order in which they became known.
+  """Rewards of the sessions of both arms, in the order in which they became known. Nothing is said
+  before MIN_CANARY sessions of the canary.
 
   Invariant: once `worse` is True it stays so, since the candidate is then withdrawn.
 
   Args:
     alpha: probability of ever calling a candidate worse that is not; each arm's interval has half.
-    min_canary: sessions of the canary before which nothing is said.
   """
 
-  def __init__(self, alpha: float = 0.05, min_canary: int = MIN_CANARY):
+  def __init__(self, alpha: float = 0.05):
     if not 0 < alpha < 1:
       raise ValueError(f"alpha={alpha} is a probability; choose one between 0 and 1, such as 0.05")
-    self._alpha, self._min = alpha / 2, min_canary
+    self._alpha = alpha / 2
     self.stable, self.canary = Mean(), Mean()
     self.worse = False
 
@@ -74,7 +74,7 @@ class Comparison:
     """Adds the reward of a session; returns `worse`: the interval of the canary lies below that of
     the stable arm."""
     (self.canary if canary else self.stable).add(reward)
-    if self.canary.n >= self._min and self.stable.n:
+    if self.canary.n >= MIN_CANARY and self.stable.n:
       self.worse = self.worse or self.interval(True)[1] < self.interval(False)[0]
     return self.worse
 

@@ -49,10 +49,10 @@ class CorpusTasks(Tasks):
     """The folder of the index."""
     return str(self.index.folder)
 
-  def practice(self, count: int, seed: int, max_clues: int = 3) -> list[Task]:
+  def practice(self, count: int, seed: int) -> list[Task]:
     """Simple tasks of unrelated clues of the train split."""
     clues = self.task_set.clues["train"]
-    return self._named(practice.practice_tasks(clues, count, seed, max_clues))
+    return self._named(practice.practice_tasks(clues, count, seed))
 
   def hop_practice(self, count: int, seed: int) -> list[Task]:
     """The same in the form of tasks with hops, of clues that their own words find."""

@@ -1,7 +1,7 @@
 """Which rollouts of a teacher become demonstrations: the filter before Context-1's SFT warm-up.
 
 Source: Chroma, "Context-1", https://www.trychroma.com/research/context-1, the section on SFT. The
-report names six rules and few of their numbers; a default that is ours says so.
+report names six rules and few of their numbers; a number that is ours says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,21 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 from jaxrl_agents.types import Group, Trajectory
+
+MIN_TRAJECTORY_RECALL = 0.5
+"""Trajectory recall above which a rollout explored well."""
+
+MIN_OUTPUT_RECALL = 0.4
+"""Output recall above which it concluded well."""
+
+MAX_RECALL_GAP = 0.4
+"""Trajectory recall less output recall above which it explored well and concluded badly; ours."""
+
+MAX_ZERO_RECALL_SHARE = 0.05
+"""Share of negative examples in all that is kept."""
+
+SUCCESS_OUTPUT_RECALL = 0.8
+"""Output recall from which a rollout is a success, of which a query keeps one; ours."""
 
 DECISIONS = (
   "malformed_dropped",
@@ -46,30 +61,21 @@ class _Rollout:
   place: int  # among all rollouts of this query, from 0
 
 
-def keep_for_sft(
-  groups: Iterable[Group],
-  *,
-  seed: int,
-  min_trajectory_recall: float = 0.5,
-  min_output_recall: float = 0.4,
-  max_recall_gap: float = 0.4,
-  max_zero_recall_share: float = 0.05,
-  success_output_recall: float = 0.8,
-) -> Filtered:
+def keep_for_sft(groups: Iterable[Group], *, seed: int) -> Filtered:
   """Applies the six rules of Context-1's SFT filter.
 
   With tr = `trajectory_recall` (gold facts ever shown) and or = `output_recall` (gold facts in the
   answer), the first rule that fits decides; their order is ours:
 
   1. malformed, that is errored, without an answer, or with a call that cannot be parsed: dropped;
-  2. "explored well, concluded badly", tr > `min_trajectory_recall` and tr - or > `max_recall_gap`:
-     dropped (the gap is ours);
-  3. tr > `min_trajectory_recall` and or > `min_output_recall`: kept;
-  4. tr = 0: a negative example, one a query, at most `max_zero_recall_share` of all that is kept;
+  2. "explored well, concluded badly", tr > MIN_TRAJECTORY_RECALL and tr - or > MAX_RECALL_GAP:
+     dropped;
+  3. tr > MIN_TRAJECTORY_RECALL and or > MIN_OUTPUT_RECALL: kept;
+  4. tr = 0: a negative example, one a query, at most MAX_ZERO_RECALL_SHARE of all that is kept;
   5. lower recall: kept with probability clip(0.5 tr / 0.5 + 0.5 or / 0.4, 0, 1)^2, where the two
      denominators are the bounds of rule 3 (the schedule is ours; the report: "diminishing");
-  6. of the kept rollouts of one query with or >= `success_output_recall` (ours), only the one with
-     the fewest turns stays, the first among equals.
+  6. of the kept rollouts of one query with or >= SUCCESS_OUTPUT_RECALL, only the one with the
+     fewest turns stays, the first among equals.
 
   A query is the text of `Task.prompt`: one prompt in two groups is one query. Each draw is a
   function of (seed, query, place among its rollouts): more queries change no earlier draw.
@@ -84,19 +90,19 @@ def keep_for_sft(
       decisions.append("malformed_dropped")
       continue
     tr, out = (_recall(rollout, name) for name in ("trajectory_recall", "output_recall"))
-    if tr > min_trajectory_recall and tr - out > max_recall_gap:
+    if tr > MIN_TRAJECTORY_RECALL and tr - out > MAX_RECALL_GAP:
       decisions.append("concluded_badly_dropped")
-    elif tr > min_trajectory_recall and out > min_output_recall:
+    elif tr > MIN_TRAJECTORY_RECALL and out > MIN_OUTPUT_RECALL:
       decisions.append("good_kept")
     elif tr == 0:
       decisions.append("zero_recall_dropped")
     else:
-      nearness = 0.5 * tr / min_trajectory_recall + 0.5 * out / min_output_recall
+      nearness = 0.5 * tr / MIN_TRAJECTORY_RECALL + 0.5 * out / MIN_OUTPUT_RECALL
       keep = _draw(seed, rollout) < min(max(nearness, 0.0), 1.0) ** 2
       decisions.append("lower_recall_kept" if keep else "lower_recall_dropped")
-  for i in _repeated_successes(rollouts, decisions, success_output_recall):
+  for i in _repeated_successes(rollouts, decisions):
     decisions[i] = "repeated_success_dropped"
-  for i in _negative_examples(rollouts, decisions, seed, max_zero_recall_share):
+  for i in _negative_examples(rollouts, decisions, seed):
     decisions[i] = "zero_recall_kept"
   counts = collections.Counter(decisions)
   kept = zip(rollouts, decisions, strict=True)
@@ -142,14 +148,12 @@ def _turns(trajectory: Trajectory) -> int:
   return sum(message.role == "assistant" for message in trajectory.log)
 
 
-def _repeated_successes(
-  rollouts: list[_Rollout], decisions: list[str], success_output_recall: float
-) -> list[int]:
+def _repeated_successes(rollouts: list[_Rollout], decisions: list[str]) -> list[int]:
   """Places of the kept successes that a sibling with no more turns stands for."""
   by_query: dict[str, list[int]] = collections.defaultdict(list)
   for i, rollout in enumerate(rollouts):
     kept = decisions[i].endswith("_kept")
-    if kept and _recall(rollout, "output_recall") >= success_output_recall:
+    if kept and _recall(rollout, "output_recall") >= SUCCESS_OUTPUT_RECALL:
       by_query[rollout.query].append(i)
   repeated: list[int] = []
   for places in by_query.values():
@@ -158,10 +162,8 @@ def _repeated_successes(
   return repeated
 
 
-def _negative_examples(
-  rollouts: list[_Rollout], decisions: list[str], seed: int, max_share: float
-) -> list[int]:
-  """Places of the zero-recall rollouts to keep: n of them with n <= max_share * (positives + n)."""
+def _negative_examples(rollouts: list[_Rollout], decisions: list[str], seed: int) -> list[int]:
+  """Places of the n zero-recall rollouts to keep: n <= MAX_ZERO_RECALL_SHARE * (positives + n)."""
   positives = sum(decision.endswith("_kept") for decision in decisions)
   drawn: dict[str, tuple[float, int]] = {}  # the lowest draw of each query
   for i, rollout in enumerate(rollouts):
@@ -169,6 +171,7 @@ def _negative_examples(
       draw = (_draw(seed, rollout), i)
       drawn[rollout.query] = min(draw, drawn.get(rollout.query, draw))
   limit = 0
-  while limit < len(drawn) and limit + 1 <= max_share * (positives + limit + 1):
+  most = lambda kept: MAX_ZERO_RECALL_SHARE * (positives + kept)
+  while limit < len(drawn) and limit + 1 <= most(limit + 1):
     limit += 1
   return [i for _, i in sorted(drawn.values())[:limit]]

@@ -12,6 +12,9 @@ from jaxrl_agents.types import Task
 HOPS = (1, 1, 2, 2, 3)
 """A task in the form of those with hops has one of these numbers of them."""
 
+MAX_CLUES = 3
+"""Most clues of a simple task."""
+
 ATTEMPTS = 1_000
 """Draws of clues that share no chunk."""
 
@@ -28,17 +31,17 @@ class Clue:
   kind: str
 
 
-def practice_tasks(clues: Sequence[Clue], n: int, seed: int, max_clues: int = 3) -> list[Task]:
-  """Makes n simple tasks of one to `max_clues` unrelated clues each.
+def practice_tasks(clues: Sequence[Clue], n: int, seed: int) -> list[Task]:
+  """Makes n simple tasks of one to MAX_CLUES unrelated clues each.
 
-  Task i depends on (clues, seed, max_clues, i) alone, so any number can be drawn. Facts are as
+  Task i depends on (clues, seed, i) alone, so any number can be drawn. Facts are as
   those of `chains.task`, level 0, without distractors.
 
   Raises:
     ValueError: there are too few clues, or too few that share no chunk.
   """
-  _check(clues, max_clues)
-  return [_practice(clues, index, seed, max_clues) for index in range(n)]
+  _check(clues, MAX_CLUES)
+  return [_practice(clues, index, seed) for index in range(n)]
 
 
 def hop_practice(clues: Sequence[Clue], n: int, seed: int) -> list[Task]:
@@ -62,9 +65,9 @@ def _check(clues: Sequence[Clue], needed: int) -> None:
     )
 
 
-def _practice(clues: Sequence[Clue], index: int, seed: int, max_clues: int) -> Task:
+def _practice(clues: Sequence[Clue], index: int, seed: int) -> Task:
   draw = random.Random(f"{seed}/{index}")
-  parts = _drawn(clues, draw.randint(1, max_clues), draw)
+  parts = _drawn(clues, draw.randint(1, MAX_CLUES), draw)
   return _task(parts, {}, draw.randrange(len(parts)), f"practice-{seed}-{index}", seed)
 
 
