@@ -12,8 +12,8 @@ The limit applies only if the group mostly solves the problem. Phases alternate,
 neither always pays for length nor forgets how to use it. |y| counts all tokens that the policy
 sampled in a rollout.
 
-Source: https://arxiv.org/abs/2602.02276 section 4.4.2. Its numbers were not published; those here
-(7/8, 90, and two steps a phase) are not confirmed by the authors.
+Source: https://arxiv.org/abs/2602.02276 section 4.4.2. Its numbers were not published; the defaults
+of config.ToggleConfig are ours.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ RIGHT = 1.0
 """The reward from which a rollout counts as right."""
 
 
-def is_limited(step: int, phase_steps: int = 2) -> bool:
+def is_limited(step: int, phase_steps: int) -> bool:
   """Whether a training step is in a limited phase; the first phase is limited."""
   return (step // phase_steps) % 2 == 0
 
 
-def length_budget(
-  lengths: Sequence[float], rewards: Sequence[float], *, percentile: float = 90.0
-) -> float:
+def length_budget(lengths: Sequence[float], rewards: Sequence[float], percentile: float) -> float:
   """The percentile (linear between neighbours) of the lengths of right rollouts; infinity if there
   are none.
   """
@@ -51,9 +49,17 @@ def toggled(
   *,
   limited: bool,
   budget: float,
-  solved: float = 0.875,
+  solved: float,
 ) -> list[float]:
-  """The rewards of the rollouts of one group after the gate."""
+  """The rewards of the rollouts of one group after the gate.
+
+  Args:
+    rewards: of the rollouts.
+    lengths: of the rollouts, in tokens.
+    limited: whether the training step is in a limited phase.
+    budget: of the problem, in tokens.
+    solved: mean reward of the group from which the budget applies.
+  """
   binds = limited and sum(rewards) / max(len(rewards), 1) >= solved
   return [0.0 if binds and n > budget else r for r, n in zip(rewards, lengths, strict=True)]
 
@@ -74,10 +80,10 @@ class LengthBudgets:
     lengths: Sequence[float],
     rewards: Sequence[float],
     *,
-    percentile: float = 90.0,
+    percentile: float,
   ) -> None:
     """Sets the budget of a problem from a group, if it has none and the group a right rollout."""
-    found = length_budget(lengths, rewards, percentile=percentile)
+    found = length_budget(lengths, rewards, percentile)
     if task_id not in self._budgets and not math.isinf(found):
       self._budgets[task_id] = found
 
@@ -92,8 +98,8 @@ def gated(
   *,
   part: str,
   limited: bool,
-  solved: float = 0.875,
-  percentile: float = 90.0,
+  solved: float,
+  percentile: float,
 ) -> list[Group]:
   """The groups with the success part of their rewards gated; the measured value is kept as
   "ungated".
