@@ -48,15 +48,48 @@ class TrainState:
   key: jax.Array
 
 
-def make_optimizer(
-  cfg: PolicyConfig,
+def learning_rate_schedule(
+  peak: float,
   *,
-  learning_rate: float,
-  kind: Literal["adamw", "adamw8bit", "muon"] = "adamw",
   schedule: Literal["constant", "cosine"] = "constant",
   warmup_steps: int = 0,
   total_steps: int = 0,
   final_fraction: float = 0.0,
+) -> optax.ScalarOrSchedule:
+  """A learning rate by the number of the step.
+
+  Args:
+    peak: the largest one.
+    schedule: after the warmup, constant, or a cosine to `final_fraction` of the peak.
+    warmup_steps: linear from 0.
+    total_steps: of the cosine, warmup included.
+    final_fraction: in [0, 1], of the cosine.
+
+  Raises:
+    ValueError: numbers that contradict each other.
+  """
+  if schedule == "constant":
+    if total_steps or final_fraction:
+      raise ValueError(
+        f"total_steps={total_steps} and final_fraction={final_fraction} have no effect on a "
+        "constant schedule; leave them 0 or choose schedule='cosine'"
+      )
+    return optax.linear_schedule(0.0, peak, warmup_steps) if warmup_steps else peak
+  if schedule == "cosine":
+    if total_steps <= warmup_steps:
+      raise ValueError(
+        f"total_steps={total_steps} leaves no step after warmup_steps={warmup_steps}; raise it"
+      )
+    end = peak * final_fraction
+    return optax.warmup_cosine_decay_schedule(0.0, peak, warmup_steps, total_steps, end)
+  raise ValueError(f"no schedule {schedule!r}; there are constant and cosine")
+
+
+def make_optimizer(
+  cfg: PolicyConfig,
+  *,
+  learning_rate: optax.ScalarOrSchedule,
+  kind: Literal["adamw", "adamw8bit", "muon"] = "adamw",
   b1: float = 0.9,
   b2: float = 0.95,
   eps: float = 1e-8,
@@ -73,13 +106,9 @@ def make_optimizer(
 
   Args:
     cfg: of the policy; its table says what is trainable.
-    learning_rate: the peak.
+    learning_rate: a number, or one of each step (`learning_rate_schedule`).
     kind: AdamW for all, with the moments of projections and of the embedding in eight bits, or
       Muon for projections, beside AdamW for embedding, head, router and all that is no matrix.
-    schedule: after the warmup, constant, or a cosine to `final_fraction` of the peak.
-    warmup_steps: linear from 0.
-    total_steps: of the cosine, warmup included.
-    final_fraction: in [0, 1], of the cosine.
     b1: decay of the first moment.
     b2: decay of the second moment.
     eps: added to its root.
@@ -93,7 +122,6 @@ def make_optimizer(
   Raises:
     ValueError: numbers that contradict each other.
   """
-  rate = _learning_rate(learning_rate, schedule, warmup_steps, total_steps, final_fraction)
   if trained == "mtp" and not cfg.mtp_depth:
     raise ValueError("trained='mtp' but the policy has no prediction module; set mtp_depth >= 1")
   if kind not in ("adamw", *SPECIAL):
@@ -101,19 +129,19 @@ def make_optimizer(
   if trained == "adapters":
     if kind != "adamw" or qk_clip:
       raise ValueError(f"adapters are trained by adamw without QK-clip; not {kind}, {qk_clip=}")
-    adamw = optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+    adamw = optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw)
   labels = jax.tree.map(lambda t: "trained" if t else "frozen", params_lib.trainable(cfg))
   if trained == "mtp":
     frozen = lambda tree: jax.tree.map(lambda _: "frozen", tree)
     labels = {name: tree if name == "mtp" else frozen(tree) for name, tree in labels.items()}
   decayed = params_lib.map_table(lambda spec: spec.decayed, cfg)
-  adamw = optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed)
+  adamw = optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed)
   tx = adamw
   if kind != "adamw":
     scale = SPECIAL[kind](cfg, b1, b2, eps)
     decay = optax.add_decayed_weights(weight_decay)
-    special = optax.chain(scale, decay, optax.scale_by_learning_rate(rate))
+    special = optax.chain(scale, decay, optax.scale_by_learning_rate(learning_rate))
     named = lambda spec: "special" if _is_special(spec, kind) else "plain"
     tx = optax.partition({"special": special, "plain": adamw}, params_lib.map_table(named, cfg))
   if qk_clip:
@@ -145,24 +173,6 @@ def _scale_by_muon(cfg, *_):
 
 SPECIAL = {"adamw8bit": _scale_by_adam8bit, "muon": _scale_by_muon}
 """What scales the gradients of matrices, by the name of the optimizer."""
-
-
-def _learning_rate(peak, schedule, warmup_steps, total_steps, final_fraction):
-  if schedule == "constant":
-    if total_steps or final_fraction:
-      raise ValueError(
-        f"total_steps={total_steps} and final_fraction={final_fraction} have no effect on a "
-        "constant schedule; leave them 0 or choose schedule='cosine'"
-      )
-    return optax.linear_schedule(0.0, peak, warmup_steps) if warmup_steps else peak
-  if schedule == "cosine":
-    if total_steps <= warmup_steps:
-      raise ValueError(
-        f"total_steps={total_steps} leaves no step after warmup_steps={warmup_steps}; raise it"
-      )
-    end = peak * final_fraction
-    return optax.warmup_cosine_decay_schedule(0.0, peak, warmup_steps, total_steps, end)
-  raise ValueError(f"no schedule {schedule!r}; there are constant and cosine")
 
 
 def make_state(params: Any, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:

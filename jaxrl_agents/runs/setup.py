@@ -275,19 +275,22 @@ def with_adapters(config: RunConfig, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_optimizer(
-  config: RunConfig, section: SftConfig | LearnerConfig, **schedule: Any
+  config: RunConfig,
+  section: SftConfig | LearnerConfig,
+  learning_rate: optax.ScalarOrSchedule,
+  *,
+  max_grad_norm: float = 1.0,
 ) -> optax.GradientTransformation:
-  """The optimizer of a phase (warm-up or RL); `schedule` as in state.make_optimizer."""
+  """The optimizer of a phase (warm-up or RL)."""
   return state_lib.make_optimizer(
     config.policy.model,
-    learning_rate=section.lr,
+    learning_rate=learning_rate,
     kind=section.optimizer,
-    warmup_steps=section.warmup_steps,
     weight_decay=section.weight_decay,
+    max_grad_norm=max_grad_norm,
     trained="adapters" if config.lora.rank else "all",
     qk_clip=section.qk_clip,
     dtype=config.policy.dtype,
-    **schedule,
   )
 
 

@@ -92,13 +92,14 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
   """The optimizer as configured for the warm-up."""
   sft = config.sft
   cosine = sft.schedule == "cosine"
-  return setup.make_optimizer(
-    config,
-    sft,
+  rate = state.learning_rate_schedule(
+    sft.lr,
     schedule=sft.schedule,
+    warmup_steps=sft.warmup_steps,
     total_steps=sft.steps if cosine else 0,
     final_fraction=0.1 if cosine else 0.0,
   )
+  return setup.make_optimizer(config, sft, rate)
 
 
 def imitate(
@@ -165,7 +166,8 @@ def distilled(
   if not sft.mtp_steps:
     return params
   dtype = config.policy.dtype
-  tx = state.make_optimizer(cfg, learning_rate=sft.lr, warmup_steps=5, trained="mtp", dtype=dtype)
+  rate = state.learning_rate_schedule(sft.lr, warmup_steps=5)
+  tx = state.make_optimizer(cfg, learning_rate=rate, trained="mtp", dtype=dtype)
   current = setup.fresh_state(config, params, tx)
   log = logger(workdir, "mtp", 0)
   with Progress("draft module", sft.mtp_steps) as progress:

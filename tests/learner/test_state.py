@@ -79,14 +79,14 @@ def test_gradients_are_clipped_by_their_global_norm(params):
 
 
 def rates(**numbers):
-  schedule = state._learning_rate(1.0, *numbers.values())
+  schedule = state.learning_rate_schedule(1.0, **numbers)
   return [float(schedule(i)) for i in range(5)]
 
 
 def test_learning_rate_warms_up_and_follows_a_cosine():
-  constant = rates(schedule="constant", warmup=2, total=0, final=0.0)
+  constant = rates(warmup_steps=2)
   np.testing.assert_allclose(constant, [0, 0.5, 1, 1, 1])
-  cosine = rates(schedule="cosine", warmup=2, total=4, final=0.2)
+  cosine = rates(schedule="cosine", warmup_steps=2, total_steps=4, final_fraction=0.2)
   np.testing.assert_allclose(cosine, [0, 0.5, 1, 0.6, 0.2], atol=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_learning_rate_warms_up_and_follows_a_cosine():
 )
 def test_contradicting_numbers_are_errors(numbers, message):
   with pytest.raises(ValueError, match=message):
-    state.make_optimizer(CFG, learning_rate=0.1, **numbers)
+    state.learning_rate_schedule(0.1, **numbers)
 
 
 def test_modules_cannot_be_trained_where_there_are_none():
