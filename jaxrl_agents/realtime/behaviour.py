@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxrl_agents.agents.regression_gate import Guard
+from jaxrl_agents.realtime.regression_gate import Guard
 from jaxrl_agents.types import Generation, Message
 
 SHARES = ("invalid_tool", "question", "refusal")

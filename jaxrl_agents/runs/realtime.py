@@ -21,19 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_agents.agents import regression_gate
-from jaxrl_agents.agents.regression_gate import Suite, Verdict
 from jaxrl_agents.agents.scores import TaskScores
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.learner import packing, train_step
 from jaxrl_agents.learner.advantage import Rollout, split_substeps
 from jaxrl_agents.learner.state import PolicyState, TrainState, make_state
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.realtime import advantage, behaviour, feedback, shadow
+from jaxrl_agents.realtime import advantage, behaviour, feedback, regression_gate, shadow
 from jaxrl_agents.realtime import calls as calls_lib
 from jaxrl_agents.realtime.advantage import Sample
 from jaxrl_agents.realtime.arms import CANARY, STABLE
 from jaxrl_agents.realtime.calls import LoggedCall
+from jaxrl_agents.realtime.regression_gate import Suite, Verdict
 from jaxrl_agents.realtime.traffic import Traffic
 from jaxrl_agents.realtime.trial import Rules, Trial
 from jaxrl_agents.runs.serving import EngineSampler

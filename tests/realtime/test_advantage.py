@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_agents.agents import regression_gate
-from jaxrl_agents.realtime import advantage, behaviour
+from jaxrl_agents.realtime import advantage, behaviour, regression_gate
 from jaxrl_agents.realtime.feedback import Joined, Kind
 from jaxrl_agents.types import Generation, Message, ToolCall
 from tests.realtime.logged import call

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_agents.agents.regression_gate import Guard, Suite, decide
+from jaxrl_agents.realtime.regression_gate import Guard, Suite, decide
 
 TASKS, TRIALS = 400, 120
 
