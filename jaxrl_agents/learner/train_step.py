@@ -341,14 +341,25 @@ def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
   Raises:
     ValueError: rows or time do not divide evenly.
   """
-  for size, axis, option in zip(
-    batch.tokens.shape, ("batch", "time"), ("rows_per_microbatch", "row_tokens"), strict=True
-  ):
+  check_divides(batch.tokens.shape, mesh)
+  place = jax.sharding.NamedSharding(mesh, sharding.spec(("batch", "time"), sharding.TRAIN_RULES))
+  return sharding.place(batch, jax.tree.map(lambda _: place, batch))
+
+
+def check_divides(
+  shape: tuple[int, ...], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> None:
+  """Refuses microbatches of shape [B, T] whose rows or time do not divide over `mesh`.
+
+  Raises:
+    ValueError: they do not.
+  """
+  options = {"batch": "rows_per_microbatch", "time": "row_tokens (and rollout_row_tokens)"}
+  for size, (axis, option) in zip(shape, options.items(), strict=True):
     ways = sharding.ways(axis, mesh)
     if size % ways:
       raise ValueError(
-        f"{batch.tokens.shape} rows and tokens do not split over the {ways} devices of "
-        f"{sharding.TRAIN_RULES[axis]}; make learner.{option} a multiple"
+        f"microbatches of shape {shape} (rows, tokens) do not split over the {ways} devices of "
+        f"{sharding.TRAIN_RULES[axis]}; make learner.{option} a multiple of {ways}, or the mesh "
+        "smaller there"
       )
-  place = jax.sharding.NamedSharding(mesh, sharding.spec(("batch", "time"), sharding.TRAIN_RULES))
-  return sharding.place(batch, jax.tree.map(lambda _: place, batch))

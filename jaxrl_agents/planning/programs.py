@@ -142,20 +142,15 @@ def abstract_batch(
 ) -> packing.Batch:
   """One microbatch as `packing.pack` makes it and `train_step.place_batch` places it, with the
   log-probabilities that the objective reads.
+
+  Raises:
+    ValueError: rows or time do not divide over the mesh.
   """
   shape = (section.rows_per_microbatch, section.row_lengths[-1])
-  for size, axis, option in zip(
-    shape, ("batch", "time"), ("rows_per_microbatch", "row_tokens"), strict=True
-  ):
-    ways = sharding.ways(axis, mesh)
-    if size % ways:
-      raise ValueError(
-        f"learner.{option}={size} does not split over the {ways} devices of "
-        f"{sharding.TRAIN_RULES[axis]}; make it a multiple of {ways}, or the mesh smaller there"
-      )
+  train_step.check_divides(shape, mesh)
   split = sharding.spec(("batch", "time"), sharding.TRAIN_RULES)
   field = lambda dtype, *more: _on(mesh, (*shape, *more), dtype, split)
-  ints = ("tokens", "depths", "ends", "targets", "rollout_ids")
+  ints = ("tokens", "depths", "ends", "targets", "rollout_ids", "versions")
   floats = ("behaviour_logprobs", "advantages", "weights")
   routing = None
   if cfg.num_moe_layers and section.router_replay:
@@ -167,6 +162,7 @@ def abstract_batch(
     routing=routing,
     reference_logprobs=field(jnp.float32) if objective.needs_reference else None,
     proximal_logprobs=field(jnp.float32) if objective.loss.proximal else None,
+    sources=field(jnp.int32) if section.share_prefixes else None,
   )
 
 

@@ -11,7 +11,7 @@ import pytest
 from jaxrl_agents.learner import losses, metrics, packing, state, train_step
 from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.policy import transformer
+from jaxrl_agents.policy import sharding, transformer
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Segment
 
@@ -281,3 +281,12 @@ def test_kl_takes_the_distance_from_the_reference_off_the_advantage_of_each_toke
   told = metrics.summary(found.sums, found.maxima)["kl_k1_to_start"]
   assert told == pytest.approx(sum(d.sum() for d in drift) / tokens, rel=1e-4)
   assert abs(told) > 1e-3
+
+
+def test_rows_and_lengths_that_a_mesh_does_not_split_are_refused_with_the_option():
+  mesh = jax.sharding.AbstractMesh((1, 4, 1, 2, 1), sharding.MESH_AXES)
+  train_step.check_divides((4, 6), mesh)
+  with pytest.raises(ValueError, match="learner.rows_per_microbatch a multiple of 4"):
+    train_step.check_divides((6, 6), mesh)
+  with pytest.raises(ValueError, match=r"learner.row_tokens \(and rollout_row_tokens\) .* of 2"):
+    train_step.check_divides((4, 7), mesh)

@@ -119,7 +119,10 @@ def test_too_little_memory_is_reported_with_what_to_change():
     (("--topology=v5q:4x4",), "no chip 'v5q', did you mean"),
     (("--topology=cpu:8", "--mesh=fsdp=3"), "3 places for 8 devices"),
     (("--topology=cpu:8", "--parts=learnt"), "no part 'learnt'; there are learner and rollout"),
-    (("--topology=cpu:16", "--mesh=fsdp=16", "--parts=learner"), "make it a multiple of 16"),
+    (
+      ("--topology=cpu:16", "--mesh=fsdp=16", "--parts=learner"),
+      "rows_per_microbatch a multiple of 16",
+    ),
   ],
 )
 def test_what_cannot_be_planned_is_one_line_with_status_2(arguments, message):

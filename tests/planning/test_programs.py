@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.learner import distill, packing
 from jaxrl_agents.planning import programs
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import pod_plan, rl
@@ -72,6 +73,19 @@ def test_adapters_alone_have_gradients_and_moments():
   assert params == pytest.approx(4 * (whole + trained), abs=COUNTERS)
   assert optimizer == pytest.approx(8 * trained, abs=COUNTERS)
   assert grads == 4 * trained
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_planned_microbatch_has_the_arrays_of_a_packed_one(shared):
+  config = config_lib.load("configs/search_cpu.py", (*SMALL, f"learner.share_prefixes={shared}"))
+  cfg, learner = config.policy.model, config.learner
+  mesh = sharding.make_mesh(devices=jax.devices()[:1])
+  planned = programs.abstract_batch(cfg, learner, mesh, rl.objective(config))
+  shape = learner.rows_per_microbatch, learner.row_lengths[-1]
+  packed = packing.empty(shape, (cfg.num_moe_layers, cfg.experts_per_token), shared)
+  described = lambda batch: jax.tree.map(lambda x: (x.shape, x.dtype), batch._asdict())
+  assert described(planned) == described(packed)
+  assert distill.rows_of(planned).has_forks == shared
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra libtpu")
