@@ -11,9 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 SPLASH = {"splash_mha_fwd": (1, 1), "splash_mha_dkv": (2, 2), "splash_mha_dq": (2, 1)}
 """Products of all queries with all keys: as wide as keys, and as wide as values."""
+
+TREES = {
+  "tree_attention_forward": (1, 1),
+  "tree_attention_backward_of_keys": (2, 2),
+  "tree_attention_backward_of_queries": (2, 1),
+}
+"""The same of `attention.tree_flash_tpu`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,21 +59,39 @@ class Expected:
 
 
 def flops(kernel: Kernel, expected: Expected, side: int) -> float:
-  """Of all runs, on matrix units of that side; 0 for a kernel that is not known."""
+  """Of all runs, on matrix units of that side; 0 for a kernel that is not known.
+
+  Of attention to trees, layers with a window count like others, and a place sees as many keys as in
+  a row of one sequence: both are bounds from above.
+  """
   floats = kernel.operands[kernel.first_float :]
   for name, products in SPLASH.items():
     if kernel.name.startswith(name):
-      q, k, v = floats[:3]
-      wide = [-(-x[-1] // side) * side for x in (k, v)]
-      of_pair = 2.0 * sum(n * width for n, width in zip(products, wide, strict=True))
-      seen = _seen(kernel.operands[0], expected)
-      return kernel.times * math.prod(q[:-1]) * k[-2] * seen * of_pair
+      return _attention(kernel, floats, products, _seen(kernel.operands[0], expected), side)
+  for name, products in TREES.items():
+    if name in kernel.name:  # jax puts the transformations that made the call around it
+      arrays = [shape for shape in floats if len(shape) == 4]  # the sinks [N] come before
+      return _attention(kernel, arrays, products, expected.seen, side)
   rows = floats[0][0] if floats else 0
   if kernel.name.startswith("gmm"):
     return kernel.times * 2.0 * rows * expected.filled * math.prod(floats[1][1:])
   if kernel.name.startswith("tgmm"):
     return kernel.times * 2.0 * rows * expected.filled * floats[0][1] * floats[1][1]
   return 0.0
+
+
+def _attention(
+  kernel: Kernel,
+  arrays: Sequence[tuple[int, ...]],
+  products: tuple[int, int],
+  seen: float,
+  side: int,
+) -> float:
+  """FLOPs of `products` of arrays that begin with q [..., T, H], k [..., S, H], v [..., S, H']."""
+  q, k, v = arrays[:3]
+  wide = [-(-x[-1] // side) * side for x in (k, v)]
+  of_pair = 2.0 * sum(n * width for n, width in zip(products, wide, strict=True))
+  return kernel.times * math.prod(q[:-1]) * k[-2] * seen * of_pair
 
 
 def _seen(plan: tuple[int, ...], expected: Expected) -> float:

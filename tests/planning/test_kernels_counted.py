@@ -29,6 +29,21 @@ def test_attention_is_counted_over_the_keys_seen_and_widths_filled_up():
   assert kernels.flops(queries, seen, 128) == 0.875 * pairs * 2 * (2 * 256 + 128)
 
 
+def test_attention_to_trees_is_counted_over_its_rows_whatever_decides_its_tiles():
+  """As XLA names and lists them: two rows of 4 heads of 128 numbers, 1,024 queries and keys."""
+  q, k, row, lists = (2, 4, 1024, 128), (2, 2, 1024, 128), (2, 1, 1024), ((), (8,), (4,), (2,))
+  statistics = (2, 4, 1, 1024)
+  given = (*lists, q, k, k, q, statistics, statistics, row)
+  runs = {
+    "jvp_tree_attention_forward_.1": ((*lists, (4,), q, k, k, row), 2),
+    "transpose_jvp_tree_attention_backward_of_keys__.1": (given, 4),
+    "transpose_jvp_tree_attention_backward_of_queries__.1": (given, 3),
+  }
+  of_product = 0.5 * (2 * 4 * 1024 * 1024) * 2 * 128
+  for name, (operands, products) in runs.items():
+    assert kernels.flops(Kernel(name, operands, 4, 1.0), Expected(), 128) == products * of_product
+
+
 def test_of_two_masks_each_counts_for_the_layers_that_have_it():
   expected = Expected(seen=0.5, windows=0.75)
   whole = pairs = 2 * 4 * 256 * 1024 * 2 * (256 + 128)
