@@ -4,6 +4,7 @@
 An option that does not exist, or that nothing would read, is an error that names the nearest one.
 """
 
+from jaxrl_agents.config.cache import cache_folder as cache_folder
 from jaxrl_agents.config.checks import validate as validate
 from jaxrl_agents.config.description import described as described
 from jaxrl_agents.config.description import options_text as options_text

@@ -25,7 +25,7 @@ from jaxrl_agents import full_disk
 from jaxrl_agents.agents.agent import DEMONSTRATOR, Tasks
 from jaxrl_agents.chat import document_numbers as numbers_lib
 from jaxrl_agents.chat.document_numbers import DocumentNumbers
-from jaxrl_agents.config import SFT_SOURCES, RunConfig
+from jaxrl_agents.config import SFT_SOURCES, RunConfig, cache_folder
 from jaxrl_agents.corpus import code_digest
 from jaxrl_agents.learner import segment_files
 from jaxrl_agents.runs import mcp_tools, processes, rollout_workers, setup
@@ -102,7 +102,7 @@ def _bring(
         "folder: it is then made again"
       )
     corpus = opened()
-    kept = setup.cache(config) / f"sources_{digest(config, corpus, name)}"
+    kept = cache_folder(config.corpus) / f"sources_{digest(config, corpus, name)}"
     if not (kept / segment_files.MANIFEST).exists():
       segments, counts = _made(config, corpus, name)
       own = kept.with_name(f".{kept.name}.{uuid.uuid4().hex}")

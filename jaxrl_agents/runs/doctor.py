@@ -18,7 +18,7 @@ from typing import Literal
 
 import psutil
 
-from jaxrl_agents.config import CorpusConfig
+from jaxrl_agents.config import CorpusConfig, cache_folder
 from jaxrl_agents.sandbox.host.probe import probe
 
 RECIPES = ("search", "swarm", "coding")
@@ -66,14 +66,16 @@ class Check:
 
 
 def checks(folder: pathlib.Path) -> Iterator[Check]:
-  """All checks, each as soon as it is done; runs are to be written below `folder`."""
+  """All checks, each as soon as it is done; runs are to be written below `folder`, and what they
+  cache to $JAXRL_CACHE or the default of `corpus.cache`.
+  """
   yield _python()
   yield _jax()
   yield _devices()
   yield _cores()
   yield from _memory()
   yield _huge_pages()
-  for place in dict.fromkeys((folder.resolve(), pathlib.Path(CorpusConfig().cache).expanduser())):
+  for place in dict.fromkeys((folder.resolve(), cache_folder(CorpusConfig()).resolve())):
     yield _disk(place)
   yield _open_files()
   yield from _sandbox()
@@ -169,7 +171,7 @@ def _disk(place: pathlib.Path) -> Check:
   name = f"disk at {place}"
   there = next(parent for parent in (place, *place.parents) if parent.exists())
   if not os.access(there, os.W_OK):
-    remedy = "choose another --workdir, or --set corpus.cache=FOLDER"
+    remedy = "choose another --workdir, or export JAXRL_CACHE=FOLDER"
     return Check(name, "lacks", "cannot be written", remedy)
   free = shutil.disk_usage(there).free / 2**30
   if free >= DISK_GIB:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
-import pathlib
 import sys
 from typing import Any
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.agents.agent import Agent, Setting, Tasks
-from jaxrl_agents.config import RunConfig, import_path
+from jaxrl_agents.config import RunConfig, cache_folder, import_path
 from jaxrl_agents.harness import mcp_tools
 from jaxrl_agents.harness.tools import outcome
 from jaxrl_agents.types import Task, ToolCall
@@ -90,7 +88,7 @@ def _setting(config: RunConfig) -> Setting:
     corpus=config.corpus,
     sft=config.sft,
     chat=chat_lib.load(config.policy.tokenizer),
-    cache=pathlib.Path(os.environ.get("JAXRL_CACHE", config.corpus.cache)).expanduser(),
+    cache=cache_folder(config.corpus),
     seed=config.seed,
     resamples=config.eval.bootstrap_resamples,
   )

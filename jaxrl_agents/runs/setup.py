@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Setting, Tasks
 from jaxrl_agents.agents.grading import Judging
 from jaxrl_agents.agents.teacher import Teacher
 from jaxrl_agents.chat import Chat, document_numbers
-from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig, import_path
+from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig, cache_folder, import_path
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_process import WorkerSpec
 from jaxrl_agents.learner import checkpoint, losses
@@ -63,7 +62,7 @@ def setting(config: RunConfig) -> Setting:
     corpus=config.corpus,
     sft=config.sft,
     chat=load_chat(config),
-    cache=cache(config),
+    cache=cache_folder(config.corpus),
     seed=config.seed,
     resamples=config.eval.bootstrap_resamples,
     judge_weight=config.judge.weight,
@@ -159,7 +158,7 @@ def judging(config: RunConfig) -> Judging | None:
     max_tokens=judge.max_tokens,
     max_characters=judge.max_characters,
     deadline_s=judge.deadline_s,
-    cache=str(cache(config) / "verdicts"),
+    cache=str(cache_folder(config.corpus) / "verdicts"),
     seed=config.seed,
   )
 
@@ -383,13 +382,8 @@ def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str
   return step, state, ledger
 
 
-def cache(config: RunConfig) -> pathlib.Path:
-  """The folder of files that can be made again: $JAXRL_CACHE, else `corpus.cache`."""
-  return pathlib.Path(os.environ.get("JAXRL_CACHE", config.corpus.cache)).expanduser()
-
-
 def compilation_cache(config: RunConfig) -> None:
   """Turns on jax's cache of compiled programs, unless jax's own setting names a folder already."""
   if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-    jax.config.update("jax_compilation_cache_dir", str(cache(config)))
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder(config.corpus)))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -1,5 +1,6 @@
 """What the doctor says of a machine, and that it says it of this one."""
 
+import itertools
 import pathlib
 import subprocess
 import sys
@@ -21,6 +22,15 @@ def test_a_recipe_is_ready_unless_something_that_it_needs_is_lacking():
     "swarm": "ready",
     "coding": "lacks memory, sandbox",
   }
+
+
+def test_the_disk_of_the_cache_is_looked_at_where_the_environment_puts_it(tmp_path, monkeypatch):
+  monkeypatch.setenv("JAXRL_CACHE", str(tmp_path / "cache"))
+  before_the_sandbox = itertools.takewhile(
+    lambda check: check.name != "open files", doctor.checks(tmp_path / "runs")
+  )
+  disks = [check.name for check in before_the_sandbox if check.name.startswith("disk")]
+  assert disks == [f"disk at {tmp_path / name}" for name in ("runs", "cache")]
 
 
 @pytest.mark.slow

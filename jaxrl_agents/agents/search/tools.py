@@ -11,8 +11,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import math
-import os
-import pathlib
 import random
 import re
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from jaxrl_agents.agents.search import reranking, reward, view
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.config import CorpusConfig
+from jaxrl_agents.config import CorpusConfig, cache_folder
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.grep import GrepError
 from jaxrl_agents.corpus.index import hybrid as index
@@ -202,9 +200,11 @@ def ranked_by(query: str, chunks: Sequence[Chunk]) -> list[Chunk]:
 def load_services(chat: Chat, index_folder: str, limits: SearchConfig) -> SearchServices:
   """The services of a process, with the index that `hybrid.build` wrote.
 
+  Where `index_folder`, which lies in the run's `corpus.cache`, is not on this machine, a copy is
+  looked for in this machine's $JAXRL_CACHE, or else in the default of `corpus.cache`.
+
   Raises:
     ValueError: the index is not on this machine, or the key of the reranker cannot be read.
   """
-  cache = pathlib.Path(os.environ.get("JAXRL_CACHE", CorpusConfig.cache)).expanduser()
-  folder = store.located(index_folder, cache)
+  folder = store.located(index_folder, cache_folder(CorpusConfig()))
   return SearchServices(chat, index.load(folder), limits, reranking.opened(limits))
