@@ -24,7 +24,7 @@ from absl import flags
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness.group_files import load_groups
-from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
+from jaxrl_agents.runs import agent_setting, config_flags, entry_point, evaluation, setup
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Generation, SamplingLimits
 
@@ -144,7 +144,7 @@ def main() -> None:
   config = _config()
   setup.compilation_cache(config)
   workdir = pathlib.Path(_WORKDIR.value)
-  stop_tokens = setup.load_chat(config).stop_tokens
+  stop_tokens = agent_setting.load_chat(config).stop_tokens
   with setup.devices(config):
     params = setup.loaded(config, str(evaluation.newest_policy(_WORKDIR.value)))
     prompts = prompts_of(workdir, _REPLIES.value)

@@ -32,7 +32,7 @@ from jaxrl_agents.agents.agent import DEMONSTRATOR, Tasks
 from jaxrl_agents.agents.hostile_player import HOSTILE
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job
-from jaxrl_agents.runs import config_flags, entry_point, setup
+from jaxrl_agents.runs import agent_setting, config_flags, entry_point, setup
 from jaxrl_agents.types import Task, Trajectory
 
 _config = config_flags.define()
@@ -63,7 +63,7 @@ class Lane:
   """One pool that plays an endless supply of groups of one episode. Invariant: `_AT_ONCE` run."""
 
   def __init__(self, config: Any, tasks: Tasks, player: str):
-    self._agent, self._options = setup.agent(config), config.agent_config
+    self._agent, self._options = agent_setting.agent(config), config.agent_config
     self._sampling = setup.sampling(config, _SEED.value)
     spec = setup.worker_spec(config, tasks, player)
     self._pool = WorkerPool(spec, 1, groups_per_worker=_AT_ONCE, stall_s=config.workers.stall_s)
@@ -156,7 +156,7 @@ def summary(config: Any, beside: Played, alone: Played, hostile: Played) -> dict
 def main() -> None:
   """Plays and prints."""
   config = _config()
-  tasks = setup.open_tasks(config)
+  tasks = agent_setting.open_tasks(config)
   honest, other, hostile = (
     Lane(config, tasks, name) for name in (DEMONSTRATOR, DEMONSTRATOR, HOSTILE)
   )

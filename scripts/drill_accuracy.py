@@ -37,7 +37,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.corpus import documents
 from jaxrl_agents.policy import transformer
 from jaxrl_agents.policy.attention import layer
-from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
+from jaxrl_agents.runs import agent_setting, config_flags, entry_point, evaluation, setup
 from jaxrl_agents.types import Split
 
 HEADER = re.compile(r"\| name \|(?:[\w ]+\|)+")
@@ -91,8 +91,8 @@ def held_out(config: RunConfig) -> list[Drill]:
   Raises:
     ValueError: there are no such drills for the agent or its options.
   """
-  setting = setup.setting(config)
-  tasks: Any = None if config.agent == "coding" else setup.open_tasks(config)
+  setting = agent_setting.setting(config)
+  tasks: Any = None if config.agent == "coding" else agent_setting.open_tasks(config)
   if config.agent == "search":
     made = of_searches(config, tasks, setting)
   elif isinstance(config.agent_config, SwarmConfig) and config.agent_config.tables.max_rows:

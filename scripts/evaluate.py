@@ -20,7 +20,7 @@ from absl import flags
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents import service_log
-from jaxrl_agents.runs import config_flags, entry_point, evaluation, evaluator, setup
+from jaxrl_agents.runs import agent_setting, config_flags, entry_point, evaluation, evaluator, setup
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -59,7 +59,7 @@ def main() -> None:
     evaluation.newest_policy(checkpoint)
   setup.compilation_cache(config)
   with setup.devices(config):
-    tasks = setup.open_tasks(config)
+    tasks = agent_setting.open_tasks(config)
     if _PLAYER.value:
       found = evaluation.evaluate_player(config, tasks, _PLAYER.value)
     else:
@@ -83,7 +83,7 @@ def _follow() -> None:
   name = f"evaluator-{socket.gethostname()}-{os.getpid()}"
   over = functools.partial(evaluator.learner_ended, workdir.services)
   with setup.devices(config), service_log.opened(workdir.services, name) as tell:
-    evaluator.follow(config, setup.open_tasks(config), workdir, tell, over)
+    evaluator.follow(config, agent_setting.open_tasks(config), workdir, tell, over)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from absl import flags
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.learner import gradient_noise
-from jaxrl_agents.runs import config_flags, entry_point, evaluation, rl, setup
+from jaxrl_agents.runs import agent_setting, config_flags, entry_point, evaluation, rl, setup
 
 _config = config_flags.define()
 _CHECKPOINT = flags.DEFINE_string(
@@ -39,7 +39,7 @@ def main() -> None:
   setup.cores_as_devices(config)
   setup.compilation_cache(config)
   with setup.devices(config):
-    corpus = setup.open_tasks(config)
+    corpus = agent_setting.open_tasks(config)
     tasks = corpus.sample("train", _TASKS.value, config.seed)
     found = gradient_noise.of_groups(
       setup.loaded(config, folder),

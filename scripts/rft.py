@@ -21,7 +21,7 @@ from absl import flags
 from jaxrl_agents.agents.chat_endpoint import Endpoint, read_key
 from jaxrl_agents.agents.teacher import Teacher
 from jaxrl_agents.config import judge
-from jaxrl_agents.runs import config_flags, entry_point, rejection_sampling, setup
+from jaxrl_agents.runs import agent_setting, config_flags, entry_point, rejection_sampling, setup
 from jaxrl_agents.runs.rejection_sampling import Filter
 from jaxrl_agents.runs.workdir import Workdir
 
@@ -75,13 +75,14 @@ def _groups(config):
     endpoint = Endpoint(_TEACHER_URL.value, _TEACHER_MODEL.value, key, config.workers.stall_s / 4)
     most = config.agent_config.max_new_tokens
     teacher = Teacher(endpoint, _TEACHER_TEMPERATURE.value, most)
-    return rejection_sampling.played_by_teacher(config, setup.open_tasks(config), teacher, **new)
+    tasks = agent_setting.open_tasks(config)
+    return rejection_sampling.played_by_teacher(config, tasks, teacher, **new)
   if not _WORKDIR.value:
     raise ValueError("set --workdir to the run whose policy plays, or --teacher_url")
   if not _TASKS.value:
     return rejection_sampling.played_in_training(config, Workdir(_WORKDIR.value))
   with setup.devices(config):
-    tasks = setup.open_tasks(config)
+    tasks = agent_setting.open_tasks(config)
     return rejection_sampling.played_by_policy(config, tasks, _WORKDIR.value, **new)
 
 

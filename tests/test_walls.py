@@ -73,7 +73,8 @@ WALLS = {
 WIRING = "runs"
 WALLS[WIRING] = tuple(room for room in WALLS if "." not in room)
 
-# Spawned workers and the browser of results: neither these nor what they import reaches jax.
+# Spawned workers, the browser of results and the server of tools: neither these nor what they
+# import reaches jax.
 WITHOUT_JAX = (
   *FOUNDATION,
   "chat",
@@ -103,6 +104,9 @@ WITHOUT_JAX = (
   "sandbox",
   "agents",
   "viewer",
+  "runs.agent_setting",
+  "runs.cores",
+  "runs.mcp_server",
 )
 # Encodes a corpus when an index is built, never when it is searched: functions of its room may
 # import it.

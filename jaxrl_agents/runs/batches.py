@@ -28,7 +28,7 @@ from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.learner import loop
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import processes, schedules, setup, weight_files
+from jaxrl_agents.runs import agent_setting, processes, schedules, setup, weight_files
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import WARM_START
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
@@ -171,7 +171,7 @@ class Batches:
   def _rewarded(self, groups: list[Group], step: int) -> list[Group]:
     """The groups with rewards, gated by Toggle if that is set."""
     config = self._config
-    agent = setup.agent(config)
+    agent = agent_setting.agent(config)
     if config.toggle.phase_steps:
       groups = toggle.gated(
         groups,

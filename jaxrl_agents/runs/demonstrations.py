@@ -28,7 +28,7 @@ from jaxrl_agents.chat.document_numbers import DocumentNumbers
 from jaxrl_agents.config import SFT_SOURCES, RunConfig, cache_folder
 from jaxrl_agents.corpus import code_digest
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import mcp_tools, processes, rollout_workers, setup
+from jaxrl_agents.runs import agent_setting, mcp_tools, processes, rollout_workers, setup
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task
@@ -65,7 +65,7 @@ def make(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, float]
   for entry, rate in zip(config.sft.beside, config.sft.beside_rates, strict=True):
     file, *overrides = shlex.split(entry)
     other = config_lib.load(file, overrides)
-    opened = functools.cache(functools.partial(setup.open_tasks, other))
+    opened = functools.cache(functools.partial(agent_setting.open_tasks, other))
     shares = _rates(other)
     for name, share in shares.items():
       as_name = f"{other.name}_{name}"
@@ -124,7 +124,7 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
   """Names a source by all that decides it: tasks, tokenizer, options, seed, and the code that makes
   it (without comments and docstrings).
   """
-  agent = setup.agent(config)
+  agent = agent_setting.agent(config)
   options = dataclasses.asdict(config.agent_config)
   decides = {
     "source": name,
@@ -146,7 +146,7 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
 def decides(option: str, config: RunConfig, workdir: Workdir) -> bool:
   """Whether a source that is in the run's folder already was made with this option."""
   made = [n for n in _OPTIONS if (workdir.demonstrations / n / segment_files.MANIFEST).exists()]
-  agent = setup.agent(config)
+  agent = agent_setting.agent(config)
   section, _, rest = option.partition(".")
   if section == agent.name:
     return bool(made) and rest.partition(".")[0] not in agent.reward_sections
@@ -181,7 +181,8 @@ def _made(
 ) -> tuple[Iterator[Segment], Mapping[str, int]]:
   """The segments of a source, and how many of the episodes behind them the filter kept and why."""
   sft = config.sft
-  agent, setting, counts = setup.agent(config), setup.setting(config), dict[str, int]()
+  agent, setting = agent_setting.agent(config), agent_setting.setting(config)
+  counts = dict[str, int]()
   if name == "demonstrations":
     every = corpus.sample("train", len(corpus.tasks["train"]), config.seed)
     tasks = [task for task in every if is_demonstrated(task, sft.demonstration_share)]
@@ -218,7 +219,7 @@ def play(
   does itself: in CPython 3.11 `ast.parse` is not safe in two threads,
   https://github.com/python/cpython/issues/106905.)
   """
-  agent = setup.agent(config)
+  agent = agent_setting.agent(config)
   agent.check_player(DEMONSTRATOR, config.agent_config)
   importing = threading.Thread(target=seqio_tasks, daemon=True)
   spec = setup.worker_spec(config, corpus, DEMONSTRATOR)

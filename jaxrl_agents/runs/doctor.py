@@ -19,6 +19,7 @@ from typing import Literal
 import psutil
 
 from jaxrl_agents.config import CorpusConfig, cache_folder
+from jaxrl_agents.runs import cores
 from jaxrl_agents.sandbox.host.probe import probe
 
 RECIPES = ("search", "swarm", "coding")
@@ -135,7 +136,7 @@ def _devices() -> Check:
 
 
 def _cores() -> Check:
-  count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+  count = cores.usable()
   if count >= 2:
     return Check("processor cores", "ok", str(count))
   remedy = "two cores are what the times in the documents were measured on"

@@ -13,7 +13,7 @@ from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.agents.hostile_player import HOSTILE
 from jaxrl_agents.config import MeshConfig, RunConfig
 from jaxrl_agents.harness.worker_process import Job
-from jaxrl_agents.runs import processes, rollout_workers, setup, weight_files
+from jaxrl_agents.runs import agent_setting, processes, rollout_workers, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.rollout_workers import FrozenWeights, RolloutWorkers
 from jaxrl_agents.types import Group, Task
@@ -44,7 +44,7 @@ def collected(config: RunConfig, groups: Iterable[Group], count: int, label: str
   Raises:
     ValueError: every episode failed.
   """
-  agent = setup.agent(config)
+  agent = agent_setting.agent(config)
   rewarded: list[Group] = []
   scored, sum_of_means = 0, 0.0
   with Progress(label, count) as progress:
@@ -98,8 +98,8 @@ def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any
   """The scores of a checkpoint and of the agent's baselines on the tasks of `config.eval`."""
   tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
   groups = by_checkpoint(config, corpus, checkpoint, tasks, label="evaluate")
-  agent = setup.agent(config)
-  setting = setup.setting(config)
+  agent = agent_setting.agent(config)
+  setting = agent_setting.setting(config)
   played = {
     name: play_baseline(config, corpus, tasks, name)
     for name in agent.baselines(config.agent_config)
@@ -125,7 +125,7 @@ def evaluate_player(config: RunConfig, corpus: Tasks, name: str) -> dict[str, An
     ValueError: the agent has no such player, or every episode failed.
   """
   check_player(config, name)
-  agent, setting = setup.agent(config), setup.setting(config)
+  agent, setting = agent_setting.agent(config), agent_setting.setting(config)
   tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
   groups = play_baseline(config, corpus, tasks, name)
   return {"player": name, "split": config.eval.split, **agent.scores(setting, corpus, groups)}
@@ -134,7 +134,7 @@ def evaluate_player(config: RunConfig, corpus: Tasks, name: str) -> dict[str, An
 def check_player(config: RunConfig, name: str) -> None:
   """Raises ValueError where the agent has no such scripted player, or it cannot play."""
   if name != HOSTILE:
-    setup.agent(config).check_player(name, config.agent_config)
+    agent_setting.agent(config).check_player(name, config.agent_config)
 
 
 def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[FrozenWeights, ...]]:
@@ -142,7 +142,7 @@ def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[FrozenWeig
 
   `start` is the folder of the weights that training starts from.
   """
-  policies = setup.agent(config).frozen(config.agent_config, start)
+  policies = agent_setting.agent(config).frozen(config.agent_config, start)
   return {name: tuple(FrozenWeights(*each) for each in found) for name, found in policies.items()}
 
 

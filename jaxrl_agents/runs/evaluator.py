@@ -24,7 +24,7 @@ from jaxrl_agents.config import FleetConfig, MeshConfig, PublishConfig, RunConfi
 from jaxrl_agents.fleet.version_scores import VersionScores
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.learner.preemption import Preempted
-from jaxrl_agents.runs import evaluation, event_files, processes, setup
+from jaxrl_agents.runs import agent_setting, evaluation, event_files, processes, setup
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.service_log import Tell
@@ -72,7 +72,7 @@ def serve(config: RunConfig, folder: str, is_over: Callable[[], bool]) -> None:
     ),
   )
   workdir = Workdir(folder)
-  corpus = setup.open_tasks(config, report=lambda *_: None)
+  corpus = agent_setting.open_tasks(config, report=lambda *_: None)
   with (
     contextlib.suppress(Preempted),
     setup.devices(config),
@@ -264,7 +264,7 @@ def _played(
         "evaluator.deadline_s, or lower evaluator.tasks"
       )
   return agent_lib.rewarded(
-    setup.agent(config), config.agent_config, groups, judge_weight=config.judge.weight
+    agent_setting.agent(config), config.agent_config, groups, judge_weight=config.judge.weight
   )
 
 

@@ -8,11 +8,11 @@ import functools
 import sys
 from typing import Any
 
-from jaxrl_agents import chat as chat_lib
-from jaxrl_agents.agents.agent import Agent, Setting, Tasks
-from jaxrl_agents.config import RunConfig, cache_folder, import_path
+from jaxrl_agents.agents.agent import Agent, Tasks
+from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import mcp_tools
 from jaxrl_agents.harness.tools import outcome
+from jaxrl_agents.runs import agent_setting
 from jaxrl_agents.types import Task, ToolCall
 
 SHOWN_IDS = 3
@@ -29,9 +29,9 @@ def serve(config: RunConfig, task_id: str) -> None:
     ValueError: the package mcp is missing, there is no such task, or the agent serves no tools.
   """
   mcp_tools.require()
-  agent: Agent = import_path.agent(config.agent)
+  agent = agent_setting.agent(config)
   with contextlib.redirect_stdout(sys.stderr):  # the output is the protocol's
-    setting = _setting(config)
+    setting = agent_setting.setting(config)
     tasks = agent.tasks(setting, functools.partial(print, file=sys.stderr))
     services = agent.services(setting.chat, setting.options, tasks.shared)
   task = _task(tasks, task_id)
@@ -79,19 +79,6 @@ async def _serve(agent: Agent, task: Task | None, services: Any) -> None:
     )
     async with stdio_server() as (read, write):
       await server.run(read, write, server.create_initialization_options())
-
-
-def _setting(config: RunConfig) -> Setting:
-  """What the agent may read of a run, without the parts that need jax."""
-  return Setting(
-    options=config.agent_config,
-    corpus=config.corpus,
-    sft=config.sft,
-    chat=chat_lib.load(config.policy.tokenizer),
-    cache=cache_folder(config.corpus),
-    seed=config.seed,
-    resamples=config.eval.bootstrap_resamples,
-  )
 
 
 def _task(tasks: Tasks, task_id: str) -> Task | None:

@@ -21,7 +21,7 @@ from jaxrl_agents.chat import document_numbers
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import demonstrations, evaluation, rollout_workers, setup
+from jaxrl_agents.runs import agent_setting, demonstrations, evaluation, rollout_workers, setup
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
@@ -64,7 +64,7 @@ def played_in_training(config: RunConfig, workdir: Workdir) -> list[Group]:
     )
   groups = [group for file in files for group in group_files.load_groups(file)]
   return agent_lib.rewarded(
-    setup.agent(config), config.agent_config, groups, judge_weight=config.judge.weight
+    agent_setting.agent(config), config.agent_config, groups, judge_weight=config.judge.weight
   )
 
 
@@ -97,7 +97,7 @@ def chosen(config: RunConfig, groups: Sequence[Group], keep: Filter) -> list[Tra
   Raises:
     ValueError: a grade decides, and some episode has none.
   """
-  agent = setup.agent(config)
+  agent = agent_setting.agent(config)
   judged = keep.min_judged > 0 or keep.best == "judged"
   finished = [t for group in groups for t in group.trajectories if not t.error]
   if judged and any("judged" not in t.rewards for t in finished):
@@ -164,9 +164,9 @@ def write(
 def _segments(config: RunConfig, kept: Sequence[Trajectory]) -> list[Segment]:
   """The segments to imitate; ids of documents are drawn anew where a policy must not learn them."""
   segments = [s for trajectory in kept for s in trajectory.segments if s.loss_mask.any()]
-  if not setup.agent(config).has_stable_ids(config.agent_config):
+  if not agent_setting.agent(config).has_stable_ids(config.agent_config):
     return segments
-  numbers = document_numbers.of(setup.load_chat(config))
+  numbers = document_numbers.of(agent_setting.load_chat(config))
   rng = np.random.default_rng(config.seed)
   return [demonstrations.renumbered(segment, numbers, rng) for segment in segments]
 

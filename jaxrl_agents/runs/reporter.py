@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import agent_setting
 from jaxrl_agents.runs.batches import Batches
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.remote_states import RemoteStates
@@ -30,7 +30,7 @@ class Reporter:
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     """Reports one step."""
     engine = self.players.take_stats()
-    agent = setup.agent(self.config)
+    agent = agent_setting.agent(self.config)
     row = scores.summary(groups) | agreement.metrics(groups, agent.success)
     row |= metrics | self.batches.metrics()
     busy_s = sum(metrics[name] for name in ("learn_s", "publish_s", "save_s"))

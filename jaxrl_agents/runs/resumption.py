@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.runs import demonstrations, setup, weight_files
+from jaxrl_agents.runs import agent_setting, demonstrations, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
 JUDGED = ("agent", "seed", "corpus", "policy", "eval")
@@ -112,7 +112,7 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
     )
   differ = config_lib.changed(begun, config)
   changes = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
-  judged = {*JUDGED, setup.agent(config).name, *(f"judge.{option}" for option in OF_JUDGE)}
+  judged = {*JUDGED, agent_setting.agent(config).name, *(f"judge.{option}" for option in OF_JUDGE)}
   if config.eval.temperature < 0:
     judged.add("sampler.temperature")
   if "judge.url" in differ and not all(differ["judge.url"]):  # turned on or off, not moved

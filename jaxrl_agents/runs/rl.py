@@ -25,8 +25,8 @@ from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.learner.state import PolicyState, TrainState
 from jaxrl_agents.policy import lora
-from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs import (
+  agent_setting,
   evaluation,
   evaluator_service,
   processes,
@@ -35,6 +35,7 @@ from jaxrl_agents.runs import (
   watched,
   weight_files,
 )
+from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs.batches import Batches, Start
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.runs.progress import Progress
@@ -196,10 +197,10 @@ def _train(
   if has_learnt:
     measured_now = {}  # what was measured while this run learnt stays
   return workdir.merge_summary(
-    setup.agent(config).compare(setup.setting(config), corpus, evaluations)
+    agent_setting.agent(config).compare(agent_setting.setting(config), corpus, evaluations)
     | agreement.summary(
       evaluations,
-      setup.agent(config).success,
+      agent_setting.agent(config).success,
       resamples=config.eval.bootstrap_resamples,
       seed=config.seed,
     )
@@ -221,7 +222,7 @@ def _begin(config: RunConfig, workdir: Workdir, first: int, version: int, start:
   resumption.check_goes_on(config, workdir, first)
   resumption.forget_other_start(workdir, start, first)
   if first < config.learner.steps:
-    resumption.forget_results(workdir, setup.agent(config).baselines(config.agent_config))
+    resumption.forget_results(workdir, agent_setting.agent(config).baselines(config.agent_config))
   workdir.merge_summary(description(config))
   workdir.drop_metrics_from("rl", first)
   weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
@@ -265,7 +266,7 @@ def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> 
 def _of_variants(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> dict[str, Any]:
   """The evaluation of the trained policy with each of the agent's other options."""
   found = {}
-  for name, options in setup.agent(config).variants(config.agent_config).items():
+  for name, options in agent_setting.agent(config).variants(config.agent_config).items():
     variant = dataclasses.replace(config, agent_config=options)
     with players_of(variant) as players:
       players.warm_up()
@@ -276,7 +277,7 @@ def _of_variants(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of)
 def _of_baselines(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   """The evaluation of each scripted player of the agent."""
   found = {}
-  for name in setup.agent(config).baselines(config.agent_config):
+  for name in agent_setting.agent(config).baselines(config.agent_config):
     played = functools.partial(evaluation.play_baseline, config, corpus, player=name)
     found[name] = _kept(config, corpus, workdir, name, played)
   return found

@@ -26,7 +26,7 @@ from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.learner.preemption import Notice, Preempted
-from jaxrl_agents.runs import published_weights, setup, slice_member, weight_files
+from jaxrl_agents.runs import agent_setting, published_weights, setup, slice_member, weight_files
 from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.sampler import stats as stats_lib
@@ -388,7 +388,7 @@ class RolloutWorkers:
     if self._others and setup.is_on_one_device(self._config):
       in_thread = functools.partial(background.call, name="engine")
     # While tools run nothing is heard of an episode.
-    turn_s = setup.agent(self._config).turn_s(self._config.agent_config, workers.stall_s)
+    turn_s = agent_setting.agent(self._config).turn_s(self._config.agent_config, workers.stall_s)
     return RolloutServer(
       sampler,
       self._pool,

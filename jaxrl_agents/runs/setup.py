@@ -12,14 +12,13 @@ from typing import Any
 import jax
 import optax
 
-from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import chat_endpoint
 from jaxrl_agents.agents import rubric as rubric_lib
-from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Setting, Tasks
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Tasks
 from jaxrl_agents.agents.grading import Judging
 from jaxrl_agents.agents.teacher import Teacher
-from jaxrl_agents.chat import Chat, document_numbers
+from jaxrl_agents.chat import document_numbers
 from jaxrl_agents.config import LearnerConfig, RunConfig, SftConfig, cache_folder, import_path
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_process import WorkerSpec
@@ -28,54 +27,19 @@ from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy import copying_heads, lora, sharding
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import event_files, mcp_tools, metrics_server, processes, weight_files
+from jaxrl_agents.runs import (
+  agent_setting,
+  cores,
+  event_files,
+  mcp_tools,
+  metrics_server,
+  processes,
+  weight_files,
+)
 from jaxrl_agents.runs.workdir import Workdir
 
 UNTRAINED = ("scratch", "copying")
 """Values of policy.init that name no weights."""
-
-
-def load_chat(config: RunConfig) -> Chat:
-  """The tokenizer and template of the run.
-
-  Raises:
-    ValueError: the policy's vocabulary is smaller than the tokenizer's.
-  """
-  chat = chat_lib.load(config.policy.tokenizer)
-  if chat.vocab_size > config.policy.model.vocab_size:
-    raise ValueError(
-      f"policy.model.vocab_size={config.policy.model.vocab_size} is smaller than the "
-      f"{chat.vocab_size} ids of the tokenizer {config.policy.tokenizer!r}; raise it"
-    )
-  return chat
-
-
-def agent(config: RunConfig) -> Agent:
-  """The agent of the run."""
-  return import_path.agent(config.agent)
-
-
-def setting(config: RunConfig) -> Setting:
-  """The parts of the run that its agent may read."""
-  return Setting(
-    options=config.agent_config,
-    corpus=config.corpus,
-    sft=config.sft,
-    chat=load_chat(config),
-    cache=cache_folder(config.corpus),
-    seed=config.seed,
-    resamples=config.eval.bootstrap_resamples,
-    judge_weight=config.judge.weight,
-  )
-
-
-def open_tasks(config: RunConfig, report: Any = print) -> Tasks:
-  """The tasks of the run's agent, made or read from the cache; `report` prints progress.
-
-  Raises:
-    ValueError: no tasks can be made.
-  """
-  return agent(config).tasks(setting(config), report)
 
 
 @contextlib.contextmanager
@@ -95,7 +59,7 @@ def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
       stack.enter_context(_monitored(config, workdir))
       mcp_tools.keep(config, workdir)
     with processes.first_alone("corpus"):
-      tasks = open_tasks(config)
+      tasks = agent_setting.open_tasks(config)
     stack.enter_context(devices(config))
     yield tasks
 
@@ -140,7 +104,7 @@ def judging(config: RunConfig) -> Judging | None:
   if not judge.url:
     return None
   own = rubric_lib.load(judge.rubrics) if judge.rubrics else None
-  rubrics = tuple(agent(config).rubrics(config.agent_config)) if own is None else own
+  rubrics = tuple(agent_setting.agent(config).rubrics(config.agent_config)) if own is None else own
   rubric_lib.check(rubrics, judge.trained)
   return Judging(
     endpoint=chat_endpoint.Endpoint(
@@ -174,7 +138,7 @@ def sampling(config: RunConfig, seed: int) -> Sampling:
     seed=seed,
     max_new_tokens=options.max_new_tokens,
     generate_deadline_s=stall_s,
-    episode_deadline_s=agent(config).turn_s(options, stall_s) * options.max_turns,
+    episode_deadline_s=agent_setting.agent(config).turn_s(options, stall_s) * options.max_turns,
   )
 
 
@@ -225,8 +189,9 @@ def initial_params(config: RunConfig) -> dict[str, Any]:
     return loaded(config, init)
   params = params_lib.init(cfg, jax.random.key(config.seed))
   if init == "copying":
-    key, marks = jax.random.key(config.seed + 1), document_numbers.of(load_chat(config)).mark_ids
-    params = copying_heads.with_copying_heads(params, cfg, key, alike=marks.tolist())
+    key, chat = jax.random.key(config.seed + 1), agent_setting.load_chat(config)
+    alike = document_numbers.of(chat).mark_ids.tolist()
+    params = copying_heads.with_copying_heads(params, cfg, key, alike=alike)
   abstract = params_lib.abstract(cfg, config.policy.dtype)
   return jax.tree.map(lambda x, like: x.astype(like.dtype), params, abstract)
 
@@ -330,13 +295,7 @@ def _core_ways(config: RunConfig) -> int:
   """How many cores the rows of a microbatch split over, see `learner.split_cores`."""
   if not config.learner.split_cores or not is_on_one_device(config):
     return 1
-  return math.gcd(config.learner.rows_per_microbatch, usable_cores())
-
-
-def usable_cores() -> int:
-  """How many cores this process may use."""
-  has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-  return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+  return math.gcd(config.learner.rows_per_microbatch, cores.usable())
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from jaxrl_agents import service_log
 from jaxrl_agents.config import EvaluatorConfig, FleetConfig
 from jaxrl_agents.fleet import cluster as cluster_lib
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import evaluator, evaluator_node, evaluator_service, setup
+from jaxrl_agents.runs import agent_setting, evaluator, evaluator_node, evaluator_service
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.service_log import ServiceLog
 from jaxrl_agents.viewer import inputs
@@ -71,7 +71,7 @@ def test_versions_are_scored_on_a_node_whose_actor_is_killed_and_which_is_lost(
 ):
   """With the scores of an evaluator in this process."""
   run, workdir, here = configured(cluster), Workdir(tmp_path / "run"), Workdir(tmp_path / "here")
-  corpus = setup.open_tasks(run)
+  corpus = agent_setting.open_tasks(run)
   told = []
 
   def started_again(count):
@@ -108,7 +108,7 @@ def test_without_a_node_the_message_says_what_to_start_and_one_that_comes_evalua
 ):
   monkeypatch.setattr(evaluator_node, "_NODE_S", 0.5)
   run, workdir = configured(cluster), Workdir(tmp_path)
-  corpus = setup.open_tasks(run)
+  corpus = agent_setting.open_tasks(run)
   with evaluator_service.serving(run, corpus, workdir) as look:
     look()
   told = capfd.readouterr().err
@@ -123,7 +123,7 @@ def test_without_a_node_the_message_says_what_to_start_and_one_that_comes_evalua
 
 def test_a_node_with_other_code_is_named_with_the_remedy(cluster, tmp_path, capfd, monkeypatch):
   run = configured(cluster)
-  corpus = setup.open_tasks(run)
+  corpus = agent_setting.open_tasks(run)
   monkeypatch.setattr(cluster_lib, "code", lambda: "another")
   told = []
 

@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_agents.learner import canary, kept_cache
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import cores, setup
 from jaxrl_agents.runs.published_weights import Published
 from jaxrl_agents.weights import store
 from tests.learner.test_kept_cache import FIRST, SECOND, THIRD, made_engine, sampled
@@ -70,7 +70,7 @@ def check(cfg, places, folder):
     config = configured(policy={"model": cfg}, **sections | {"learner": learner})
     for name, wanted in expected.items():
       found, devices = gaps(rollouts, config, folder / name)
-      assert devices == (8 if "mesh" in sections else math.gcd(8, setup.usable_cores())), sections
+      assert devices == (8 if "mesh" in sections else math.gcd(8, cores.usable())), sections
       np.testing.assert_allclose(found, wanted, atol=1e-5, err_msg=f"{sections} {name}")
     with setup.devices(config), setup.learner_devices(config):
       with pytest.raises(canary.CanaryError, match="at version 3, then 5, then 6"):

@@ -15,8 +15,8 @@ from jaxrl_agents.agents.coding.tasks import task_set
 from jaxrl_agents.agents.search.config import SearchConfig, SearchReward
 from jaxrl_agents.learner import segment_files
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import agent_setting, resumption
 from jaxrl_agents.runs import demonstrations as sources
-from jaxrl_agents.runs import resumption, setup
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Task
 
@@ -51,7 +51,7 @@ def opened(tmp_path_factory):
     sft=config_lib.SftConfig(rates=(0.5, 0.0, 0.5, 0.0), demonstration_tasks=6, copy_segments=5),
     workers=config_lib.WorkersConfig(processes=1),
   )
-  return config, setup.open_tasks(config, lambda line: None)
+  return config, agent_setting.open_tasks(config, lambda line: None)
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +187,7 @@ def test_a_tool_that_demonstrations_and_drills_use_must_be_offered(tmp_path):
   with pytest.raises(ValueError, match="coding.tools lacks undo_edit, shell, which"):
     sources.play(config, tasks, [], 1, label="demonstrations")
   with pytest.raises(ValueError, match="coding.tools lacks undo_edit, shell, which"):
-    coding.AGENT.drills(setup.setting(config), tasks)
+    coding.AGENT.drills(agent_setting.setting(config), tasks)
 
 
 @pytest.mark.slow

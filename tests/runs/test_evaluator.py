@@ -18,11 +18,11 @@ from jaxrl_agents.config import EvaluatorConfig, PolicySection, PublishConfig
 from jaxrl_agents.fleet.version_scores import VersionScores
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import (
+  agent_setting,
   evaluation,
   evaluator,
   evaluator_service,
   published_weights,
-  setup,
 )
 from jaxrl_agents.runs.evaluator_process import LocalEvaluator
 from jaxrl_agents.runs.workdir import Workdir
@@ -143,7 +143,7 @@ def test_an_evaluator_that_is_killed_is_started_again_also_after_the_last_step(t
     config_lib.load("scripts/bench/chaos_config.py"),
     evaluator=EvaluatorConfig(every=1, tasks=1, deadline_s=120.0),
   )
-  corpus, workdir = setup.open_tasks(run), Workdir(tmp_path)
+  corpus, workdir = agent_setting.open_tasks(run), Workdir(tmp_path)
   with evaluator_service.serving(run, corpus, workdir) as look:
     wait_for(lambda: list(workdir.evaluations.glob("*.json")))
     killed()

@@ -16,7 +16,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.harness.rollout import Sampling, run_group
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import evaluation, rejection_sampling, setup
+from jaxrl_agents.runs import agent_setting, evaluation, rejection_sampling
 from jaxrl_agents.runs.rejection_sampling import Filter
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Context, Group, Message, Segment, Task, ToolSpec, Trajectory
@@ -138,7 +138,7 @@ def test_worker_processes_have_their_rollouts_graded(tmp_path, monkeypatch):
   with serving(lambda handler, request, number: verdict(request, 10)) as (url, requests):
     overrides = [f"judge.url={url}", "workers.processes=1"]
     config = config_lib.load("examples/number_game/config.py", overrides)
-    corpus = setup.open_tasks(config)
+    corpus = agent_setting.open_tasks(config)
     tasks = corpus.sample("test", 2, 0)
     groups = evaluation.play_baseline(config, corpus, tasks, "halving")
   for group in groups:

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import cores
 from tests import forced_devices
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_parameters_of_one_that_was
   assert_same_parameters(whole, killed)
 
 
-@pytest.mark.skipif(setup.usable_cores() < 2, reason="one core cannot be split over")
+@pytest.mark.skipif(cores.usable() < 2, reason="one core cannot be split over")
 def test_a_learner_split_over_cores_trains_as_on_one_and_goes_on_bitwise(whole, cache, tmp_path):
   """Parameters within 1e-4 after 8 updates of 1e-2; sums of two cores are in another order."""
   split, killed = {"split_cores": True}, tmp_path / "killed"

@@ -3,7 +3,7 @@
 import json
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import report_page, rl, setup, sft
+from jaxrl_agents.runs import agent_setting, report_page, rl, setup, sft
 from jaxrl_agents.runs.workdir import Workdir
 
 SMALL = [
@@ -25,7 +25,7 @@ def run(file, folder, *options):
   """The summary of a run of the config in a file, its metrics by phase, and the page."""
   config = config_lib.load(file, [*SMALL, *options])
   workdir = Workdir(folder / "run")
-  corpus = setup.open_tasks(config)
+  corpus = agent_setting.open_tasks(config)
   with setup.devices(config):
     sft.train(config, corpus, workdir)
     summary = rl.train(config, corpus, workdir)

@@ -4,11 +4,12 @@ import pytest
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents.swarm.agent import AGENT
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import agent_setting
 from jaxrl_agents.types import Group, Task, Trajectory
 
 METRICS = {"wall_s": 1.0, "reward": 0.0}
-SETTING = setup.setting(config_lib.load("configs/swarm_cpu.py", ["eval.bootstrap_resamples=100"]))
+CONFIG = config_lib.load("configs/swarm_cpu.py", ["eval.bootstrap_resamples=100"])
+SETTING = agent_setting.setting(CONFIG)
 
 
 def group(number, kind, performance, steps, error=""):
