@@ -23,6 +23,19 @@ def test_a_part_that_is_timed_twice_has_the_sum_of_its_seconds_also_where_it_fai
   assert list(stopwatch.seconds()) == ["index", "tasks"]
 
 
+def test_stages_have_the_seconds_since_the_end_of_the_one_before():
+  began = time.monotonic()
+  stages = stopwatch.Stages()
+  time.sleep(0.03)
+  stages.end("start")
+  stages.end("compile")
+  time.sleep(0.02)
+  stages.end("learn")
+  assert list(stages.seconds) == ["start", "compile", "learn"]
+  assert stages.seconds["start"] >= 0.03 and stages.seconds["learn"] >= 0.02
+  assert sum(stages.seconds.values()) <= time.monotonic() - began
+
+
 def test_a_run_keeps_the_seconds_of_the_process_that_did_the_work(tmp_path):
   workdir = Workdir(tmp_path)
   stopwatch.add("tasks", 22.0)

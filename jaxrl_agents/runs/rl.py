@@ -7,14 +7,14 @@ import dataclasses
 import functools
 import importlib.metadata
 import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import optax
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents import service_log
+from jaxrl_agents import service_log, stopwatch
 from jaxrl_agents.agents import agreement
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
@@ -91,28 +91,15 @@ def _train(
   services: Services,
 ) -> dict[str, Any]:
   """The body of `train`; returns {} in every process but the first."""
-  began = time.monotonic()
-  cfg = config.policy.model
-  tx = optimizer(config)
-  minimised = objective(config)
-  manager = checkpoint.open_manager(workdir.checkpoints / "rl")
-  with setup.learner_devices(config):
-    params = setup.with_adapters(config, setup.warm_params(config, workdir))
-    fresh = setup.fresh_state(config, params, tx)
-    first, current, ledger = setup.restored(manager, fresh)
-    reference = setup.warm_params(config, workdir) if minimised.needs_reference else None
-  resumption.check_start(workdir, ledger)
-  start = weight_files.digest(workdir.warm_start)
-  version = int(current.policy.version)
-  if channel.is_first:
-    _begin(config, workdir, first, version, start)
+  stages = stopwatch.Stages()
+  begun = _start(config, workdir, is_first=channel.is_first)
 
-  def players_of(config: RunConfig, policy: PolicyState | None = None) -> RolloutWorkers:
+  def players_of(config: RunConfig, policy: PolicyState) -> RolloutWorkers:
     return RolloutWorkers(
       config,
       setup.worker_spec(config, corpus),
-      setup.for_sampler(lora.merged((policy or current.policy).params)),
-      int((policy or current.policy).version),
+      setup.for_sampler(lora.merged(policy.params)),
+      int(policy.version),
       weights=workdir.weights,
       channel=channel,
       notice=notice,
@@ -120,91 +107,184 @@ def _train(
       tell=services.sampler,
     )
 
-  with players_of(config) as players:
-    opened = time.monotonic()
+  evaluations: dict[str, list[Group]] = {}
+  with players_of(config, begun.state.policy) as players:
+    stages.end("start")
     players.warm_up()
-    ready = time.monotonic()
+    stages.end("compile_sampler")
     services.learner("evaluates")
-    before = evaluated(config, corpus, workdir, players, "warm_start")
-    measured = time.monotonic()
+    evaluations["warm_start"] = evaluated(config, corpus, workdir, players, "warm_start")
+    stages.end("evaluate_warm_start")
     compiles = players.stats.compiles
-    players.take_stats()  # the evaluation's tokens are not counted in the first step
-    with (
-      Progress("learning", config.learner.steps, first) as progress,
-      RemoteStates(workdir.services) as remote,
-      batches_lib.opened(
-        config,
-        players,
-        Start(first, current.policy.params, version, ledger, corpus.tasks["train"]),
-        workdir.path,
-      ) as batches,
-    ):
-      plan = loop.Plan(
-        collect=batches.collect,
-        publish=batches.publish,
-        save=functools.partial(_save, config, manager, batches),
-        report=(
-          Reporter(config, workdir, players, batches, progress, remote)
-          if channel.is_first
-          else no_report
-        ),
-        learnt=functools.partial(_learnt, workdir, batches),
-        kept=lambda: batches.state() | {"start": start},
-        published=batches.published,
-        held=notice.held,
-        devices=lambda: setup.learner_devices(config),
-      )
-      current = loop.train(
-        current,
-        watched.plan(plan, services.learner, services.publisher, services.look),
-        cfg=cfg,
-        learner=config.learner,
-        tx=tx,
-        objective=minimised,
-        first_step=first,
-        reference=reference,
-      )
-    trained = time.monotonic()
+    policy = _learn(
+      config,
+      workdir,
+      begun,
+      players=players,
+      tasks=corpus.tasks["train"],
+      notice=notice,
+      services=services,
+      is_first=channel.is_first,
+    )
+    stages.end("learn")
     services.learner("evaluates")
     players.turn_to(1.0)
-    evaluations = {
-      "warm_start": before,
-      "trained": evaluated(config, corpus, workdir, players, "trained"),
-    }
+    evaluations["trained"] = evaluated(config, corpus, workdir, players, "trained")
     recompiles = players.stats.compiles - compiles
-  manager.close()
-  merged = lora.merged(current.policy.params)
-  weight_files.save(merged, cfg, workdir.trained, tokenizer=config.policy.tokenizer)
-  compared = time.monotonic()
+  begun.manager.close()
+  weight_files.save(
+    lora.merged(policy.params),
+    config.policy.model,
+    workdir.trained,
+    tokenizer=config.policy.tokenizer,
+  )
+  stages.end("evaluate_trained")
   evaluations |= _of_base(config, corpus, workdir, players_of)
-  evaluations |= _of_variants(config, corpus, workdir, players_of)
-  if channel.is_first:
-    evaluations |= _of_baselines(config, corpus, workdir)
+  evaluations |= _of_variants(config, corpus, workdir, policy, players_of)
   if not channel.is_first:
     return {}
+  evaluations |= _of_baselines(config, corpus, workdir)
+  stages.end("evaluate_others")
+  return _summarised(
+    config,
+    corpus,
+    workdir,
+    evaluations=evaluations,
+    first=begun.step,
+    wall_s=stages.seconds,
+    recompiles=recompiles,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+  """Where a run begins or goes on, and what it learns with.
+
+  Attributes:
+    step: its first step.
+    state: of training at that step, which consumes it.
+    ledger: of the checkpoint that it continues from; {} for a new run.
+    warm_start: digest of the weights of the warm start.
+    reference: parameters that the loss is measured against; None if it is not.
+    manager: of the checkpoints.
+    tx: the optimizer.
+    objective: what is minimised.
+  """
+
+  step: int
+  state: TrainState
+  ledger: dict[str, Any]
+  warm_start: str
+  reference: dict[str, Any] | None
+  manager: Any
+  tx: optax.GradientTransformation
+  objective: train_step.Objective
+
+
+def _start(config: RunConfig, workdir: Workdir, *, is_first: bool) -> Beginning:
+  """Reads the newest checkpoint, or makes the state of a new run; in the first process also leaves
+  in the folder only what lies before its first step.
+
+  Raises:
+    ValueError: the folder is of another run, or its warm start has changed.
+  """
+  tx, minimised = optimizer(config), objective(config)
+  manager = checkpoint.open_manager(workdir.checkpoints / "rl")
+  with setup.learner_devices(config):
+    params = setup.with_adapters(config, setup.warm_params(config, workdir))
+    step, state, ledger = setup.restored(manager, setup.fresh_state(config, params, tx))
+    reference = setup.warm_params(config, workdir) if minimised.needs_reference else None
+  resumption.check_start(workdir, ledger)
+  warm_start = weight_files.digest(workdir.warm_start)
+  if is_first:
+    _begin(config, workdir, step, int(state.policy.version), warm_start)
+  return Beginning(step, state, ledger, warm_start, reference, manager, tx, minimised)
+
+
+def _learn(
+  config: RunConfig,
+  workdir: Workdir,
+  begun: Beginning,
+  *,
+  players: RolloutWorkers,
+  tasks: Sequence[Task],
+  notice: Notice,
+  services: Services,
+  is_first: bool,
+) -> PolicyState:
+  """Takes all steps from `begun.step` on; returns the trained policy. `begun.state` is donated."""
+  players.take_stats()  # the tokens of the evaluation before are not counted in the first step
+  policy = begun.state.policy
+  start = Start(begun.step, policy.params, int(policy.version), begun.ledger, tasks)
+  with (
+    Progress("learning", config.learner.steps, begun.step) as progress,
+    RemoteStates(workdir.services) as remote,
+    batches_lib.opened(config, players, start, workdir.path) as batches,
+  ):
+    plan = loop.Plan(
+      collect=batches.collect,
+      publish=batches.publish,
+      save=functools.partial(_save, config, begun.manager, batches),
+      report=(
+        Reporter(config, workdir, players, batches, progress, remote) if is_first else no_report
+      ),
+      learnt=functools.partial(_learnt, workdir, batches),
+      kept=lambda: batches.state() | {"start": begun.warm_start},
+      published=batches.published,
+      held=notice.held,
+      devices=lambda: setup.learner_devices(config),
+    )
+    state = loop.train(
+      begun.state,
+      watched.plan(plan, services.learner, services.publisher, services.look),
+      cfg=config.policy.model,
+      learner=config.learner,
+      tx=begun.tx,
+      objective=begun.objective,
+      first_step=begun.step,
+      reference=begun.reference,
+    )
+  return state.policy
+
+
+def _summarised(
+  config: RunConfig,
+  corpus: Tasks,
+  workdir: Workdir,
+  *,
+  evaluations: Mapping[str, list[Group]],
+  first: int,
+  wall_s: Mapping[str, float],
+  recompiles: int,
+) -> dict[str, Any]:
+  """Completes the summary of a run that has learnt, and returns it.
+
+  A process that found all steps learnt leaves what was measured while they were.
+
+  Args:
+    config, corpus, workdir: of the run.
+    evaluations: groups, by the name of their evaluation.
+    first: step that this process began with.
+    wall_s: seconds of each stage in this process.
+    recompiles: of the sampler, after it was warmed up.
+  """
   rows = [row for row in workdir.lines() if row["phase"] == "rl"]
-  walls = {
-    "start": opened - began,
-    "compile_sampler": ready - opened,
-    "evaluate_warm_start": measured - ready,
-    "learn": trained - measured + _learning_s(rows, first),
-    "evaluate_trained": compared - trained,
-    "evaluate_others": time.monotonic() - compared,
-  }
   has_learnt = first >= config.learner.steps and "learn" in workdir.read_summary().get("wall_s", {})
   workdir.keep_seconds()
-  measured_now = {"wall_s": walls, "recompiles_after_warmup": recompiles}
-  if has_learnt:
-    measured_now = {}  # what was measured while this run learnt stays
+  measured: dict[str, Any] = {}
+  if not has_learnt:
+    learn_s = wall_s["learn"] + _learning_s(rows, first)
+    measured = {"wall_s": {**wall_s, "learn": learn_s}, "recompiles_after_warmup": recompiles}
+  agent = agent_setting.agent(config)
   return workdir.merge_summary(
-    agent_setting.agent(config).compare(agent_setting.setting(config), corpus, evaluations)
+    agent.compare(agent_setting.setting(config), corpus, evaluations)
     | agreement.summary(
       evaluations,
-      agent_setting.agent(config).success,
+      agent.success,
       resamples=config.eval.bootstrap_resamples,
       seed=config.seed,
     )
-    | measured_now
+    | measured
     | _from_rows(rows)
   )
 
@@ -263,12 +343,14 @@ def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> 
     return {"base": evaluated(config, corpus, workdir, players, "base")}
 
 
-def _of_variants(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> dict[str, Any]:
+def _of_variants(
+  config: RunConfig, corpus: Tasks, workdir: Workdir, policy: PolicyState, players_of
+) -> dict[str, Any]:
   """The evaluation of the trained policy with each of the agent's other options."""
   found = {}
   for name, options in agent_setting.agent(config).variants(config.agent_config).items():
     variant = dataclasses.replace(config, agent_config=options)
-    with players_of(variant) as players:
+    with players_of(variant, policy) as players:
       players.warm_up()
       found[name] = evaluated(variant, corpus, workdir, players, name)
   return found
