@@ -236,9 +236,23 @@ def causal_core(
       return mixed, None
     return mixed, causal.largest_scores(q, k, ends, depths, window, start, rows.has_forks)
 
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
-    return of_rows(masks, q, k, v, rows.ends, rows.depths, sinks, window)
+  arrays = q, k, v, rows.ends, rows.depths, sinks, window
+  if jax.sharding.get_abstract_mesh().empty:
+    return of_rows(masks, *arrays)
+  return _causal_on_mesh(of_rows, masks, arrays, by_heads=by_heads, parts=parts)
+
+
+def _causal_on_mesh(of_rows, masks, arrays, *, by_heads, parts):
+  """`causal_core` on the ambient mesh.
+
+  Args:
+    of_rows: what a device computes, with the keys of whole rows: (masks, *arrays, start) ->
+      (attention, largest scores or None).
+    masks: of splash attention, or None.
+    arrays: q, k, v, ends, depths, sinks, window; all devices' parts of them.
+    by_heads: whether devices exchange heads for time; otherwise they gather keys and values.
+    parts: into which the time of queries is split while they attend.
+  """
 
   def of_device(masks, q, k, v, ends, depths, sinks, window):
     whole = lambda x, axis: jax.lax.all_gather(x, "context", axis=axis, tiled=True)
@@ -250,12 +264,12 @@ def causal_core(
         sinks = jax.lax.dynamic_slice_in_dim(sinks, part * k.shape[1], k.shape[1])
       mixed, peaks = of_rows(masks, q, k, v, ends, depths, sinks, window)
       mixed = swap(mixed, 3, 1)
-      peaks = whole(peaks, 0) if with_peaks else None
+      peaks = None if peaks is None else whole(peaks, 0)
     else:
       start = part * q.shape[3]
       k, v = whole(k, 2), whole(v, 2)
       mixed, peaks = of_rows(masks, q, k, v, ends, depths, sinks, window, start)
-    if with_peaks:
+    if peaks is not None:
       rules = sharding.TRAIN_RULES
       peaks = jax.lax.pmax(peaks, rules["batch"] + rules["time"])
     return mixed, peaks
@@ -266,12 +280,13 @@ def causal_core(
   plans = None
   if masks is not None:
     split = place("heads", "time" if parts > 1 else None)
+    mesh = jax.sharding.get_abstract_mesh()
     plans = splash_tpu.specs(masks, jax.sharding.NamedSharding(mesh, split))
   times = place("batch", "time")
   in_specs = plans, queries, keys, keys, times, times, place("heads"), place()
   out_specs = queries, place("heads")
   return jax.shard_map(of_device, in_specs=in_specs, out_specs=out_specs, check_vma=False)(
-    masks, q, k, v, rows.ends, rows.depths, sinks, window
+    masks, *arrays
   )
 
 
@@ -311,18 +326,20 @@ def _gqa_cached(weights, x, cfg, rope, cache, layer, step, window):
   # Heads first: cut into equal parts, an entry gives each device the keys and values of its heads.
   entries = jnp.stack([k, v], axis=3).reshape(rows, queries, *cache_lib.entry_shape(cfg))
   scale, sinks = cfg.score_gain * cfg.head_dim**-0.5, weights.get("sinks")
-  attend, heads = _gqa_attend(cfg, cache, queries, scale), ("kv_heads", None)
-  mixed, cache = _cached_core(
-    attend, q, entries, cache, layer, step, sinks, window, cfg, heads, scale
-  )
+  limits = {"sinks": sinks, "window": window}
+  if isinstance(cache, slot_cache.BufferedSlots):
+    mixed, cache = _slot_core(q, entries, cache, layer, step, cfg=cfg, scale=scale, **limits)
+  else:
+    attend, heads = _gqa_attend(cfg, cache, queries, scale), ("kv_heads", None)
+    mixed, cache = _paged_core(
+      q, entries, cache, layer, step, cfg=cfg, attend=attend, heads=heads, **limits
+    )
   y = jnp.einsum("bqgrh,grhd->bqd", mixed, weights["out"])
   return (y + weights["out_bias"] if cfg.biases else y), cache
 
 
 def _gqa_attend(cfg, cache, queries, scale):
-  """What attends to pages, see `_cached_core`."""
-  if isinstance(cache, slot_cache.BufferedSlots):
-    return None
+  """What attends to pages, see `_paged_core`."""
   split = functools.partial(cache_lib.split, cfg=cfg)
   ways = sharding.ambient_ways("kv_heads")
   choice = kernels_lib.for_cache(cfg, cache.pages.dtype, ways, queries)
@@ -342,26 +359,33 @@ def _gqa_attend(cfg, cache, queries, scale):
   )
 
 
-def _cached_core(attend, q, entries, cache, layer, step, sinks, window, cfg, heads, scale):
-  """(attention of q to the cache, the cache): new entries are written before. On a mesh each device
-  does so for its own rows and heads, and nothing is exchanged.
+def _slot_core(q, entries, cache, layer, step, *, cfg, scale, sinks=None, window=None):
+  """(attention of q to a cache of slots, the cache): new entries are written before.
 
   Args:
-    attend: to pages, (q, pages, layer, step, sinks, window) -> [B, Q, G, R, H'].
     q: [B, Q, G, R, H].
     entries: of the new tokens, [B, Q, *entry].
     cache, layer, step: as `attend_cached`.
-    sinks, window: as `paged.attend`.
     cfg: sizes.
-    heads: logical axes of G and R.
     scale: of the scores.
+    sinks, window: as `paged.attend`.
   """
-  if isinstance(cache, slot_cache.BufferedSlots):
-    layers = list(cache.layers)
-    mixed, layers[layer] = slot_cache.attend(
-      q, entries, layers[layer], step, cfg, scale, sinks, window
-    )
-    return mixed, slot_cache.BufferedSlots(tuple(layers))
+  layers = list(cache.layers)
+  mixed, layers[layer] = slot_cache.attend(
+    q, entries, layers[layer], step, cfg, scale, sinks, window
+  )
+  return mixed, slot_cache.BufferedSlots(tuple(layers))
+
+
+def _paged_core(q, entries, cache, layer, step, *, cfg, attend, heads, sinks=None, window=None):
+  """The same of a cache of pages. On a mesh each device does so for its own rows and heads, and
+  nothing is exchanged.
+
+  Args:
+    q, entries, cache, layer, step, cfg, sinks, window: as `_slot_core`.
+    attend: to pages, (q, pages, layer, step, sinks, window) -> [B, Q, G, R, H'].
+    heads: logical axes of G and R.
+  """
 
   def of_device(q, entries, pages, layer, step, sinks, window):
     pages = cache_lib.write(pages, layer, step, entries)
@@ -424,17 +448,17 @@ def _mla_cached(weights, x, cfg, rope, cache, layer, step):
   filling = jnp.broadcast_to(filling[:, :, None], (*q_pe.shape[:3], filling.shape[-1]))
   q = jnp.concatenate([absorbed, q_pe, filling], axis=-1)[:, :, None]
   scale = cfg.score_gain * (cfg.qk_nope_dim + cfg.qk_rope_dim) ** -0.5
-  attend = _mla_attend(cfg, cache, x.shape[1], scale)
-  heads = (None, "heads")
-  mixed, cache = _cached_core(attend, q, entries, cache, layer, step, None, None, cfg, heads, scale)
+  if isinstance(cache, slot_cache.BufferedSlots):
+    mixed, cache = _slot_core(q, entries, cache, layer, step, cfg=cfg, scale=scale)
+  else:
+    attend, heads = _mla_attend(cfg, cache, x.shape[1], scale), (None, "heads")
+    mixed, cache = _paged_core(q, entries, cache, layer, step, cfg=cfg, attend=attend, heads=heads)
   values = jnp.einsum("bqns,snh->bqnh", mixed[:, :, 0], up_v)
   return jnp.einsum("bqnh,nhd->bqd", values, weights["out"]), cache
 
 
 def _mla_attend(cfg, cache, queries, scale):
-  """What attends to pages, see `_cached_core`."""
-  if isinstance(cache, slot_cache.BufferedSlots):
-    return None
+  """What attends to pages, see `_paged_core`."""
   rank, split = cfg.kv_lora_rank, functools.partial(cache_lib.split, cfg=cfg)
   if kernels_lib.for_cache(cfg, cache.pages.dtype, 1, queries) == "gpu":
     return lambda q, pages, layer, step, *_: paged_gpu.attend(
