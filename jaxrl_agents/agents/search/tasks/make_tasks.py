@@ -12,27 +12,22 @@ import pathlib
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxrl_agents.agents.search.tasks import chains as chains_lib
 from jaxrl_agents.agents.search.tasks import (
-  chain_writer,
-  code_names,
   entity_graph,
-  everyday_words,
   hops,
   page_chains,
   python_facts,
-  quote_verification,
   synthesis,
   text_facts,
 )
-from jaxrl_agents.agents.search.tasks import chains as chains_lib
-from jaxrl_agents.agents.search.tasks import clue_wording as clues_lib
 from jaxrl_agents.agents.search.tasks import task_set as task_set_lib
 from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.agents.search.tasks.practice import Clue
 from jaxrl_agents.agents.search.tasks.task_set import TaskSet, load, save
 from jaxrl_agents.corpus import chunks as chunks_lib
+from jaxrl_agents.corpus import code_digest, entities, splits
 from jaxrl_agents.corpus import documents as documents_lib
-from jaxrl_agents.corpus import entities, python_source, splits
 from jaxrl_agents.corpus.documents import Document
 from jaxrl_agents.corpus.splits import SPLITS
 from jaxrl_agents.types import Task
@@ -45,24 +40,6 @@ HOP_LIMITS: Mapping[str, int] = {"train": 1200, "dev": 160, "test": 400}
 
 PER_TRUTH = 4
 """Most chains that start with the same truth."""
-
-_MAKERS = (
-  chains_lib,
-  chunks_lib,
-  clues_lib,
-  entities,
-  everyday_words,
-  text_facts,
-  entity_graph,
-  chain_writer,
-  code_names,
-  hops,
-  python_facts,
-  python_source,
-  synthesis,
-  quote_verification,
-)
-"""What decides the tasks besides corpus and settings: a change of their code makes them anew."""
 
 
 def make(
@@ -260,8 +237,7 @@ def prepared(
   if train_tasks:
     limits["train"] = train_tasks
     digest.update(json.dumps(limits).encode())
-  for module in _MAKERS:
-    digest.update(pathlib.Path(str(module.__file__)).read_bytes())
+  digest.update(code_digest.of(__name__).encode())
   folder = pathlib.Path(cache_dir) / f"tasks_{digest.hexdigest()[:16]}"
   if not (folder / "manifest.json").is_file():
     with rare_garbage_collection():

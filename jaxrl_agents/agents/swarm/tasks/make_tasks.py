@@ -28,24 +28,20 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxrl_agents.agents.search.tasks import entity_graph
 from jaxrl_agents.agents.search.tasks import task_set as frozen
 from jaxrl_agents.agents.search.tasks.practice import Clue
 from jaxrl_agents.agents.search.tasks.task_set import TaskSet
 from jaxrl_agents.agents.swarm.config import TablesConfig
 from jaxrl_agents.agents.swarm.tasks import budgets as swarm_steps
-from jaxrl_agents.agents.swarm.tasks import facts as swarm_facts
 from jaxrl_agents.agents.swarm.tasks import rows as rows_lib
 from jaxrl_agents.agents.swarm.tasks import sized_tables
 from jaxrl_agents.agents.swarm.tasks.budgets import Budgets
 from jaxrl_agents.agents.swarm.tasks.rows import COLUMNS, KEY, Row
 from jaxrl_agents.corpus import chunks as chunks_lib
+from jaxrl_agents.corpus import code_digest, splits
 from jaxrl_agents.corpus import documents as documents_lib
-from jaxrl_agents.corpus import python_source, splits
 from jaxrl_agents.corpus.chunks import Chunk
 from jaxrl_agents.corpus.documents import Document
-from jaxrl_agents.corpus.index import dense as lsa
-from jaxrl_agents.corpus.index import fusion, store
 from jaxrl_agents.corpus.index import hybrid as index_lib
 from jaxrl_agents.corpus.index.hybrid import Index
 from jaxrl_agents.corpus.splits import SPLITS
@@ -154,11 +150,7 @@ def prepared(
   settings = [seed, chunk_tokens, dense, *sections, dict(kinds), dict(limits)]
   probes = [count_tokens(document.text[:2000]) for document in documents[:100]]
   digest.update(json.dumps([*settings, *probes]).encode())
-  ranking = (lsa, fusion, index_lib, store)
-  making = (swarm_facts, swarm_steps, rows_lib, sized_tables)
-  for module in (chunks_lib, entity_graph, python_source, *making, *ranking):
-    digest.update(pathlib.Path(str(module.__file__)).read_bytes())
-  digest.update(pathlib.Path(__file__).read_bytes())
+  digest.update(code_digest.of(__name__).encode())
   folder = pathlib.Path(cache_dir) / f"swarm_{digest.hexdigest()[:16]}"
   if not (folder / "manifest.json").is_file():
     chunks = chunks_lib.cut(documents, count_tokens, max_tokens=chunk_tokens)
