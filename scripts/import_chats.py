@@ -14,7 +14,13 @@ import pathlib
 from absl import flags
 
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import chat_examples, config_flags, entry_point, rejection_sampling, setup
+from jaxrl_agents.runs import (
+  agent_setting,
+  chat_examples,
+  config_flags,
+  entry_point,
+  rejection_sampling,
+)
 from jaxrl_agents.runs.workdir import Workdir
 
 _config = config_flags.define()
@@ -31,7 +37,7 @@ def main() -> None:
   with into.held():
     segments, counts = chat_examples.examples(
       chat_examples.rows(pathlib.Path(_CHATS.value)),
-      setup.load_chat(config),
+      agent_setting.load_chat(config),
       most_tokens=config.learner.row_tokens,
       last_only=_LAST_ONLY.value,
     )
