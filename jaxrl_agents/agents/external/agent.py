@@ -69,8 +69,8 @@ class ExternalAgent(Agent):
       )
 
   def turn_s(self, options: ExternalConfig, stall_s: float) -> float:
-    """Its share of the time of a rollout."""
-    return options.timeout_s / options.max_calls
+    """A rollout may be silent to its end, while its agent uses a tool, and while it is judged."""
+    return stall_s + 2 * options.timeout_s
 
   def baselines(self, options: ExternalConfig) -> Sequence[str]:
     """The scripted players besides the demonstrator."""

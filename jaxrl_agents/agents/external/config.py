@@ -36,7 +36,7 @@ class ExternalConfig:
     token_budget: of a context, prompt and reply together.
     max_new_tokens: of a reply.
     max_calls: requests of a rollout.
-    timeout_s: seconds that a rollout may take.
+    timeout_s: seconds that a rollout may take, and as many again that `reward` may.
     at_once: agents that one worker process runs at the same time.
     host: address at which the gateway listens; an agent in a container needs one that it reaches.
   """
