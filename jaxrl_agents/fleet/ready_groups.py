@@ -68,8 +68,8 @@ class ReadyGroups:
   def keep(self, group: Group) -> None:
     """Hands a group over to be written.
 
-    One with a reward that ends the run (`types.LARGEST_REWARD`) is left out: it is played again
-    once its environment is mended.
+    One that ends the run is left out, with a reward beyond `types.LARGEST_REWARD` or without a
+    rollout that did not fail: it is played again once its environment is mended.
 
     Raises:
       Exception: what ended the thread, such as FullDiskError.
@@ -77,7 +77,8 @@ class ReadyGroups:
     with self._changed:
       self._check()
       rewards = [part for each in group.trajectories for part in each.rewards.values()]
-      if all(abs(part) <= LARGEST_REWARD for part in rewards):  # NaN is not, either
+      played = not all(each.error for each in group.trajectories)
+      if played and all(abs(part) <= LARGEST_REWARD for part in rewards):  # NaN is not, either
         self._waiting.append(group)
         self._changed.notify_all()
 

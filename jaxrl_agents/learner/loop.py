@@ -31,12 +31,16 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group
 
 
+class OutageError(RuntimeError):
+  """Every rollout of a step failed: something that all of them need is down."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """The functions that the loop calls.
 
   Attributes:
-    collect: (step) -> complete groups with rewards.
+    collect: (step) -> complete groups with rewards; may raise OutageError.
     publish: (params, version) -> None: makes them the sampler's weights.
     save: (next step, state, ledger) -> None: one atomic checkpoint.
     learnt: (step, groups with advantages) -> None: called once a step, before `kept`.
@@ -73,11 +77,12 @@ def train(
 ) -> TrainState:
   """Runs steps `first_step` to `learner.steps` and returns the last state. `state` is donated.
 
-  A checkpoint is written every `learner.save_every` steps, after the last one, and when the run is
-  stopped between two of them while rollouts are played (KeyboardInterrupt, preemption.Preempted).
-  `reference` holds the parameters of pi_0, which `kl` and some losses need.
+  A checkpoint is written every `learner.save_every` steps, after the last one, and when the run
+  ends between two of them while rollouts are played (KeyboardInterrupt, preemption.Preempted,
+  OutageError). `reference` holds the parameters of pi_0, which `kl` and some losses need.
 
   Raises:
+    OutageError: every rollout of a step failed; the steps before it are saved.
     canary.CanaryError: fresh rollouts disagree with the learner, see `canary.check`.
   """
   unsaved: Callable[[], None] | None = None
@@ -118,7 +123,7 @@ def train(
           "learner_tokens_per_s": metrics["trained_tokens"] / max(learnt - collected, 1e-9),
         }
         plan.report(step, metrics, groups)
-  except KeyboardInterrupt:
+  except (KeyboardInterrupt, OutageError):
     if unsaved:
       with plan.held():
         unsaved()

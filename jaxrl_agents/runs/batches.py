@@ -169,7 +169,12 @@ class Batches:
     return step / max(self._config.learner.steps, 1)
 
   def _rewarded(self, groups: list[Group], step: int) -> list[Group]:
-    """The groups with rewards, gated by Toggle if that is set."""
+    """The groups with rewards, gated by Toggle if that is set.
+
+    Raises:
+      loop.OutageError: every rollout of the step failed.
+    """
+    _check_played(groups, step)
     config = self._config
     agent = agent_setting.agent(config)
     if config.toggle.phase_steps:
@@ -361,10 +366,25 @@ class PlayedAhead(Batches):
     return masked(group, self._published[-1 - fleet.max_age])
 
 
+def _check_played(groups: Sequence[Group], step: int) -> None:
+  """Raises loop.OutageError if every rollout of a step failed."""
+  errors = [each.error for group in groups for each in group.trajectories]
+  if errors and all(errors):
+    raise loop.OutageError(
+      f"all {len(errors)} rollouts of step {step} failed, the first one by {errors[0]}; mend the "
+      "cause and start the run again, which goes on with this step"
+    )
+
+
 def _not_learnt(group: Group) -> str:
   """Why a step learnt nothing from a group; "" if it did."""
-  learnt = any(each.metrics.get("advantage") for each in group.trajectories)
-  return "" if learnt else "all its rewards are equal"
+  if any(each.metrics.get("advantage") for each in group.trajectories):
+    return ""
+  errors = [each.error for each in group.trajectories]
+  if all(errors):
+    first = errors[0].partition("\n")[0][:200]
+    return f"all its rollouts failed, the first one by {first}"
+  return "all its rewards are equal"
 
 
 def masked(group: Group, oldest: int) -> Group:

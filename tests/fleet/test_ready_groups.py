@@ -12,7 +12,7 @@ from jaxrl_agents.fleet.ready_groups import ReadyGroups
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 
-def group(name, *, version=0, began=0, reward=1.0, tokens=4):
+def group(name, *, version=0, began=0, reward=1.0, tokens=4, errors=("",)):
   mask = np.arange(tokens) > 0
   segment = Segment(
     np.arange(tokens, dtype=np.int32),
@@ -22,8 +22,10 @@ def group(name, *, version=0, began=0, reward=1.0, tokens=4):
     np.zeros((tokens, 1, 1), np.uint16),
     began,
   )
-  trajectory = Trajectory("t", (segment,), (), {"reward": reward}, "end")
-  return Group(Task("t", "toy", "", {}), (trajectory,), name)
+  finished = Trajectory("t", (segment,), (), {"reward": reward}, "end")
+  failed = lambda error: Trajectory("t", (), (), {}, "", error=error)
+  trajectories = tuple(failed(error) if error else finished for error in errors)
+  return Group(Task("t", "toy", "", {}), trajectories, name)
 
 
 def test_groups_are_on_the_disk_after_a_flush_and_told_of_one_by_one(tmp_path):
@@ -61,6 +63,14 @@ def test_a_group_whose_reward_the_learner_refuses_is_not_kept(tmp_path):
       ready.keep(group("step 0 0", reward=reward))
     ready.flush()
   assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_is_kept_if_one_of_its_rollouts_did_not_fail(tmp_path):
+  with ReadyGroups(tmp_path, lambda name: None) as ready:
+    ready.keep(group("step 0 0", errors=("OSError: a", "OSError: b")))
+    ready.keep(group("step 0 1", errors=("OSError: a", "")))
+    ready.flush()
+  assert [path.name for path in tmp_path.iterdir()] == ["step_0_1.npz"]
 
 
 def test_a_full_disk_is_a_named_error_of_the_next_call_and_of_the_flush(tmp_path):

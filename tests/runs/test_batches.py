@@ -1,6 +1,9 @@
 """Groups that are older than allowed: masked token by token, or dropped and replaced."""
 
+import re
+
 import numpy as np
+import pytest
 
 from jaxrl_agents.runs import batches
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
@@ -19,3 +22,20 @@ def test_masking_takes_the_loss_of_old_tokens_alone():
   assert found.versions.tolist() == [-1, -1, 8, -1, 12]
   assert found.logprobs.tolist() == [0, 0, -1.5, 0, -1.5]
   assert found.tokens.tolist() == segment.tokens.tolist() and young.reward == 1.0
+
+
+@pytest.mark.parametrize(
+  ("errors", "advantage", "why"),
+  [
+    (("", ""), 0.5, ""),
+    (("", "OSError: down"), 0.0, "all its rewards are equal"),
+    (("OSError: down\nat line 3", "KeyError: 1"), 0.0, "all its rollouts failed, .*OSError: down"),
+  ],
+)
+def test_the_ledger_is_told_why_a_step_learnt_nothing_from_a_group(errors, advantage, why):
+  played = tuple(
+    Trajectory("t", (), (), {}, "end", {} if error else {"advantage": advantage}, error=error)
+    for error in errors
+  )
+  group = Group(Task("t", "toy", "", {}), played, "g")
+  assert re.fullmatch(why, batches._not_learnt(group))

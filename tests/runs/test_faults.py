@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from jaxrl_agents.fleet import ledger
-from jaxrl_agents.learner import checkpoint
+from jaxrl_agents.learner import checkpoint, loop
 from jaxrl_agents.runs import batches
 from jaxrl_agents.weights import store
 from tests.runs import small_run
@@ -55,6 +55,36 @@ def test_a_reward_that_is_no_number_ends_the_run_untrained_and_is_played_again_o
   assert_each_step_was_trained_once(tmp_path, 3)
   params = np.load(tmp_path / "params.npz")
   assert all(np.isfinite(params[name]).all() for name in params.files)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("options", [{}, AHEAD], ids=["by turns", "ahead"])
+def test_an_outage_ends_the_run_which_goes_on_after_it_with_the_step_that_failed(
+  tmp_path, monkeypatch, options
+):
+  """The outage begins after step 0. Steps of groups that were played before it are still trained,
+  and kept, though no checkpoint was due.
+  """
+  options = {**options, "learner": {"steps": 6, "save_every": 100}}
+  outage, report = tmp_path / "outage", small_run.reported
+  facts = {"level": 0, "outage": str(outage)}
+  tasks = [dataclasses.replace(task, facts=facts) for task in small_run.TASKS]
+  monkeypatch.setattr(small_run, "TASKS", tasks)
+
+  def reported_until_the_outage(folder, step, *rest):
+    report(folder, step, *rest)
+    outage.touch()
+
+  monkeypatch.setattr(small_run, "reported", reported_until_the_outage)
+  failed = r"all 4 rollouts of step \d failed, .* by ConnectionError: the sandboxes do not answer;"
+  with pytest.raises(loop.OutageError, match=failed):
+    small_run.run(tmp_path, **options)
+  with checkpoint.open_manager(tmp_path / "checkpoints") as manager:
+    assert manager.latest_step() == len(trained(tmp_path)) < 6
+  outage.unlink()
+  monkeypatch.setattr(small_run, "reported", report)
+  small_run.run(tmp_path, **options)
+  assert_each_step_was_trained_once(tmp_path, 6)
 
 
 @pytest.mark.timeout(400)

@@ -23,7 +23,7 @@ class TwoTurns:
   """Asks twice. A task with `facts["dies"]` ends its worker that many times, as it starts or, if
   `facts["late"]` is set, when the first reply has come. A number in LATENCIES seeds how long its
   answers take. `facts["reward"]` is a reward that does not depend on what was sampled;
-  `facts["tokens"]` is the length of replies.
+  `facts["tokens"]` is the length of replies. It fails while there is a file `facts["outage"]`.
   """
 
   def __init__(self, task):
@@ -31,6 +31,8 @@ class TwoTurns:
     self.messages = (Message("user", task.prompt),)
 
   async def start(self):
+    if os.path.exists(self.task.facts.get("outage", "")):
+      raise ConnectionError("the sandboxes do not answer")
     if not self.task.facts.get("late"):
       self.maybe_die()
     return Context(self.messages, max_new_tokens=self.task.facts.get("tokens", 6))
