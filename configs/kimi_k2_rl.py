@@ -82,6 +82,8 @@ def get_config() -> config.RunConfig:
       remat="attention",
       canary_bound=0.3,
       mtp_weight=0.0,
+      level_weights_early=(0.5, 0.3, 0.15, 0.05),
+      level_weights_late=(0.1, 0.25, 0.35, 0.3),
       save_every=10,
     ),
     sft=config.SftConfig(lr=1e-6, rows_per_step=32),

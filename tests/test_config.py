@@ -82,7 +82,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("learner.row_tokens=512", "raise learner.row_tokens"),
     ("learner.substeps=3", "make it a multiple"),
     ("learner.group_size=1", "at least 2"),
-    ("learner.level_weights_early=()", "gives no level a weight"),
+    ("learner.level_weights_early=(0,)", "gives no level a weight"),
     ("learner.level_weights_late=0,0", "gives no level a weight"),
     (
       "sampler.draft_tokens=1 sft.mtp_steps=0 policy.model.mtp_depth=0",

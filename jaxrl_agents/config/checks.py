@@ -44,10 +44,10 @@ def validate(config: RunConfig) -> RunConfig:
       f"{learner.substeps} equal parts; make it a multiple"
     )
   for name in ("level_weights_early", "level_weights_late"):
-    if not any(getattr(learner, name)):
+    if (weights := getattr(learner, name)) and not any(weights):
       raise ValueError(
-        f"learner.{name}={getattr(learner, name)} gives no level a weight; write one number for "
-        "each level, such as 0.5,0.3,0.2"
+        f"learner.{name}={weights} gives no level a weight; write one number for each level, such "
+        "as 0.5,0.3,0.2, or () for all tasks equally often"
       )
   _check_mesh(config.mesh, learner)
   _check_rows_of_warm_up(config)

@@ -284,6 +284,9 @@ class LearnerConfig:
       divides, together with the rollouts of a substep, dropped ones included; 0 for `row_tokens`.
     router_replay: the learner uses the experts that the sampler chose, except those whose
       probability under the learner is below `replay_threshold` (see policy.experts.moe).
+    level_weights_early, level_weights_late: how often tasks of level 0, 1, ... are drawn (their
+      fact "level", learner.curriculum) before and after a share `level_switch` of the steps; the
+      last number is that of all higher levels. Empty: all tasks equally often.
     single_epoch: no task is trained twice, across restarts (Composer 2).
     row_tokens, rows_per_microbatch: shape of a microbatch, for the warm-up too.
     rollout_row_tokens: lengths of the rows that rollouts are packed into, instead of `row_tokens`:
@@ -330,8 +333,8 @@ class LearnerConfig:
   kl: NotNegative = 0.0
   mtp_weight: NotNegative = 0.1
   canary_bound: Positive = 1e-4
-  level_weights_early: tuple[NotNegative, ...] = (0.5, 0.3, 0.15, 0.05)
-  level_weights_late: tuple[NotNegative, ...] = (0.1, 0.25, 0.35, 0.3)
+  level_weights_early: tuple[NotNegative, ...] = ()
+  level_weights_late: tuple[NotNegative, ...] = ()
   level_switch: Share = 0.4
   single_epoch: bool = False
   save_every: Count = 1

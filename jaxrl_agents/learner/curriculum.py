@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.types import Task
@@ -35,12 +36,7 @@ class TaskStream:
     *,
     single_epoch: bool = False,
   ):
-    if not tasks:
-      raise ValueError("no tasks to train on; make some with scripts/make_search_tasks.py")
-    levels: dict[int, list[Task]] = {}
-    for task in sorted(tasks, key=lambda t: t.id):
-      levels.setdefault(int(task.facts.get("level", 0)), []).append(task)
-    self._levels = levels
+    self._levels = levels = by_level(tasks)
     self._seed, self._single_epoch = seed, single_epoch
     self._drawn = {int(k): v for k, v in (state or {}).get("drawn", {}).items()}
     self._trained = set((state or {}).get("trained", ()))
@@ -50,23 +46,17 @@ class TaskStream:
       self._epoch = {level: {_mark(t): t for t in order} for level, order in orders.items()}
 
   def next(self, count: int, step: int, level_weights: Sequence[float]) -> list[Task]:
-    """The `count` tasks of `step`; `level_weights[i]` is the share of level i, the last one of all
-    higher levels. In a single epoch, the share of exhausted levels goes to the others.
+    """The `count` tasks of `step`, of levels drawn by their `shares`. In a single epoch, the share
+    of exhausted levels goes to the others.
 
     Raises:
       ValueError: no level present has weight, or a single epoch has too few tasks left.
     """
     rng = random.Random(f"{self._seed} step {step}")
-    share = lambda level: level_weights[min(level, len(level_weights) - 1)]
-    present = sorted(self._levels)
-    if not sum(map(share, present)):
-      raise ValueError(
-        f"level weights {tuple(level_weights)} give no weight to the levels present, {present}"
-      )
+    share = shares(self._levels, level_weights)
     if not self._single_epoch:
-      weights = [share(level) for level in present]
-      return [self._draw(level) for level in rng.choices(present, weights, k=count)]
-    left = {level: len(self._fresh(level)) for level in present if share(level)}
+      return [self._draw(level) for level in rng.choices([*share], [*share.values()], k=count)]
+    left = {level: len(self._fresh(level)) for level, weight in share.items() if weight}
     if sum(left.values()) < count:
       raise ValueError(
         f"a single epoch has {sum(left.values())} tasks left, and step {step} needs {count}; make "
@@ -75,7 +65,7 @@ class TaskStream:
     drawn = []
     for _ in range(count):
       open_levels = [level for level, n in left.items() if n]
-      level = rng.choices(open_levels, [share(each) for each in open_levels])[0]
+      level = rng.choices(open_levels, [share[each] for each in open_levels])[0]
       left[level] -= 1
       drawn.append(self._draw_once(level))
     return drawn
@@ -104,6 +94,48 @@ class TaskStream:
     epoch, position = divmod(count, len(self._levels[level]))
     self._drawn[level] = count + 1
     return self._order(level, epoch)[position]
+
+
+def by_level(tasks: Sequence[Task]) -> dict[int, list[Task]]:
+  """The tasks of each level, by their ids. The level is the fact "level", 0 where it is missing.
+
+  Raises:
+    ValueError: there are no tasks, or the level of one is not a whole number from 0 on.
+  """
+  if not tasks:
+    raise ValueError("no tasks to train on; make some with scripts/make_search_tasks.py")
+  levels: dict[int, list[Task]] = {}
+  for task in sorted(tasks, key=lambda t: t.id):
+    level = task.facts.get("level", 0)
+    if not isinstance(level, numbers.Integral) or level < 0:
+      raise ValueError(
+        f"task {task.id!r} has the field level={level!r}, which learner.level_weights_early takes "
+        "as a whole number from 0 on; write such numbers, or give the field another name"
+      )
+    levels.setdefault(int(level), []).append(task)
+  return dict(sorted(levels.items()))
+
+
+def shares(
+  levels: Mapping[int, Sequence[Task]], level_weights: Sequence[float]
+) -> dict[int, float]:
+  """The share of each level in what is drawn, relative to the others.
+
+  It is `level_weights[level]`, the last one for all higher levels. Without any weights it is the
+  number of its tasks, so that all tasks are drawn equally often.
+
+  Raises:
+    ValueError: no level present has weight.
+  """
+  if not level_weights:
+    return {level: float(len(tasks)) for level, tasks in levels.items()}
+  found = {level: level_weights[min(level, len(level_weights) - 1)] for level in levels}
+  if not any(found.values()):
+    raise ValueError(
+      f"level weights {tuple(level_weights)} give no weight to the levels present, {[*levels]}; "
+      "set learner.level_weights_early and learner.level_weights_late, or make other tasks"
+    )
+  return found
 
 
 def _mark(task: Task) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_agents import background
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import toggle
-from jaxrl_agents.config import RunConfig
+from jaxrl_agents.config import LearnerConfig, RunConfig
 from jaxrl_agents.fleet import pacing
 from jaxrl_agents.fleet.ahead import Ahead
 from jaxrl_agents.fleet.ledger import Ledger
@@ -25,7 +25,7 @@ from jaxrl_agents.fleet.ready_groups import ReadyGroups
 from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.fleet.schedule import Schedule
 from jaxrl_agents.harness.worker_process import Job
-from jaxrl_agents.learner import loop
+from jaxrl_agents.learner import curriculum, loop
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import agent_setting, processes, schedules, setup, weight_files
@@ -403,6 +403,13 @@ def masked(group: Group, oldest: int) -> Group:
     return dataclasses.replace(trajectory, segments=tuple(map(young, trajectory.segments)))
 
   return dataclasses.replace(group, trajectories=tuple(map(of, group.trajectories)))
+
+
+def check_levels(learner: LearnerConfig, tasks: Sequence[Task]) -> None:
+  """Raises ValueError where tasks have levels that no step could draw, or there are none."""
+  levels = curriculum.by_level(tasks)
+  for weights in {loop.level_weights(learner, step) for step in range(learner.steps)}:
+    curriculum.shares(levels, weights)
 
 
 @contextlib.contextmanager

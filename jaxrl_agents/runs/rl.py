@@ -56,7 +56,11 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   An earlier run of the same config is resumed, whatever its mesh was; of a finished run only the
   summary is made again. Every process calls this function within `setup.devices`; the first process
   alone runs episodes and writes metrics and summaries.
+
+  Raises:
+    ValueError: the tasks have levels that the stream of the learner cannot draw.
   """
+  batches_lib.check_levels(config.learner, corpus.tasks["train"])
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     with contextlib.ExitStack() as stack:
       names = ("learner", "sampler", "publisher")

@@ -28,6 +28,22 @@ def test_a_stream_restored_from_its_state_goes_on_where_it_stopped():
   assert drawn == expected
 
 
+@pytest.mark.parametrize("single_epoch", [False, True])
+def test_without_weights_all_tasks_are_drawn_equally_often(single_epoch):
+  """900 tasks of level 3 and 100 of level 9: of 500 draws 450 and 50, 4 deviations off at most."""
+  tasks = [Task(f"t{i}", "toy", f"{i}", {"level": 9 if i % 10 == 0 else 3}) for i in range(1_000)]
+  drawn = curriculum.TaskStream(tasks, 0, single_epoch=single_epoch).next(500, 0, ())
+  assert sum(task.facts["level"] == 3 for task in drawn) == pytest.approx(450, abs=27)
+
+
+@pytest.mark.parametrize("level", ["easy", "1", 1.0, -1, None])
+def test_a_level_that_is_no_whole_number_is_named_with_its_task(level):
+  tasks = [*TASKS, Task("odd", "external", "", {"level": level})]
+  named = f"task 'odd' has the field level={level!r}, .* another name"
+  with pytest.raises(ValueError, match=named):
+    curriculum.TaskStream(tasks, 0)
+
+
 def test_levels_without_weight_are_not_drawn():
   stream = curriculum.TaskStream(TASKS, seed=0)
   assert all(task.facts["level"] == 1 for task in stream.next(50, 0, (0.0, 1.0)))

@@ -1,10 +1,12 @@
 """Groups that are older than allowed: masked token by token, or dropped and replaced."""
 
+import dataclasses
 import re
 
 import numpy as np
 import pytest
 
+from jaxrl_agents.config import LearnerConfig
 from jaxrl_agents.runs import batches
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
@@ -39,3 +41,14 @@ def test_the_ledger_is_told_why_a_step_learnt_nothing_from_a_group(errors, advan
   )
   group = Group(Task("t", "toy", "", {}), played, "g")
   assert re.fullmatch(why, batches._not_learnt(group))
+
+
+def test_levels_that_a_step_could_not_draw_are_refused_before_the_run():
+  tasks = [Task(f"t{level}", "toy", "", {"level": level}) for level in (0, 2)]
+  learner = LearnerConfig(steps=10, level_weights_early=(1.0,), level_weights_late=(0.0, 1.0, 0.0))
+  with pytest.raises(ValueError, match=r"no weight to the levels present, \[0, 2\]; set learner"):
+    batches.check_levels(learner, tasks)
+  batches.check_levels(dataclasses.replace(learner, level_switch=1.0), tasks)  # only the early ones
+  batches.check_levels(LearnerConfig(), tasks)
+  with pytest.raises(ValueError, match="'t3' has the field level='hard'"):
+    batches.check_levels(learner, [*tasks, Task("t3", "toy", "", {"level": "hard"})])
