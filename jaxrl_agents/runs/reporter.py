@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
 
 from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.config import RunConfig
@@ -15,10 +19,17 @@ from jaxrl_agents.runs.workdir import Workdir, rss_mib
 from jaxrl_agents.types import Group
 from jaxrl_agents.weights import manifest as manifest_lib
 
+_REWARDS = ("reward", "verified_reward", "advantage")
+"""Metrics of a rollout that stand in the row under names of their own."""
+
 
 @dataclasses.dataclass
 class Reporter:
-  """Writes the metrics of each step and advances the progress bar."""
+  """Writes the metrics of each step and advances the progress bar.
+
+  Attributes:
+    stops: ways in which rollouts of this process ended so far; a step without one has a share of 0.
+  """
 
   config: RunConfig
   workdir: Workdir
@@ -26,12 +37,16 @@ class Reporter:
   batches: Batches
   progress: Progress
   remote: RemoteStates
+  stops: set[str] = dataclasses.field(default_factory=set)
 
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     """Reports one step."""
     engine = self.players.take_stats()
     agent = agent_setting.agent(self.config)
     row = scores.summary(groups) | agreement.metrics(groups, agent.success)
+    ended = stop_shares(groups)
+    self.stops |= ended.keys()
+    row |= of_rollouts(groups) | dict.fromkeys(sorted(self.stops), 0.0) | ended
     row |= metrics | self.batches.metrics()
     busy_s = sum(metrics[name] for name in ("learn_s", "publish_s", "save_s"))
     step_s = max(metrics["collect_s"] + busy_s, 1e-9)
@@ -64,6 +79,29 @@ class Reporter:
     whole = [each for place in places for each in manifest_lib.versions(place)]
     there = [each for each in whole if each <= version]
     return manifest_lib.stored_bytes(folder, max(there)) if there else 0
+
+
+def of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
+  """What the finished rollouts measured beside their rewards, as `rollout_NAME`: means over the
+  rollouts that have it, but the maximum of what begins with "longest".
+  """
+  values: dict[str, list[float]] = collections.defaultdict(list)
+  for group in groups:
+    for trajectory in group.trajectories:
+      for name, value in () if trajectory.error else trajectory.metrics.items():
+        if name not in _REWARDS:
+          values[name].append(value)
+  return {
+    f"rollout_{name}": float(max(found) if name.startswith("longest") else np.mean(found))
+    for name, found in sorted(values.items())
+  }
+
+
+def stop_shares(groups: Sequence[Group]) -> dict[str, float]:
+  """The share of the finished rollouts that ended in each way, as `stop_NAME`."""
+  stops = [each.stop for group in groups for each in group.trajectories if not each.error]
+  counts = collections.Counter(stop for stop in stops if stop)
+  return {f"stop_{name}": count / len(stops) for name, count in sorted(counts.items())}
 
 
 def no_report(step: int, metrics: dict[str, float], groups: list[Group]) -> None:

@@ -90,3 +90,5 @@ def test_it_trains_and_the_report_has_a_section_of_its_own(tmp_path, monkeypatch
   entry = summary["eval"]["ask_all"]
   assert entry["reward"] == pytest.approx(1 - 0.25 * 3)
   assert "<h2>Calls</h2>" in html and "ask until certain" in html and "right" in rows["rl"]
+  assert rows["rl"]["rollout_turns"] >= 1
+  assert sum(x for name, x in rows["rl"].items() if name.startswith("stop_")) == pytest.approx(1)
