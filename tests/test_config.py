@@ -138,6 +138,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("agent=tests.sampler.counting:AGNT", r"defines no 'AGNT'; did you mean 'AGENT'\?"),
     ("swarm.parl.finish=0.2", "'swarm.parl.finish'; the agent of this config is search, and its"),
     ("toggle.phase_steps=2", "has no effect with agent=search"),
+    ("monitor.host=0.0.0.0", r"monitor.host='0.0.0.0' has no effect with monitor.port=0"),
     ("toggle.solved=2", "toggle.solved=2 must be above 0 and at most 1"),
     ("learner.optimizer=moun", r"did you mean 'muon'\?"),
     ("policy.dtype=bfloat16", r"learner.canary_bound=0.0001 is below .* set it to 0.1 or more"),

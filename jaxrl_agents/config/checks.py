@@ -13,6 +13,7 @@ from jaxrl_agents.config.sections import (
   FleetConfig,
   LearnerConfig,
   MeshConfig,
+  MonitorConfig,
   PublishConfig,
   RunConfig,
   SftConfig,
@@ -56,6 +57,7 @@ def validate(config: RunConfig) -> RunConfig:
   _check_publish(config)
   _check_tools(config)
   _check_toggle(config)
+  _check_monitor(config.monitor)
   judge.check(config.judge, config.workers.stall_s)
   if learner.replay_threshold and not learner.router_replay:
     raise ValueError(
@@ -178,6 +180,14 @@ def _check_toggle(config: RunConfig) -> None:
     raise ValueError(
       f"toggle.phase_steps={toggle.phase_steps} has no effect with agent={config.agent}, whose "
       "rewards have no part that says that a rollout is right; set toggle.phase_steps=0"
+    )
+
+
+def _check_monitor(monitor: MonitorConfig) -> None:
+  if not monitor.port and monitor.host != MonitorConfig().host:
+    raise ValueError(
+      f"monitor.host={ranges.shown(monitor.host)} has no effect with monitor.port=0; set "
+      "monitor.port to the one that Prometheus scrapes"
     )
 
 

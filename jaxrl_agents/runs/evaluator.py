@@ -24,9 +24,9 @@ from jaxrl_agents.config import FleetConfig, MeshConfig, PublishConfig, RunConfi
 from jaxrl_agents.fleet.version_scores import VersionScores
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.learner.preemption import Preempted
-from jaxrl_agents.runs import agent_setting, evaluation, event_files, processes, setup
+from jaxrl_agents.runs import agent_setting, evaluation, listeners, processes, setup
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
-from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.runs.workdir import Listener, Workdir
 from jaxrl_agents.service_log import Tell
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import manifest as manifest_lib
@@ -103,7 +103,7 @@ def follow(
   tasks = corpus.sample(SPLIT, own.tasks, config.seed)
   evaluated = _Evaluated(config, workdir, results, tasks, tell, is_over)
   with (
-    event_files.opened(config.monitor.tensorboard, workdir.path) as events,
+    listeners.opened(config, workdir.path) as told,
     processes.bound(config) as channel,
     processes.stoppable(channel) as notice,
   ):
@@ -119,7 +119,7 @@ def follow(
         frozen=evaluation.frozen(config, evaluation.started_from(config, workdir.path)),
       ) as players:
         players.warm_up()
-        evaluated.go_on(players, events)
+        evaluated.go_on(players, told)
 
 
 def longest_s(config: RunConfig) -> float:
@@ -151,7 +151,7 @@ class _Evaluated:
   done: bool = False
   given_up: set[int] = dataclasses.field(default_factory=set)
 
-  def go_on(self, players: RolloutWorkers, events: list[event_files.EventFiles]) -> None:
+  def go_on(self, players: RolloutWorkers, told: list[Listener]) -> None:
     """Evaluates with these workers, until all is done or they must be made anew."""
     last_news, held, newest = time.monotonic(), 0, -1
     while True:
@@ -181,8 +181,8 @@ class _Evaluated:
       try:
         record = self._scored(players, version, steps[version])
         if self.results.keep(claim, record):
-          for files in events:
-            files.write("held_out", steps[version], record["scores"], record["time"])
+          for listener in told:
+            listener("held_out", steps[version], record["scores"], record["time"])
       except (FileNotFoundError, manifest_lib.CorruptWeights):
         self.given_up.add(version)  # deleted since, or damaged: a newer one comes
       except LateError as error:

@@ -1,4 +1,4 @@
-"""Serves the newest numbers of a run to Prometheus, on this machine alone: GET /metrics."""
+"""Serves the newest numbers of a run to Prometheus: GET /metrics."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from collections.abc import Iterator
 
 from jaxrl_agents.viewer import live, prometheus
 
-HOST = "127.0.0.1"
 _TIMEOUT_S = 10.0
 
 
 @contextlib.contextmanager
-def serving(port: int, workdir: pathlib.Path) -> Iterator[None]:
+def serving(host: str, port: int, workdir: pathlib.Path) -> Iterator[None]:
   """Answers in a thread while the context lasts; not at all if `port` is 0.
 
   Raises:
-    ValueError: another program has the port.
+    ValueError: another program has the port, or this machine has no such address.
   """
   if not port:
     yield
     return
   try:
-    server = _Server((HOST, port), _handler(workdir))
+    server = _Server((host, port), _handler(workdir))
   except OSError as error:
     raise ValueError(
-      f"monitor.port={port} cannot be used: {error.strerror}; name another"
+      f"monitor.host={host} with monitor.port={port} cannot be used: {error.strerror}; name another"
     ) from None
   thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
   thread.start()

@@ -30,7 +30,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import (
   agent_setting,
   cores,
-  event_files,
+  listeners,
   mcp_tools,
   metrics_server,
   processes,
@@ -66,11 +66,11 @@ def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
 
 @contextlib.contextmanager
 def _monitored(config: RunConfig, workdir: Workdir) -> Iterator[None]:
-  """Writes event files and serves numbers, if `config.monitor` says so."""
+  """Tells listeners each line of metrics and serves numbers, if `config.monitor` says so."""
   monitor = config.monitor
-  with event_files.opened(monitor.tensorboard, workdir.path) as files:
-    workdir.listeners += [each.write for each in files]
-    with metrics_server.serving(monitor.port, workdir.path):
+  with listeners.opened(config, workdir.path) as found:
+    workdir.listeners += found
+    with metrics_server.serving(monitor.host, monitor.port, workdir.path):
       yield
 
 

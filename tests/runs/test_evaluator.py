@@ -30,6 +30,7 @@ from jaxrl_agents.service_log import ServiceLog
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 from jaxrl_agents.viewer import inputs
 from jaxrl_agents.weights import store
+from tests.runs import told_lines
 from tests.runs.small_run import CFG, CONFIG
 
 RUN = dataclasses.replace(
@@ -50,7 +51,9 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
   publisher = ServiceLog(workdir.services, "publisher")
   start = params_lib.init(CFG, jax.random.key(RUN.seed))
   other = params_lib.init(CFG, jax.random.key(9))
-  longer = dataclasses.replace(RUN, learner=dataclasses.replace(RUN.learner, steps=9))
+  longer = config_lib.with_overrides(
+    RUN, ["learner.steps=9", "monitor.listener=tests.runs.told_lines:kept"]
+  )
   looks = []
 
   def publish(version, params):
@@ -77,6 +80,8 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
   rewards = {version: each["scores"]["reward"] for version, each in found.items()}
   assert rewards[4] == rewards[0] != rewards[3]
   assert not list(workdir.evaluations.glob("*.claim"))
+  told = told_lines.read(tmp_path)[:-1]
+  assert told == [["held_out", found[v]["step"], found[v]["scores"]] for v in (0, 3, 4)]
 
 
 @pytest.mark.slow

@@ -10,10 +10,13 @@ import urllib.request
 
 import pytest
 
-from jaxrl_agents.runs import evaluator, event_files, metrics_server
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.runs import evaluator, event_files, listeners, metrics_server
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.service_log import ServiceLog
 from jaxrl_agents.weights import manifest as manifest_lib
+from tests.runs import told_lines
+from tests.runs.small_run import CONFIG
 
 
 def events(folder):
@@ -62,6 +65,32 @@ def test_without_the_library_the_error_says_what_to_install(tmp_path, monkeypatc
     event_files.EventFiles(tmp_path)
 
 
+def with_listener(name):
+  return config_lib.with_overrides(CONFIG, [f"monitor.listener=tests.runs.told_lines:{name}"])
+
+
+def test_a_listener_of_ones_own_is_told_each_line_and_closed_at_the_end(tmp_path):
+  workdir = Workdir(tmp_path)
+  with listeners.opened(with_listener("kept"), workdir.path) as found:
+    workdir.listeners += found
+    workdir.log("sft", 0, {"loss": 2.0})
+    workdir.log("rl", 3, {"reward": 0.5, "gap": math.nan})
+  lines = [["sft", 0, {"loss": 2.0}], ["rl", 3, {"reward": 0.5, "gap": None}]]
+  assert told_lines.read(tmp_path) == [*lines, CONFIG.name]
+
+
+@pytest.mark.parametrize(
+  ("name", "named"),
+  [
+    ("no_manager", "monitor.listener=.*no_manager returned a builtin.*; return a context manager"),
+    ("kpet", "monitor.listener=.*did you mean 'kept'"),
+  ],
+)
+def test_a_listener_that_cannot_be_opened_is_named(tmp_path, name, named):
+  with pytest.raises(ValueError, match=named), listeners.opened(with_listener(name), tmp_path):
+    pass
+
+
 def free_port():
   with socket.socket() as found:
     found.bind(("127.0.0.1", 0))
@@ -71,16 +100,16 @@ def free_port():
 def test_the_newest_numbers_are_served_while_the_run_goes_on(tmp_path):
   workdir, port = Workdir(tmp_path / 'r"un'), free_port()
   ServiceLog(workdir.services, "learner").now("waits", on="sampler")
-  address = f"http://127.0.0.1:{port}/metrics"
-  with metrics_server.serving(port, workdir.path):
+  address = f"http://127.0.0.2:{port}/metrics"
+  with metrics_server.serving("127.0.0.2", port, workdir.path):
     for step in (0, 1):
       workdir.log("rl", step, {"reward/f1": 0.25 + step})
       with urllib.request.urlopen(address, timeout=10) as answer:
         text = answer.read().decode()
     with pytest.raises(urllib.error.HTTPError, match="404"):
-      urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
-    with pytest.raises(ValueError, match="monitor.port.*name another"):
-      with metrics_server.serving(port, workdir.path):
+      urllib.request.urlopen(f"http://127.0.0.2:{port}/", timeout=10)
+    with pytest.raises(ValueError, match=f"monitor.host=127.*port={port} cannot.*name another"):
+      with metrics_server.serving("127.0.0.2", port, workdir.path):
         pass
   assert 'jaxrl_steps{run="r\\"un",phase="rl"} 2.0\n' in text
   assert 'jaxrl_scalar{run="r\\"un",phase="rl",name="reward/f1"} 1.25\n' in text
