@@ -103,6 +103,7 @@ class QuestionAgent(Agent):
 
   name = "questions"
   config = QuestionConfig
+  sources = ("file",)
   success = "reward"
 
   def baselines(self, options):

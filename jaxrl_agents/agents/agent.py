@@ -109,6 +109,10 @@ class Agent(abc.ABC):
     config: class of its options: a frozen dataclass whose fields have defaults, with attributes
       `token_budget` (of a context), `max_new_tokens` (of a reply) and `max_turns`.
     reward_sections: fields of `config` that only weight rewards.
+    places: fields of `config` that say where something runs and how long it is waited for, not what
+      is done: a run may be resumed with others.
+    sources: fields of `config` that say where tasks are read from: a run may be resumed with others
+      if the tasks are the same (`Tasks.digest`).
     headline: the score that progress bars show.
     success: the part of the rewards that is 1 if a rollout is right, for Toggle; "" for none.
     metrics: names of the scores in a summary; () for all.
@@ -118,6 +122,8 @@ class Agent(abc.ABC):
   name: str
   config: type
   reward_sections: tuple[str, ...] = ()
+  places: tuple[str, ...] = ()
+  sources: tuple[str, ...] = ()
   headline: str = "reward"
   success: str = ""
   metrics: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ import numpy as np
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
 from jaxrl_agents import full_disk
-from jaxrl_agents.agents.agent import DEMONSTRATOR, Tasks
+from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
 from jaxrl_agents.chat import document_numbers as numbers_lib
 from jaxrl_agents.chat.document_numbers import DocumentNumbers
 from jaxrl_agents.config import SFT_SOURCES, RunConfig, cache_folder
@@ -130,7 +130,7 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
     "source": name,
     "seed": config.seed,
     "agent": config.agent,
-    "options": {k: v for k, v in options.items() if k not in agent.reward_sections},
+    "options": {k: v for k, v in options.items() if k not in _undecided(agent)},
     "sft": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
     "tasks": corpus.digest,
     "code": code_digest.of(type(agent).__module__, alone=__name__),
@@ -143,13 +143,18 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
   return found.hexdigest()[:16]
 
 
+def _undecided(agent: Agent) -> tuple[str, ...]:
+  """The options of an agent on which its demonstrations do not depend."""
+  return (*agent.reward_sections, *agent.places)
+
+
 def decides(option: str, config: RunConfig, workdir: Workdir) -> bool:
   """Whether a source that is in the run's folder already was made with this option."""
   made = [n for n in _OPTIONS if (workdir.demonstrations / n / segment_files.MANIFEST).exists()]
   agent = agent_setting.agent(config)
   section, _, rest = option.partition(".")
   if section == agent.name:
-    return bool(made) and rest.partition(".")[0] not in agent.reward_sections
+    return bool(made) and rest.partition(".")[0] not in _undecided(agent)
   if section == "corpus":
     return bool(made) and rest != "cache"
   if option == "sft.beside":

@@ -25,6 +25,9 @@ OF_JUDGE = ("model", "rubrics", "trained", "weight", "samples", "temperature", "
 OF_WARM_UP = ("agent", "policy.tokenizer")
 """Options that a warm-up and what follows it in the same folder must share."""
 
+TASKS = "tasks_digest"
+"""In the summary: `Tasks.digest` of the run."""
+
 _WARM_UP = "warm_up_config"
 _START = "warm_start_digest"
 
@@ -79,8 +82,11 @@ def check_start(workdir: Workdir, ledger: dict[str, Any]) -> None:
     )
 
 
-def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
+def check_goes_on(config: RunConfig, workdir: Workdir, first: int, tasks: str = "") -> None:
   """Prints which options of a run resumed at step `first` differ from those that it began with.
+
+  Those that say where the agent runs (`Agent.places`) may differ, and those that say where its
+  tasks are read from (`Agent.sources`), if `tasks`, the digest of these, is as it was.
 
   Raises:
     ValueError: an option of JUDGED differs, so the evaluations could not be compared; or a file
@@ -112,7 +118,11 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
     )
   differ = config_lib.changed(begun, config)
   changes = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
-  judged = {*JUDGED, agent_setting.agent(config).name, *(f"judge.{option}" for option in OF_JUDGE)}
+  agent = agent_setting.agent(config)
+  judged = {*JUDGED, agent.name, *(f"judge.{option}" for option in OF_JUDGE)}
+  same_tasks = bool(tasks) and workdir.read_summary().get(TASKS) == tasks
+  moved = (*agent.places, *(agent.sources if same_tasks else ()))
+  unjudged = {*UNJUDGED, *(f"{agent.name}.{option}" for option in moved)}
   if config.eval.temperature < 0:
     judged.add("sampler.temperature")
   if "judge.url" in differ and not all(differ["judge.url"]):  # turned on or off, not moved
@@ -120,7 +130,7 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int) -> None:
   refused = [
     text
     for name, text in changes.items()
-    if (name in judged or name.partition(".")[0] in judged) and name not in UNJUDGED
+    if (name in judged or name.partition(".")[0] in judged) and name not in unjudged
   ]
   if refused:
     raise ValueError(

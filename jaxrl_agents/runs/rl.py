@@ -96,7 +96,7 @@ def _train(
 ) -> dict[str, Any]:
   """The body of `train`; returns {} in every process but the first."""
   stages = stopwatch.Stages()
-  begun = _start(config, workdir, is_first=channel.is_first)
+  begun = _start(config, workdir, tasks=corpus.digest, is_first=channel.is_first)
 
   def players_of(config: RunConfig, policy: PolicyState) -> RolloutWorkers:
     return RolloutWorkers(
@@ -185,9 +185,9 @@ class Beginning:
   objective: train_step.Objective
 
 
-def _start(config: RunConfig, workdir: Workdir, *, is_first: bool) -> Beginning:
+def _start(config: RunConfig, workdir: Workdir, *, tasks: str, is_first: bool) -> Beginning:
   """Reads the newest checkpoint, or makes the state of a new run; in the first process also leaves
-  in the folder only what lies before its first step.
+  in the folder only what lies before its first step. `tasks` is the digest of the tasks.
 
   Raises:
     ValueError: the folder is of another run, or its warm start has changed.
@@ -201,7 +201,7 @@ def _start(config: RunConfig, workdir: Workdir, *, is_first: bool) -> Beginning:
   resumption.check_start(workdir, ledger)
   warm_start = weight_files.digest(workdir.warm_start)
   if is_first:
-    _begin(config, workdir, step, int(state.policy.version), warm_start)
+    _begin(config, workdir, step, int(state.policy.version), warm_start, tasks=tasks)
   return Beginning(step, state, ledger, warm_start, reference, manager, tx, minimised)
 
 
@@ -299,15 +299,17 @@ def _learning_s(rows: Sequence[Mapping[str, Any]], first: int) -> float:
   return sum(row.get(name) or 0.0 for row in rows if row["step"] < first for name in spent)
 
 
-def _begin(config: RunConfig, workdir: Workdir, first: int, version: int, start: str) -> None:
+def _begin(
+  config: RunConfig, workdir: Workdir, first: int, version: int, start: str, *, tasks: str
+) -> None:
   """Checks that the folder is of this run, and removes what lies after its first step and what is
-  of a warm start with another digest than `start`.
+  of a warm start with another digest than `start`. `tasks` is the digest of the tasks.
   """
-  resumption.check_goes_on(config, workdir, first)
+  resumption.check_goes_on(config, workdir, first, tasks)
   resumption.forget_other_start(workdir, start, first)
   if first < config.learner.steps:
     resumption.forget_results(workdir, agent_setting.agent(config).baselines(config.agent_config))
-  workdir.merge_summary(description(config))
+  workdir.merge_summary(description(config) | {resumption.TASKS: tasks})
   workdir.drop_metrics_from("rl", first)
   weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
   VersionScores(workdir.evaluations, 0.0).withdraw_after(version)

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.runs import resumption, rl
+from jaxrl_agents.learner import segment_files
+from jaxrl_agents.runs import demonstrations, resumption, rl
 from jaxrl_agents.runs.workdir import Workdir
 from tests.runs.small_run import CONFIG
 
@@ -45,6 +46,40 @@ def test_a_judge_may_move_but_not_come_or_go(begun):
   resumption.check_goes_on(moved, begun, 1)
   with pytest.raises(ValueError, match=r"judge\.url='http.* -> ''"):
     resumption.check_goes_on(CONFIG, begun, 1)
+
+
+@pytest.fixture
+def begun_outside(tmp_path):
+  """A run of an agent behind a hook, and its config."""
+  given = ["external.hook=http://node1:9/", "external.tasks=http://node1:9/tasks"]
+  config = config_lib.load("examples/verifiers_env/config.py", given)
+  workdir = Workdir(tmp_path / "run")
+  workdir.merge_summary(rl.description(config) | {resumption.TASKS: "abc"})
+  (workdir.trajectories / "eval_warm_start.npz").touch()
+  return config, workdir
+
+
+def test_an_agent_may_move_to_another_address_with_its_tasks(begun_outside, capsys):
+  config, workdir = begun_outside
+  moved = ["external.hook=http://node2:9/", "external.at_once=4", "external.host=0.0.0.0"]
+  there = config_lib.with_overrides(config, [*moved, "external.tasks=http://node2:9/tasks"])
+  resumption.check_goes_on(there, workdir, 1, "abc")
+  assert "external.hook='http://node1:9/' -> 'http://node2:9/'" in capsys.readouterr().out
+  for tasks in ("abd", ""):
+    with pytest.raises(ValueError, match=r"external\.tasks=.*/tasks'; set them as they were"):
+      resumption.check_goes_on(there, workdir, 1, tasks)
+  other = config_lib.with_overrides(config, ["external.max_calls=3"])
+  with pytest.raises(ValueError, match=r"external\.max_calls="):
+    resumption.check_goes_on(other, workdir, 1, "abc")
+
+
+def test_demonstrations_depend_on_what_an_agent_does_and_not_on_where(begun_outside):
+  config, workdir = begun_outside
+  made = workdir.demonstrations / "demonstrations"
+  made.mkdir(parents=True)
+  (made / segment_files.MANIFEST).touch()
+  decides = lambda option: demonstrations.decides(f"external.{option}", config, workdir)
+  assert not decides("hook") and decides("max_calls")
 
 
 def test_changed_training_options_are_reported(begun, capsys):

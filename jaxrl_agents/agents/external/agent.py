@@ -21,6 +21,8 @@ class ExternalAgent(Agent):
 
   name = "external"
   config = ExternalConfig
+  places = ("hook", "host", "at_once", "timeout_s")
+  sources = ("tasks",)
 
   def check(self, options: ExternalConfig, steps: int, stall_s: float) -> None:
     """Exactly one way to start the agent; a reward; kinds of calls that exist."""
