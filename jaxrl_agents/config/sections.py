@@ -287,6 +287,10 @@ class LearnerConfig:
     level_weights_early, level_weights_late: how often tasks of level 0, 1, ... are drawn (their
       fact "level", learner.curriculum) before and after a share `level_switch` of the steps; the
       last number is that of all higher levels. Empty: all tasks equally often.
+    resample_constant: most groups of a step that are replaced by further ones because all of their
+      rewards are equal (DAPO's dynamic sampling); others stay in the batch and give no gradient.
+      Scores of a step are those of the groups that stay. Replacements take tasks of later draws, so
+      that a single epoch and the share of the draws at `level_switch` come sooner.
     single_epoch: no task is trained twice, across restarts (Composer 2).
     row_tokens, rows_per_microbatch: shape of a microbatch, for the warm-up too.
     rollout_row_tokens: lengths of the rows that rollouts are packed into, instead of `row_tokens`:
@@ -314,6 +318,7 @@ class LearnerConfig:
   groups_per_step: Count = 16
   group_size: Count = 8
   substeps: Count = 4
+  resample_constant: Whole = 0
   lr: Positive = 1e-4
   warmup_steps: Whole = 0
   weight_decay: NotNegative = 0.0

@@ -67,6 +67,16 @@ def group_advantages(totals: np.ndarray, *, normalise_std: bool = False) -> np.n
   return centred / (totals.std() + DELTA) if normalise_std else centred
 
 
+def is_constant(group: Group) -> bool:
+  """Whether nothing can be learnt from a group: all of its finished rollouts have the same reward,
+  or none has finished.
+
+  Raises:
+    ValueError: a reward is not finite, or beyond LARGEST_REWARD.
+  """
+  return group_advantages(_totals(_finished(group))) is None
+
+
 def score(
   groups: Sequence[Group], *, normalise_std: bool = False
 ) -> tuple[list[Rollout], dict[str, float]]:
@@ -87,9 +97,9 @@ def score(
   rewards: list[float] = []
   failed = constant = 0
   for index, group in enumerate(groups):
-    finished = [t for t in group.trajectories if not t.error]
+    finished = _finished(group)
     failed += len(group.trajectories) - len(finished)
-    totals = np.array([_reward(t) for t in finished], np.float64)
+    totals = _totals(finished)
     rewards.extend(totals.tolist())
     advantages = group_advantages(totals, normalise_std=normalise_std)
     if advantages is None:
@@ -107,6 +117,15 @@ def score(
     "reward_std": float(np.std(rewards)) if rewards else math.nan,
   }
   return rollouts, metrics
+
+
+def _finished(group: Group) -> list[Trajectory]:
+  return [t for t in group.trajectories if not t.error]
+
+
+def _totals(finished: Sequence[Trajectory]) -> np.ndarray:
+  """The rewards of rollouts, float64 [G]."""
+  return np.array([_reward(t) for t in finished], np.float64)
 
 
 def _reward(trajectory: Trajectory) -> float:

@@ -25,7 +25,7 @@ from jaxrl_agents.fleet.ready_groups import ReadyGroups
 from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.fleet.schedule import Schedule
 from jaxrl_agents.harness.worker_process import Job
-from jaxrl_agents.learner import curriculum, loop
+from jaxrl_agents.learner import advantage, curriculum, loop
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import agent_setting, processes, schedules, setup, weight_files
@@ -41,6 +41,9 @@ REPEATED = 1_000_003
 
 PATIENCE_S = 600.0
 """Longest that a publication may take."""
+
+CONSTANT = "all its rewards are equal"
+"""Why a step learnt nothing from a group whose rollouts finished."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Batches:
       start.tasks, config.seed, kept.get("stream"), single_epoch=learner.single_epoch
     )
     self._budgets = toggle.LengthBudgets(kept.get("length_budgets"))
+    self._resampled = 0  # of the batch that is being collected
     self._pacing = Pacing(
       self._draw,
       batch=learner.groups_per_step,
@@ -100,17 +104,30 @@ class Batches:
     )
 
   def collect(self, step: int) -> list[Group]:
-    """The groups of a step, in the order in which their tasks were drawn."""
+    """The groups of a step, in the order in which their tasks were drawn.
+
+    Raises:
+      loop.OutageError: every rollout of the step failed.
+    """
     self._players.turn_to(self._progress(step))
+    self._resampled = 0
+    groups: list[Group] = []
+    while lack := self._config.learner.groups_per_step - len(groups):
+      groups += self._with_differences(self._played(lack), step)
+    _check_played(groups, step)
+    self._pacing.learnt(len(groups))  # before the next ones are played
+    return groups
+
+  def _played(self, count: int) -> list[Group]:
+    """The next `count` groups, which are played now."""
     draws = list(iter(self._pacing.next, None))
     played = lambda: list(self._players.play(map(self._job, draws)))
     for group in self._players.shared(played):
       self._ended(group)
       self._pacing.finished(group)
-    groups = self._pacing.take(len(draws))
+    groups = self._pacing.take(count)
     assert groups is not None
-    self._pacing.learnt(len(groups))  # before the next ones are played
-    return self._rewarded(groups, step)
+    return groups
 
   def publish(self, params: dict[str, Any], version: int) -> None:
     """Makes a version of the weights, with adapters, that of all samplers."""
@@ -122,8 +139,8 @@ class Batches:
     return None
 
   def metrics(self) -> dict[str, float]:
-    """Metrics of the last batch that was collected."""
-    return {}
+    """Metrics of the last batch that was collected: the groups that others were played for."""
+    return {"groups_resampled": float(self._resampled)}
 
   def state(self) -> dict[str, Any]:
     """For a checkpoint's ledger."""
@@ -168,13 +185,28 @@ class Batches:
   def _progress(self, step: int) -> float:
     return step / max(self._config.learner.steps, 1)
 
-  def _rewarded(self, groups: list[Group], step: int) -> list[Group]:
-    """The groups with rewards, gated by Toggle if that is set.
-
-    Raises:
-      loop.OutageError: every rollout of the step failed.
+  def _with_differences(self, groups: list[Group], step: int) -> list[Group]:
+    """The groups with rewards, without those whose rewards are all equal, as far as the step may
+    still have others played in their place (`learner.resample_constant`).
     """
-    _check_played(groups, step)
+    kept = []
+    for group in self._rewarded(groups, step):
+      may_resample = self._resampled < self._config.learner.resample_constant
+      if may_resample and advantage.is_constant(group):
+        self._resampled += 1
+        self._replace(group, step, _not_learnt(group))
+      else:
+        kept.append(group)
+    return kept
+
+  def _replace(self, group: Group, step: int, why: str) -> None:
+    """Has another group played in the place of one that was taken and will not be trained."""
+    if self._ledger:
+      self._ledger.learnt(step, {group.id: why})
+    self._pacing.replace(1)
+
+  def _rewarded(self, groups: list[Group], step: int) -> list[Group]:
+    """The groups with rewards, gated by Toggle if that is set."""
     config = self._config
     agent = agent_setting.agent(config)
     if config.toggle.phase_steps:
@@ -258,20 +290,26 @@ class PlayedAhead(Batches):
           concurrent.futures.wait([self._publication], PATIENCE_S)
 
   def collect(self, step: int) -> list[Group]:
-    """The next complete groups, those that ended first; waits for them."""
+    """The next complete groups, those that ended first; waits for them.
+
+    Raises:
+      loop.OutageError: every rollout of the step failed.
+    """
     assert self._ahead is not None
     self._players.turn_to(self._progress(step))
     self._ahead.learnt(self._learning)  # where no weights were published
-    self._ages = []
+    self._ages, self._resampled = [], 0
     groups: list[Group] = []
-    while (lack := self._config.learner.groups_per_step - len(groups)) > 0:
+    while lack := self._config.learner.groups_per_step - len(groups):
       taken = self._ahead.take(lack, self._schedule.batch() if self._schedule else None)
       if self._schedule:
         self._schedule.taken(taken)
       self._used |= {group.id: step for group in taken}
-      groups += [group for group in (self._of_age(each, step) for each in taken) if group]
+      young = [group for group in (self._of_age(each, step) for each in taken) if group]
+      groups += self._with_differences(young, step)
+    _check_played(groups, step)
     self._learning = len(groups)
-    return self._rewarded(groups, step)
+    return groups
 
   def publish(self, params: dict[str, Any], version: int) -> None:
     """Has a version written while learning goes on, at most one at a time; the samplers go on too,
@@ -308,12 +346,13 @@ class PlayedAhead(Batches):
     return self._players.published
 
   def metrics(self) -> dict[str, float]:
-    """Depths of the queue in groups, ages of the batch's groups in publications, how many were too
-    old, the sampler's idle seconds, and how many replies of earlier attempts were used again.
+    """Also depths of the queue in groups, ages of the groups that were taken in publications, how
+    many were too old, the sampler's idle seconds, and how many replies of earlier attempts were
+    used again.
     """
     assert self._ahead is not None and self._replies is not None
     in_flight, ready = self._ahead.depths()
-    return {
+    return super().metrics() | {
       "groups_in_flight": float(in_flight),
       "groups_ready": float(ready),
       "age_mean": float(np.mean(self._ages)),
@@ -353,17 +392,20 @@ class PlayedAhead(Batches):
 
   def _of_age(self, group: Group, step: int) -> Group | None:
     """The group without the loss of tokens that are too old; None if it is dropped for them."""
-    assert self._ahead is not None and self._ledger is not None
     fleet = self._config.fleet
     age = pacing.age(group, self._published)
     self._ages.append(age)
     if age <= fleet.max_age:
       return group
     if fleet.too_old == "drop":
-      self._ledger.learnt(step, {group.id: f"{age} publications old"})
-      self._ahead.replace(1)
+      self._replace(group, step, f"{age} publications old")
       return None
     return masked(group, self._published[-1 - fleet.max_age])
+
+  def _replace(self, group: Group, step: int, why: str) -> None:
+    assert self._ahead is not None and self._ledger is not None
+    self._ledger.learnt(step, {group.id: why})
+    self._ahead.replace(1)
 
 
 def _check_played(groups: Sequence[Group], step: int) -> None:
@@ -384,7 +426,7 @@ def _not_learnt(group: Group) -> str:
   if all(errors):
     first = errors[0].partition("\n")[0][:200]
     return f"all its rollouts failed, the first one by {first}"
-  return "all its rewards are equal"
+  return CONSTANT
 
 
 def masked(group: Group, oldest: int) -> Group:

@@ -1,7 +1,8 @@
 """A whole run in little, for tests that kill it: python small_run.py FOLDER [OPTIONS].
 
-OPTIONS are in JSON: {"learner": {"steps": 2}, "mesh": {"expert": 2}}, sections of the config; and
-{"processes": ["127.0.0.1:7000", 2, 0]} for one of several processes.
+OPTIONS are in JSON: {"learner": {"steps": 2}, "mesh": {"expert": 2}}, sections of the config;
+{"processes": ["127.0.0.1:7000", 2, 0]} for one of several processes; and {"constant": 3} for as
+many tasks whose rollouts all have the same reward.
 """
 
 import contextlib
@@ -67,7 +68,13 @@ def configured(**sections: dict[str, Any]) -> RunConfig:
   return dataclasses.replace(CONFIG, **changed)
 
 
-def run(folder: pathlib.Path, *, processes: Sequence[Any] = (), **sections: dict[str, Any]) -> None:
+def run(
+  folder: pathlib.Path,
+  *,
+  processes: Sequence[Any] = (),
+  constant: int = 0,
+  **sections: dict[str, Any],
+) -> None:
   """Trains to the last step from where the folder stands; leaves params.npz and the ledger."""
   if processes:
     processes_lib.start(*processes)
@@ -78,7 +85,7 @@ def run(folder: pathlib.Path, *, processes: Sequence[Any] = (), **sections: dict
     processes_lib.bound(config) as channel,
     processes_lib.stoppable(channel) as notice,
   ):
-    trained(config, folder, channel, notice)
+    trained(config, folder, channel, notice, constant)
     processes_lib.wait_for_all("trained")
 
 
@@ -91,14 +98,18 @@ def bits(array: jax.Array) -> np.ndarray:
 def reported(
   folder: pathlib.Path, step: int, metrics: dict[str, float], groups: Sequence[Group]
 ) -> None:
-  """Prints the step, and adds a line with the ids of its groups to trained.txt."""
+  """Prints the step, and adds a line with the ids of its groups to trained.txt, and one with its
+  metrics to metrics.txt.
+  """
   with (folder / "trained.txt").open("a") as file:
     file.write(json.dumps([step, [group.id for group in groups]]) + "\n")
+  with (folder / "metrics.txt").open("a") as file:
+    file.write(json.dumps([step, metrics]) + "\n")
   print(f"step {step}", flush=True)
 
 
 def trained(
-  config: RunConfig, folder: pathlib.Path, channel: ProcessChannel, notice: Notice
+  config: RunConfig, folder: pathlib.Path, channel: ProcessChannel, notice: Notice, constant: int
 ) -> None:
   """`run` under the ambient mesh."""
   # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
@@ -124,7 +135,9 @@ def trained(
     ) as players,
     contextlib.ExitStack() as stack,
   ):
-    start = batches_lib.Start(first, current.policy.params, version, ledger, TASKS)
+    equal = [dataclasses.replace(task, facts={**task.facts, "reward": 1.0}) for task in TASKS]
+    tasks = [*equal[:constant], *TASKS[constant:]]
+    start = batches_lib.Start(first, current.policy.params, version, ledger, tasks)
     batches = stack.enter_context(batches_lib.opened(config, players, start, folder))
 
     def save(step: int, saved: state.TrainState, found: dict[str, Any]) -> None:
@@ -139,7 +152,9 @@ def trained(
       kept=batches.state,
       published=batches.published,
       save=save,
-      report=lambda step, metrics, groups: reported(folder, step, metrics, groups),
+      report=lambda step, metrics, groups: reported(
+        folder, step, metrics | batches.metrics(), groups
+      ),
       held=notice.held,
       devices=lambda: setup.learner_devices(config),
     )
