@@ -306,6 +306,8 @@ class LearnerConfig:
       too.
     kl: factor of log(pi / pi_0) that is subtracted from each token's advantage, where pi_0 is the
       policy that training starts from (k1; Composer 2); 0 for none.
+    entropy_bonus: factor of the entropy of the policy at each sampled token, in nats and at
+      sampler.temperature, that is subtracted from the token's loss; 0 for none.
     save_every: steps between checkpoints, which is the most that a crash can lose
       (learner.preemption).
     optimizer, qk_clip: as in SftConfig.
@@ -336,6 +338,7 @@ class LearnerConfig:
   replay_threshold: Share = 0.0
   constant_tokens: Whole = 0
   kl: NotNegative = 0.0
+  entropy_bonus: NotNegative = 0.0
   mtp_weight: NotNegative = 0.1
   canary_bound: Positive = 1e-4
   level_weights_early: tuple[NotNegative, ...] = ()

@@ -45,6 +45,8 @@ class Objective:
     loss: loss of each token, for "rl".
     kl: beta of `A - beta sg(log pi - log pi_0)` on every token, for "rl": the k1 estimator as part
       of the advantage (as a loss its expected gradient is 0); pi_0 as `Batch.reference_logprobs`.
+    entropy_bonus: beta of `- beta H(pi)` that is added to the loss of every token, for "rl": H is
+      the entropy in nats of the distribution at `temperature`, and the token has its weight.
     temperature: sampling temperature, which divides the logits; 1 for "sft".
     mtp_weight: weight of the distillation term added to "rl" or "sft"; 0.1 in DeepSeek-V3's last
       phase.
@@ -61,6 +63,7 @@ class Objective:
   kind: Literal["rl", "sft", "mtp"]
   loss: losses.PolicyLoss = losses.LOSSES["cispo"]
   kl: float = 0.0
+  entropy_bonus: float = 0.0
   temperature: float = 1.0
   mtp_weight: float = 0.0
   replay_threshold: float = 0.0
@@ -75,6 +78,10 @@ class Objective:
     if self.balance_rate and self.kind != "sft":
       raise ValueError(
         f"balance_rate={self.balance_rate} is for 'sft', not {self.kind!r}; set it 0"
+      )
+    if self.entropy_bonus and self.kind != "rl":
+      raise ValueError(
+        f"entropy_bonus={self.entropy_bonus} is for 'rl', not {self.kind!r}; set it 0"
       )
     if self.remat not in transformer.REMAT:
       raise ValueError(f"no remat {self.remat!r}; there are {', '.join(transformer.REMAT)}")
@@ -245,6 +252,8 @@ def loss_and_metrics(
         batch = batch._replace(advantages=batch.advantages - objective.kl * drift)
         sums["drift"] = jnp.sum(drift)
       loss = jnp.sum(batch.weights * objective.loss(logprobs, batch))
+      if objective.entropy_bonus:
+        loss -= objective.entropy_bonus * jnp.sum(batch.weights * entropy)
       more, most = ratio_metrics(logprobs, batch, objective.loss)
       sums, maxima = sums | more, maxima | most
   if objective.kind == "mtp" or objective.mtp_weight:
@@ -284,13 +293,13 @@ def loss_token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probabilities of the targets and entropies, float32 [B, T], 0 outside the loss mask.
 
-  No gradient flows through the entropies.
+  A gradient flows through the entropies only if there is a bonus for them.
   """
   hidden = distill.at_sources(hidden, batch)
   logprobs, entropy = transformer.token_logprobs(
     params, hidden, batch.targets, cfg, objective.temperature, mask=batch.loss_mask
   )
-  return logprobs, jax.lax.stop_gradient(entropy)
+  return logprobs, entropy if objective.entropy_bonus else jax.lax.stop_gradient(entropy)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "objective"))

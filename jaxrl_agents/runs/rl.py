@@ -385,6 +385,7 @@ def objective(config: RunConfig) -> train_step.Objective:
     "rl",
     loss=setup.policy_loss(config),
     kl=learner.kl,
+    entropy_bonus=learner.entropy_bonus,
     temperature=config.sampler.temperature,
     mtp_weight=learner.mtp_weight if config.policy.model.mtp_depth else 0.0,
     replay_threshold=learner.replay_threshold,

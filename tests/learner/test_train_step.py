@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl_agents.learner import losses, metrics, packing, state, train_step
 from jaxrl_agents.learner.advantage import Rollout
+from jaxrl_agents.policy import head as head_lib
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding, transformer
 from jaxrl_agents.policy.config import PolicyConfig
@@ -117,6 +118,36 @@ def test_packed_loss_and_gradient_equal_those_of_separate_segments(params, refer
   loss, grads = reference[kind]
   assert float(got.sums["loss"]) == pytest.approx(float(loss), abs=2e-6)
   assert_trees_close(got.grads, grads, 2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [512, 5])
+def test_an_entropy_bonus_is_subtracted_from_the_loss_with_its_gradient(params, chunk, monkeypatch):
+  """Against -0.5 mean_t H of the whole logits at a temperature of 0.7, over chunks of the head."""
+  monkeypatch.setattr(head_lib, "CHUNK_TOKENS", chunk)
+  tokens, mask, _, _ = unpacked(make_rollouts())
+  mask = mask[:, 1:]
+
+  def bonus(params):
+    output = transformer.forward(params, tokens, CFG)
+    p = jax.nn.softmax(transformer.logits(params, output.hidden, CFG)[:, :-1] / 0.7)
+    return 0.5 * jnp.sum(jnp.where(mask, jnp.sum(p * jnp.log(p), axis=-1), 0)) / mask.sum()
+
+  value, slopes = jax.jit(jax.value_and_grad(bonus))(params)
+  # An objective of its own for each size, so that the head is traced with chunks of this size.
+  plain = dataclasses.replace(RL, temperature=0.7, max_unrolled_layers=chunk)
+  batches = pack(make_rollouts())
+  without = total_gradients(params, batches, plain)
+  found = total_gradients(params, batches, dataclasses.replace(plain, entropy_bonus=0.5))
+  assert float(found.sums["loss"] - without.sums["loss"]) == pytest.approx(float(value), abs=2e-6)
+  difference = jax.tree.map(jnp.subtract, found.grads, without.grads)
+  assert_trees_close(difference, slopes, 2e-6)
+  assert any(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(slopes))
+
+
+def test_a_bonus_for_entropy_is_refused_where_it_would_have_no_effect():
+  with pytest.raises(ValueError, match="entropy_bonus=0.1 is for 'rl', not 'sft'; set it 0"):
+    train_step.Objective("sft", entropy_bonus=0.1)
 
 
 def test_gradient_does_not_depend_on_how_rows_fall_into_microbatches(params):
