@@ -64,6 +64,11 @@ def validate(config: RunConfig) -> RunConfig:
       f"learner.replay_threshold={learner.replay_threshold:g} has no effect with "
       "learner.router_replay=false; set it 0"
     )
+  if learner.advantage and learner.advantage_std != "off":
+    raise ValueError(
+      f"learner.advantage_std={learner.advantage_std} has no effect with learner.advantage="
+      f"{learner.advantage}, which makes the advantages; set learner.advantage_std=off"
+    )
   if learner.group_size < 2:
     raise ValueError("learner.group_size must be at least 2: the baseline is the mean of the group")
   if sampler.draft_tokens and not config.policy.model.mtp_depth:

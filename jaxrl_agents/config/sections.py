@@ -280,6 +280,10 @@ class LearnerConfig:
       the command line --set learner.loss_options.high=3.
     normaliser: the divisor of the sum over tokens (learner.packing); "published" takes the one
       published with the loss.
+    advantage_std: whether advantages, R - mean(R) of a group, are divided by the standard deviation
+      of the group: "on", "off", or "published", as they were published with the loss.
+    advantage: the import path "package.module:NAME" of a function from the rewards of a group,
+      float64 [G], to advantages [G]; "" for the above.
     constant_tokens: tokens of a rollout by which a loss with the constant normaliser (dr_grpo)
       divides, together with the rollouts of a substep, dropped ones included; 0 for `row_tokens`.
     router_replay: the learner uses the experts that the sampler chose, except those whose
@@ -327,7 +331,8 @@ class LearnerConfig:
   optimizer: Optimizer = "adamw"
   qk_clip: NotNegative = 0.0
   max_grad_norm: Positive = 1.0
-  advantage_std: bool = False
+  advantage_std: Literal["published", "on", "off"] = "off"
+  advantage: str = ""
   row_tokens: Count = 1_024
   rows_per_microbatch: Count = 8
   rollout_row_tokens: tuple[Count, ...] = ()

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxrl_agents.config import import_path
 from jaxrl_agents.types import LARGEST_REWARD, Group, Segment, Trajectory
 
 DELTA = 1e-6
 """Added to a standard deviation that rewards are divided by."""
+
+OwnAdvantages = Callable[[np.ndarray], np.ndarray]
+"""Rewards of the finished rollouts of a group, float64 [G] -> their advantages, [G]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,53 @@ def group_advantages(totals: np.ndarray, *, normalise_std: bool = False) -> np.n
   return centred / (totals.std() + DELTA) if normalise_std else centred
 
 
+def divides_by_std(choice: str, published: bool) -> bool:
+  """Whether advantages are divided by the standard deviation of their group.
+
+  Args:
+    choice: `learner.advantage_std`.
+    published: whether those that the loss was published with are.
+
+  Raises:
+    ValueError: no such choice.
+  """
+  choices = {"published": published, "on": True, "off": False}
+  if choice not in choices:
+    raise ValueError(f"learner.advantage_std={choice!r} must be one of {', '.join(choices)}")
+  return choices[choice]
+
+
+def load(path: str) -> OwnAdvantages:
+  """The function at "package.module:name", which `learner.advantage` is.
+
+  Raises:
+    ValueError: there is no such function, or it does not make two finite numbers of the rewards
+      [0, 1].
+  """
+  function = import_path.load(path, "learner.advantage")
+  if not callable(function):
+    raise ValueError(
+      f"learner.advantage={path!r} is a {type(function).__name__}; name a function that makes "
+      "advantages [G] of the rewards [G] of a group"
+    )
+  try:
+    _own(function, np.array([0.0, 1.0]))
+  except Exception as error:  # whatever a function of a user raises
+    raise ValueError(f"learner.advantage={path!r}: {type(error).__name__}: {error}") from error
+  return function
+
+
+def _own(function: OwnAdvantages, totals: np.ndarray) -> np.ndarray:
+  with np.errstate(over="ignore"):
+    found = np.asarray(function(totals.copy()), np.float32)
+  if found.shape != totals.shape or not np.isfinite(found).all():
+    raise ValueError(
+      f"the advantages of the rewards {totals.tolist()} are {found.tolist()}; return as many "
+      "numbers, finite in float32"
+    )
+  return found
+
+
 def is_constant(group: Group) -> bool:
   """Whether nothing can be learnt from a group: all of its finished rollouts have the same reward,
   or none has finished.
@@ -78,7 +129,10 @@ def is_constant(group: Group) -> bool:
 
 
 def score(
-  groups: Sequence[Group], *, normalise_std: bool = False
+  groups: Sequence[Group],
+  *,
+  normalise_std: bool = False,
+  own: OwnAdvantages | None = None,
 ) -> tuple[list[Rollout], dict[str, float]]:
   """The rollouts to train on, with their advantages, and metrics of all rollouts given.
 
@@ -88,10 +142,15 @@ def score(
   Args:
     groups: complete groups, with rewards.
     normalise_std: see `group_advantages`.
+    own: makes the advantages of groups whose rewards differ, in the place of `group_advantages`.
 
   Returns:
     (rollouts, metrics). There are no rollouts if every group is constant; the optimizer step is
     then skipped.
+
+  Raises:
+    ValueError: a reward is not finite, or beyond LARGEST_REWARD; `own` does not return a finite
+      number for each reward.
   """
   rollouts: list[Rollout] = []
   rewards: list[float] = []
@@ -105,6 +164,8 @@ def score(
     if advantages is None:
       constant += 1
       continue
+    if own:
+      advantages = _own(own, totals)
     rollouts.extend(
       Rollout(t.segments, float(a), index, float(r))
       for t, a, r in zip(finished, advantages, totals, strict=True)

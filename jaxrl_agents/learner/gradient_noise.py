@@ -45,7 +45,7 @@ def of_groups(
     ValueError: fewer groups than `parts` have rollouts with different rewards, or those of a part
       sampled nothing.
   """
-  rollouts, scores = score(groups, normalise_std=learner.advantage_std)
+  rollouts, scores = score(groups, **loop.advantage_options(learner, objective.loss))
   different = len({rollout.group for rollout in rollouts})
   if different < parts:
     raise ValueError(

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from jaxrl_agents.config import LearnerConfig
-from jaxrl_agents.learner import canary, packing, train_step
+from jaxrl_agents.learner import advantage, canary, losses, packing, train_step
 from jaxrl_agents.learner.advantage import Rollout, score, split_substeps
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy.config import PolicyConfig
@@ -156,7 +156,7 @@ def learn(
   Returns:
     (state, metrics, the groups with the "advantage" of each finished trajectory in its metrics).
   """
-  rollouts, metrics = score(groups, normalise_std=learner.advantage_std)
+  rollouts, metrics = score(groups, **advantage_options(learner, objective.loss))
   split = split_substeps(rollouts, learner.substeps) if rollouts else []
   parts = [made for part in split if (made := packed(part, learner, objective))]
   scored = lambda params, batch: np.asarray(
@@ -203,6 +203,18 @@ def learn(
   metrics["padding_share"] = 1 - metrics["placed_tokens"] / max(places, 1)
   metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
   return state, metrics, annotated(groups, rollouts)
+
+
+def advantage_options(learner: LearnerConfig, loss: losses.PolicyLoss) -> dict[str, Any]:
+  """The keyword arguments of `advantage.score`.
+
+  Raises:
+    ValueError: no function at `learner.advantage`, or no such `learner.advantage_std`.
+  """
+  return {
+    "normalise_std": advantage.divides_by_std(learner.advantage_std, loss.advantage_std),
+    "own": advantage.load(learner.advantage) if learner.advantage else None,
+  }
 
 
 def with_logprobs(

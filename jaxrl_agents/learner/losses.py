@@ -41,6 +41,7 @@ def cispo(
 ) -> jax.Array:
   """CISPO: `-sg(clip(pi / mu, low, high)) * A * log pi`. Every token keeps a gradient.
 
+  Published with advantages (R - mean) / std; harness-1 takes R - mean.
   Source: MiniMax-M1, https://arxiv.org/abs/2506.13585 eq. 4-7. The bounds are absolute bounds of
   the ratio ([0, 5] as in harness-1, https://arxiv.org/abs/2606.02373), not distances from 1.
 
@@ -111,7 +112,8 @@ def dapo(
 ) -> jax.Array:
   """DAPO: the clip with more room above than below ("clip higher"), normaliser "token_mean".
 
-  Source: https://arxiv.org/abs/2503.14476 eq. 8. Returns float32 [B, T].
+  Published with advantages (R - mean) / std.
+  Source: https://arxiv.org/abs/2503.14476 eq. 8-9. Returns float32 [B, T].
   """
   return ppo_clip(logprobs, batch, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
 
@@ -123,7 +125,8 @@ def gspo(
 
   A rollout is one sequence however many segments its context was cut into, so the mean runs over
   `rollout_ids`; pack with `keep_rollouts_together=True`. Each token carries its rollout's loss:
-  under "rollout_mean" (weights 1 / (G |y|)) the sum over tokens is the published objective.
+  under "rollout_mean" (weights 1 / (G |y|)) and with advantages (R - mean) / std the sum over
+  tokens is the published objective.
   Source: https://arxiv.org/abs/2507.18071 eq. 5-7. Returns float32 [B, T].
   """
   ratio = jnp.exp(rollout_log_ratio(logprobs, batch))
@@ -216,6 +219,8 @@ class PolicyLoss:
   Attributes:
     function: `(logprobs [B, T], batch, *, options) -> loss [B, T]`, pure, as those of this module.
     normaliser: the divisor of the sum over tokens (`packing.token_weights`).
+    advantage_std: whether it was published with advantages that are divided by the standard
+      deviation of their group.
     whole_rollouts: whether the loss couples the tokens of a rollout, so that a microbatch must hold
       whole rollouts.
     bounds: options -> (low, high) of the ratio; tokens outside count as clipped in the metrics.
@@ -228,6 +233,7 @@ class PolicyLoss:
 
   function: Callable[..., jax.Array]
   normaliser: Normaliser = "token_mean"
+  advantage_std: bool = False
   whole_rollouts: bool = False
   bounds: Callable[[Mapping[str, Any]], tuple[float, float]] | None = around_one
   reference: str = ""
@@ -281,12 +287,14 @@ class PolicyLoss:
 
 
 LOSSES: dict[str, PolicyLoss] = {
-  "cispo": PolicyLoss(cispo, bounds=lambda options: (options["low"], options["high"])),
+  "cispo": PolicyLoss(
+    cispo, advantage_std=True, bounds=lambda options: (options["low"], options["high"])
+  ),
   "ppo_clip": PolicyLoss(ppo_clip),
-  "grpo": PolicyLoss(grpo, normaliser="rollout_mean", reference="beta"),
+  "grpo": PolicyLoss(grpo, normaliser="rollout_mean", advantage_std=True, reference="beta"),
   "dr_grpo": PolicyLoss(dr_grpo, normaliser="constant"),
-  "dapo": PolicyLoss(dapo),
-  "gspo": PolicyLoss(gspo, normaliser="rollout_mean", whole_rollouts=True),
+  "dapo": PolicyLoss(dapo, advantage_std=True),
+  "gspo": PolicyLoss(gspo, normaliser="rollout_mean", advantage_std=True, whole_rollouts=True),
   "decoupled_ppo": PolicyLoss(decoupled_ppo, proximal=True),
   "icepop": PolicyLoss(icepop, proximal=True),
   "importance_sampling": PolicyLoss(importance_sampling, bounds=None),

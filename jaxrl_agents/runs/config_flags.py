@@ -9,6 +9,7 @@ from absl import flags
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
+from jaxrl_agents.learner import loop
 from jaxrl_agents.runs import setup
 
 DEFAULT = "configs/search_cpu.py"
@@ -47,7 +48,7 @@ def options_text(arguments: Sequence[str]) -> str:
 
 
 def load(path: str, overrides: Sequence[str]) -> RunConfig:
-  """`config.load`, with the loss of `learner` checked, too.
+  """`config.load`, with the loss and the advantages of `learner` checked, too.
 
   Raises:
     ValueError: the config is not valid; the text says what to change.
@@ -56,6 +57,8 @@ def load(path: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def checked(config: RunConfig) -> RunConfig:
-  """The config, if its `learner.loss` exists and takes its options; else ValueError."""
-  setup.policy_loss(config)
+  """The config, if its `learner.loss` exists and takes its options, and its `learner.advantage`
+  makes advantages; else ValueError.
+  """
+  loop.advantage_options(config.learner, setup.policy_loss(config))
   return config

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.own_loss.advantage import ranks
 from jaxrl_agents.learner import advantage
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
@@ -49,6 +50,29 @@ def test_mean_baseline_keeps_a_tiny_difference_tiny_and_std_blows_it_up():
   np.testing.assert_allclose(advantages_of(group), [0.0025] * 3 + [-0.0075], atol=1e-12)
   with_std = advantages_of(group, normalise_std=True)
   np.testing.assert_allclose(with_std, [0.57722] * 3 + [-1.73165], atol=1e-5)
+
+
+def test_a_function_of_the_rewards_takes_the_place_of_the_baseline():
+  # 0.2 and 0.2 have one above and one below each: 0; the others are the first and the last of four.
+  assert advantages_of(make_group([0.2, 9.0, 0.2, -1.0]), own=ranks) == [0, 1, 0, -1]
+  assert advantages_of(make_group([1, 1]), own=ranks) == []  # not asked for constant groups
+
+
+def test_a_function_must_make_a_finite_advantage_of_each_reward():
+  group = make_group([1.0, 2.0, 5.0])
+  with pytest.raises(ValueError, match=r"of the rewards \[1.0, 2.0, 5.0\] are \[0.5, 1.5\]"):
+    advantages_of(group, own=lambda rewards: rewards[:2] - 0.5)
+  with pytest.raises(ValueError, match="as many numbers, finite in float32"):
+    advantages_of(group, own=lambda rewards: rewards * 1e39)
+
+
+def test_advantages_are_divided_by_their_deviation_as_chosen_or_as_the_loss_was_published():
+  for published in (True, False):
+    assert advantage.divides_by_std("published", published) is published
+    assert advantage.divides_by_std("on", published)
+    assert not advantage.divides_by_std("off", published)
+  with pytest.raises(ValueError, match="advantage_std=True must be one of published, on, off"):
+    advantage.divides_by_std(True, False)
 
 
 @pytest.mark.parametrize("reward", ["nan", "inf", "-inf", "1e+16", "-1e+300"])

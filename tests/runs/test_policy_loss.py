@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from examples.own_loss.loss import faded
-from jaxrl_agents.learner import losses, train_step
+from jaxrl_agents.learner import loop, losses, train_step
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import config_flags, rl, setup
 from tests.learner import test_train_step
@@ -34,6 +34,15 @@ def test_an_override_sets_one_option_of_the_loss_and_keeps_the_others():
     (["learner.loss_options.high=much"], "learner.loss_options.high='much' is no number"),
     (["learner.loss_options=5"], r"set one of them, learner.loss_options.NAME=0.5"),
     (["learner.constant_tokens=9"], "constant_tokens=9 has no effect with learner.loss=cispo"),
+    (["learner.advantage_std=true"], "is not one of published, on, off"),
+    (
+      ["learner.advantage_std=on", "learner.advantage=examples.own_loss.advantage:ranks"],
+      "has no effect with learner.advantage=examples.own_loss.advantage:ranks",
+    ),
+    (["learner.advantage=examples.own_loss.advantage:rank"], "did you mean 'ranks'"),
+    (["learner.advantage=math:pi"], "'math:pi' is a float; name a function"),
+    (["learner.advantage=math:fsum"], r"of the rewards \[0.0, 1.0\] are 1.0; return as many"),
+    (["learner.advantage=math:sqrt"], "'math:sqrt': TypeError: only .* can be converted"),
     (["learner.loss=examples.own_loss.loss:fadde"], "defines no 'fadde'; did you mean 'faded'"),
     (["learner.loss=examples.own_los.loss:faded"], "learner.loss='examples.own_los.loss:faded'"),
     (["learner.loss=gspo", "learner.share_prefixes=true"], "does not go with learner.loss=gspo"),
@@ -51,6 +60,25 @@ def test_a_normaliser_takes_the_place_of_the_published_one():
   assert policy_loss("learner.normaliser=rollout_mean").normaliser == "rollout_mean"
   options = ["learner.normaliser=constant", "learner.constant_tokens=64"]
   assert policy_loss(*options).normaliser == "constant"
+
+
+@pytest.mark.parametrize(
+  ("name", "divided"),
+  [("grpo", True), ("dapo", True), ("gspo", True), ("cispo", True), ("dr_grpo", False)],
+)
+def test_published_advantages_are_divided_by_their_deviation_where_the_paper_says_so(name, divided):
+  overrides = [f"learner.loss={name}", "learner.share_prefixes=false"]
+  for choice, expected in (("published", divided), ("on", True), ("off", False)):
+    config = config_flags.load(CONFIG, [*overrides, f"learner.advantage_std={choice}"])
+    found = loop.advantage_options(config.learner, setup.policy_loss(config))
+    assert found == {"normalise_std": expected, "own": None}
+
+
+def test_the_advantages_of_the_example_are_found_by_their_import_path():
+  path = "examples.own_loss.advantage:ranks"
+  config = config_flags.load(CONFIG, [f"learner.advantage={path}"])
+  found = loop.advantage_options(config.learner, setup.policy_loss(config))
+  assert found["own"](np.array([2.0, 0.0, 7.0])).tolist() == [0, -1, 1]
 
 
 def test_the_loss_of_the_example_is_found_by_its_import_path_with_its_options():
