@@ -295,6 +295,9 @@ class LearnerConfig:
       rewards are equal (DAPO's dynamic sampling); others stay in the batch and give no gradient.
       Scores of a step are those of the groups that stay. Replacements take tasks of later draws, so
       that a single epoch and the share of the draws at `level_switch` come sooner.
+    truncated: what becomes of rollouts that a limit cut off (learner.left_out.is_truncated):
+      "train"; "mask", they have no loss and stay in the baseline of their group (DAPO's overlong
+      filtering); or "drop", they are in neither.
     single_epoch: no task is trained twice, across restarts (Composer 2).
     row_tokens, rows_per_microbatch: shape of a microbatch, for the warm-up too.
     rollout_row_tokens: lengths of the rows that rollouts are packed into, instead of `row_tokens`:
@@ -325,6 +328,7 @@ class LearnerConfig:
   group_size: Count = 8
   substeps: Count = 4
   resample_constant: Whole = 0
+  truncated: Literal["train", "mask", "drop"] = "train"
   lr: Positive = 1e-4
   warmup_steps: Whole = 0
   weight_decay: NotNegative = 0.0

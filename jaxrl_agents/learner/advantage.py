@@ -1,8 +1,8 @@
 """Advantages of rollouts, computed from the rewards of their group. numpy only: no jax.
 
-The baseline is the mean over the finished rollouts of a group: not over segments, and not over
-failures. A failed rollout does not count as a reward of 0: it is not trained, and it does not
-change the advantages of the others.
+The baseline is the mean over the finished rollouts of a group, but for those that are left out: not
+over segments, and not over failures. A failed rollout does not count as a reward of 0: it is not
+trained, and it does not change the advantages of the others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from jaxrl_agents.types import LARGEST_REWARD, Group, Segment, Trajectory
 DELTA = 1e-6
 """Added to a standard deviation that rewards are divided by."""
 
+LEFT_OUT = "left_out"
+"""Metric of a finished rollout that is neither trained nor in the baseline of its group."""
+
 OwnAdvantages = Callable[[np.ndarray], np.ndarray]
-"""Rewards of the finished rollouts of a group, float64 [G] -> their advantages, [G]."""
+"""Rewards of the compared rollouts of a group, float64 [G] -> their advantages, [G]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +122,13 @@ def _own(function: OwnAdvantages, totals: np.ndarray) -> np.ndarray:
 
 
 def is_constant(group: Group) -> bool:
-  """Whether nothing can be learnt from a group: all of its finished rollouts have the same reward,
-  or none has finished.
+  """Whether nothing can be learnt from a group: all of the rollouts that its baseline is made of
+  have the same reward, or there are none.
 
   Raises:
     ValueError: a reward is not finite, or beyond LARGEST_REWARD.
   """
-  return group_advantages(_totals(_finished(group))) is None
+  return group_advantages(_totals(compared(group))) is None
 
 
 def score(
@@ -136,8 +139,8 @@ def score(
 ) -> tuple[list[Rollout], dict[str, float]]:
   """The rollouts to train on, with their advantages, and metrics of all rollouts given.
 
-  Failed rollouts (`error`) are dropped, and groups whose finished rollouts all have the same
-  reward.
+  Failed rollouts (`error`) are dropped, those that are LEFT_OUT, and groups whose other rollouts
+  all have the same reward.
 
   Args:
     groups: complete groups, with rewards.
@@ -156,10 +159,11 @@ def score(
   rewards: list[float] = []
   failed = constant = 0
   for index, group in enumerate(groups):
-    finished = _finished(group)
+    finished = [t for t in group.trajectories if not t.error]
     failed += len(group.trajectories) - len(finished)
-    totals = _totals(finished)
-    rewards.extend(totals.tolist())
+    rewards.extend(_totals(finished).tolist())
+    trained = compared(group)
+    totals = _totals(trained)
     advantages = group_advantages(totals, normalise_std=normalise_std)
     if advantages is None:
       constant += 1
@@ -168,7 +172,7 @@ def score(
       advantages = _own(own, totals)
     rollouts.extend(
       Rollout(t.segments, float(a), index, float(r))
-      for t, a, r in zip(finished, advantages, totals, strict=True)
+      for t, a, r in zip(trained, advantages, totals, strict=True)
     )
   metrics = {
     "groups": float(len(groups)),
@@ -180,13 +184,14 @@ def score(
   return rollouts, metrics
 
 
-def _finished(group: Group) -> list[Trajectory]:
-  return [t for t in group.trajectories if not t.error]
+def compared(group: Group) -> list[Trajectory]:
+  """The rollouts that the baseline of a group is made of, and that have advantages."""
+  return [t for t in group.trajectories if not t.error and not t.metrics.get(LEFT_OUT)]
 
 
-def _totals(finished: Sequence[Trajectory]) -> np.ndarray:
+def _totals(rollouts: Sequence[Trajectory]) -> np.ndarray:
   """The rewards of rollouts, float64 [G]."""
-  return np.array([_reward(t) for t in finished], np.float64)
+  return np.array([_reward(t) for t in rollouts], np.float64)
 
 
 def _reward(trajectory: Trajectory) -> float:

@@ -25,7 +25,7 @@ import optax
 
 from jaxrl_agents.config import LearnerConfig
 from jaxrl_agents.learner import advantage, canary, losses, packing, train_step
-from jaxrl_agents.learner.advantage import Rollout, score, split_substeps
+from jaxrl_agents.learner.advantage import LEFT_OUT, Rollout, score, split_substeps
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group
@@ -267,15 +267,14 @@ def without_routing(rollouts: Sequence[Rollout]) -> list[Rollout]:
 def annotated(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> list[Group]:
   """The groups with the "advantage" of each finished trajectory added to its metrics.
 
-  It is 0 if no rollout of the group is trained.
+  It is 0 if no rollout of the group is trained, and for those that are left out.
   """
   marked = []
   for index, group in enumerate(groups):
     advantages = iter([rollout.advantage for rollout in rollouts if rollout.group == index])
+    of = lambda t, left=advantages: 0.0 if t.metrics.get(LEFT_OUT) else next(left, 0.0)
     trajectories = tuple(
-      t
-      if t.error
-      else dataclasses.replace(t, metrics={**t.metrics, "advantage": next(advantages, 0.0)})
+      t if t.error else dataclasses.replace(t, metrics={**t.metrics, "advantage": of(t)})
       for t in group.trajectories
     )
     marked.append(dataclasses.replace(group, trajectories=trajectories))

@@ -25,13 +25,13 @@ from jaxrl_agents.fleet.ready_groups import ReadyGroups
 from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.fleet.schedule import Schedule
 from jaxrl_agents.harness.worker_process import Job
-from jaxrl_agents.learner import advantage, curriculum, loop
+from jaxrl_agents.learner import advantage, curriculum, left_out, loop
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import agent_setting, processes, schedules, setup, weight_files
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import WARM_START
-from jaxrl_agents.types import Group, Segment, Task, Trajectory
+from jaxrl_agents.types import Group, Task
 
 LEDGER, READY, REPLIES, SCHEDULE = "ledger.log", "ready", "replies.log", "schedule.log"
 """Files of a run beside its checkpoints, each of the module of fleet with its name."""
@@ -91,7 +91,7 @@ class Batches:
       start.tasks, config.seed, kept.get("stream"), single_epoch=learner.single_epoch
     )
     self._budgets = toggle.LengthBudgets(kept.get("length_budgets"))
-    self._resampled = 0  # of the batch that is being collected
+    self._resampled = self._truncated = 0  # of the batch that is being collected
     self._pacing = Pacing(
       self._draw,
       batch=learner.groups_per_step,
@@ -110,7 +110,7 @@ class Batches:
       loop.OutageError: every rollout of the step failed.
     """
     self._players.turn_to(self._progress(step))
-    self._resampled = 0
+    self._resampled = self._truncated = 0
     groups: list[Group] = []
     while lack := self._config.learner.groups_per_step - len(groups):
       groups += self._with_differences(self._played(lack), step)
@@ -139,8 +139,13 @@ class Batches:
     return None
 
   def metrics(self) -> dict[str, float]:
-    """Metrics of the last batch that was collected: the groups that others were played for."""
-    return {"groups_resampled": float(self._resampled)}
+    """Metrics of the last batch that was collected: groups that others were played for, and
+    rollouts that a limit cut off.
+    """
+    return {
+      "groups_resampled": float(self._resampled),
+      "rollouts_truncated": float(self._truncated),
+    }
 
   def state(self) -> dict[str, Any]:
     """For a checkpoint's ledger."""
@@ -197,6 +202,7 @@ class Batches:
         self._replace(group, step, _not_learnt(group))
       else:
         kept.append(group)
+        self._truncated += sum(map(left_out.is_truncated, group.trajectories))
     return kept
 
   def _replace(self, group: Group, step: int, why: str) -> None:
@@ -206,7 +212,9 @@ class Batches:
     self._pacing.replace(1)
 
   def _rewarded(self, groups: list[Group], step: int) -> list[Group]:
-    """The groups with rewards, gated by Toggle if that is set."""
+    """The groups with rewards, gated by Toggle if that is set, and with truncated rollouts as
+    `learner.truncated` says.
+    """
     config = self._config
     agent = agent_setting.agent(config)
     if config.toggle.phase_steps:
@@ -218,13 +226,14 @@ class Batches:
         solved=config.toggle.solved,
         percentile=config.toggle.percentile,
       )
-    return agent_lib.rewarded(
+    rewarded = agent_lib.rewarded(
       agent,
       config.agent_config,
       groups,
       self._progress(step),
       judge_weight=config.judge.weight,
     )
+    return left_out.without_truncated(rewarded, config.learner.truncated)
 
 
 class PlayedAhead(Batches):
@@ -298,7 +307,7 @@ class PlayedAhead(Batches):
     assert self._ahead is not None
     self._players.turn_to(self._progress(step))
     self._ahead.learnt(self._learning)  # where no weights were published
-    self._ages, self._resampled = [], 0
+    self._ages, self._resampled, self._truncated = [], 0, 0
     groups: list[Group] = []
     while lack := self._config.learner.groups_per_step - len(groups):
       taken = self._ahead.take(lack, self._schedule.batch() if self._schedule else None)
@@ -400,7 +409,7 @@ class PlayedAhead(Batches):
     if fleet.too_old == "drop":
       self._replace(group, step, f"{age} publications old")
       return None
-    return masked(group, self._published[-1 - fleet.max_age])
+    return left_out.without_old_tokens(group, self._published[-1 - fleet.max_age])
 
   def _replace(self, group: Group, step: int, why: str) -> None:
     assert self._ahead is not None and self._ledger is not None
@@ -427,24 +436,6 @@ def _not_learnt(group: Group) -> str:
     first = errors[0].partition("\n")[0][:200]
     return f"all its rollouts failed, the first one by {first}"
   return CONSTANT
-
-
-def masked(group: Group, oldest: int) -> Group:
-  """The group without the loss of tokens of versions below `oldest`."""
-
-  def young(segment: Segment) -> Segment:
-    mask = segment.loss_mask & (segment.versions >= oldest)
-    return dataclasses.replace(
-      segment,
-      loss_mask=mask,
-      versions=np.where(mask, segment.versions, -1).astype(np.int32),
-      logprobs=np.where(mask, segment.logprobs, 0).astype(np.float32),
-    )
-
-  def of(trajectory: Trajectory) -> Trajectory:
-    return dataclasses.replace(trajectory, segments=tuple(map(young, trajectory.segments)))
-
-  return dataclasses.replace(group, trajectories=tuple(map(of, group.trajectories)))
 
 
 def check_levels(learner: LearnerConfig, tasks: Sequence[Task]) -> None:

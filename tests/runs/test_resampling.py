@@ -60,12 +60,13 @@ def test_a_step_by_turns_replaces_constant_groups_and_goes_on_exactly(tmp_path):
   assert_same(whole, halved)
 
 
-def test_no_more_groups_are_replaced_than_a_step_may(tmp_path):
-  options = {"steps": 1, "resample_constant": 1}
-  small_run.run(tmp_path, learner=options, constant=6)
-  for found in lines(tmp_path, "metrics.txt").values():
-    assert (found["groups_resampled"], found["groups_constant"]) == (1, 2)
-    assert found["optimizer_steps"] == 0
+def test_no_more_groups_are_replaced_than_a_step_may_where_all_rollouts_are_left_out(tmp_path):
+  """Every reply of a policy that knows no stop token reaches its limit of six tokens."""
+  options = {"steps": 1, "resample_constant": 1, "truncated": "drop"}
+  small_run.run(tmp_path, learner=options)
+  found = lines(tmp_path, "metrics.txt")[0]
+  assert (found["groups_resampled"], found["groups_constant"]) == (1, 2)
+  assert (found["rollouts_truncated"], found["optimizer_steps"]) == (4, 0)
 
 
 def test_constant_groups_that_were_played_ahead_are_replaced_and_a_replay_does_the_same(
