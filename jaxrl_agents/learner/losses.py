@@ -225,7 +225,9 @@ class PolicyLoss:
       whole rollouts.
     bounds: options -> (low, high) of the ratio; tokens outside count as clipped in the metrics.
       None for a loss without such bounds.
-    proximal: whether the loss reads `batch.proximal_logprobs`.
+    proximal: whether the loss reads `batch.proximal_logprobs`, and clips the ratio pi / pi_old.
+    weight_bounds: options -> (low, high) of the weight pi_old / mu of a loss with `proximal`;
+      tokens outside count as limited in the metrics. None for a loss without such bounds.
     reference: name of the option that makes the loss read `batch.reference_logprobs` if it is not
       0; "" if there is none.
     options: values that differ from the defaults of the signature, as sorted pairs.
@@ -238,6 +240,7 @@ class PolicyLoss:
   bounds: Callable[[Mapping[str, Any]], tuple[float, float]] | None = around_one
   reference: str = ""
   proximal: bool = False
+  weight_bounds: Callable[[Mapping[str, Any]], tuple[float, float]] | None = None
   options: tuple[tuple[str, Any], ...] = ()
 
   def __call__(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
@@ -274,16 +277,30 @@ class PolicyLoss:
       self, options=tuple(sorted({**dict(self.options), **options}.items()))
     )
 
-  def clipped(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
-    """Where the ratio is outside of the bounds, bool [B, T]; False everywhere without bounds."""
+  def clipped(self, logprobs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Where the ratio is (below, above) the bounds, bool [B, T] each; nowhere without bounds."""
     if self.bounds is None:
-      return jnp.zeros_like(batch.loss_mask)
-    low, high = self.bounds(self.all_options)
+      return (jnp.zeros_like(batch.loss_mask),) * 2
     if self.proximal:
       batch = batch._replace(behaviour_logprobs=batch.proximal_logprobs)
     log_r = (rollout_log_ratio if self.whole_rollouts else log_ratio)(logprobs, batch)
-    ratio = jnp.exp(log_r)
-    return batch.loss_mask & ((ratio < low) | (ratio > high))
+    return _outside(jnp.exp(log_r), batch, self.bounds(self.all_options))
+
+  def limited(self, batch: Batch) -> jax.Array | None:
+    """Where the weight pi_old / mu is outside of its bounds, bool [B, T]; None without bounds, or
+    without pi_old.
+    """
+    old = batch.proximal_logprobs
+    if self.weight_bounds is None or old is None:
+      return None
+    weight = jnp.exp(log_ratio(old, batch))
+    low, high = _outside(weight, batch, self.weight_bounds(self.all_options))
+    return low | high
+
+
+def _outside(ratio, batch, bounds):
+  low, high = bounds
+  return batch.loss_mask & (ratio < low), batch.loss_mask & (ratio > high)
 
 
 LOSSES: dict[str, PolicyLoss] = {
@@ -295,8 +312,12 @@ LOSSES: dict[str, PolicyLoss] = {
   "dr_grpo": PolicyLoss(dr_grpo, normaliser="constant"),
   "dapo": PolicyLoss(dapo, advantage_std=True),
   "gspo": PolicyLoss(gspo, normaliser="rollout_mean", advantage_std=True, whole_rollouts=True),
-  "decoupled_ppo": PolicyLoss(decoupled_ppo, proximal=True),
-  "icepop": PolicyLoss(icepop, proximal=True),
+  "decoupled_ppo": PolicyLoss(
+    decoupled_ppo, proximal=True, weight_bounds=lambda options: (0.0, options["cap"])
+  ),
+  "icepop": PolicyLoss(
+    icepop, proximal=True, weight_bounds=lambda options: (options["low"], options["high"])
+  ),
   "importance_sampling": PolicyLoss(importance_sampling, bounds=None),
   "k25": PolicyLoss(k25, bounds=lambda options: (options["alpha"], options["beta"])),
 }

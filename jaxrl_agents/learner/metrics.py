@@ -28,23 +28,26 @@ def ratio_metrics(
   Args:
     logprobs: log pi of the targets, float32 [B, T].
     batch: the packed rows.
-    loss: its bounds decide which tokens count as clipped.
+    loss: its bounds decide which tokens count as clipped, and which weights as limited.
   """
   log_r = losses.log_ratio(logprobs, batch)
   ratio = jnp.where(batch.loss_mask, jnp.exp(log_r), 0.0)
   gap = jnp.where(batch.loss_mask, jnp.abs(logprobs - batch.behaviour_logprobs), 0.0)
-  outside = loss.clipped(logprobs, batch)
+  below, above = loss.clipped(logprobs, batch)
   low, high = GAP_RANGE
   place = (jnp.log10(jnp.maximum(gap, 10.0**low)) - low) / (high - low) * GAP_BINS
   place = jnp.clip(place.astype(jnp.int32), 0, GAP_BINS - 1).reshape(-1)
   counted = batch.loss_mask.reshape(-1).astype(jnp.float32)
   sums = {
     "ratio": jnp.sum(ratio),
-    "clipped": jnp.sum(outside, dtype=jnp.float32),
+    "clipped_low": jnp.sum(below, dtype=jnp.float32),
+    "clipped_high": jnp.sum(above, dtype=jnp.float32),
     "k3": jnp.sum(losses.k3(log_r)),
     "gap": jnp.sum(gap),
     "gap_histogram": jnp.zeros(GAP_BINS, jnp.float32).at[place].add(counted),
   }
+  if (limited := loss.limited(batch)) is not None:
+    sums["weight_limited"] = jnp.sum(limited, dtype=jnp.float32)
   return sums, {"ratio_max": jnp.max(ratio), "gap_max": jnp.max(gap)}
 
 
@@ -52,15 +55,21 @@ def summary(sums: dict[str, jax.Array], maxima: dict[str, jax.Array]) -> dict[st
   """Metrics of a step as floats: sums over loss tokens become means.
 
   "kl_k3" estimates KL(mu || pi), "kl_k1_to_start" KL(pi || pi_0); "gap_p50" and "gap_p99" are
-  upper edges of bins 9 % wide;
+  upper edges of bins 9 % wide; "clipped_fraction" is the sum of "clipped_low_fraction", below the
+  bounds of the ratio, and "clipped_high_fraction", above them; "weight_limited_fraction" counts
+  tokens whose weight for stale rollouts the loss caps or drops;
   "expert_load_max" is the load of the busiest expert of a layer over the even share, worst layer.
   """
   sums, maxima = jax.device_get((sums, maxima))
   tokens = max(float(sums["loss_tokens"]), 1.0)
   metrics = {"loss": float(sums["loss"]), "loss_tokens": float(sums["loss_tokens"])}
-  means = {"entropy": "entropy", "ratio": "ratio_mean", "clipped": "clipped_fraction"}
-  means |= {"k3": "kl_k3", "gap": "gap_mean", "drift": "kl_k1_to_start"}
+  means = {"entropy": "entropy", "ratio": "ratio_mean", "k3": "kl_k3", "gap": "gap_mean"}
+  means |= {"drift": "kl_k1_to_start"}
+  means |= {name: f"{name}_fraction" for name in ("clipped_low", "clipped_high", "weight_limited")}
   metrics |= {new: float(sums[old]) / tokens for old, new in means.items() if old in sums}
+  if "clipped_low" in sums:
+    sides = (metrics["clipped_low_fraction"], metrics["clipped_high_fraction"])
+    metrics["clipped_fraction"] = sum(sides)
   metrics |= {name: float(np.max(value)) for name, value in maxima.items()}
   if "gap_histogram" in sums:
     metrics["gap_p50"] = _quantile(sums["gap_histogram"], 0.5)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_agents.learner import losses
+from jaxrl_agents.learner import losses, metrics
 from jaxrl_agents.learner.packing import Batch
 
 
@@ -228,19 +228,37 @@ def test_a_ratio_beyond_float32_stays_finite(name):
   assert np.isfinite(loss) and np.isfinite(slope).all()
 
 
-def test_clipped_counts_tokens_outside_the_bounds_of_the_loss():
-  batch = make_batch(np.zeros((1, 4)), 1.0, [[1, 1, 1, 0]])
-  logprobs = jnp.log(jnp.array([[0.9, 1.25, 3.0, 9.0]]))
-  outside = lambda name, **options: (
-    losses.named(name).set(options).clipped(logprobs, batch)[0].tolist()
-  )
-  assert outside("cispo") == [False, False, False, False]
-  assert outside("cispo", high=2.0) == [False, False, True, False]
-  assert outside("grpo") == [False, True, True, False]
-  assert outside("dapo") == [False, False, True, False]
+def test_clipped_counts_tokens_below_and_above_the_bounds_of_the_loss():
+  batch = make_batch(np.zeros((1, 5)), 1.0, [[1, 1, 1, 1, 0]])
+  logprobs = jnp.log(jnp.array([[0.7, 0.9, 1.25, 3.0, 9.0]]))
+  places = lambda loss: [np.flatnonzero(side[0]).tolist() for side in loss.clipped(logprobs, batch)]
+  outside = lambda name, **options: places(losses.named(name).set(options))
+  assert outside("cispo") == [[], []]
+  assert outside("cispo", low=0.8, high=2.0) == [[0], [3]]
+  assert outside("grpo") == [[0], [2, 3]]
+  assert outside("dapo") == [[0], [3]]
   plain = losses.PolicyLoss(lambda logprobs, batch: -logprobs, whole_rollouts=True)
-  assert plain.clipped(logprobs, batch)[0].tolist() == [False, False, False, False]
-  assert outside("gspo") == [True, True, True, False]
+  assert places(plain) == [[], []]
+  # One ratio for the rollout, (0.7 * 0.9 * 1.25 * 3) ** 0.25 = 1.24.
+  assert outside("gspo") == [[], [0, 1, 2, 3]]
+
+
+def test_the_weights_of_stale_tokens_that_a_loss_caps_or_drops_are_counted():
+  # pi_old / mu is 0.4, 1, 1.5 and 3; the fifth token has no loss.
+  batch = make_batch(np.zeros((1, 5)), 1.0, [[1, 1, 1, 1, 0]])
+  batch = batch._replace(proximal_logprobs=np.log(np.float32([[0.4, 1.0, 1.5, 3.0, 9.0]])))
+  places = lambda loss: np.flatnonzero(loss.limited(batch)[0]).tolist()
+  assert places(losses.named("icepop")) == [0, 3]
+  assert places(losses.named("decoupled_ppo")) == [3]
+  assert places(losses.named("decoupled_ppo").set({"cap": 1.2})) == [2, 3]
+  assert losses.named("grpo").limited(batch) is None
+  # pi / pi_old is 2.5, 1, 0.5 and 1: one of four tokens on each side.
+  logprobs = np.log(np.float32([[1.0, 1.0, 0.75, 3.0, 1.0]]))
+  sums, maxima = metrics.ratio_metrics(logprobs, batch, losses.named("icepop"))
+  step = {"loss": np.float32(0), "loss_tokens": np.float32(4), "expert_load": np.zeros((0, 0))}
+  found = metrics.summary(sums | step, maxima)
+  assert found["clipped_low_fraction"] == found["clipped_high_fraction"] == 0.25
+  assert (found["clipped_fraction"], found["weight_limited_fraction"]) == (0.5, 0.5)
 
 
 def test_divergence_estimators_have_their_known_means_on_two_gaussians():
