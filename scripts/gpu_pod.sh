@@ -3,6 +3,7 @@
 # them in. On one node learner, sampler and workers live on it; --slices, --worker_nodes and
 # --evaluator_node give samplers, workers and the evaluator nodes of their own, in a Ray cluster that is
 # started with the run (on Kubernetes by the KubeRay operator). Its head runs beside the learner.
+# The same command again resumes a run that has ended; on Kubernetes after --stop, which frees its names.
 #
 #   scripts/gpu_pod.sh --dry_run --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/runs/a
 #   scripts/gpu_pod.sh --dry_run --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/runs/a \
@@ -31,6 +32,7 @@
 #              "ray[default]", whose agent KubeRay asks whether a pod lives
 # --claim      kubernetes: the volume claim that --workdir lies on, mounted at its first folder
 # --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again
+# --stop       ends the run of the other flags, which saves, and removes what was handed in
 # --dry_run    prints everything it would do, and does nothing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -41,7 +43,7 @@ fail() {
 }
 config='' workdir='' scheduler=slurm name=jaxrl gpus=8 cpus=96 hours=24 grace_s=300 image='' claim=''
 nodes=1 slices=0 slice_nodes=1 worker_nodes=0 evaluator_node=0 port=6379 token_file='' secret=''
-dry_run='' overrides=()
+stop='' dry_run='' overrides=()
 while [ $# -gt 0 ]; do
   case $1 in
     --config=* | --workdir=* | --scheduler=* | --name=* | --gpus=* | --cpus=* | --hours=* | \
@@ -53,6 +55,7 @@ while [ $# -gt 0 ]; do
     --set) overrides+=("--set=${2:?--set section.option=value}") && shift ;;
     --set=*) overrides+=("$1") ;;
     --evaluator_node) evaluator_node=1 ;;
+    --stop) stop=yes ;;
     --dry_run) dry_run=yes ;;
     --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
     *) fail "no flag $1; --help lists them" ;;
@@ -151,11 +154,12 @@ SCRIPT
 $(role 0 "$nodes" python "${train[@]}")
 run=\$!
 trap 'kill -TERM \$run' TERM
+trap 'stop=yes; kill -TERM \$run' USR1 # of --stop
 wait \$run || wait \$run
 status=\$?
 kill \$(jobs -p) 2>/dev/null # the cluster
 # 143: stopped by SIGTERM, all that is finished is saved; the next turn resumes it
-[ \$status -ne 143 ] || scontrol requeue \$SLURM_JOB_ID
+[ \$status -ne 143 ] || [ -n "\${stop-}" ] || scontrol requeue \$SLURM_JOB_ID
 exit \$status
 SCRIPT
 }
@@ -280,6 +284,27 @@ MANIFEST
   learner
 }
 
+run() {
+  printf '+'
+  printf ' %q' "$@"
+  echo
+  [ -n "$dry_run" ] || "$@"
+}
+
+# A job that waits in the queue is cancelled. One that plays is told to save, and not to queue again.
+stop_slurm() {
+  run scancel "--user=$(id -un)" "--name=$name" --state=PENDING
+  run scancel "--user=$(id -un)" "--name=$name" --batch --signal=USR1
+}
+
+stop_kubernetes() {
+  local deleted=(kubectl delete --ignore-not-found)
+  # The learner first, its pods included: it saves while its samplers and workers are there.
+  run "${deleted[@]}" --cascade=foreground "--timeout=$((grace_s + 60))s" job "$name-learner"
+  [ $fleet -eq 0 ] || run "${deleted[@]}" raycluster "$name"
+  run "${deleted[@]}" service "$name"
+}
+
 case $scheduler in
   slurm)
     [ $fleet -eq 0 ] || [[ $token_file = /* ]] || fail "--slices and --worker_nodes need --token_file=/FILE"
@@ -292,6 +317,10 @@ case $scheduler in
     ;;
   *) fail "--scheduler=$scheduler is neither slurm nor kubernetes" ;;
 esac
+if [ -n "$stop" ]; then
+  "stop_$scheduler"
+  exit
+fi
 echo "+ ${hand_in[*]} <<END"
 "$scheduler"
 echo END

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # A run on TPU slices: asks for them, copies this checkout there, installs, starts the run as a
-# service of each host, and follows the log. The same command again resumes a run that was stopped.
+# service of each host, and follows the log. The same command again resumes a run that was stopped, also
+# after a reboot: it keeps the machines that are there, asks for those that were taken back, and starts
+# all services anew. With --stop it ends the run, which saves, and deletes these machines.
 # On one slice learner, sampler and workers live on the same hosts; --slices, --worker_vms and
 # --evaluator_topology give samplers, workers and the evaluator machines of their own, the nodes of a Ray
 # cluster whose head is on the learner's first host.
@@ -25,7 +27,8 @@
 # --grace_s    seconds between SIGTERM and SIGKILL; see jaxrl_agents/learner/preemption.py    [300]
 # --spot       machines that may be taken back
 # --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again
-# --dry_run    prints everything it would do, and does nothing
+# --stop       ends the run of the other flags and deletes its machines; --workdir keeps what it has
+# --dry_run    prints everything it would do, where no machine is there yet, and does nothing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,7 +38,7 @@ fail() {
 }
 config='' topology='' workdir='' name=jaxrl grace_s=300 dry_run='' where=() spot=() overrides=()
 slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 workers=64 port=6379 token_file=''
-evaluator_topology=''
+evaluator_topology='' stop=''
 while [ $# -gt 0 ]; do
   case $1 in
     --config=* | --topology=* | --workdir=* | --name=* | --grace_s=* | --slices=* | \
@@ -48,6 +51,7 @@ while [ $# -gt 0 ]; do
     --spot) spot=(--spot) ;;
     --set) overrides+=("--set=${2:?--set section.option=value}") && shift ;;
     --set=*) overrides+=("$1") ;;
+    --stop) stop=yes ;;
     --dry_run) dry_run=yes ;;
     --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
     *) fail "no flag $1; --help lists them" ;;
@@ -96,6 +100,9 @@ if [ $fleet -gt 0 ]; then
     "--set=fleet.address=HEAD:$port" "--set=sampler.slices=$slices")
   [ $slices -eq 0 ] || overrides+=("--set=sampler.hosts=$hosts") # of --slice_topology
 fi
+samplers=() evaluators=(${evaluator_topology:+"$name-evaluator"}) worker_names=()
+for ((i = 0; i < slices; i++)); do samplers+=("$name-sampler$i"); done
+for ((i = 0; i < worker_vms; i++)); do worker_names+=("$name-worker$i"); done
 sampler_cpus=$((worker_vms > 0 ? 0 : workers)) # that each host of a sampler offers to workers
 extra=$([ $fleet -eq 0 ] || echo ,ray)
 
@@ -107,9 +114,21 @@ run() {
 }
 
 # The machines of a role: the gcloud words for them, then what to do on each.
-tpu=(compute tpus tpu-vm)
+tpu=(compute tpus tpu-vm) queue=(compute tpus queued-resources) vm=(compute instances)
 on_tpu() { run gcloud "${tpu[@]}" ssh "$1" "${where[@]}" --worker=all --command="$2"; }
 on_vm() { run gcloud compute ssh "$1" "${where[@]}" --command="$2"; }
+
+# What the cloud says about a machine; nothing where there is none.
+described() { # gcloud words, format
+  local errors
+  [ -z "$dry_run" ] || return 0
+  {
+    errors=$(gcloud "${@:1:$#-1}" "${where[@]}" --format="value(${!#})" 2>&1 >&3) ||
+      [[ ${errors,,} = *not[_\ ]found* ]] || fail "$errors"
+  } 3>&1
+}
+state_of_slice() { described "${queue[@]}" describe "$1" state.state; }
+state_of_vm() { described "${vm[@]}" describe "$1" status; }
 
 # Address of a slice's first host.
 first_host() {
@@ -120,15 +139,58 @@ first_host() {
   fi
 }
 
+delete_slice() { run gcloud "${queue[@]}" delete "$1" "${where[@]}" --force --quiet; }
+
 ask_for_slice() { # name, topology
+  local state
+  state=$(state_of_slice "$1")
+  while [[ $state = SUSPENDING || $state = DELETING ]]; do
+    sleep 30
+    state=$(state_of_slice "$1")
+  done
+  case $state in
+    '') ;;
+    SUSPENDED | FAILED) delete_slice "$1" ;; # its name is taken, and nothing of it will come back
+    *) return 0 ;;
+  esac
   describe "$2" topology
-  run gcloud compute tpus queued-resources create "$1" --node-id="$1" "${where[@]}" \
+  run gcloud "${queue[@]}" create "$1" --node-id="$1" "${where[@]}" \
     --accelerator-type="$kind-$count" --runtime-version="$runtime" "${spot[@]}"
 }
 
+# Capacity may take days to come: this waits for as long as the request stands.
+wait_for_slice() {
+  local state=''
+  until [ -n "$dry_run" ] || [ "$state" = ACTIVE ]; do
+    state=$(state_of_slice "$1")
+    case $state in
+      ACTIVE) ;;
+      '' | FAILED | SUSPENDED) fail "the slice $1 is ${state:-gone}; the same command asks for it again" ;;
+      *) sleep 30 ;;
+    esac
+  done
+}
+
+ask_for_vm() { # name
+  local status
+  status=$(state_of_vm "$1")
+  case $status in
+    '')
+      run gcloud "${vm[@]}" create "$1" "${where[@]}" --machine-type="$worker_type" \
+        --image-family=ubuntu-2404-lts-amd64 --image-project=ubuntu-os-cloud \
+        ${spot[0]:+--provisioning-model=SPOT}
+      ;;
+    TERMINATED | STOPPED) run gcloud "${vm[@]}" start "$1" "${where[@]}" ;; # it was taken back
+  esac
+}
+
+# Ends the services that a machine has kept since an earlier call: first the learner, which saves, then
+# the head of the cluster.
+halt="systemctl --user stop $name 2>/dev/null; systemctl --user stop $name-ray 2>/dev/null; true"
+
 fill_slice() { # name
-  until [ -n "$dry_run" ] || gcloud compute tpus queued-resources describe "$1" "${where[@]}" \
-    --format='value(state.state)' | grep -q ACTIVE; do sleep 30; done
+  wait_for_slice "$1"
+  on_tpu "$1" "$halt"
   run gcloud "${tpu[@]}" scp --recurse . "$1:jaxrl_agents" "${where[@]}" --worker=all
   [ $fleet -eq 0 ] ||
     run gcloud "${tpu[@]}" scp "$token_file" "$1:.ray_token" "${where[@]}" --worker=all
@@ -146,14 +208,27 @@ service() {
     ".venv/bin/$(printf '%q ' "$@")"
 }
 
+if [ -n "$stop" ]; then
+  left=()
+  state=$(state_of_slice "$name")
+  if [ -n "$dry_run" ] || [ "$state" = ACTIVE ]; then
+    on_tpu "$name" "$halt" || echo "the service of $name did not answer; its last save counts"
+  fi
+  for each in "$name" "${samplers[@]}" "${evaluators[@]}"; do
+    state=$(state_of_slice "$each")
+    [ -z "$state$dry_run" ] || delete_slice "$each" || left+=("$each")
+  done
+  for each in "${worker_names[@]}"; do
+    state=$(state_of_vm "$each")
+    [ -z "$state$dry_run" ] || run gcloud "${vm[@]}" delete "$each" "${where[@]}" --quiet || left+=("$each")
+  done
+  [ ${#left[@]} -eq 0 ] || fail "these machines could not be deleted, and cost money: ${left[*]}"
+  exit
+fi
 ask_for_slice "$name" "$topology"
-for ((i = 0; i < slices; i++)); do ask_for_slice "$name-sampler$i" "$slice_topology"; done
-[ -z "$evaluator_topology" ] || ask_for_slice "$name-evaluator" "$evaluator_topology"
-for ((i = 0; i < worker_vms; i++)); do
-  run gcloud compute instances create "$name-worker$i" "${where[@]}" --machine-type="$worker_type" \
-    --image-family=ubuntu-2404-lts-amd64 --image-project=ubuntu-os-cloud \
-    ${spot[0]:+--provisioning-model=SPOT}
-done
+for each in "${samplers[@]}"; do ask_for_slice "$each" "$slice_topology"; done
+for each in "${evaluators[@]}"; do ask_for_slice "$each" "$evaluator_topology"; done
+for each in "${worker_names[@]}"; do ask_for_vm "$each"; done
 fill_slice "$name"
 head=$([ $fleet -eq 0 ] || first_host "$name")
 if [ $fleet -gt 0 ]; then
@@ -168,20 +243,20 @@ train=(scripts/train_rl.py "--config=$config" "--workdir=$workdir" "${overrides[
 on_tpu "$name" "$(service "$name" python "${train[@]}")"
 join=(ray start "--address=$head:$port" --block)
 for ((i = 0; i < slices; i++)); do
-  fill_slice "$name-sampler$i"
-  on_tpu "$name-sampler$i" \
+  fill_slice "${samplers[i]}"
+  on_tpu "${samplers[i]}" \
     "$(service "$name" "${join[@]}" "--num-cpus=$sampler_cpus" "--resources={\"slice$i\": 1}")"
 done
-if [ -n "$evaluator_topology" ]; then
-  fill_slice "$name-evaluator"
-  on_tpu "$name-evaluator" \
-    "$(service "$name" "${join[@]}" --num-cpus=0 '--resources={"evaluator": 1}')"
-fi
-for ((i = 0; i < worker_vms; i++)); do
-  run gcloud compute scp --recurse . "$name-worker$i:jaxrl_agents" "${where[@]}"
-  run gcloud compute scp "$token_file" "$name-worker$i:.ray_token" "${where[@]}"
-  on_vm "$name-worker$i" 'sudo apt-get install --yes python3-venv && cd jaxrl_agents && '`
+for each in "${evaluators[@]}"; do
+  fill_slice "$each"
+  on_tpu "$each" "$(service "$name" "${join[@]}" --num-cpus=0 '--resources={"evaluator": 1}')"
+done
+for each in "${worker_names[@]}"; do
+  on_vm "$each" "$halt"
+  run gcloud compute scp --recurse . "$each:jaxrl_agents" "${where[@]}"
+  run gcloud compute scp "$token_file" "$each:.ray_token" "${where[@]}"
+  on_vm "$each" 'sudo apt-get install --yes python3-venv && cd jaxrl_agents && '`
     `'scripts/make_venv.sh .venv ray && loginctl enable-linger'
-  on_vm "$name-worker$i" "$(service "$name" "${join[@]}" "--num-cpus=$workers")"
+  on_vm "$each" "$(service "$name" "${join[@]}" "--num-cpus=$workers")"
 done
 on_tpu "$name" "journalctl --user --follow --unit=$name"

@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import shutil
+import signal
 import subprocess
 
 import pytest
@@ -29,8 +31,114 @@ def test_a_tpu_slice_is_asked_for_filled_and_started_with_the_entry_point_of_a_l
   assert all(line.startswith("+ gcloud compute tpus ") for line in lines)
   assert "--accelerator-type=v6e-8" in lines[0] and "--spot" in lines[0]
   train = "scripts/train_rl.py --config=configs/gpt_oss_20b_rl.py --workdir=/mnt/runs/a"
-  assert f"{train} --set=learner.lr=1e-6" in lines[3].replace("\\ ", " ")
-  assert "TimeoutStopSec=60" in lines[3]
+  (service,) = [line for line in lines if "systemd-run" in line]
+  assert f"{train} --set=learner.lr=1e-6" in service.replace("\\ ", " ")
+  assert "TimeoutStopSec=60" in service
+
+
+CLOUD = r"""#!/usr/bin/env bash
+# Stands in for gcloud: knows the state of each machine by a file of its name.
+case "$*" in
+  *networkEndpoints*) echo 10.0.0.2 ;;
+  "compute tpus queued-resources describe "* | "compute instances describe "*)
+    [ "$3" = describe ] && machine=$4 || machine=$5
+    [ "$machine" != denied ] || { echo "ERROR: PERMISSION_DENIED" >&2; exit 1; }
+    cat "$STATES/$machine" 2>/dev/null || { echo "ERROR: NOT_FOUND: $machine" >&2; exit 1; }
+    ;;
+  "compute tpus queued-resources create "*) echo ACTIVE >"$STATES/$5" ;;
+  "compute tpus queued-resources delete "*) rm "$STATES/$5" ;;
+esac
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path):
+  """Calls scripts/tpu_pod.sh of a small checkout, in a cloud with the machines {name: state}."""
+  checkout, states, tools = tmp_path / "checkout", tmp_path / "states", tmp_path / "tools"
+  for folder in (checkout / "scripts", states, tools):
+    folder.mkdir(parents=True)
+  shutil.copy(ROOT / "scripts/tpu_pod.sh", checkout / "scripts")
+  (checkout / "config.py").touch()
+  (tools / "gcloud").write_text(CLOUD)
+  (tools / "gcloud").chmod(0o755)
+
+  def called(machines, *arguments):
+    for name, state in machines.items():
+      (states / name).write_text(f"{state}\n")
+    command = (checkout / "scripts/tpu_pod.sh", "--config=config.py", "--workdir=/mnt/a")
+    path = f"{tools}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "STATES": str(states)}
+    return run(*command, "--topology=v6e:2x4", *arguments, env=environment)
+
+  return called
+
+
+def told(done):
+  """What a call of `cloud` told the cloud to do, one line each."""
+  assert done.returncode == 0, done.stderr
+  prefix = "+ gcloud compute "
+  lines = done.stdout.replace("\\", "").splitlines()
+  return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+
+
+@pytest.mark.parametrize(
+  ("state", "expected"),
+  [
+    ("", ["create"]),
+    ("ACTIVE", []),
+    ("SUSPENDED", ["delete", "create"]),
+    ("FAILED", ["delete", "create"]),
+  ],
+)
+def test_a_slice_that_is_there_is_kept_and_one_that_was_taken_back_asked_for_again(
+  cloud, state, expected
+):
+  lines = told(cloud({"jaxrl": state} if state else {}))
+  queued = [line.split()[2:4] for line in lines if line.startswith("tpus queued-resources ")]
+  assert queued == [[word, "jaxrl"] for word in expected]
+  # Whatever runs there is stopped before its files are replaced, and started anew.
+  rest = [line for line in lines if line.startswith("tpus tpu-vm ")]
+  assert "systemctl --user stop jaxrl" in rest[0]
+  assert "scripts/train_rl.py" in rest[-2] and "journalctl" in rest[-1]
+
+
+def test_a_machine_for_workers_that_was_taken_back_is_started_again(cloud):
+  machines = {"jaxrl": "ACTIVE", "jaxrl-worker0": "RUNNING", "jaxrl-worker1": "TERMINATED"}
+  lines = told(cloud(machines, "--worker_vms=3", "--token_file=config.py"))
+  asked = [line.split()[1:3] for line in lines if line.startswith("instances ")]
+  assert asked == [["start", "jaxrl-worker1"], ["create", "jaxrl-worker2"]]
+
+
+def test_a_cloud_that_does_not_answer_ends_the_call_before_anything_is_asked_for(cloud):
+  done = cloud({}, "--name=denied")
+  assert done.returncode == 2 and done.stderr == "error: ERROR: PERMISSION_DENIED\n"
+  assert "create" not in done.stdout
+
+
+def test_stop_lets_the_learner_save_and_deletes_the_machines_that_are_there(cloud):
+  machines = {"jaxrl": "ACTIVE", "jaxrl-sampler1": "SUSPENDED", "jaxrl-worker0": "RUNNING"}
+  more = ("--slices=2", "--worker_vms=2", "--token_file=config.py", "--stop")
+  lines = told(cloud(machines, *more))
+  assert lines[0].startswith("tpus tpu-vm ssh jaxrl ")
+  assert "systemctl --user stop jaxrl" in lines[0]
+  assert lines[1:] == [
+    "tpus queued-resources delete jaxrl --force --quiet",
+    "tpus queued-resources delete jaxrl-sampler1 --force --quiet",
+    "instances delete jaxrl-worker0 --quiet",
+  ]
+
+
+def test_stop_removes_what_was_handed_in():
+  more = ("--slices=1", "--token_file=/shared/token", "--name=x", "--stop")
+  waiting, playing = printed(*GPU, *more).splitlines()
+  assert waiting.startswith("+ scancel --user=") and waiting.endswith("--name=x --state=PENDING")
+  assert playing.endswith("--name=x --batch --signal=USR1")
+  more = (*more, "--scheduler=kubernetes", "--image=i", "--claim=runs", "--secret=key")
+  assert printed(*GPU, *more, "--grace_s=60").splitlines() == [
+    "+ kubectl delete --ignore-not-found --cascade=foreground --timeout=120s job x-learner",
+    "+ kubectl delete --ignore-not-found raycluster x",
+    "+ kubectl delete --ignore-not-found service x",
+  ]
 
 
 def test_cores_are_counted_where_the_cloud_counts_them():
@@ -46,7 +154,12 @@ def test_the_batch_script_is_bash_and_passes_the_signal_on():
 
 
 @pytest.mark.slow
-def test_the_batch_script_ends_with_the_status_of_the_run_and_queues_a_stopped_one_again(tmp_path):
+@pytest.mark.parametrize(
+  ("sent", "log"), [(signal.SIGTERM, "saved\nrequeue 7\n"), (signal.SIGUSR1, "saved\n")]
+)
+def test_the_batch_script_queues_a_run_again_that_was_interrupted_and_not_one_that_was_stopped(
+  tmp_path, sent, log
+):
   """The script itself, with programs of its own names in place of the cluster's."""
   text = printed(*GPU)
   script = text.partition("<<END\n")[2].rpartition("END\n")[0]
@@ -68,9 +181,9 @@ def test_the_batch_script_ends_with_the_status_of_the_run_and_queues_a_stopped_o
   process = subprocess.Popen(["bash", "-c", script], env=environment)
   while not (tmp_path / "begun").exists():
     assert process.poll() is None
-  process.terminate()
+  process.send_signal(sent)
   assert process.wait(30) == 143
-  assert (tmp_path / "run.log").read_text() == "saved\nrequeue 7\n"
+  assert (tmp_path / "run.log").read_text() == log
 
 
 def test_slices_and_workers_are_components_of_one_job_and_nodes_of_one_cluster():
