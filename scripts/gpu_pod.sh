@@ -9,7 +9,8 @@
 #   scripts/gpu_pod.sh --dry_run --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/runs/a \
 #     --nodes=2 --set mesh.fsdp=4 --slices=2 --worker_nodes=4 --token_file=/shared/token
 #   scripts/gpu_pod.sh --dry_run --scheduler=kubernetes --image=REGISTRY/jaxrl --claim=runs \
-#     --config=configs/qwen3_30b_a3b_rl.py --workdir=/runs/a --slices=2 --secret=ray-token
+#     --config=configs/qwen3_30b_a3b_rl.py --workdir=/runs/a --slices=2 --secret=ray-token \
+#     --set policy.init=/runs/qwen3 --set policy.tokenizer=/runs/qwen3
 #
 # --scheduler  slurm or kubernetes                                                  [slurm]
 # --workdir    folder of the run, on a disk that outlives the nodes and that all of them share
@@ -31,7 +32,8 @@
 # --image      kubernetes: this checkout, installed with the extra "cuda"; for a cluster also
 #              "ray[default]", whose agent KubeRay asks whether a pod lives
 # --claim      kubernetes: the volume claim that --workdir lies on, mounted at its first folder
-# --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again
+# --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again. On Kubernetes weights are
+#              on the volume: --set policy.init=/runs/POLICY --set policy.tokenizer=/runs/POLICY
 # --stop       ends the run of the other flags, which saves, and removes what was handed in
 # --dry_run    prints everything it would do, and does nothing
 set -euo pipefail
@@ -305,6 +307,20 @@ stop_kubernetes() {
   run "${deleted[@]}" service "$name"
 }
 
+# The image is this checkout, without the weights that git ignores.
+check_weights() {
+  local option folder override
+  for option in init tokenizer; do
+    folder=$(sed -n "s/^ *$option=\"\(.*\)\",\$/\1/p" "$config" | head -n 1)
+    for override in "${overrides[@]}"; do
+      [[ $override != --set=policy.$option=* ]] || folder=${override#--set=policy.$option=}
+    done
+    [[ $folder != */* || $folder = /* || -n $(git ls-files -co --exclude-standard "$folder" 2>/dev/null) ]] ||
+      fail "policy.$option=$folder is not in the image of this checkout; put the folder on the volume and `
+        `name it: --set policy.$option=/FOLDER"
+  done
+}
+
 case $scheduler in
   slurm)
     [ $fleet -eq 0 ] || [[ $token_file = /* ]] || fail "--slices and --worker_nodes need --token_file=/FILE"
@@ -313,6 +329,7 @@ case $scheduler in
   kubernetes)
     [ -n "$image" ] && [ -n "$claim" ] || fail "kubernetes needs --image and --claim"
     [ $fleet -eq 0 ] || [ -n "$secret" ] || fail "--slices and --worker_nodes need --secret"
+    check_weights
     hand_in=(kubectl apply -f -)
     ;;
   *) fail "--scheduler=$scheduler is neither slurm nor kubernetes" ;;

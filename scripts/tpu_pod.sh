@@ -7,9 +7,11 @@
 # --evaluator_topology give samplers, workers and the evaluator machines of their own, the nodes of a Ray
 # cluster whose head is on the learner's first host.
 #
-#   scripts/tpu_pod.sh --dry_run --config=configs/gpt_oss_20b_rl.py --topology=v6e:8x8 --workdir=/mnt/runs/a
+#   scripts/tpu_pod.sh --dry_run --config=configs/gpt_oss_20b_rl.py --topology=v6e:8x8 --workdir=/mnt/runs/a \
+#     --set policy.init=/mnt/gpt_oss_20b --set policy.tokenizer=/mnt/gpt_oss_20b
 #   scripts/tpu_pod.sh --dry_run --config=configs/kimi_k2_rl.py --topology=v5p:4x16x32 --workdir=/mnt/runs/a \
-#     --slices=4 --slice_topology=v5p:4x4x8 --set sampler_mesh.expert=128 --worker_vms=8 --token_file=token
+#     --slices=4 --slice_topology=v5p:4x4x8 --set sampler_mesh.expert=128 --worker_vms=8 --token_file=token \
+#     --set policy.init=/mnt/kimi_k2 --set policy.tokenizer=/mnt/kimi_k2
 #
 # --topology   of the learner, as v5e:2x4, v6e:8x8, v5p:2x2x1. scripts/plan_pod.py says what fits
 # --slices     samplers with slices of their own, on the mesh "sampler_mesh"        [0]
@@ -26,7 +28,8 @@
 # --zone --project   as gcloud takes them                                           [its own defaults]
 # --grace_s    seconds between SIGTERM and SIGKILL; see jaxrl_agents/learner/preemption.py    [300]
 # --spot       machines that may be taken back
-# --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again
+# --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again. What git ignores is not
+#              copied: --set policy.init=/mnt/POLICY --set policy.tokenizer=/mnt/POLICY name weights
 # --stop       ends the run of the other flags and deletes its machines; --workdir keeps what it has
 # --dry_run    prints everything it would do, where no machine is there yet, and does nothing
 set -euo pipefail
@@ -64,6 +67,17 @@ for number in grace_s slices worker_vms workers port; do
   [[ ${!number} =~ ^[0-9]+$ ]] || fail "--$number=${!number} is no number"
 done
 slice_topology=${slice_topology:-$topology}
+
+# Weights that git ignores are not copied to the machines.
+for option in init tokenizer; do
+  folder=$(sed -n "s/^ *$option=\"\(.*\)\",\$/\1/p" "$config" | head -n 1)
+  for override in "${overrides[@]}"; do
+    [[ $override != --set=policy.$option=* ]] || folder=${override#--set=policy.$option=}
+  done
+  [[ $folder != */* || $folder = [/~]* || -n $(git ls-files -co --exclude-standard "$folder" 2>/dev/null) ]] ||
+    fail "policy.$option=$folder is not among the files that are copied; put the folder on the shared disk and name it: `
+      `--set policy.$option=/FOLDER"
+done
 
 # Sets kind, runtime, count (as the cloud counts) and hosts of a topology.
 describe() {
@@ -188,13 +202,28 @@ ask_for_vm() { # name
 # the head of the cluster.
 halt="systemctl --user stop $name 2>/dev/null; systemctl --user stop $name-ray 2>/dev/null; true"
 
+# The archive of this checkout that the machines get: what git knows or would add, without environments,
+# runs and weights.
+archive=CHECKOUT.tar.gz
+pack() {
+  if [ -z "$dry_run" ]; then
+    archive=$(mktemp --suffix=.tar.gz)
+    trap 'rm -f "$archive"' EXIT
+    git ls-files -co --exclude-standard -z | tar --null --ignore-failed-read -T - -czf "$archive" ||
+      fail "$PWD cannot be packed; the machines get the files of a git checkout"
+  fi
+}
+# Files of an earlier copy must not stay in the package: processes compare its code.
+unpack='mkdir -p jaxrl_agents && rm -rf jaxrl_agents/jaxrl_agents && '`
+  `'tar -xzf checkout.tar.gz -C jaxrl_agents && cd jaxrl_agents'
+
 fill_slice() { # name
   wait_for_slice "$1"
   on_tpu "$1" "$halt"
-  run gcloud "${tpu[@]}" scp --recurse . "$1:jaxrl_agents" "${where[@]}" --worker=all
+  run gcloud "${tpu[@]}" scp "$archive" "$1:checkout.tar.gz" "${where[@]}" --worker=all
   [ $fleet -eq 0 ] ||
     run gcloud "${tpu[@]}" scp "$token_file" "$1:.ray_token" "${where[@]}" --worker=all
-  on_tpu "$1" "cd jaxrl_agents && scripts/make_venv.sh .venv tpu$extra && loginctl enable-linger"
+  on_tpu "$1" "$unpack && scripts/make_venv.sh .venv tpu$extra && loginctl enable-linger"
 }
 
 # A service of a machine: its name, a program of .venv/bin and its words.
@@ -225,6 +254,7 @@ if [ -n "$stop" ]; then
   [ ${#left[@]} -eq 0 ] || fail "these machines could not be deleted, and cost money: ${left[*]}"
   exit
 fi
+pack
 ask_for_slice "$name" "$topology"
 for each in "${samplers[@]}"; do ask_for_slice "$each" "$slice_topology"; done
 for each in "${evaluators[@]}"; do ask_for_slice "$each" "$evaluator_topology"; done
@@ -253,10 +283,10 @@ for each in "${evaluators[@]}"; do
 done
 for each in "${worker_names[@]}"; do
   on_vm "$each" "$halt"
-  run gcloud compute scp --recurse . "$each:jaxrl_agents" "${where[@]}"
+  run gcloud compute scp "$archive" "$each:checkout.tar.gz" "${where[@]}"
   run gcloud compute scp "$token_file" "$each:.ray_token" "${where[@]}"
-  on_vm "$each" 'sudo apt-get install --yes python3-venv && cd jaxrl_agents && '`
-    `'scripts/make_venv.sh .venv ray && loginctl enable-linger'
+  on_vm "$each" "sudo apt-get install --yes python3-venv && $unpack && `
+    `scripts/make_venv.sh .venv ray && loginctl enable-linger"
   on_vm "$each" "$(service "$name" "${join[@]}" "--num-cpus=$workers")"
 done
 on_tpu "$name" "journalctl --user --follow --unit=$name"

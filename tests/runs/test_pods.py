@@ -5,13 +5,17 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import tarfile
 
 import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
-TPU = ("scripts/tpu_pod.sh", "--config=configs/gpt_oss_20b_rl.py", "--workdir=/mnt/runs/a")
-GPU = ("scripts/gpu_pod.sh", "--config=configs/qwen3_30b_a3b_rl.py", "--workdir=/shared/a")
+TPU = ("scripts/tpu_pod.sh", "--config=configs/search_cpu.py", "--workdir=/mnt/runs/a")
+GPU = ("scripts/gpu_pod.sh", "--config=configs/search_cpu.py", "--workdir=/shared/a")
+
+KUBERNETES = ("--scheduler=kubernetes", "--image=i", "--claim=runs")
+IGNORED = ("--set", "policy.init=policies/a")
 
 
 def run(*arguments, **kept):
@@ -30,7 +34,7 @@ def test_a_tpu_slice_is_asked_for_filled_and_started_with_the_entry_point_of_a_l
   lines = text.splitlines()
   assert all(line.startswith("+ gcloud compute tpus ") for line in lines)
   assert "--accelerator-type=v6e-8" in lines[0] and "--spot" in lines[0]
-  train = "scripts/train_rl.py --config=configs/gpt_oss_20b_rl.py --workdir=/mnt/runs/a"
+  train = "scripts/train_rl.py --config=configs/search_cpu.py --workdir=/mnt/runs/a"
   (service,) = [line for line in lines if "systemd-run" in line]
   assert f"{train} --set=learner.lr=1e-6" in service.replace("\\ ", " ")
   assert "TimeoutStopSec=60" in service
@@ -45,6 +49,7 @@ case "$*" in
     [ "$machine" != denied ] || { echo "ERROR: PERMISSION_DENIED" >&2; exit 1; }
     cat "$STATES/$machine" 2>/dev/null || { echo "ERROR: NOT_FOUND: $machine" >&2; exit 1; }
     ;;
+  "compute tpus tpu-vm scp "*) cp "$5" "$STATES/copied.tar.gz" ;;
   "compute tpus queued-resources create "*) echo ACTIVE >"$STATES/$5" ;;
   "compute tpus queued-resources delete "*) rm "$STATES/$5" ;;
 esac
@@ -53,12 +58,13 @@ esac
 
 @pytest.fixture
 def cloud(tmp_path):
-  """Calls scripts/tpu_pod.sh of a small checkout, in a cloud with the machines {name: state}."""
+  """Calls scripts/tpu_pod.sh of tmp_path/checkout, in a cloud with the machines {name: state}."""
   checkout, states, tools = tmp_path / "checkout", tmp_path / "states", tmp_path / "tools"
   for folder in (checkout / "scripts", states, tools):
     folder.mkdir(parents=True)
   shutil.copy(ROOT / "scripts/tpu_pod.sh", checkout / "scripts")
   (checkout / "config.py").touch()
+  assert run("git", "init", str(checkout)).returncode == 0
   (tools / "gcloud").write_text(CLOUD)
   (tools / "gcloud").chmod(0o755)
 
@@ -128,6 +134,19 @@ def test_stop_lets_the_learner_save_and_deletes_the_machines_that_are_there(clou
   ]
 
 
+def test_the_machines_get_the_files_that_git_knows_or_would_add(cloud, tmp_path):
+  checkout = tmp_path / "checkout"
+  for name in ("removed.py", "policies/large", ".venv/bin/python"):
+    (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+    (checkout / name).touch()
+  assert run("git", "-C", str(checkout), "add", "removed.py").returncode == 0
+  (checkout / "removed.py").unlink()
+  (checkout / ".gitignore").write_text(".venv*/\n/policies/\n")
+  assert cloud({}).returncode == 0
+  with tarfile.open(tmp_path / "states/copied.tar.gz") as archive:
+    assert sorted(archive.getnames()) == [".gitignore", "config.py", "scripts/tpu_pod.sh"]
+
+
 def test_stop_removes_what_was_handed_in():
   more = ("--slices=1", "--token_file=/shared/token", "--name=x", "--stop")
   waiting, playing = printed(*GPU, *more).splitlines()
@@ -150,7 +169,7 @@ def test_the_batch_script_is_bash_and_passes_the_signal_on():
   script = text.partition("<<END\n")[2].rpartition("END\n")[0]
   assert run("bash", "-n", input=script).returncode == 0
   assert "#SBATCH --signal=B:TERM@120" in script and "kill -TERM $run" in script
-  assert "scripts/train_rl.py --config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/a" in script
+  assert "scripts/train_rl.py --config=configs/search_cpu.py --workdir=/shared/a" in script
 
 
 @pytest.mark.slow
@@ -201,7 +220,7 @@ def test_slices_and_workers_are_components_of_one_job_and_nodes_of_one_cluster()
   show = "exec() { echo $@; }; scontrol() { echo n7; echo n8; }; export -f exec scontrol; "
   show += 'srun() { while [[ $1 = -* ]]; do shift; done; "$@"; }; '
   found = [run("bash", "-c", show + step, env={**os.environ, **said}).stdout for step in steps]
-  train = "--config=configs/qwen3_30b_a3b_rl.py --workdir=/shared/a --set=workers.processes=96 "
+  train = "--config=configs/search_cpu.py --workdir=/shared/a --set=workers.processes=96 "
   train += "--set=lora.targets=('qkv','out') --set=fleet.backend=ray --set=fleet.address=n0:6379 "
   train += "--set=sampler.slices=2 --set=sampler.hosts=1"
   ray = ".venv/bin/ray start --address=n0:6379 "
@@ -212,6 +231,17 @@ def test_slices_and_workers_are_components_of_one_job_and_nodes_of_one_cluster()
     f".venv/bin/python scripts/train_rl.py {train} --coordinator=n7:6380 --num_processes=2 "
     "--process_id=1\n",
   ]
+
+
+def test_weights_of_a_config_may_be_in_the_checkout_that_the_nodes_of_slurm_share():
+  assert "policy.init=policies/a" in printed(*GPU, *IGNORED)
+
+
+def test_weights_may_be_on_the_shared_disk():
+  named = ("--set=policy.init=/mnt/p", "--set=policy.tokenizer=/mnt/p")
+  config = "--config=configs/gpt_oss_20b_rl.py"
+  assert " ".join(named) in printed(*TPU, config, "--topology=v6e:8x8", *named).replace("\\", "")
+  assert named[0] in printed(*GPU, config, *KUBERNETES, *named)
 
 
 def test_samplers_without_nodes_for_workers_have_the_workers():
@@ -308,7 +338,7 @@ def test_the_manifest_names_image_claim_and_grace():
     "image: registry/jaxrl",
     "terminationGracePeriodSeconds: 90",
     "- {name: runs, mountPath: /shared}",
-    'command: ["python", "scripts/train_rl.py", "--config=configs/qwen3_30b_a3b_rl.py", '
+    'command: ["python", "scripts/train_rl.py", "--config=configs/search_cpu.py", '
     '"--workdir=/shared/a"]',
   ):
     assert line in text
@@ -318,6 +348,8 @@ def test_the_manifest_names_image_claim_and_grace():
   ("arguments", "message"),
   [
     ((*TPU, "--topology=v6e:eight"), "--topology=v6e:eight is no topology"),
+    ((*TPU, *IGNORED, "--topology=v6e:2x4"), "policy.init=policies/a is not among the files"),
+    ((*GPU, *IGNORED, *KUBERNETES), "policy.init=policies/a is not in the image"),
     ((*TPU, "--topology=v6e:2x4", "--slices=1"), "--slices and --worker_vms need --token_file"),
     ((*GPU, "--slices=1"), "--slices and --worker_nodes need --token_file"),
     ((*TPU, "--topology=v6e:2x4", "--config=configs/none.py"), "configs/none.py is no file"),
