@@ -27,6 +27,9 @@
 # --token_file slurm: a file with the token of the cluster, on the shared disk and readable by you
 #              alone: (umask 077; head -c 32 /dev/urandom | base64 > FILE)
 # --secret     kubernetes: the secret that holds it, under "auth_token"
+# --sbatch     slurm: options of every part of the job, as --sbatch="--partition=gpu --account=me"; may be
+#              given again
+# --worker_sbatch   slurm: options of the nodes for workers alone, after those, as --partition=cpu
 # --hours      that SLURM grants; the job is queued again when they end             [24]
 # --grace_s    seconds between SIGTERM and SIGKILL; see jaxrl_agents/learner/preemption.py    [300]
 # --image      kubernetes: this checkout, installed with the extra "cuda"; for a cluster also
@@ -45,7 +48,7 @@ fail() {
 }
 config='' workdir='' scheduler=slurm name=jaxrl gpus=8 cpus=96 hours=24 grace_s=300 image='' claim=''
 nodes=1 slices=0 slice_nodes=1 worker_nodes=0 evaluator_node=0 port=6379 token_file='' secret=''
-stop='' dry_run='' overrides=()
+stop='' dry_run='' overrides=() sbatch=() worker_sbatch=()
 while [ $# -gt 0 ]; do
   case $1 in
     --config=* | --workdir=* | --scheduler=* | --name=* | --gpus=* | --cpus=* | --hours=* | \
@@ -56,6 +59,8 @@ while [ $# -gt 0 ]; do
       ;;
     --set) overrides+=("--set=${2:?--set section.option=value}") && shift ;;
     --set=*) overrides+=("$1") ;;
+    --sbatch=*) sbatch+=("${1#*=}") ;;
+    --worker_sbatch=*) worker_sbatch+=("${1#*=}") ;;
     --evaluator_node) evaluator_node=1 ;;
     --stop) stop=yes ;;
     --dry_run) dry_run=yes ;;
@@ -72,6 +77,10 @@ done
 for number in slices worker_nodes; do
   [[ ${!number} =~ ^[0-9]+$ ]] || fail "--$number=${!number} is no number"
 done
+for option in "${sbatch[@]}" "${worker_sbatch[@]}"; do
+  [[ $option = -* ]] || fail "--sbatch=$option is no option of sbatch, as --sbatch=--partition=gpu"
+done
+[ ${#worker_sbatch[@]} -eq 0 ] || [ "$worker_nodes" -gt 0 ] || fail "--worker_sbatch needs --worker_nodes"
 fleet=$((slices + worker_nodes))
 if [ $evaluator_node -eq 1 ]; then
   [ $fleet -gt 0 ] || fail "--evaluator_node needs --slices or --worker_nodes, whose nodes have the workers"
@@ -102,7 +111,8 @@ role() {
     command+="--coordinator=\$(scontrol show hostnames \$SLURM_STEP_NODELIST | head -n 1):$meet"
     command+=' --num_processes=$SLURM_NTASKS --process_id=$SLURM_PROCID'
   fi
-  echo "srun $group--kill-on-bad-exit=1 bash -c ${command@Q} &"
+  # srun does not inherit the CPUs of a task from sbatch (since Slurm 22.05).
+  echo "srun $group--cpus-per-task=$cpus --kill-on-bad-exit=1 bash -c ${command@Q} &"
 }
 
 # srun of nodes of the cluster: number of the component, its nodes, CPUs for workers, further words.
@@ -112,9 +122,9 @@ join() {
   role "$component" "$count" ray start --address="HOST:$port" --num-cpus="$offered" --block "$@"
 }
 
+# A component of the job: its nodes, further options.
 component() {
-  local count=$1 more=$2
-  echo "#SBATCH --nodes=$count --ntasks-per-node=1 --cpus-per-task=$cpus$more"
+  printf '#SBATCH %s\n' "--nodes=$1 --ntasks-per-node=1 --cpus-per-task=$cpus" "${sbatch[@]}" "${@:2}"
 }
 
 slurm() {
@@ -127,13 +137,14 @@ slurm() {
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=$name-%j.log
-$(component "$nodes" " --gpus-per-node=$gpus")
+$(component "$nodes" "--gpus-per-node=$gpus")
 SCRIPT
   for ((i = 0; i < slices; i++)); do
-    printf '#SBATCH hetjob\n%s\n' "$(component "$slice_nodes" " --gpus-per-node=$gpus")"
+    printf '#SBATCH hetjob\n%s\n' "$(component "$slice_nodes" "--gpus-per-node=$gpus")"
   done
-  [ "$worker_nodes" -eq 0 ] || printf '#SBATCH hetjob\n%s\n' "$(component "$worker_nodes" '')"
-  [ $evaluator_node -eq 0 ] || printf '#SBATCH hetjob\n%s\n' "$(component 1 " --gpus-per-node=$gpus")"
+  [ "$worker_nodes" -eq 0 ] ||
+    printf '#SBATCH hetjob\n%s\n' "$(component "$worker_nodes" "${worker_sbatch[@]}")"
+  [ $evaluator_node -eq 0 ] || printf '#SBATCH hetjob\n%s\n' "$(component 1 "--gpus-per-node=$gpus")"
   cat <<SCRIPT
 set -u
 cd $(printf %q "$PWD")
@@ -327,6 +338,8 @@ case $scheduler in
     hand_in=(sbatch)
     ;;
   kubernetes)
+    [ ${#sbatch[@]} -eq 0 ] || fail "--sbatch has no effect with --scheduler=kubernetes; leave it out"
+    [ ${#worker_sbatch[@]} -eq 0 ] || fail "--worker_sbatch has no effect with --scheduler=kubernetes"
     [ -n "$image" ] && [ -n "$claim" ] || fail "kubernetes needs --image and --claim"
     [ $fleet -eq 0 ] || [ -n "$secret" ] || fail "--slices and --worker_nodes need --secret"
     check_weights

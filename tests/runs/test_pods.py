@@ -244,6 +244,19 @@ def test_weights_may_be_on_the_shared_disk():
   assert named[0] in printed(*GPU, config, *KUBERNETES, *named)
 
 
+def test_options_of_the_cluster_stand_in_every_part_of_the_job_and_those_of_workers_in_theirs():
+  more = ("--worker_nodes=2", "--token_file=/shared/token", "--sbatch=--partition=gpu")
+  more = (*more, "--sbatch=--account=a --qos=q", "--worker_sbatch=--partition=cpu", "--cpus=8")
+  script = printed(*GPU, *more)
+  first, second = script.partition("set -u\n")[0].split("#SBATCH hetjob\n")
+  size = " --ntasks-per-node=1 --cpus-per-task=8"
+  mine = ["#SBATCH --partition=gpu", "#SBATCH --account=a --qos=q"]
+  assert first.splitlines()[-4:] == [f"#SBATCH --nodes=1{size}", *mine, "#SBATCH --gpus-per-node=8"]
+  assert second.splitlines() == [f"#SBATCH --nodes=2{size}", *mine, "#SBATCH --partition=cpu"]
+  steps = [line for line in script.splitlines() if line.startswith("srun ")]
+  assert len(steps) == 2 and all("--cpus-per-task=8 " in step for step in steps)
+
+
 def test_samplers_without_nodes_for_workers_have_the_workers():
   text = printed(*GPU, "--slices=1", "--token_file=/shared/token", "--cpus=32")
   (node,) = [line for line in text.splitlines() if "ray start --address" in line]
@@ -254,8 +267,8 @@ def test_the_evaluator_has_a_node_of_its_own_which_offers_its_resource():
   more = ("--evaluator_node", "--slices=1", "--worker_nodes=2", "--set", "evaluator.every=4")
   text = printed(*GPU, *more, "--token_file=/shared/token", "--gpus=4")
   script = text.partition("<<END\n")[2].rpartition("END\n")[0]
-  sizes = [line for line in script.splitlines() if line.startswith("#SBATCH --nodes")]
-  assert len(sizes) == 4 and "--nodes=1" in sizes[3] and "--gpus-per-node=4" in sizes[3]
+  component = script.split("#SBATCH hetjob\n")[3].splitlines()
+  assert "--nodes=1 " in component[0] and component[1] == "#SBATCH --gpus-per-node=4"
   (node,) = [line for line in script.splitlines() if '"evaluator": 1' in line.replace("\\", "")]
   assert "--het-group=3 " in node and "--num-cpus=0 " in node
   assert "--set=evaluator.every=4 --set=evaluator.on_node=True" in script
@@ -368,6 +381,9 @@ def test_the_manifest_names_image_claim_and_grace():
     ((*GPU, "--gpus=many"), "--gpus=many is no positive number"),
     ((*GPU, "--scheduler=lsf"), "--scheduler=lsf is neither slurm nor kubernetes"),
     ((*GPU, "--scheduler=kubernetes"), "kubernetes needs --image and --claim"),
+    ((*GPU, "--sbatch=gpu"), "--sbatch=gpu is no option of sbatch"),
+    ((*GPU, "--worker_sbatch=--qos=q"), "--worker_sbatch needs --worker_nodes"),
+    ((*GPU, *KUBERNETES, "--sbatch=--qos=q"), "--sbatch has no effect with --scheduler=kubernetes"),
     ((*GPU, "--wrokdir=/a"), "no flag --wrokdir=/a"),
   ],
 )
