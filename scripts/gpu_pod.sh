@@ -12,6 +12,8 @@
 #     --config=configs/qwen3_30b_a3b_rl.py --workdir=/runs/a --slices=2 --secret=ray-token \
 #     --set policy.init=/runs/qwen3 --set policy.tokenizer=/runs/qwen3
 #
+# --script     train_rl, train_sft (the warm-up) or evaluate (what the run has trained, scores in
+#              evaluation.json); the last two use no --slices and no evaluator            [train_rl]
 # --scheduler  slurm or kubernetes                                                  [slurm]
 # --workdir    folder of the run, on a disk that outlives the nodes and that all of them share
 # --name       of the job                                                           [jaxrl]
@@ -35,7 +37,7 @@
 # --image      kubernetes: this checkout, installed with the extra "cuda"; for a cluster also
 #              "ray[default]", whose agent KubeRay asks whether a pod lives
 # --claim      kubernetes: the volume claim that --workdir lies on, mounted at its first folder
-# --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again. On Kubernetes weights are
+# --set a.b=c  overrides, as the script takes them; may be given again. On Kubernetes weights are
 #              on the volume: --set policy.init=/runs/POLICY --set policy.tokenizer=/runs/POLICY
 # --stop       ends the run of the other flags, which saves, and removes what was handed in
 # --dry_run    prints everything it would do, and does nothing
@@ -48,11 +50,11 @@ fail() {
 }
 config='' workdir='' scheduler=slurm name=jaxrl gpus=8 cpus=96 hours=24 grace_s=300 image='' claim=''
 nodes=1 slices=0 slice_nodes=1 worker_nodes=0 evaluator_node=0 port=6379 token_file='' secret=''
-stop='' dry_run='' overrides=() sbatch=() worker_sbatch=()
+script=train_rl stop='' dry_run='' overrides=() sbatch=() worker_sbatch=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --config=* | --workdir=* | --scheduler=* | --name=* | --gpus=* | --cpus=* | --hours=* | \
-      --grace_s=* | --image=* | --claim=* | --nodes=* | --slices=* | --slice_nodes=* | \
+    --script=* | --config=* | --workdir=* | --scheduler=* | --name=* | --gpus=* | --cpus=* | \
+      --hours=* | --grace_s=* | --image=* | --claim=* | --nodes=* | --slices=* | --slice_nodes=* | \
       --worker_nodes=* | --port=* | --token_file=* | --secret=*)
       flag=${1%%=*}
       printf -v "${flag#--}" %s "${1#*=}"
@@ -81,6 +83,14 @@ for option in "${sbatch[@]}" "${worker_sbatch[@]}"; do
   [[ $option = -* ]] || fail "--sbatch=$option is no option of sbatch, as --sbatch=--partition=gpu"
 done
 [ ${#worker_sbatch[@]} -eq 0 ] || [ "$worker_nodes" -gt 0 ] || fail "--worker_sbatch needs --worker_nodes"
+case $script in
+  train_rl) ;;
+  train_sft | evaluate)
+    [ "$slices" -eq 0 ] && [ $evaluator_node -eq 0 ] ||
+      fail "--script=$script has no use for --slices and --evaluator_node; leave them out"
+    ;;
+  *) fail "--script=$script is none of train_rl, train_sft, evaluate" ;;
+esac
 fleet=$((slices + worker_nodes))
 if [ $evaluator_node -eq 1 ]; then
   [ $fleet -gt 0 ] || fail "--evaluator_node needs --slices or --worker_nodes, whose nodes have the workers"
@@ -94,7 +104,14 @@ if [ $fleet -gt 0 ]; then
   [ $slices -eq 0 ] || overrides+=("--set=sampler.hosts=$slice_nodes")
 fi
 sampler_cpus=$((worker_nodes > 0 ? 0 : cpus)) # that it offers to workers
-train=(scripts/train_rl.py "--config=$config" "--workdir=$workdir" "${overrides[@]}")
+program=("scripts/$script.py" "--config=$config")
+if [ "$script" = evaluate ]; then
+  [ "$nodes" -eq 1 ] || fail "--script=evaluate runs in one process; leave out --nodes"
+  program+=("--checkpoint=$workdir" "--json=$workdir/evaluation.json")
+else
+  program+=("--workdir=$workdir")
+fi
+program+=("${overrides[@]}")
 meet=$((port + 1)) # where the processes of the learner do
 
 # ------------------------------------------------------------------------------------------- slurm
@@ -164,7 +181,7 @@ SCRIPT
   [ $evaluator_node -eq 0 ] || join $((slices + 1 + (worker_nodes > 0))) 1 0 '--resources={"evaluator": 1}'
   cat <<SCRIPT
 # bash would hold a trap back until a command in the foreground ends: the run goes in the background.
-$(role 0 "$nodes" python "${train[@]}")
+$(role 0 "$nodes" python "${program[@]}")
 run=\$!
 trap 'kill -TERM \$run' TERM
 trap 'stop=yes; kill -TERM \$run' USR1 # of --stop
@@ -178,6 +195,8 @@ SCRIPT
 }
 
 # -------------------------------------------------------------------------------------- kubernetes
+
+job=$name-${script//_/-} # each script has its own: what a job runs cannot be changed
 
 # A pod but for its restart policy, indented by $1: command or "", CPUs, GPUs.
 pod() {
@@ -204,9 +223,9 @@ POD
 
 # The learner: pods of a job know their numbers and names.
 learner() {
-  local words=("${train[@]/HOST:/$name-head-svc:}")
+  local words=("${program[@]/HOST:/$name-head-svc:}")
   if [ "$nodes" -gt 1 ]; then
-    words+=("--coordinator=$name-learner-0.$name:$meet" "--num_processes=$nodes"
+    words+=("--coordinator=$job-0.$name:$meet" "--num_processes=$nodes"
       '--process_id=$(JOB_COMPLETION_INDEX)')
   fi
   words=(python "${words[@]}")
@@ -219,7 +238,7 @@ learner() {
 apiVersion: batch/v1
 kind: Job
 metadata:
-  name: $name-learner
+  name: $job
 spec:
   completionMode: Indexed
   completions: $nodes
@@ -313,7 +332,7 @@ stop_slurm() {
 stop_kubernetes() {
   local deleted=(kubectl delete --ignore-not-found)
   # The learner first, its pods included: it saves while its samplers and workers are there.
-  run "${deleted[@]}" --cascade=foreground "--timeout=$((grace_s + 60))s" job "$name-learner"
+  run "${deleted[@]}" --cascade=foreground "--timeout=$((grace_s + 60))s" job "$job"
   [ $fleet -eq 0 ] || run "${deleted[@]}" raycluster "$name"
   run "${deleted[@]}" service "$name"
 }

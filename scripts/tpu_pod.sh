@@ -13,6 +13,8 @@
 #     --slices=4 --slice_topology=v5p:4x4x8 --set sampler_mesh.expert=128 --worker_vms=8 --token_file=token \
 #     --set policy.init=/mnt/kimi_k2 --set policy.tokenizer=/mnt/kimi_k2
 #
+# --script     train_rl, train_sft (the warm-up) or evaluate (what the run has trained, scores in
+#              evaluation.json); the last two use no --slices and no evaluator            [train_rl]
 # --topology   of the learner, as v5e:2x4, v6e:8x8, v5p:2x2x1. scripts/plan_pod.py says what fits
 # --slices     samplers with slices of their own, on the mesh "sampler_mesh"        [0]
 # --slice_topology   of each                                                        [--topology]
@@ -28,7 +30,7 @@
 # --zone --project   as gcloud takes them                                           [its own defaults]
 # --grace_s    seconds between SIGTERM and SIGKILL; see jaxrl_agents/learner/preemption.py    [300]
 # --spot       machines that may be taken back
-# --set a.b=c  overrides, as scripts/train_rl.py takes them; may be given again. What git ignores is not
+# --set a.b=c  overrides, as the script takes them; may be given again. What git ignores is not
 #              copied: --set policy.init=/mnt/POLICY --set policy.tokenizer=/mnt/POLICY name weights
 # --stop       ends the run of the other flags and deletes its machines; --workdir keeps what it has
 # --dry_run    prints everything it would do, where no machine is there yet, and does nothing
@@ -41,10 +43,10 @@ fail() {
 }
 config='' topology='' workdir='' name=jaxrl grace_s=300 dry_run='' where=() spot=() overrides=()
 slices=0 slice_topology='' worker_vms=0 worker_type=n2-standard-64 workers=64 port=6379 token_file=''
-evaluator_topology='' stop=''
+evaluator_topology='' stop='' script=train_rl
 while [ $# -gt 0 ]; do
   case $1 in
-    --config=* | --topology=* | --workdir=* | --name=* | --grace_s=* | --slices=* | \
+    --script=* | --config=* | --topology=* | --workdir=* | --name=* | --grace_s=* | --slices=* | \
       --slice_topology=* | --worker_vms=* | --worker_type=* | --workers=* | --port=* | \
       --token_file=* | --evaluator_topology=*)
       flag=${1%%=*}
@@ -75,8 +77,8 @@ for option in init tokenizer; do
     [[ $override != --set=policy.$option=* ]] || folder=${override#--set=policy.$option=}
   done
   [[ $folder != */* || $folder = [/~]* || -n $(git ls-files -co --exclude-standard "$folder" 2>/dev/null) ]] ||
-    fail "policy.$option=$folder is not among the files that are copied; put the folder on the shared disk and name it: `
-      `--set policy.$option=/FOLDER"
+    fail "policy.$option=$folder is not among the files that are copied; put the folder on the shared disk `
+      `and name it: --set policy.$option=/FOLDER"
 done
 
 # Sets kind, runtime, count (as the cloud counts) and hosts of a topology.
@@ -94,6 +96,14 @@ describe() {
   hosts=$(((chips + a_host - 1) / a_host)) count=$chips
   [ "$kind" != v5p ] || count=$((2 * chips)) # counted in cores
 }
+case $script in
+  train_rl) ;;
+  train_sft | evaluate)
+    [ "$slices" -eq 0 ] && [ -z "$evaluator_topology" ] ||
+      fail "--script=$script has no use for --slices and --evaluator_topology; leave them out"
+    ;;
+  *) fail "--script=$script is none of train_rl, train_sft, evaluate" ;;
+esac
 fleet=$((slices + worker_vms))
 if [ -n "$evaluator_topology" ]; then
   needs_one_host() {
@@ -254,6 +264,14 @@ if [ -n "$stop" ]; then
   [ ${#left[@]} -eq 0 ] || fail "these machines could not be deleted, and cost money: ${left[*]}"
   exit
 fi
+describe "$topology" topology
+program=("scripts/$script.py" "--config=$config")
+if [ "$script" = evaluate ]; then
+  [ $hosts -eq 1 ] || fail "--script=evaluate runs in one process; choose a --topology of one host"
+  program+=("--checkpoint=$workdir" "--json=$workdir/evaluation.json")
+else
+  program+=("--workdir=$workdir")
+fi
 pack
 ask_for_slice "$name" "$topology"
 for each in "${samplers[@]}"; do ask_for_slice "$each" "$slice_topology"; done
@@ -267,10 +285,10 @@ if [ $fleet -gt 0 ]; then
       --include-dashboard=false)"
 fi
 describe "$topology" topology
-train=(scripts/train_rl.py "--config=$config" "--workdir=$workdir" "${overrides[@]/HEAD:/$head:}")
+program+=("${overrides[@]/HEAD:/$head:}")
 # More hosts are as many processes; their numbers jax asks the cloud for.
-[ $hosts -eq 1 ] || train+=("--coordinator=$(first_host "$name"):$((port + 1))")
-on_tpu "$name" "$(service "$name" python "${train[@]}")"
+[ $hosts -eq 1 ] || program+=("--coordinator=$(first_host "$name"):$((port + 1))")
+on_tpu "$name" "$(service "$name" python "${program[@]}")"
 join=(ray start "--address=$head:$port" --block)
 for ((i = 0; i < slices; i++)); do
   fill_slice "${samplers[i]}"

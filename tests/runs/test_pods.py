@@ -154,7 +154,7 @@ def test_stop_removes_what_was_handed_in():
   assert playing.endswith("--name=x --batch --signal=USR1")
   more = (*more, "--scheduler=kubernetes", "--image=i", "--claim=runs", "--secret=key")
   assert printed(*GPU, *more, "--grace_s=60").splitlines() == [
-    "+ kubectl delete --ignore-not-found --cascade=foreground --timeout=120s job x-learner",
+    "+ kubectl delete --ignore-not-found --cascade=foreground --timeout=120s job x-train-rl",
     "+ kubectl delete --ignore-not-found raycluster x",
     "+ kubectl delete --ignore-not-found service x",
   ]
@@ -257,6 +257,24 @@ def test_options_of_the_cluster_stand_in_every_part_of_the_job_and_those_of_work
   assert len(steps) == 2 and all("--cpus-per-task=8 " in step for step in steps)
 
 
+def test_the_warm_up_and_an_evaluation_run_as_the_training_does():
+  ends = "/train_sft.py --config=configs/search_cpu.py --workdir=/shared/a --set=eval.tasks=9"
+  more = ("--set", "eval.tasks=9")
+  assert ends in printed(*GPU, "--script=train_sft", *more)
+  job = printed(*GPU, *KUBERNETES, "--script=train_sft", "--nodes=2", *more)
+  assert "name: jaxrl-train-sft\n" in job and "jaxrl-train-sft-0.jaxrl:6380" in job
+  warm_up = printed(*TPU, "--topology=v6e:4x4", "--script=train_sft").replace("\\", "")
+  assert "scripts/train_sft.py --config=configs/search_cpu.py --workdir=/mnt/runs/a" in warm_up
+  assert "--coordinator=FIRST_HOST_OF_jaxrl:6380" in warm_up
+  words = "/evaluate.py --config=configs/search_cpu.py --checkpoint=/mnt/runs/a "
+  words += "--json=/mnt/runs/a/evaluation.json --set=eval.tasks=9"
+  text = printed(*TPU, "--topology=v6e:2x4", "--script=evaluate", *more).replace("\\", "")
+  assert words in text
+  # Demonstrations are played by workers on the cluster too.
+  workers = ("--script=train_sft", "--worker_nodes=2", "--token_file=/shared/token")
+  assert "--set=fleet.backend=ray" in printed(*GPU, *workers)
+
+
 def test_samplers_without_nodes_for_workers_have_the_workers():
   text = printed(*GPU, "--slices=1", "--token_file=/shared/token", "--cpus=32")
   (node,) = [line for line in text.splitlines() if "ray start --address" in line]
@@ -320,7 +338,7 @@ def test_on_kubernetes_the_learner_is_a_job_and_the_rest_a_ray_cluster():
   assert train[:2] == ["python", "scripts/train_rl.py"]
   assert "--set=fleet.address=jaxrl-head-svc:6379" in train
   assert train[-3:] == [
-    "--coordinator=jaxrl-learner-0.jaxrl:6380",
+    "--coordinator=jaxrl-train-rl-0.jaxrl:6380",
     "--num_processes=2",
     "--process_id=$(JOB_COMPLETION_INDEX)",
   ]
@@ -381,6 +399,10 @@ def test_the_manifest_names_image_claim_and_grace():
     ((*GPU, "--gpus=many"), "--gpus=many is no positive number"),
     ((*GPU, "--scheduler=lsf"), "--scheduler=lsf is neither slurm nor kubernetes"),
     ((*GPU, "--scheduler=kubernetes"), "kubernetes needs --image and --claim"),
+    ((*GPU, "--script=train"), "--script=train is none of train_rl, train_sft, evaluate"),
+    ((*GPU, "--script=train_sft", "--slices=1"), "--script=train_sft has no use for --slices"),
+    ((*GPU, "--script=evaluate", "--nodes=2"), "--script=evaluate runs in one process"),
+    ((*TPU, "--topology=v6e:4x4", "--script=evaluate"), "choose a --topology of one host"),
     ((*GPU, "--sbatch=gpu"), "--sbatch=gpu is no option of sbatch"),
     ((*GPU, "--worker_sbatch=--qos=q"), "--worker_sbatch needs --worker_nodes"),
     ((*GPU, *KUBERNETES, "--sbatch=--qos=q"), "--sbatch has no effect with --scheduler=kubernetes"),
