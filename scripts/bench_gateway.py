@@ -166,7 +166,7 @@ def main() -> None:
   """Measures and prints."""
   config = _config()
   setup.compilation_cache(config)
-  chat = chat_lib.load(config.policy.tokenizer)
+  chat = chat_lib.load(config.policy.tokenizer, config.policy.thinking)
   with setup.devices(config):
     engine = make_engine(
       config, setup.loaded(config, str(evaluation.newest_policy(config.policy.init))), version=0

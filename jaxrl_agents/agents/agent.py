@@ -332,13 +332,14 @@ def worker_spec(
   *,
   judging: Judging | None = None,
   teacher: Teacher | None = None,
+  thinking: str = "model",
 ) -> WorkerSpec:
   """Workers that play episodes of an agent (named as in RunConfig): those of the policy if `player`
   is empty, else those of a scripted player of the agent, of `HOSTILE`, or of the given `teacher`.
   Their environments have the tools of `listing` (harness.mcp_tools.listing), if there is one. With
-  `judging`, a judge grades the rollouts.
+  `judging`, a judge grades the rollouts. `tokenizer` and `thinking` as for `chat.load`.
   """
-  arguments = (agent, tokenizer, options, shared, player, listing, judging, teacher)
+  arguments = (agent, tokenizer, options, shared, player, listing, judging, teacher, thinking)
   return WorkerSpec("jaxrl_agents.agents.agent:worker_services", arguments)
 
 
@@ -351,6 +352,7 @@ def worker_services(
   listing: Listing | None = None,
   judging: Judging | None = None,
   teacher: Teacher | None = None,
+  thinking: str = "model",
 ) -> Services:
   """Builds the services of a worker (`WorkerSpec.build`). With a scripted player, the policy's
   sampler stays unused.
@@ -358,7 +360,7 @@ def worker_services(
   Raises:
     ValueError: there is a listing of MCP tools, and this machine lacks the package for them.
   """
-  agent, chat = import_path.agent(name), chat_lib.load(tokenizer)
+  agent, chat = import_path.agent(name), chat_lib.load(tokenizer, thinking)
   services = agent.services(chat, options, shared)
   equipped = _equipment(listing)
 

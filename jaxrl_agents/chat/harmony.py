@@ -41,11 +41,13 @@ CONTROL_TOKENS = (
 )
 TEMPLATE_MARKS = ("<|channel|>commentary", "namespace ")
 NAMESPACE = "functions"
+REASONING = ("low", "medium", "high")
+"""How much a policy thinks, as its system message says."""
 SYSTEM = """\
 You are ChatGPT, a large language model trained by OpenAI.
 Knowledge cutoff: 2024-06
 
-Reasoning: medium
+Reasoning: {reasoning}
 
 # Valid channels: analysis, commentary, final. Channel must be included for every message."""
 SYSTEM_WITH_TOOLS = """
@@ -74,8 +76,9 @@ class Said:
 class HarmonyFormat:
   """Messages between `<|start|>header<|message|>` and `<|end|>`; a reply may be several of them."""
 
-  def __init__(self, vocabulary: Vocabulary):
+  def __init__(self, vocabulary: Vocabulary, reasoning: str = "medium"):
     self._vocabulary = vocabulary
+    self._system = SYSTEM.format(reasoning=reasoning)
     self._id = vocabulary.ids_by_name(CONTROL_TOKENS)
     self.stop_tokens: tuple[int, ...] = (
       self._id["<|return|>"],
@@ -93,7 +96,7 @@ class HarmonyFormat:
       rest = messages[1:]
     if tools:
       sections.append(f"# Tools\n\n{typescript.declared(NAMESPACE, tools)}")
-    parts = self._message("system", SYSTEM + (SYSTEM_WITH_TOOLS if tools else ""))
+    parts = self._message("system", self._system + (SYSTEM_WITH_TOOLS if tools else ""))
     if sections:
       parts += self._message("developer", "\n\n".join(sections))
     labels: dict[str, str] = {}

@@ -29,30 +29,48 @@ class Family:
     control_tokens: tokens that its vocabulary must have.
     template_marks: strings in its published chat template that are absent from templates with the
       same tokens but another syntax of calls.
+    thinking: {level of thinking: makes the format with it}, for levels that the model was trained
+      to be told.
   """
 
   make: Callable[[Vocabulary], Format]
   control_tokens: tuple[str, ...]
   template_marks: tuple[str, ...]
+  thinking: Mapping[str, Callable[[Vocabulary], Format]] = dataclasses.field(default_factory=dict)
 
 
 FORMATS: Mapping[str, Family] = {
   "own": Family(base_format.OwnFormat, base_format.CONTROL_TOKENS, base_format.TEMPLATE_MARKS),
-  "qwen3": Family(qwen3.Qwen3Format, qwen3.CONTROL_TOKENS, qwen3.TEMPLATE_MARKS),
+  "qwen3": Family(
+    qwen3.Qwen3Format,
+    qwen3.CONTROL_TOKENS,
+    qwen3.TEMPLATE_MARKS,
+    {qwen3.UNTHINKING: functools.partial(qwen3.Qwen3Format, thinks=False)},
+  ),
   "kimi_k2": Family(kimi_k2.KimiK2Format, kimi_k2.CONTROL_TOKENS, kimi_k2.TEMPLATE_MARKS),
-  "harmony": Family(harmony.HarmonyFormat, harmony.CONTROL_TOKENS, harmony.TEMPLATE_MARKS),
+  "harmony": Family(
+    harmony.HarmonyFormat,
+    harmony.CONTROL_TOKENS,
+    harmony.TEMPLATE_MARKS,
+    {
+      level: functools.partial(harmony.HarmonyFormat, reasoning=level)
+      for level in harmony.REASONING
+    },
+  ),
 }
 
 
 @functools.cache
-def load(path: str = "base") -> Chat:
+def load(path: str = "base", thinking: str = "model") -> Chat:
   """The chat of a `tokenizer.json` file or of a folder holding one; "base" is the shipped one.
 
   The format is the one of FORMATS whose control tokens the tokenizer has. A chat template beside it
-  (CHAT_TEMPLATE, or in TOKENIZER_CONFIG) must be of that format too.
+  (CHAT_TEMPLATE, or in TOKENIZER_CONFIG) must be of that format too. `thinking` is how much the
+  prompts tell the policy to think: a level of its format, or "model", as the model does untold.
 
   Raises:
-    ValueError: there is no readable tokenizer at `path`, or it is made for another format.
+    ValueError: there is no readable tokenizer at `path`, it is made for another format, or its
+      format has no such level of thinking.
   """
   file = _file(path)
   files = tokenizer_files(path)
@@ -74,8 +92,14 @@ def load(path: str = "base") -> Chat:
   except Exception as error:  # the Rust side raises plain Exception
     raise ValueError(f"{file} cannot be read as a tokenizer: {error}") from error
   _check_template(file.parent, name)
+  levels = {"model": FORMATS[name].make, **FORMATS[name].thinking}
+  if thinking not in levels:
+    raise ValueError(
+      f"policy.thinking={thinking} is no level of the chat format {name!r} of {file}, which has "
+      f"{', '.join(levels)}; choose one of these"
+    )
   vocabulary = Vocabulary(tokenizer)
-  return Chat(name, vocabulary, FORMATS[name].make(vocabulary))
+  return Chat(name, vocabulary, levels[thinking](vocabulary))
 
 
 def tokenizer_files(path: str) -> list[pathlib.Path]:

@@ -22,7 +22,9 @@
     </tool_response><|im_end|>
 
 A turn that was not sampled has a thought only where `Message.reasoning` is set; the empty one that
-the template writes into the last turn of a conversation is not rendered.
+the template writes into the last turn of a conversation is not rendered. Without thinking every
+turn begins with an empty thought, as the template writes it with enable_thinking=False; it is of
+the prompt, and the reply begins after it.
 
 Source: chat_template of https://huggingface.co/Qwen/Qwen3-8B/blob/main/tokenizer_config.json.
 """
@@ -50,6 +52,8 @@ CONTROL_TOKENS = (
   "</think>",
 )
 TEMPLATE_MARKS = ("<args-json-object>", "<tool_response>")
+UNTHINKING = "off"
+"""The value of `thinking` (see `chat.load`) with which policies do not think."""
 
 TOOLS_HEAD = """\
 # Tools
@@ -68,9 +72,13 @@ TOOLS_EXAMPLE = '\n{"name": <function-name>, "arguments": <args-json-object>}\n'
 class Qwen3Format:
   """Turns between `<|im_start|>role` and `<|im_end|>`; results of one turn share a user turn."""
 
-  def __init__(self, vocabulary: Vocabulary):
+  def __init__(self, vocabulary: Vocabulary, thinks: bool = True):
     self._vocabulary = vocabulary
     self._id = vocabulary.ids_by_name(CONTROL_TOKENS)
+    self._thinks = thinks
+    empty: list[Part] = [self._id["<think>"], "\n\n", self._id["</think>"], "\n\n"]
+    opening: list[Part] = [self._id["<|im_start|>"], "assistant\n"]
+    self._opening = opening if thinks else [*opening, *empty]
     self.stop_tokens: tuple[int, ...] = (self._id["<|im_end|>"], self._id["<|endoftext|>"])
 
   def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
@@ -92,13 +100,13 @@ class Qwen3Format:
         parts += self._result(message.content, first, last)
       else:
         parts += self._turn(message.role, [message.content])
-    return self._vocabulary.ids([*parts, self._id["<|im_start|>"], "assistant\n"])
+    return self._vocabulary.ids([*parts, *self._opening])
 
   def encode_reply(self, reply: Message, earlier: Sequence[Message]) -> np.ndarray:
-    """See `Chat.encode_reply`."""
+    """See `Chat.encode_reply`. Without thinking, the reasoning is left out."""
     del earlier
     parts: list[Part] = []
-    if reply.reasoning:
+    if reply.reasoning and self._thinks:
       thought = f"\n{reply.reasoning.strip(chr(10))}\n"
       parts += [self._id["<think>"], thought, self._id["</think>"], "\n\n"]
     parts.append(reply.content)
@@ -154,7 +162,7 @@ class Qwen3Format:
     reply = message.tokens if message.tokens is not None else self.encode_reply(message, ())
     end = self._id["<|im_end|>"]
     ended = len(reply) and int(reply[-1]) == end
-    return [self._id["<|im_start|>"], "assistant\n", reply, *(() if ended else (end,)), "\n"]
+    return [*self._opening, reply, *(() if ended else (end,)), "\n"]
 
   def _result(self, text: str, first: bool, last: bool) -> list[Part]:
     opened, closed = self._id["<tool_response>"], self._id["</tool_response>"]

@@ -21,7 +21,7 @@ def load_chat(config: RunConfig) -> Chat:
   Raises:
     ValueError: the policy's vocabulary is smaller than the tokenizer's.
   """
-  chat = chat_lib.load(config.policy.tokenizer)
+  chat = chat_lib.load(config.policy.tokenizer, config.policy.thinking)
   if chat.vocab_size > config.policy.model.vocab_size:
     raise ValueError(
       f"policy.model.vocab_size={config.policy.model.vocab_size} is smaller than the "

@@ -121,8 +121,8 @@ def _bring(
 
 
 def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
-  """Names a source by all that decides it: tasks, tokenizer, options, seed, and the code that makes
-  it (without comments and docstrings).
+  """Names a source by all that decides it: tasks, chat format, options, seed, and the code that
+  makes it (without comments and docstrings).
   """
   agent = agent_setting.agent(config)
   options = dataclasses.asdict(config.agent_config)
@@ -130,6 +130,7 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
     "source": name,
     "seed": config.seed,
     "agent": config.agent,
+    "thinking": config.policy.thinking,
     "options": {k: v for k, v in options.items() if k not in _undecided(agent)},
     "sft": {option: getattr(config.sft, option) for option in _OPTIONS[name]},
     "tasks": corpus.digest,

@@ -22,7 +22,7 @@ UNJUDGED = ("corpus.cache",)
 OF_JUDGE = ("model", "rubrics", "trained", "weight", "samples", "temperature", "max_characters")
 """Options of the section judge on which its grades depend."""
 
-OF_WARM_UP = ("agent", "policy.tokenizer")
+OF_WARM_UP = ("agent", "policy.tokenizer", "policy.thinking")
 """Options that a warm-up and what follows it in the same folder must share."""
 
 TASKS = "tasks_digest"
@@ -45,8 +45,8 @@ def check_warm_up(config: RunConfig, workdir: Workdir) -> list[str]:
   }
   if refused := [texts[name] for name in OF_WARM_UP if name in texts]:
     raise ValueError(
-      f"{workdir.path} holds a warm-up for another agent or tokenizer: {', '.join(refused)}; pass "
-      "the config that it was made with, or choose another --workdir"
+      f"{workdir.path} holds a warm-up for another agent or chat format: {', '.join(refused)}; "
+      "pass the config that it was made with, or choose another --workdir"
     )
   return list(texts.values())
 

@@ -220,7 +220,7 @@ def serve(config: RunConfig, checkpoint: str, *, host: str, port: int, key_file:
       loop.add_signal_handler(number, stop.set)
     with EngineSampler(engine, loop).running() as sampler:
       served = Served(
-        chat_lib.load(config.policy.tokenizer),
+        chat_lib.load(config.policy.tokenizer, config.policy.thinking),
         sampler,
         setup.eval_sampling(config),
         config.agent_config.token_budget,

@@ -91,6 +91,7 @@ def worker_spec(
     listing,
     judging=None if player == DEMONSTRATOR else judging(config),
     teacher=teacher,
+    thinking=config.policy.thinking,
   )
 
 

@@ -31,7 +31,7 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
 
   Raises:
     Preempted: SIGTERM came; what is finished is saved.
-    ValueError: the folder has a warm-up of another agent or tokenizer.
+    ValueError: the folder has a warm-up of another agent or chat format.
   """
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     if channel.is_first:

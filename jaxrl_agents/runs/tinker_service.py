@@ -57,7 +57,7 @@ async def running(
       base_model=config.name,
       tokenizer=str(chat_lib.tokenizer_files(config.policy.tokenizer)[0].parent.resolve()),
       max_context=config.agent_config.token_budget,
-      chat=chat_lib.load(config.policy.tokenizer),
+      chat=chat_lib.load(config.policy.tokenizer, config.policy.thinking),
       learner=learner,
       sampler=TinkerSampler(config, engine, stepped, base),
       checkpoints=Checkpoints(directory),

@@ -78,6 +78,6 @@ def write_template(folder, template):
   return folder
 
 
-def load(folder, family):
+def load(folder, family, thinking="model"):
   """The chat of a small tokenizer of the family."""
-  return chat.load(str(write_tokenizer(folder, CONTROL_TOKENS[family])))
+  return chat.load(str(write_tokenizer(folder, CONTROL_TOKENS[family])), thinking)

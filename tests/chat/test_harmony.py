@@ -4,6 +4,7 @@ import pytest
 
 from jaxrl_agents.chat import harmony, typescript
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
+from tests.chat import families
 from tests.chat.families import CLOCK, CONVERSATION, SEARCH
 
 SYSTEM = """<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
@@ -72,6 +73,13 @@ def test_system_messages_become_the_developer_message_with_the_tools(chat):
   without_system = chat.decode(chat.render(CONVERSATION[1:], [CLOCK]))
   assert without_system.startswith(f"{SYSTEM}{calls}<|start|>developer<|message|># Tools\n\n## fun")
   assert chat.decode(chat.render(CONVERSATION[1:])) == f"{SYSTEM}<|end|>{TALK}"
+
+
+@pytest.mark.parametrize("level", ["low", "medium", "high"])
+def test_the_system_message_says_how_much_to_think(tmp_path, level):
+  text = families.load(tmp_path, "harmony", level)
+  system = SYSTEM.replace("Reasoning: medium", f"Reasoning: {level}")
+  assert text.decode(text.render(CONVERSATION[1:])) == f"{system}<|end|>{TALK}"
 
 
 def test_a_reply_thinks_speaks_of_what_it_will_do_and_calls(chat):

@@ -43,6 +43,25 @@ def test_a_template_of_the_format_is_accepted(tmp_path):
   assert chat.load(str(folder / "tokenizer.json")).name == "qwen3"
 
 
+@pytest.mark.parametrize(
+  ("family", "level", "levels"),
+  [
+    ("own", "off", "model"),
+    ("kimi_k2", "high", "model"),
+    ("qwen3", "low", "model, off"),
+    ("harmony", "off", "model, low, medium, high"),
+  ],
+)
+def test_a_level_of_thinking_that_a_format_lacks_is_an_error_that_lists_its_levels(
+  tmp_path, family, level, levels
+):
+  said = (
+    f"policy.thinking={level} is no level of the chat format '{family}' of .*, which has {levels};"
+  )
+  with pytest.raises(ValueError, match=said):
+    families.load(tmp_path, family, level)
+
+
 def test_a_missing_tokenizer_is_named_with_the_remedy(tmp_path):
   with pytest.raises(ValueError, match=r"no tokenizer at .*pass 'base'"):
     chat.load(str(tmp_path))

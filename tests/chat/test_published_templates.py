@@ -47,7 +47,7 @@ CONVERSATIONS = {
 }
 
 
-def published(transformers, folder, family, messages, tools):
+def published(transformers, folder, family, messages, tools, **options):
   """The text of the published template."""
   tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
   template = (pathlib.Path(TEMPLATES) / f"{family}.jinja").read_text("utf-8")
@@ -57,6 +57,7 @@ def published(transformers, folder, family, messages, tools):
     chat_template=template,
     tokenize=False,
     add_generation_prompt=True,
+    **options,
   )
 
 
@@ -96,6 +97,19 @@ def test_qwen3_renders_the_text_and_the_ids_of_its_template(transformers, tmp_pa
   assert chat.decode(rendered) == text
   whole = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
   np.testing.assert_array_equal(rendered, whole(text)["input_ids"])
+
+
+def test_qwen3_without_thinking_ends_the_prompt_as_its_template_does(transformers, tmp_path):
+  """The template drops the empty thoughts of earlier turns, which would edit the past."""
+  chat, first = families.load(tmp_path, "qwen3", "off"), CONVERSATIONS["first turn"]
+  text = published(transformers, tmp_path, "qwen3", plain(first), [], enable_thinking=False)
+  assert chat.decode(chat.render(first)) == text
+
+
+def test_harmony_says_how_much_to_think_as_its_template_does(transformers, tmp_path):
+  chat, first = families.load(tmp_path, "harmony", "high"), CONVERSATION[1:2]
+  text = published(transformers, tmp_path, "harmony", plain(first), [], reasoning_effort="high")
+  assert chat.decode(chat.render(first)) == re.sub("Current date: .*\n", "", text)
 
 
 @pytest.mark.parametrize("tools", [(), (SEARCH, CLOCK)], ids=["no tools", "tools"])

@@ -1,8 +1,11 @@
 """Qwen3: the expected text is written by hand after the template on the model's page."""
 
+import numpy as np
 import pytest
 
-from jaxrl_agents.types import Message, ToolCall
+from jaxrl_agents.harness.segments import Turn, to_segments
+from jaxrl_agents.types import Generation, Message, ToolCall
+from tests.chat import families
 from tests.chat.families import CLOCK, CONVERSATION, SEARCH
 
 TOOLS = """# Tools
@@ -71,6 +74,33 @@ def test_a_thought_stands_before_what_is_said(chat):
   assert chat.decode(chat.encode_reply(reply)) == (
     "<think>\nHm.\n</think>\n\nYes.\n"
     '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call><|im_end|>'
+  )
+
+
+def test_without_thinking_every_turn_begins_with_an_empty_thought_and_says_no_other(tmp_path):
+  chat = families.load(tmp_path, "qwen3", "off")
+  empty = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+  text = chat.decode(chat.render(CONVERSATION, [SEARCH, CLOCK]))
+  expected = "<|im_start|>system\nFind it.\n\n" + TOOLS + TALK
+  assert text == expected.replace("<|im_start|>assistant\n", empty)
+  reply = Message("assistant", "Yes.", reasoning="Hm.")
+  assert chat.decode(chat.encode_reply(reply)) == "Yes.<|im_end|>"
+
+
+def test_the_empty_thought_is_of_the_prompt_and_a_conversation_that_grew_goes_on_one_segment(
+  tmp_path,
+):
+  chat = families.load(tmp_path, "qwen3", "off")
+  messages, turns = [Message("user", "Which river?")], []
+  for content in ("The Loire.", "The Seine."):
+    prompt = chat.render(messages, [SEARCH])
+    sampled = chat.encode_reply(Message("assistant", content))
+    zeros = np.zeros(len(sampled))
+    turns.append(Turn(prompt, Generation(sampled, zeros, zeros.astype(np.int32), None, "stop")))
+    messages += [chat.parse(sampled), Message("user", "And the next?")]
+  (segment,) = to_segments(turns)
+  assert (
+    chat.decode(segment.tokens[segment.loss_mask]) == "The Loire.<|im_end|>The Seine.<|im_end|>"
   )
 
 

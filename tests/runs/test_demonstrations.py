@@ -137,6 +137,8 @@ def test_a_source_is_named_by_its_options_alone(opened):
   for name in NAMES:
     assert name_of(name, config) == name_of(name, with_sft(lr=1.0, steps=7))
     assert name_of(name, config) != name_of(name, dataclasses.replace(config, seed=1))
+  silent = dataclasses.replace(config, policy=dataclasses.replace(config.policy, thinking="off"))
+  assert name_of("drills", config) != name_of("drills", silent)
   for options in ({"demonstration_tasks": 7}, {"rollouts_per_task": 3}):
     assert name_of("demonstrations", config) != name_of("demonstrations", with_sft(**options))
   with_agent = lambda **options: dataclasses.replace(

@@ -125,7 +125,9 @@ def test_a_warm_up_of_another_agent_is_refused_before_and_in_reinforcement_learn
 ):
   other = config_lib.load(path)
   for refuses in (resumption.begin_warm_up, resumption.check_warm_up):
-    with pytest.raises(ValueError, match="another agent or tokenizer: agent=.* another --workdir"):
+    with pytest.raises(
+      ValueError, match="another agent or chat format: agent=.* another --workdir"
+    ):
       refuses(other, warmed_up)
   assert resumption.check_warm_up(CONFIG, warmed_up) == []  # what is recorded is as it was
 
