@@ -25,7 +25,8 @@
 #              evaluator.every=4 says how often it evaluates
 # --port       of the head of the cluster                                           [6379]
 # --token_file a file with the token of the cluster: (umask 077; head -c 32 /dev/urandom | base64 > FILE)
-# --workdir    folder of the run, on a disk that outlives the machines and that all share (a bucket)
+# --workdir    folder of the run, on a disk that outlives the machines and that all mount under this path:
+#              Filestore, Lustre or NFS; of a bucket see docs/scaling-out.md
 # --name       of the slices                                                        [jaxrl]
 # --zone --project   as gcloud takes them                                           [its own defaults]
 # --grace_s    seconds between SIGTERM and SIGKILL; see jaxrl_agents/learner/preemption.py    [300]

@@ -98,6 +98,7 @@ def follow(
     is_over: whether no more versions will be published; the newest is still evaluated then.
   """
   own = config.evaluator
+  workdir.check_hard_links()
   results = VersionScores(workdir.evaluations, longest_s(config))
   config = alone(config)
   tasks = corpus.sample(SPLIT, own.tasks, config.seed)

@@ -47,12 +47,14 @@ def serving(config: RunConfig, corpus: Tasks, workdir: Workdir) -> Iterator[Call
   exception it is ended at once.
 
   Raises:
-    ValueError: there are no tasks to evaluate with, or the Ray cluster cannot be joined.
+    ValueError: there are no tasks to evaluate with, the disk of the run has no hard links, or the
+      Ray cluster cannot be joined.
   """
   if not config.evaluator.every:
     yield lambda: None
     return
   corpus.sample(evaluator.SPLIT, 1, config.seed)  # raises here, not in the process
+  workdir.check_hard_links()
   with contextlib.ExitStack() as stack:
     place: Place
     if config.evaluator.on_node:

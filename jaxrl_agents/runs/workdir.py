@@ -26,6 +26,8 @@ import json
 import math
 import os
 import pathlib
+import secrets
+import shutil
 import socket
 import sys
 import time
@@ -35,6 +37,7 @@ from typing import IO, Any
 import psutil
 
 from jaxrl_agents import file_digests, full_disk, stopwatch
+from jaxrl_agents.full_disk import FullDiskError
 
 WARM_START = "warm_start"
 
@@ -53,12 +56,14 @@ class Workdir:
     listeners: what else is told each line of metrics.
 
   Raises:
-    ValueError: the path is that of a file, cannot be resolved, or may not be written to.
+    ValueError: the path is that of a file, cannot be resolved, may not be written to, or its disk
+      cannot rename folders.
   """
 
   def __init__(self, path: str | os.PathLike[str]):
     self.listeners: list[Listener] = []
     self.path = _made(pathlib.Path(path))
+    _check_renames(self.path)
     self.trajectories = self._folder("trajectories")
     self.checkpoints = self._folder("checkpoints")
     self.weights = self._folder("weights")
@@ -70,6 +75,25 @@ class Workdir:
     self.metrics = self.path / "metrics.jsonl"
     self.summary = self.path / "summary.json"
     self.report = self.path / "report.html"
+
+  def check_hard_links(self) -> None:
+    """Raises ValueError if the disk has no hard links, by which evaluators agree on one result."""
+    probe = self.path / f".probe-{secrets.token_hex(8)}"
+    linked = probe.with_name(f"{probe.name}-linked")
+    try:
+      with full_disk.named(self.path):
+        probe.touch()
+        os.link(probe, linked)
+    except FullDiskError:
+      raise
+    except OSError as error:
+      raise ValueError(
+        f"the disk of {self.path} makes no hard links ({error}), which an evaluator needs; choose "
+        "a --workdir on NFS, Filestore, Lustre or a local disk, or set evaluator.every=0"
+      ) from None
+    finally:
+      for path in (probe, linked):
+        path.unlink(missing_ok=True)
 
   @contextlib.contextmanager
   def held(self, wait_s: float = HELD_S) -> Iterator[None]:
@@ -192,6 +216,30 @@ def _made(path: pathlib.Path) -> pathlib.Path:
       "--workdir"
     )
   return folder
+
+
+def _check_renames(folder: pathlib.Path) -> None:
+  """Raises ValueError if the disk cannot rename a folder that holds a file, as buckets cannot:
+  checkpoints and demonstrations appear whole by such a rename.
+  """
+  probe = folder / f".probe-{secrets.token_hex(8)}"
+  renamed = probe.with_name(f"{probe.name}-renamed")
+  try:
+    with full_disk.named(folder):
+      probe.mkdir()
+      (probe / "file").touch()
+      os.rename(probe, renamed)
+  except FullDiskError:
+    raise
+  except OSError as error:
+    raise ValueError(
+      f"the disk of {folder} cannot rename folders ({error}), by which checkpoints appear whole; "
+      "choose a --workdir on NFS, Filestore, Lustre or a local disk; a bucket needs a hierarchical "
+      "namespace"
+    ) from None
+  finally:
+    for path in (probe, renamed):
+      shutil.rmtree(path, ignore_errors=True)
 
 
 def _lock(file: IO[str], folder: pathlib.Path, wait_s: float) -> None:

@@ -1,13 +1,16 @@
 """What a run leaves is whole lines and whole files, and a resumed run overwrites its own tail."""
 
 import dataclasses
+import errno
 import json
 import math
+import os
 
 import jax
 import numpy as np
 import pytest
 
+from jaxrl_agents.full_disk import FullDiskError
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import setup, weight_files
@@ -26,6 +29,10 @@ CFG = PolicyConfig(
 )
 
 
+def full(*_, **__):
+  raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_number_that_is_not_finite_is_null_in_the_metrics(tmp_path):
   workdir = Workdir(tmp_path / "w")
   workdir.log("rl", 0, {"loss": math.nan, "reward": 1.5})
@@ -39,6 +46,38 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
   with workdir.metrics.open("a") as file:
     file.write('{"phase": "rl", "st')
   assert [line["step"] for line in workdir.lines()] == [0]
+
+
+def refused(*_, **__):
+  raise OSError(errno.EMFILE, "Too many open files")  # what gcsfuse says
+
+
+@pytest.mark.parametrize("kept", [(), ("metrics.jsonl",)])
+def test_a_disk_that_cannot_rename_folders_is_refused_before_anything_is_left_there(
+  tmp_path, monkeypatch, kept
+):
+  for name in kept:
+    (tmp_path / name).touch()
+  monkeypatch.setattr(os, "rename", refused)
+  with pytest.raises(ValueError, match="cannot rename folders .*; a bucket needs a hierarchical"):
+    Workdir(tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == list(kept)
+
+
+def test_a_disk_without_hard_links_is_refused_for_an_evaluator_alone(tmp_path, monkeypatch):
+  workdir = Workdir(tmp_path)
+  before = sorted(tmp_path.iterdir())
+  workdir.check_hard_links()
+  monkeypatch.setattr(os, "link", refused)
+  with pytest.raises(ValueError, match="no hard links .* or set evaluator.every=0"):
+    workdir.check_hard_links()
+  assert sorted(tmp_path.iterdir()) == before == sorted(Workdir(tmp_path).path.iterdir())
+
+
+def test_a_full_disk_is_named_as_such(tmp_path, monkeypatch):
+  monkeypatch.setattr(os, "rename", full)
+  with pytest.raises(FullDiskError, match="Free some space there"):
+    Workdir(tmp_path)
 
 
 def test_a_resumed_run_drops_only_its_own_later_lines(tmp_path):
