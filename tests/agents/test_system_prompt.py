@@ -138,7 +138,9 @@ def test_recipes_of_the_shipped_base_have_no_system_prompt(name):
   assert prompts == [""]
 
 
-@pytest.mark.parametrize("name", ["gpt_oss_20b_rl", "kimi_k2_rl", "qwen3_30b_a3b_rl"])
+@pytest.mark.parametrize(
+  "name", ["gpt_oss_20b_rl", "kimi_k2_rl", "qwen3_30b_a3b_rl", "qwen3_4b_rl"]
+)
 def test_configs_of_published_models_tell_the_policy_about_its_environment(name):
   loaded = config.load(str(CONFIGS / f"{name}.py"))
   assert loaded.agent_config.system_prompt == system_prompt.ENVIRONMENT

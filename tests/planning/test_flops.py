@@ -93,6 +93,7 @@ def test_the_published_sizes_have_the_published_numbers_of_parameters():
     "kimi_k2": (1_026, 31.7),  # "1.04 T, 32.6 B": with embeddings counted as active, 1.2 B
     "gpt_oss_20b": (20.9, 3.6),
     "qwen3_30b_a3b": (30.5, 3.04),  # "3.3 B": likewise
+    "qwen3_4b": (4.02, 4.02),  # "4.0 B", the tied head among the active ones
   }
   for name, (total, active) in published.items():
     cfg = config.load(f"configs/{name}_rl.py").policy.model
