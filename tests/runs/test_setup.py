@@ -8,7 +8,7 @@ import pytest
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.chat import qwen3
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import agent_setting, setup
 from jaxrl_agents.types import Message
 from tests.chat import families
 
@@ -40,6 +40,6 @@ def test_learner_and_workers_tell_the_policy_to_think_as_the_config_says(tmp_pat
   spec = setup.worker_spec(config, NoTasks())
   module, _, build = spec.build.partition(":")
   services = getattr(importlib.import_module(module), build)(*spec.arguments)
-  for chat in (setup.load_chat(config), services.chat):
+  for chat in (agent_setting.load_chat(config), services.chat):
     text = chat.decode(chat.render([Message("user", "Go.")]))
     assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
