@@ -87,7 +87,8 @@ class Setting:
     chat: tokenizer and template of the policy.
     cache: folder of files that can be remade.
     seed: of the run.
-    resamples: number of resamples of a paired bootstrap.
+    resamples: number of resamples of a bootstrap.
+    threshold: of success from which a rollout is right, see config.EvalConfig.
     judge_weight: of a judge's grades in the reward, for `rewarded`.
   """
 
@@ -98,6 +99,7 @@ class Setting:
   cache: pathlib.Path
   seed: int
   resamples: int
+  threshold: float = 0.0
   judge_weight: float = 0.0
 
 
@@ -114,7 +116,8 @@ class Agent(abc.ABC):
     sources: fields of `config` that say where tasks are read from: a run may be resumed with others
       if the tasks are the same (`Tasks.digest`).
     headline: the score that progress bars show.
-    success: the part of the rewards that is 1 if a rollout is right, for Toggle; "" for none.
+    success: the part of the rewards that is 1 if a rollout is right, for Toggle and pass@k; "" for
+      none.
     metrics: names of the scores in a summary; () for all.
     story: its part of the report.
   """
@@ -280,15 +283,45 @@ class Agent(abc.ABC):
     """
     return {}
 
+  def cluster(self, task: Task) -> str:
+    """The cluster of a task. Tasks of one cluster are not independent of each other, such as those
+    about one repository; a bootstrap resamples whole clusters.
+    """
+    return task.id
+
   def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
-    """The scores of an evaluation: means over the tasks."""
-    return scores_lib.entry(groups, self.metrics)
+    """The scores of an evaluation: means over the tasks, bounds of the mean reward, and pass@k."""
+    found = scores_lib.entry(groups, self.metrics) | scores_lib.reward_bounds(
+      groups, cluster=self.cluster, resamples=setting.resamples, seed=setting.seed
+    )
+    threshold = setting.threshold or (1.0 if self.success else 0.0)
+    if threshold:
+      found |= scores_lib.passes(groups, self.success, threshold=threshold)
+    return found
 
   def scores(
     self, setting: Setting, tasks: Any, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
     """The scores of one evaluation: "policy" and what it is compared with; means over the tasks."""
     return {"policy": self.entry(setting, groups)}
+
+  def gains(
+    self, setting: Setting, candidate: Sequence[Group], baseline: Sequence[Group]
+  ) -> dict[str, float]:
+    """The paired gains of one evaluation over another, in reward and in the headline score, with
+    their bounds (`scores.gains`).
+
+    Raises:
+      ValueError: they have no task in common.
+    """
+    return scores_lib.gains(
+      candidate,
+      baseline,
+      metrics=tuple(dict.fromkeys(("reward", self.headline))),
+      cluster=self.cluster,
+      resamples=setting.resamples,
+      seed=setting.seed,
+    )
 
   def compare(
     self, setting: Setting, tasks: Any, evaluations: Mapping[str, Sequence[Group]]
@@ -304,14 +337,10 @@ class Agent(abc.ABC):
     Returns:
       {"eval": {name: scores}, "paired_bootstrap": gains with bounds}, and further entries.
     """
-    gains = scores_lib.gains(
-      evaluations["trained"],
-      evaluations["warm_start"],
-      metrics=tuple(dict.fromkeys(("reward", self.headline))),
-      resamples=setting.resamples,
-      seed=setting.seed,
+    gains = self.gains(setting, evaluations["trained"], evaluations["warm_start"])
+    gains |= scores_lib.minus_each(
+      evaluations, cluster=self.cluster, resamples=setting.resamples, seed=setting.seed
     )
-    gains |= scores_lib.minus_each(evaluations, resamples=setting.resamples, seed=setting.seed)
     found = {name: self.entry(setting, groups) for name, groups in evaluations.items()}
     return {"eval": found, "paired_bootstrap": gains}
 

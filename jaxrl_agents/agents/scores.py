@@ -1,4 +1,5 @@
-"""Scores of groups, averaged within a task and then over tasks; paired comparison of two sets.
+"""Scores of groups, averaged within a task and then over tasks, with intervals; pass@k; paired
+comparison of two sets.
 
 Every score was measured by the environment (`Trajectory.rewards`); nothing is judged again. A
 failed rollout has no score: it is counted, but neither averaged nor taken as 0. A task whose
@@ -8,6 +9,8 @@ rollouts all failed has no score either.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -87,6 +90,108 @@ def entry(groups: Sequence[Group], metrics: Sequence[str] = ()) -> dict[str, flo
   return {name: found[name] for name in metrics or found if name in found}
 
 
+def reward_bounds(
+  groups: Sequence[Group],
+  *,
+  cluster: Callable[[Task], str] | None = None,
+  resamples: int = 10_000,
+  seed: int = 0,
+) -> dict[str, float]:
+  """{"reward_lower95", "reward_upper95"} of the mean reward over tasks, see `mean_bounds`; {} if no
+  rollout has finished. `cluster` returns the cluster of a task.
+
+  Raises:
+    ValueError: as `mean_bounds`.
+  """
+  rewards = scores(groups).get("reward", {})
+  if not rewards:
+    return {}
+  clusters = {group.task.id: cluster(group.task) for group in groups} if cluster else None
+  lower, upper = mean_bounds(rewards, clusters=clusters, resamples=resamples, seed=seed)
+  return {"reward_lower95": lower, "reward_upper95": upper}
+
+
+def pass_at_k(rollouts: int, right: int, k: int) -> float:
+  """`1 - C(n - c, k) / C(n, k)` of n rollouts of a task, c of them right: the unbiased estimate of
+  the probability that one of k rollouts is right (Chen et al. 2021,
+  https://arxiv.org/abs/2107.03374, equation 1).
+
+  Raises:
+    ValueError: k is not in 1 to n.
+  """
+  if not 1 <= k <= rollouts:
+    raise ValueError(f"k={k} is not in 1 to {rollouts}, the number of rollouts; play more of them")
+  return 1.0 - math.comb(rollouts - right, k) / math.comb(rollouts, k)
+
+
+def passes(groups: Iterable[Group], success: str, *, threshold: float) -> dict[str, float]:
+  """{"pass_at_1", "pass_at_2", "pass_at_4", ...}: means of `pass_at_k` over tasks, for powers of
+  two up to the largest number of finished rollouts of a task; {} if that is below 2.
+
+  Args:
+    groups: several of one task are pooled.
+    success: the part of the rewards that says that a rollout is right; a rollout without it counts
+      by its reward.
+    threshold: from which value on it is right.
+
+  A task with fewer than k finished rollouts is not in the mean of k.
+  """
+  right: dict[str, list[bool]] = {}
+  for group in groups:
+    for trajectory in group.trajectories:
+      if not trajectory.error:
+        value = trajectory.rewards.get(success, trajectory.reward)
+        right.setdefault(group.task.id, []).append(value >= threshold)
+  most = max(map(len, right.values()), default=0)
+  if most < 2:
+    return {}
+  found = {}
+  for k in itertools.takewhile(lambda k: k <= most, (2**i for i in itertools.count())):
+    each = [pass_at_k(len(task), sum(task), k) for task in right.values() if len(task) >= k]
+    found[f"pass_at_{k}"] = float(np.mean(each))
+  return found
+
+
+def mean_bounds(
+  values: TaskScores,
+  *,
+  clusters: Mapping[str, str] | None = None,
+  resamples: int = 10_000,
+  seed: int = 0,
+) -> tuple[float, float]:
+  """The two-sided 95 % interval of the mean of `values` over tasks.
+
+  Tasks are resampled with replacement `resamples` times; the bounds are the 2.5 % and 97.5 %
+  quantiles of the mean (percentile bootstrap; Efron and Tibshirani 1993, ch. 13). Similar tasks are
+  not independent: with `clusters`, {task id: its cluster}, whole clusters are resampled.
+
+  Raises:
+    ValueError: there is no task, a value is not finite, or `resamples` is less than 1.
+  """
+  if not values or resamples < 1:
+    raise ValueError(
+      f"an interval needs a task and a resample; there are {len(values)} tasks, and resamples="
+      f"{resamples}"
+    )
+  tasks = sorted(values)
+  numbers = np.array([values[task] for task in tasks], np.float64)
+  if not np.isfinite(numbers).all():
+    bad = tasks[int(np.flatnonzero(~np.isfinite(numbers))[0])]
+    raise ValueError(f"the score of task {bad!r} is {values[bad]}, not finite")
+  _, place = np.unique(
+    [clusters[task] for task in tasks] if clusters else tasks, return_inverse=True
+  )
+  sums, sizes = np.bincount(place, numbers), np.bincount(place)
+  rng = np.random.default_rng(seed)
+  means = np.empty(resamples)
+  for start in range(0, resamples, _RESAMPLES_AT_ONCE):
+    count = min(_RESAMPLES_AT_ONCE, resamples - start)
+    drawn = rng.integers(len(sums), size=(count, len(sums)), dtype=np.int32)
+    means[start : start + count] = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+  lower, upper = np.quantile(means, (0.025, 0.975))
+  return float(lower), float(upper)
+
+
 def paired_bootstrap(
   candidate: TaskScores,
   baseline: TaskScores,
@@ -95,12 +200,8 @@ def paired_bootstrap(
   resamples: int = 10_000,
   seed: int = 0,
 ) -> Gain:
-  """The gain of `candidate` over `baseline` on the tasks that both have.
-
-  Tasks are resampled with replacement `resamples` times; the bounds are the 2.5 % and 97.5 %
-  quantiles of the mean difference (percentile bootstrap; Efron and Tibshirani 1993, ch. 13).
-  Similar tasks are not independent: with `clusters`, {task id: its cluster}, whole clusters are
-  resampled.
+  """The gain of `candidate` over `baseline` on the tasks that both have, with the `mean_bounds` of
+  its differences.
 
   Raises:
     ValueError: no task is in both, a score is not finite, or `resamples` is less than 1.
@@ -110,25 +211,14 @@ def paired_bootstrap(
     raise ValueError(
       "candidate and baseline have no task in common; evaluate both on the same tasks"
     )
-  if resamples < 1:
-    raise ValueError(f"resamples={resamples} must be at least 1")
-  differences = np.array([candidate[task] - baseline[task] for task in tasks], np.float64)
-  if not np.isfinite(differences).all():
-    bad = tasks[int(np.flatnonzero(~np.isfinite(differences))[0])]
-    raise ValueError(
-      f"the scores of task {bad!r} are {candidate[bad]} and {baseline[bad]}, not finite"
-    )
-  names = [clusters[task] for task in tasks] if clusters else tasks
-  _, place = np.unique(names, return_inverse=True)
-  sums, sizes = np.bincount(place, differences), np.bincount(place)
-  rng = np.random.default_rng(seed)
-  means = np.empty(resamples)
-  for start in range(0, resamples, _RESAMPLES_AT_ONCE):
-    count = min(_RESAMPLES_AT_ONCE, resamples - start)
-    drawn = rng.integers(len(sums), size=(count, len(sums)), dtype=np.int32)
-    means[start : start + count] = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-  lower, upper = np.quantile(means, (0.025, 0.975))
-  return Gain(float(differences.mean()), float(lower), float(upper), len(tasks))
+  differences = {task: candidate[task] - baseline[task] for task in tasks}
+  for task, difference in differences.items():
+    if not math.isfinite(difference):
+      raise ValueError(
+        f"the scores of task {task!r} are {candidate[task]} and {baseline[task]}, not finite"
+      )
+  lower, upper = mean_bounds(differences, clusters=clusters, resamples=resamples, seed=seed)
+  return Gain(float(np.mean(list(differences.values()))), lower, upper, len(tasks))
 
 
 def gains(
@@ -142,7 +232,7 @@ def gains(
 ) -> dict[str, float]:
   """Paired gains as {"reward_gain", "reward_gain_lower95", "reward_gain_upper95", ...}.
 
-  `cluster` returns the cluster of a task, see `paired_bootstrap`.
+  `cluster` returns the cluster of a task, see `mean_bounds`.
 
   Raises:
     ValueError: as `paired_bootstrap`, or neither set has one of the metrics.

@@ -54,6 +54,7 @@ def validate(config: RunConfig) -> RunConfig:
   _check_rows_of_warm_up(config)
   _check_fleet(config)
   _check_evaluator(config)
+  _check_eval(config)
   _check_publish(config)
   _check_tools(config)
   _check_toggle(config)
@@ -283,6 +284,15 @@ def _check_fleet(config: RunConfig) -> None:
     raise ValueError(
       f"sampler_mesh={config.sampler_mesh} has no effect with sampler.slices=0, where the engine "
       "uses the devices of mesh; set sampler.slices"
+    )
+
+
+def _check_eval(config: RunConfig) -> None:
+  if config.eval.threshold and config.eval.rollouts < 2:
+    raise ValueError(
+      f"eval.threshold={config.eval.threshold:g} has no effect with eval.rollouts="
+      f"{config.eval.rollouts}: pass@k needs several rollouts of a task; set eval.rollouts=4, or "
+      "eval.threshold=0"
     )
 
 

@@ -385,11 +385,13 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-  """Held-out evaluation: `tasks` of the split, `rollouts` each, paired bootstrap over tasks.
+  """Held-out evaluation: `tasks` of the split, `rollouts` each, bootstrap over tasks.
 
   Attributes:
     temperature: sampling temperature; negative for that of training.
     top_p: below 1, each token is sampled from the smallest set of likely ones with this share.
+    threshold: a rollout is right, for pass@k, if its success (`Agent.success`; the reward of an
+      agent without it) is at least this; 0: success must be 1, and without it there is no pass@k.
   """
 
   split: Literal["train", "dev", "test"] = "test"
@@ -398,6 +400,7 @@ class EvalConfig:
   temperature: float = -1.0
   top_p: ShareAboveZero = 1.0
   bootstrap_resamples: Count = 10_000
+  threshold: NotNegative = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

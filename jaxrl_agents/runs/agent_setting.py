@@ -40,6 +40,7 @@ def setting(config: RunConfig) -> Setting:
     cache=cache_folder(config.corpus),
     seed=config.seed,
     resamples=config.eval.bootstrap_resamples,
+    threshold=config.eval.threshold,
     judge_weight=config.judge.weight,
   )
 

@@ -1,10 +1,13 @@
-"""Evaluates weights on held-out tasks, in the harness and environment of training."""
+"""Evaluates weights on held-out tasks, in the harness and environment of training.
+
+Every process of a run that has several calls these functions; the first alone plays.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.agents import agent as agent_lib
@@ -12,6 +15,7 @@ from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.agents.hostile_player import HOSTILE
 from jaxrl_agents.config import MeshConfig, RunConfig
+from jaxrl_agents.harness import group_files
 from jaxrl_agents.harness.worker_process import Job
 from jaxrl_agents.runs import agent_setting, processes, rollout_workers, setup, weight_files
 from jaxrl_agents.runs.progress import Progress
@@ -91,35 +95,95 @@ def by_checkpoint(
     ) as players,
   ):
     players.warm_up()
-    return play(here, players, tasks, label=label)
+    return players.shared(lambda: play(here, players, tasks, label=label))
 
 
-def evaluate(config: RunConfig, corpus: Tasks, checkpoint: str) -> dict[str, Any]:
-  """The scores of a checkpoint and of the agent's baselines on the tasks of `config.eval`."""
+def evaluate(
+  config: RunConfig, corpus: Tasks, checkpoints: Sequence[str], *, episodes: str = ""
+) -> dict[str, Any]:
+  """The scores of checkpoints and of the agent's baselines on the tasks of `config.eval`.
+
+  Args:
+    config: of the run.
+    corpus: its tasks.
+    checkpoints: one or more, as `newest_policy` takes them.
+    episodes: file for the episodes of the first one, see `episode_files`; "" for none.
+
+  Returns:
+    The scores of the first checkpoint ("policy" and others, see `Agent.scores`) and of each
+    baseline; under "others" those of each further checkpoint, by its name, with its paired gains
+    over the first one ("paired_bootstrap"). {} in every process but the first.
+
+  Raises:
+    ValueError: all episodes of a checkpoint failed, or it has no finished task in common with the
+      first.
+  """
   tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
-  groups = by_checkpoint(config, corpus, checkpoint, tasks, label="evaluate")
-  agent = agent_setting.agent(config)
-  setting = agent_setting.setting(config)
-  played = {
-    name: play_baseline(config, corpus, tasks, name)
-    for name in agent.baselines(config.agent_config)
-  }
-  return {
-    "checkpoint": checkpoint,
+  files = episode_files(episodes, len(checkpoints))
+  played = {}
+  for checkpoint, file in zip(checkpoints, files, strict=True):
+    played[checkpoint] = by_checkpoint(config, corpus, checkpoint, tasks, label="evaluate")
+    _keep(file, played[checkpoint])
+  scored: dict[str, Any] = {}
+  if processes.is_first():
+    scored = _compared(config, corpus, tasks, played)
+  processes.wait_for_all("evaluated")
+  return scored
+
+
+def _compared(
+  config: RunConfig, corpus: Tasks, tasks: Sequence[Task], played: Mapping[str, list[Group]]
+) -> dict[str, Any]:
+  """What `evaluate` returns, of groups by checkpoint; plays the baselines."""
+  agent, setting = agent_setting.agent(config), agent_setting.setting(config)
+  first, *others = played
+  found = {
+    "checkpoint": first,
     "split": config.eval.split,
-    **agent.scores(setting, corpus, groups),
-    **{name: agent.entry(setting, groups) for name, groups in played.items()},
-    **_judged(agreement.metrics(groups, agent.success)),
+    **_scored(config, corpus, played[first]),
   }
+  for name in agent.baselines(config.agent_config):
+    found[name] = agent.entry(setting, play_baseline(config, corpus, tasks, name))
+  if others:
+    found["others"] = {
+      checkpoint: {
+        **_scored(config, corpus, played[checkpoint]),
+        "paired_bootstrap": agent.gains(setting, played[checkpoint], played[first]),
+      }
+      for checkpoint in others
+    }
+  return found
 
 
-def _judged(found: dict[str, float]) -> dict[str, Any]:
-  """What is known of the judge, under one key; {} if there is none."""
-  return {"judge": found} if found else {}
+def _scored(config: RunConfig, corpus: Tasks, groups: Sequence[Group]) -> dict[str, Any]:
+  """The scores of the policy that played, and under "judge" what is known of a judge."""
+  agent = agent_setting.agent(config)
+  judged = agreement.metrics(groups, agent.success)
+  scored = agent.scores(agent_setting.setting(config), corpus, groups)
+  return {**scored, **({"judge": judged} if judged else {})}
 
 
-def evaluate_player(config: RunConfig, corpus: Tasks, name: str) -> dict[str, Any]:
-  """The scores of one scripted player of the agent on the tasks of `config.eval`.
+def episode_files(file: str, count: int) -> list[pathlib.Path | None]:
+  """Where the episodes of `count` checkpoints are kept: FILE, FILE-2, FILE-3, ..., the number
+  before the ending; None for each if `file` is "".
+  """
+  if not file:
+    return [None] * count
+  path = pathlib.Path(file)
+  further = [path.with_stem(f"{path.stem}-{number}") for number in range(2, count + 1)]
+  return [path, *further]
+
+
+def _keep(file: pathlib.Path | None, groups: Sequence[Group]) -> None:
+  if file and processes.is_first():
+    group_files.save_groups(file, groups)
+
+
+def evaluate_player(
+  config: RunConfig, corpus: Tasks, name: str, *, episodes: str = ""
+) -> dict[str, Any]:
+  """The scores of one scripted player of the agent on the tasks of `config.eval`; `episodes` names
+  a file for its episodes.
 
   Raises:
     ValueError: the agent has no such player, or every episode failed.
@@ -128,6 +192,7 @@ def evaluate_player(config: RunConfig, corpus: Tasks, name: str) -> dict[str, An
   agent, setting = agent_setting.agent(config), agent_setting.setting(config)
   tasks = corpus.sample(config.eval.split, config.eval.tasks, config.seed)
   groups = play_baseline(config, corpus, tasks, name)
+  _keep(episode_files(episodes, 1)[0], groups)
   return {"player": name, "split": config.eval.split, **agent.scores(setting, corpus, groups)}
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents.coding.agent import AGENT as CODING
 from jaxrl_agents.agents.coding.config import CodingConfig, CodingReward
@@ -14,6 +15,7 @@ from jaxrl_agents.agents.search.config import SearchConfig, SearchReward
 from jaxrl_agents.agents.swarm import agent as swarm
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.learner import segment_files
+from jaxrl_agents.runs import agent_setting
 from jaxrl_agents.types import Group, Task, Trajectory
 
 TASK = Task("t", "search", "?", {})
@@ -74,3 +76,34 @@ def test_of_a_swarm_both_roles_are_imitated_and_only_so_many_sub_agents():
   names = [int(segment.tokens[0]) for segment in swarm.both_roles([group], max_children=2, seed=0)]
   assert names[0] == 1 and names[-1] == 2 and len(names) == 4
   assert set(names[1:3]) < {100, 101, 102, 103, 104}
+
+
+def played(name, repo, *rewards):
+  """An evaluation of one task, solved where the reward is 1."""
+  rollouts = tuple(
+    Trajectory(name, (), (), {"solved": float(r == 1.0)}, "answer", {"reward": r}) for r in rewards
+  )
+  return Group(Task(name, "coding", "?", {"repo": repo}), rollouts)
+
+
+def setting(config, *options):
+  return agent_setting.setting(config_lib.load(config, list(options)))
+
+
+def test_the_entry_of_an_evaluation_has_bounds_over_repositories_and_pass_at_k():
+  groups = [played("a1", "a", 1.0, 0.0), played("a2", "a", 1.0, 1.0), played("b", "b", 0.0, 0.0)]
+  found = CODING.entry(setting("configs/coding_cpu.py"), groups)
+  # Each repository is drawn twice in a quarter of the resamples: means of 0.75 and 0.
+  assert (found["reward_lower95"], found["reward"], found["reward_upper95"]) == (0.0, 0.5, 0.75)
+  assert found["pass_at_1"] == 0.5 and found["pass_at_2"] == pytest.approx(2 / 3)
+  once = CODING.entry(setting("configs/coding_cpu.py"), [played("a", "a", 1.0)])
+  assert once["reward_lower95"] == 1.0 and "pass_at_1" not in once
+
+
+def test_an_agent_without_a_part_of_success_has_pass_at_k_by_its_reward_and_a_threshold_alone():
+  groups = [played("a", "a", 0.75, 0.25)]
+  assert "pass_at_1" not in SEARCH.entry(setting("configs/search_cpu.py"), groups)
+  given = setting("configs/search_cpu.py", "eval.threshold=0.5", "eval.rollouts=2")
+  assert SEARCH.entry(given, groups)["pass_at_1"] == 0.5
+  with pytest.raises(ValueError, match="threshold=0.5 has no effect with eval.rollouts=1"):
+    setting("configs/search_cpu.py", "eval.threshold=0.5")

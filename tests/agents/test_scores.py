@@ -89,6 +89,58 @@ def test_tasks_of_a_cluster_are_drawn_together():
   assert (together.lower95, together.upper95) == (-0.5, 1.0)
 
 
+def test_bounds_of_the_mean_reward_contain_it_and_depend_on_the_seed_alone():
+  rng = np.random.default_rng(0)
+  rewards = rng.normal(0.3, 0.5, 400)
+  groups = [
+    Group(task(f"t{i:03d}"), (rollout("x", metrics={"reward": r}),)) for i, r in enumerate(rewards)
+  ]
+  found = scores.reward_bounds(groups)
+  half = 1.96 * rewards.std(ddof=1) / 20  # of the normal distribution
+  assert found["reward_lower95"] == pytest.approx(rewards.mean() - half, abs=0.005)
+  assert found["reward_upper95"] == pytest.approx(rewards.mean() + half, abs=0.005)
+  assert found == scores.reward_bounds(groups[::-1])
+  assert found != scores.reward_bounds(groups, seed=1)
+  one = scores.reward_bounds(groups, cluster=lambda each: "same")
+  assert one["reward_lower95"] == one["reward_upper95"] == pytest.approx(rewards.mean())
+
+
+def test_an_evaluation_without_a_finished_rollout_has_no_bounds():
+  assert scores.reward_bounds([Group(task("a"), (rollout("a", error="late"),))]) == {}
+  with pytest.raises(ValueError, match="there are 0 tasks"):
+    scores.mean_bounds({})
+  with pytest.raises(ValueError, match="the score of task 'b' is inf, not finite"):
+    scores.mean_bounds({"a": 1.0, "b": float("inf")})
+
+
+def test_pass_at_k_is_the_share_of_subsets_of_k_rollouts_with_a_right_one():
+  # Of the six pairs of four rollouts, two of them right, one has no right one.
+  assert scores.pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
+  assert scores.pass_at_k(4, 2, 1) == 0.5
+  assert scores.pass_at_k(4, 2, 4) == scores.pass_at_k(4, 2, 3) == 1.0
+  assert scores.pass_at_k(4, 0, 4) == 0.0
+  with pytest.raises(ValueError, match="k=5 is not in 1 to 4"):
+    scores.pass_at_k(4, 2, 5)
+
+
+def test_passes_are_means_over_tasks_and_leave_out_those_with_too_few_finished_rollouts():
+  played = lambda name, *right: Group(task(name), tuple(rollout(name, solved=r) for r in right))
+  failed = Group(task("c"), (rollout("c", error="late"), rollout("c", solved=1.0)))
+  groups = [played("a", 1.0, 0.5), played("a", 0.0, 1.0), played("b", 0, 0, 0, 0, 0), failed]
+  found = scores.passes(groups, "solved", threshold=1.0)
+  assert found == pytest.approx(
+    {"pass_at_1": (0.5 + 0.0 + 1.0) / 3, "pass_at_2": (5 / 6 + 0.0) / 2, "pass_at_4": 0.5}
+  )
+  assert scores.passes(groups, "solved", threshold=0.5)["pass_at_2"] == 0.5  # 3 of 4 in "a"
+  assert scores.passes([failed], "solved", threshold=1.0) == {}
+
+
+def test_a_rollout_without_a_part_of_success_passes_by_its_reward():
+  rewards = (0.7, 0.2)
+  group = Group(task("a"), tuple(rollout("a", metrics={"reward": r}) for r in rewards))
+  assert scores.passes([group], "", threshold=0.6) == {"pass_at_1": 0.5, "pass_at_2": 1.0}
+
+
 @pytest.mark.parametrize(
   ("new", "old", "message"),
   [

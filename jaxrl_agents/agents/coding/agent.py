@@ -251,8 +251,12 @@ class CodingAgent(Agent):
       return {}
     return {"no_summary": dataclasses.replace(options, context="none")}
 
+  def cluster(self, task: Task) -> str:
+    """Its repository: tasks of one repository damage the same few functions."""
+    return task.facts["repo"]
+
   def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
-    """Means over the tasks."""
+    """As in `Agent.entry`, under this agent's names."""
     return {NAMES.get(k, k): value for k, value in super().entry(setting, groups).items()}
 
   def scores(
@@ -276,15 +280,14 @@ class CodingAgent(Agent):
     other evaluation. "enumeration" is cut at the number of edits that the policy makes on average,
     rounded up.
 
-    Tasks of one repository damage the same few functions, so the bootstrap resamples whole
-    repositories; "repositories" is their number.
+    The bootstrap resamples whole repositories; "repositories" is their number.
     """
     cut = baselines.at_equal_edits(evaluations[baselines.ENUMERATION], evaluations["trained"])
     weight = setting.judge_weight
     enumeration = agent_lib.rewarded(self, setting.options, cut, judge_weight=weight)
     evaluations = {**evaluations, "enumeration": enumeration}
     settings: dict[str, Any] = {
-      "cluster": lambda task: task.facts["repo"],
+      "cluster": self.cluster,
       "resamples": setting.resamples,
       "seed": setting.seed,
     }

@@ -212,7 +212,7 @@ class SwarmAgent(Agent):
     return {options.sub_policy: weights}
 
   def entry(self, setting: Setting, groups: Sequence[Group]) -> dict[str, float]:
-    """Means over the tasks. Over episodes: "wall_s", and "item_f1_parallel" over those tables that
+    """As in `Agent.entry`. Over episodes: "wall_s", and "item_f1_parallel" over those tables that
     were filled in while assignments ran at the same time.
     """
     found = super().entry(setting, groups)
