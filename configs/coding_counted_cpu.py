@@ -25,7 +25,7 @@ def get_config() -> config.RunConfig:
     damage="mixed",
     max_files=2,
     tasks_per_repo=12,
-    tools=("read_file", "replace_lines", "undo_edit", "run_tests"),
+    tools=("read_file", "edit_file", "replace_lines", "undo_edit", "run_tests"),
     # One run to see what fails, one to check a repair, and one for a second try; two edits each,
     # since a function may have two faults.
     test_runs=3,
