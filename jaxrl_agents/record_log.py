@@ -202,7 +202,7 @@ def scan(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def places(path: str | os.PathLike[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-  """The same, each with the bytes at which it begins and ends.
+  """The records of a log, each with the bytes at which it begins and ends.
 
   Raises:
     FileNotFoundError: there is no log.

@@ -25,7 +25,7 @@ Tell = Callable[..., None]
 
 STARTS, ENDED, STOPPED = "starts", "ended", "stopped"
 TAIL_BYTES = 4_000_000
-"""Of a longer file, readers take this much of the end."""
+"""Readers take at most so much of the end of a file."""
 
 _FIELDS = ("service", "time", "does", "on", "host", "pid")
 

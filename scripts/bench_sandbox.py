@@ -68,7 +68,7 @@ class Clock:
     return result
 
   def median(self, name: str) -> float:
-    """Of all notes of `name`; nan where there are none."""
+    """The median of all notes of `name`; nan where there are none."""
     return statistics.median(self.times[name]) if name in self.times else float("nan")
 
   def high(self, name: str) -> float:

@@ -63,7 +63,7 @@ _SLICES = flags.DEFINE_integer(
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; a temporary one by default")
 
 SHARES = {"learner": 0.16, "evaluator": 0.06, "follower": 0.06, "disk": 0.04}
-"""Of the kills, at least one each; the others hit workers. "follower" is scripts/evaluate.py."""
+"""Shares of the kills, at least one each; others hit workers. "follower": scripts/evaluate.py."""
 SLICE_SHARES = {"slice": 0.12, "starting_slice": 0.08, "loading_slice": 0.1}
 """Likewise, in a run with slices; before one that starts another one is killed."""
 

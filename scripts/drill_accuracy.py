@@ -41,7 +41,7 @@ from jaxrl_agents.runs import agent_setting, config_flags, entry_point, evaluati
 from jaxrl_agents.types import Split
 
 HEADER = re.compile(r"\| name \|(?:[\w ]+\|)+")
-"""Of a table in a prompt."""
+"""The header of a table in a prompt."""
 FIRST_EDIT = re.compile(
   r'(?:"old": "((?:[^"\\]|\\.)*)"|"first": (\d+(?:, "last": \d+)?)), "new": "((?:[^"\\]|\\.)*)"}'
 )

@@ -36,8 +36,8 @@ def concordance(grades: Sequence[float], gold: Sequence[float]) -> float | None:
 
 
 def metrics(groups: Sequence[Group], success: str) -> dict[str, float]:
-  """Of a batch or an evaluation: `judge_gap`, the mean grade that is rewarded minus that by the
-  held-out rubrics, and `agreement_NAME` of each rubric that graded some. {} without grades.
+  """Metrics of a batch or an evaluation: `judge_gap`, the mean grade that is rewarded minus that by
+  the held-out rubrics, and `agreement_NAME` of each rubric that graded some. {} without grades.
   """
   finished = [t for group in groups for t in group.trajectories if "judged" in t.rewards]
   if not finished:

@@ -121,7 +121,7 @@ class HostilePlayer:
     return self._seen(await self._env.step(reply))
 
   def rewards(self, trajectory: Trajectory) -> dict[str, float]:
-    """Those of the environment."""
+    """The rewards of the environment."""
     assert self._env is not None
     return self._env.rewards(trajectory)
 

@@ -211,7 +211,7 @@ def _number(text: str, full: str) -> float | bool:
 
 
 _MOST_VALUES = 64
-"""Of an option that holds several, on a command line."""
+"""Most values of an option that holds several, on a command line."""
 
 
 _SERVERS = tuple[mcp_servers.McpServer, ...]

@@ -40,7 +40,7 @@ _ROOM_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class State:
-  """Of one rollout.
+  """The state of one rollout.
 
   Attributes:
     group: id of its group, which names the draw of its task.

@@ -27,7 +27,7 @@ _Places = collections.defaultdict[str, dict[str, tuple[int, int]]]
 """{group: {key of a request: bytes at which its reply begins and ends}}."""
 
 _ROOM_BYTES = 1 << 24
-"""Of the file, beside twice what is still needed of it."""
+"""Bytes by which the file may exceed twice what is still needed of it."""
 
 
 class Replies:

@@ -246,7 +246,7 @@ class Schedule:
 
 
 def digest(group: Group) -> str:
-  """Of all that a group's rollouts are trained from: tokens, log-probabilities, rewards."""
+  """A digest of what a group's rollouts are trained from: tokens, log-probabilities, rewards."""
   content = hashlib.blake2b(digest_size=16)
 
   def add(trajectory: Trajectory) -> None:

@@ -59,7 +59,7 @@ def as_json(raw: bytes) -> Any:
 
 
 def _whole_characters(value: Any) -> Any:
-  """The same, with U+FFFD for each half of a surrogate pair: clients that cut texts leave some."""
+  """The value with U+FFFD for each half of a surrogate pair: clients that cut texts leave some."""
   text = json.dumps(value, ensure_ascii=False)
   return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxrl_agents.types import Task, ToolCall
 
 MAX_BYTES = 1 << 30
-"""Of a message. The routing of a group is the largest part of the largest message."""
+"""Most bytes of a message. The routing of a group is the largest part of the largest message."""
 
 Check = Callable[[Any, str], Any]
 """(what msgpack read, its place in the message) -> the value; raises MessageError."""

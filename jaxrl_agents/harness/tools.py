@@ -22,7 +22,7 @@ from jaxrl_agents.harness.rollout import EpisodeError
 from jaxrl_agents.types import ToolCall, ToolSpec
 
 LATENCY_SIGMA = 0.5
-"""Of the logarithm of a latency."""
+"""Standard deviation of the logarithm of a latency."""
 
 
 class ToolError(Exception):

@@ -26,7 +26,7 @@ class Layout(NamedTuple):
 
 
 PLAIN = Layout(np.reshape, np.reshape)
-"""The same numbers in the same order."""
+"""A layout with the same numbers in the same order."""
 
 
 def _turned(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -52,7 +52,7 @@ class Mixed:
 
   @property
   def versions(self) -> tuple[int, ...]:
-    """That computed it, rising."""
+    """The versions that computed the cache, ascending."""
     return tuple(np.unique(self.computed).tolist())
 
 

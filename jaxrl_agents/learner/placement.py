@@ -22,8 +22,8 @@ rows of as few microbatches as possible would have if all had the same.
 """
 
 PADDING_COST = 0.26
-"""Of an empty place, where a token's is 1: no routed expert computes it, nor the head, and hardly
-attention. Measured on a CPU with the policy and rollouts of the search recipe.
+"""Cost of an empty place, where a token's is 1: no routed expert computes it, nor the head, and
+hardly attention. Measured on a CPU with the policy and rollouts of the search recipe.
 """
 
 
@@ -111,7 +111,7 @@ def _balanced_rows(
 
 
 def _cost(load: int, length: int) -> float:
-  """Of a row, in tokens."""
+  """The cost of a row, in tokens."""
   return load + PADDING_COST * (length - load)
 
 

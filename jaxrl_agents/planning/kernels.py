@@ -21,7 +21,7 @@ TREES = {
   "tree_attention_backward_of_keys": (2, 2),
   "tree_attention_backward_of_queries": (2, 1),
 }
-"""The same of `attention.tree_flash_tpu`."""
+"""The same numbers for the kernels of `attention.tree_flash_tpu`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Expected:
 
 
 def flops(kernel: Kernel, expected: Expected, side: int) -> float:
-  """Of all runs, on matrix units of that side; 0 for a kernel that is not known.
+  """Floating-point operations of all runs, on matrix units of that side; 0 for an unknown kernel.
 
   Of attention to trees, layers with a window count like others, and a place sees as many keys as in
   a row of one sequence: both are bounds from above.

@@ -94,7 +94,7 @@ def name(collective: Collective) -> str:
 
 
 def seconds(collective: Collective, topology: Topology) -> float:
-  """Of all runs of a collective, with the links to itself."""
+  """Seconds of all runs of a collective that has the links to itself."""
   chip = topology.chip
   one_way = chip.link_bytes_per_s / 2 / chip.devices
   if not chip.torus:

@@ -104,7 +104,7 @@ def latent_entry(cfg: PolicyConfig) -> int:
 
 
 def _cached_widths(cfg: PolicyConfig) -> tuple[int, ...]:
-  """Of parts of keys that are read at once: a head, or a latent and what is beside it."""
+  """Widths of parts of keys that are read at once: a head, or a latent and what is beside it."""
   if cfg.attention == "mla":
     return cfg.kv_lora_rank, latent_entry(cfg) - cfg.kv_lora_rank
   return (cfg.head_dim,)

@@ -20,7 +20,7 @@ from jaxrl_agents.harness.segments import Turn, segment_of
 from jaxrl_agents.types import Generation, Segment
 
 KIND = "call"
-"""Of the records of calls."""
+"""The kind of the records of calls."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import manifest as manifest_lib
 
 NAME = "evaluator"
-"""Of the service."""
+"""The name of the service."""
 EVALUATES = "evaluates"
 """What it does while it plays the tasks."""
 SPLIT = "dev"

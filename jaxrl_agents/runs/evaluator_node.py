@@ -138,7 +138,7 @@ class RemoteEvaluator:
     return "there was nothing left to evaluate", True
 
   def _late(self) -> tuple[str, bool]:
-    """That an actor which lives does not start; "" if it has started, or may take its time."""
+    """The report that an actor which lives has not started in time; "" if it has, or may still."""
     come, _ = self._ray.wait([self._started], timeout=0)
     if come or time.monotonic() - self._since < _START_S:
       return "", False

@@ -10,7 +10,7 @@ from jaxrl_agents.harness import group_files
 from jaxrl_agents.types import Group
 
 METRICS = ("reward", "output_recall", "solved", "performance")
-"""Of these, the ones that both runs have."""
+"""Metrics that are compared; those that a run lacks are left out."""
 
 
 def table(workdirs: Sequence[str | pathlib.Path]) -> str:

@@ -94,7 +94,7 @@ class EngineSampler:
 
   @property
   def version(self) -> int:
-    """Of the weights of the engine."""
+    """The version of the engine's weights."""
     return self._engine.version
 
   async def set_params(self, params: dict[str, Any], version: int) -> None:

@@ -144,7 +144,7 @@ def sampling(config: RunConfig, seed: int) -> Sampling:
 
 
 def eval_sampling(config: RunConfig) -> Sampling:
-  """The same for evaluation, with the temperature and the top-p of `eval`."""
+  """How replies are sampled in evaluations: with the temperature and the top-p of `eval`."""
   training, temperature = sampling(config, config.seed), config.eval.temperature
   return dataclasses.replace(
     training,

@@ -29,7 +29,7 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import setup, tinker_losses, weight_files
 
 ALPHA = 32.0
-"""Of adapters: their product counts ALPHA / rank times, as on Tinker's own servers."""
+"""Scale of adapters: their product counts ALPHA / rank times, as on Tinker's own servers."""
 
 
 class TinkerLearner:

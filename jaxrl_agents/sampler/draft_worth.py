@@ -8,17 +8,17 @@ UNMEASURED_COST = 2.0
 """Time of a step with drafts over that of one without, where it must not depend on the clock."""
 
 _FIRST_GUESS = 0.5
-"""Share of drafts that are taken to stand before any was seen."""
+"""Share of drafts that are taken to be accepted before any was verified."""
 
 _GUESSED_ROWS = 8.0
 """Rows that the first guess counts as."""
 
 _KEPT = 0.98
-"""Of what earlier programs showed, kept for the next: what no longer drafts is tried again."""
+"""Decay of the counts from one program to the next, so that drafting is tried again some time."""
 
 
 class DraftGains:
-  """Drafts that stand when a row verifies some, by kind, as recent programs showed.
+  """Accepted drafts when a row verifies some, by kind, as recent programs showed.
 
     gain = (guess * 8 + accepted) / (8 + rows), over programs weighted by 0.98^age
 
@@ -38,6 +38,6 @@ class DraftGains:
     return (whole / (_GUESSED_ROWS + self._rows)).astype(np.float32)
 
   def record(self, rows: np.ndarray, accepted: np.ndarray) -> None:
-    """Of a program, [KINDS] each: rows that verified drafts, and drafts that stood."""
+    """Counts a program: rows that verified drafts, and accepted drafts, [KINDS] each."""
     self._rows = _KEPT * self._rows + rows
     self._accepted = _KEPT * self._accepted + accepted

@@ -1,7 +1,7 @@
 """Drafts of the next tokens: from the prediction modules, and by prompt lookup.
 
-A drafted token stands if it is the token that is sampled at its place anyway. That draw depends on
-the request's seed and the position alone, so drafts change how many passes a reply takes, and
+A drafted token is accepted if it is the one sampled at its place anyway. That draw depends on the
+request's seed and the position alone, so drafts change how many passes a reply takes, and
 nothing else: not its tokens (but for the rounding of a wider pass), whatever was drafted and by
 whom (drafter-invariant speculative decoding, https://arxiv.org/abs/2408.07978). The modules sample
 their drafts at the same uniforms as the policy samples its tokens, so that alike distributions give

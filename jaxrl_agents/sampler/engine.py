@@ -209,8 +209,8 @@ class Engine:
     self.stats.forwards = 0
 
   def _seconds_of_a_step(self, count: int, draft: bool) -> float:
-    """Of a decode step of `count` rows in each part, without what a program takes besides: from the
-    shortest of three programs of one step and of several."""
+    """Seconds of a decode step of `count` rows in each part, without what a program takes besides:
+    from the shortest of three programs of one step and of several."""
 
     def measured(steps: int) -> tuple[float, int]:
       start = time.perf_counter()
@@ -333,7 +333,7 @@ class Engine:
 
   def forget(self) -> None:
     """Drops all requests and what earlier ones left: what follows depends on later calls alone, and
-    not on which prefixes are cached or which drafts have stood.
+    not on which prefixes are cached or which drafts were accepted.
     """
     for sequence in (*self._scheduler.waiting, *self._scheduler.running.values()):
       self._scheduler.remove(sequence)

@@ -128,7 +128,7 @@ class Leader:
 
   @property
   def stats(self) -> Stats:
-    """Of the engine."""
+    """The statistics of the engine."""
     return self._engine.stats
 
   @property

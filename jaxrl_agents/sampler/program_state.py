@@ -93,7 +93,7 @@ class Sampled:
     row_steps: int32 [], steps of all rows together.
     steps: int32 [], passes of the main model.
     drafted_rows: int32 [KINDS], rows that verified drafts of each kind (drafts.KINDS), over steps.
-    accepted: int32 [KINDS], drafts that stood.
+    accepted: int32 [KINDS], accepted drafts.
   """
 
   tokens: Array

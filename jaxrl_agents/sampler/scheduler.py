@@ -297,7 +297,7 @@ class Scheduler:
     return all(count <= self.pools[part].num_available for part, count in needed.items())
 
   def _pages_to_decode(self, sequence: Sequence, steps: int) -> int:
-    """Pages that a sequence lacks for so many steps, in each of which all drafts may stand."""
+    """Pages that a sequence lacks for so many steps, in each of which all drafts may count."""
     new = min(steps * (self._draft_tokens + 1), self._decode_tokens)
     positions = sequence.num_tokens - 1 + new
     most = sequence.max_tokens + self._draft_tokens

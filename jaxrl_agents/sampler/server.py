@@ -70,7 +70,7 @@ class Schedule(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-  """Of a worker, for a group in play."""
+  """A request of a worker, for a group in play."""
 
   worker: int
   request_id: int
@@ -80,7 +80,7 @@ class _Request:
 
   @functools.cached_property
   def key(self) -> str:
-    """The same in a run and in its replay."""
+    """What tells the request from others, the same in a run and in its replay."""
     return f"{self.limits.key(self.prompt)} {self.group}"
 
   def canonical(self) -> tuple[str, int, bytes]:

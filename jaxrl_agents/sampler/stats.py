@@ -17,7 +17,7 @@ class Stats:
       accepted length.
     tokens: sampled ids that were kept.
     drafted: drafted ids.
-    accepted: drafted ids that stood.
+    accepted: drafted ids that were accepted.
     prompt_tokens: of all submitted requests.
     prefix_hit_tokens: positions that needed no prefill.
     preempted: sequences that gave up their pages and were computed again.

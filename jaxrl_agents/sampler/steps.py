@@ -58,7 +58,7 @@ class Worth:
   """What drafts have been found to be worth.
 
   Attributes:
-    gains: float32 [KINDS], drafts that stand when a row verifies some of each kind.
+    gains: float32 [KINDS], accepted drafts when a row verifies some of each kind.
     cost: float32 [], time of a step with drafts over that of a step without.
   """
 
@@ -67,7 +67,7 @@ class Worth:
 
 
 def most_tokens(drafters: Drafters, max_steps: int) -> int:
-  """T of a decode program: a token for each step, and room for some drafts that stand."""
+  """T of a decode program: a token for each step, and room for some accepted drafts."""
   return max_steps + 2 * drafters.most
 
 
@@ -287,8 +287,8 @@ def _step(
     num_new=rows.active * (1 + offered),
   )
   tokens, logprobs = _sample(params, output.hidden, rows, cfg)
-  stands = (drafts == tokens[:, :-1]) & (jnp.arange(by.most) < offered[:, None])
-  accepted = jnp.sum(jnp.cumprod(stands, axis=1), axis=1)
+  matches = (drafts == tokens[:, :-1]) & (jnp.arange(by.most) < offered[:, None])
+  accepted = jnp.sum(jnp.cumprod(matches, axis=1), axis=1)
   works = rows.active > 0
   new = jnp.where(works, accepted + 1, 0)
   hidden = at.hidden
@@ -307,7 +307,7 @@ def _step(
   stops = (tokens[:, :, None] == rows.stops[:, None, :]).any(axis=-1) & is_new
   budget = rows.budget - new
   ended = stops.any(axis=-1) | (budget <= 0)
-  # Of the drafts that stand, those that the reply has room for and that no stop token precedes.
+  # Of the drafts that match, those that the reply has room for and that no stop token precedes.
   unstopped = jnp.sum(jnp.cumsum(stops, axis=1) - stops == 0, axis=1)
   kept = jnp.minimum(accepted, jnp.minimum(unstopped, rows.budget))
   newest = _at(tokens, jnp.maximum(new - 1, 0))[:, None]

@@ -23,7 +23,7 @@ from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
 
 ZSTD_LEVEL = 1
-"""Of literals that hardly repeat, higher levels find nothing more."""
+"""Level of compression: higher ones find nothing more in literals that hardly repeat."""
 
 CHUNK_BYTES = 1 << 20
 

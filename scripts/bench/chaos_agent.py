@@ -43,7 +43,7 @@ class ChaosAgent(NumberAgent):
   """Plays `FaultyGame`; its episodes have short deadlines."""
 
   def tasks(self, setting, report=print):
-    """Those of the number game."""
+    """The tasks of the number game."""
     return NumberTasks(setting.options)
 
   def episode(self, task, services, seed, sampler):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from jaxrl_agents.fleet import cluster
 
 STORE_BYTES = 80 << 20
-"""Of shared memory for Ray's messages."""
+"""Bytes of shared memory for Ray's messages."""
 
 
 @contextlib.contextmanager

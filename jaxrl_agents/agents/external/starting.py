@@ -24,7 +24,7 @@ from jaxrl_agents import background
 from jaxrl_agents.types import Task
 
 KEPT_BYTES = 64 << 10
-"""Of standard output and of standard error, their ends."""
+"""Bytes that are kept of the ends of standard output and of standard error."""
 
 GRACE_S = 5.0
 """Seconds between the signal that asks a command to end and the one that ends it."""

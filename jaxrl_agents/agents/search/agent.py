@@ -81,7 +81,7 @@ class SearchAgent(Agent):
     config.check(options)
 
   def own_tools(self, options: SearchConfig) -> Sequence[str]:
-    """Those that look into the corpus, and prune_chunks."""
+    """The tools that look into the corpus, and prune_chunks."""
     own = (view.SEARCH, view.GREP, view.READ, *((view.PRUNE,) if options.can_prune else ()))
     return [spec.name for spec in own]
 

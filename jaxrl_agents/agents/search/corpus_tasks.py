@@ -55,7 +55,7 @@ class CorpusTasks(Tasks):
     return self._named(practice.practice_tasks(clues, count, seed))
 
   def hop_practice(self, count: int, seed: int) -> list[Task]:
-    """The same in the form of tasks with hops, of clues that their own words find."""
+    """Practice tasks in the form of tasks with hops, of clues that their own words find."""
     return self._named(practice.hop_practice(self._found_clues, count, seed))
 
   @functools.cached_property

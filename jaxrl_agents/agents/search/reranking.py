@@ -18,7 +18,7 @@ from jaxrl_agents.corpus.index.hybrid import Hit
 
 TRIES = 3
 _SHARE = 0.8
-"""Of the tool's deadline, which must not come first: it would be an error of the policy."""
+"""Share of the tool's deadline, which must not come first: it would be an error of the policy."""
 
 
 def opened(limits: SearchConfig) -> Client | None:

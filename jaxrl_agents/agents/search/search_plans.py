@@ -90,7 +90,7 @@ class HopPlan:
 
   @property
   def queries(self) -> list[str]:
-    """Those that can be made now."""
+    """The queries that can be made now."""
     return [query for _, query, _ in self._open]
 
   def ask(self, count: int) -> None:

@@ -75,7 +75,7 @@ class SwarmAgent(Agent):
     config.check_run(options, steps)
 
   def own_tools(self, options: SwarmConfig) -> Sequence[str]:
-    """Those of the swarm, and those that look into the corpus."""
+    """The tools of the swarm, and those that look into the corpus."""
     corpus = (search_view.SEARCH, search_view.GREP, search_view.READ)
     return [spec.name for spec in (view.CREATE, view.ASSIGN, *corpus)]
 

@@ -29,7 +29,7 @@ FORMS = {"assign": 0.15, "search": 0.05, "rows": 0.3, "table": 0.3, "answer": 0.
 """{form of a drill: probability}."""
 
 FORMS_OF_QUESTIONS = {"assign": 0.15, "search": 0.05, "rows": 0.2, "answer": 0.6}
-"""The same for questions, whose answer has to be put together."""
+"""Shares of the forms of drills of questions, whose answer has to be put together."""
 
 ALONE = 0.25
 """Share of the drills of agents who look names up themselves in which they have no sub-agents."""
@@ -136,7 +136,7 @@ class _Maker:
     return [self._question(), *found], self._tools(), Message("assistant", said)
 
   def _tools(self) -> tuple[ToolSpec, ...]:
-    """Of an orchestrator that looks names up itself, or of an agent that has no sub-agents."""
+    """The tools of an orchestrator that looks names up itself, or of a single agent."""
     return LOOK_UP if self.draw.random() < ALONE else ALL
 
   def _found(self, group: Sequence[Mapping[str, Any]], ids: ShortIds) -> list[Message]:

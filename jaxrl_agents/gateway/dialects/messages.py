@@ -48,7 +48,7 @@ def parse(body: Any, chat: Chat) -> Asked:
 
 
 def counted(body: Any) -> Asked:
-  """The same of a request whose tokens are counted; its history may end with any message."""
+  """The request whose tokens are to be counted; its history may end with any message."""
   fields = Fields(body)
   fields.refuse(SAMPLING)
   chosen = fields.inside(fields.take("tool_choice", dict, {}), "tool_choice")

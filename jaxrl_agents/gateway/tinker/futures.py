@@ -73,7 +73,7 @@ class Futures:
     task.add_done_callback(self._tasks.discard)
 
   async def settle(self, request_id: str, work: Work) -> None:
-    """The same, and waits for it."""
+    """Does the work of a request, waits for it, and keeps the result."""
     try:
       self.keep(request_id, await work())
     except Exception as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 
 Value = int | bytes
-"""Of a field: a number for VARINT; the bytes themselves for all other kinds."""
+"""The value of a field: a number for VARINT; the bytes themselves for all other kinds."""
 
 _MAX_VARINT_BYTES = 10
 

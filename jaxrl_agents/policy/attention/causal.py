@@ -32,8 +32,9 @@ from jaxrl_agents.policy import kernel_choice
 
 BLOCK = 256
 SHORT_BLOCK, CPU_SHORT_BLOCK = 128, 64
-"""Of rows up to twice `BLOCK`, and of trees: narrow tiles skip more, wide ones cost less a tile. On
-a CPU a row with 8 episodes of the search recipe took 6 % less time in tiles of 64 than of 128.
+"""Tiles of rows up to twice `BLOCK`, and of trees: narrow tiles skip more, wide ones cost less a
+tile. On a CPU a row with 8 episodes of the search recipe took 6 % less time in tiles of 64 than of
+128.
 """
 
 MASKED = -1e30

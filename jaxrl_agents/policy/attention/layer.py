@@ -378,8 +378,8 @@ def _slot_core(q, entries, cache, layer, step, *, cfg, scale, sinks=None, window
 
 
 def _paged_core(q, entries, cache, layer, step, *, cfg, attend, heads, sinks=None, window=None):
-  """The same of a cache of pages. On a mesh each device does so for its own rows and heads, and
-  nothing is exchanged.
+  """(attention of q to a cache of pages, the cache): new entries are written before. On a mesh each
+  device does so for its own rows and heads, and nothing is exchanged.
 
   Args:
     q, entries, cache, layer, step, cfg, sinks, window: as `_slot_core`.

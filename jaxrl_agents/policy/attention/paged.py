@@ -33,7 +33,7 @@ PACKED_QUERIES = 16
 
 
 def pages_of_round(queries: int, page_tokens: int, columns: int) -> int:
-  """Of a page table's columns, how many one round of a step of so many queries a row reads."""
+  """How many columns of a page table one round of a step with so many queries a row reads."""
   keys = CPU_KEYS if kernel_choice.platform() == "cpu" else min(KEYS, SCORES // queries)
   return min(max(PAGES, keys // page_tokens), columns)
 

@@ -19,13 +19,13 @@ from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention.causal import MASKED
 
 FEWEST_QUERIES = 16
-"""Of a program, of all heads that share a key; a product has no fewer."""
+"""Queries of a program, of all heads that share a key: at least so many, as a product needs."""
 
 MOST_QUERIES, WIDE_QUERIES = 64, 32
 KEYS, WIDE_KEYS = 64, 32
 WIDE = 256
-"""Of a program and of a round, at most; likewise where keys are wider than WIDE. Triton needs no
-more registers and shared memory than an A100 has; nothing was tuned on a device.
+"""Most queries of a program and keys of a round; the second ones where keys are wider than WIDE.
+Triton needs no more registers and shared memory than an A100 has; nothing was tuned on a device.
 """
 
 PROGRAMS, PART_KEYS = 264, 256
@@ -96,7 +96,7 @@ def _ranges(step: cache_lib.Step, window: jax.Array | None) -> jax.Array:
 def _of_parts(
   q, entries, layer, table, places, ranges, window, *, block, value_width, interpret
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Of each part: sums of values by weight, largest scores, and sums of weights.
+  """For each part: sums of values by weight, largest scores, and sums of weights.
 
   Args:
     q: [B, G, N, C], N a multiple of `block`.

@@ -309,7 +309,7 @@ def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, si
   flat = q.transpose(0, 2, 1, 3, 4).reshape(rows, groups, queries * repeats, width)
 
   def seen(first, count, end):
-    """Of keys from position `first` [B, 1, 1] on, which each query sees, those before `end`
+    """Which keys from position `first` [B, 1, 1] on each query sees, of those before `end`
     [B, 1 or Q, 1]: bool [B, 1, 1 or Q R, count]."""
     keys = first + jnp.arange(count)
     mask = keys < end

@@ -20,7 +20,7 @@ from jaxrl_agents.policy.attention.tree_tiles import Given, Places, Plan
 from jaxrl_agents.policy.kernel_choice import tile_side
 
 SIDE, SMALL_SIDE = 64, 32
-"""Of a tile: of numbers of 16 bits in heads up to WIDEST, and of all others."""
+"""Sides of a tile: of numbers of 16 bits in heads up to WIDEST, and of all others."""
 
 WIDEST = 256
 

@@ -21,8 +21,8 @@ from jaxrl_agents.policy.attention.tree_tiles import Given, Places, Plan
 from jaxrl_agents.policy.kernel_choice import tile_side
 
 SIDE, LONG_SIDE = 512, 1024
-"""Of a tile, and of one of keys where there are many. Nothing was tuned: wider ones skip less,
-narrower ones take more steps."""
+"""Sides of a tile, and of a tile of keys where there are many. Nothing was tuned: wider ones skip
+less, narrower ones take more steps."""
 
 MOST_LISTED = 1 << 17
 """Tiles in a plan: half of the memory that a TPU has for numbers that decide what is fetched."""
@@ -236,13 +236,13 @@ class _Blocks(NamedTuple):
   place: Callable
 
   def of(self, array: jax.Array) -> pl.BlockSpec:
-    """Of queries, keys, values or their gradients [B, N, T, H]."""
+    """The blocks of queries, keys, values or their gradients [B, N, T, H]."""
     shape = None, None, self.size, array.shape[-1]
     return pl.BlockSpec(shape, lambda *at: (*self.place(*at), 0))
 
   @property
   def statistics(self) -> pl.BlockSpec:
-    """Of numbers of each head [B, N, 1, T]."""
+    """The blocks of numbers of each head [B, N, 1, T]."""
 
     def index(*at):
       row, head, block = self.place(*at)
@@ -252,7 +252,7 @@ class _Blocks(NamedTuple):
 
   @property
   def positions(self) -> pl.BlockSpec:
-    """Of numbers of all heads [B, 1, T]."""
+    """The blocks of numbers of all heads [B, 1, T]."""
 
     def index(*at):
       row, _, block = self.place(*at)

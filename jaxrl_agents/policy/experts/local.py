@@ -28,7 +28,7 @@ SLOT_SHARES = 1.25, 1.75, 2.5
 
 
 class Clamp(NamedTuple):
-  """Of the gated activation of gpt-oss, see `gate`; limit and alpha of PolicyConfig's swiglu."""
+  """Limit and alpha of gpt-oss's gated activation, see `gate`: those of PolicyConfig's swiglu."""
 
   limit: float
   alpha: float

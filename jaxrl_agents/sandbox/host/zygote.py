@@ -229,5 +229,5 @@ def _empty_for(paths: Iterable[str]) -> list[tuple[str, str]]:
 
 @functools.cache
 def _hidden() -> list[tuple[str, str]]:
-  """The same for _HIDDEN: looked up once, in the zygote."""
+  """(path, what covers it) of those of _HIDDEN that exist; looked up once, in the zygote."""
   return _empty_for(f"/proc/{name}" for name in _HIDDEN)

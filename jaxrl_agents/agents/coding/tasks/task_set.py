@@ -44,7 +44,7 @@ DAMAGE = {
 CALLS_PLANS = ("flip", "flip", "token", "statement")
 """Kinds of damage of a repository of calls, in turn."""
 MIXED_PLANS = ("lines", "pair", "flip")
-"""The same where the slice asks for "mixed" damage."""
+"""Kinds of damage, in turn, where the slice asks for "mixed" damage."""
 AT_ONCE = 2 * (os.cpu_count() or 2)
 """Repositories processed at once; tests wait for clocks and files as much as for cores."""
 

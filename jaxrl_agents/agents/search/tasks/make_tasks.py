@@ -36,7 +36,7 @@ LIMITS: Mapping[str, int] = {"train": 4000, "dev": 160, "test": 480}
 """Most tasks, about, of each split."""
 
 HOP_LIMITS: Mapping[str, int] = {"train": 1200, "dev": 160, "test": 400}
-"""The same for tasks with hops, each of which takes some twenty searches to make."""
+"""Most tasks with hops of each split; each takes some twenty searches to make."""
 
 PER_TRUTH = 4
 """Most chains that start with the same truth."""
