@@ -28,15 +28,17 @@ DAMAGED = "damaged"
 """Ending of the folder, beside that of the checkpoints, where damaged ones are set aside."""
 
 
-def open_manager(folder: str | pathlib.Path) -> ocp.CheckpointManager:
+def open_manager(folder: str | pathlib.Path, *, writes: bool = True) -> ocp.CheckpointManager:
   """The checkpoints of `folder` (created if missing).
 
-  Leftovers of an interrupted save are removed before the next save. Close the manager, or use
-  `with`.
+  Leftovers of an interrupted save are removed before the next save. With `writes=False` nothing is
+  created or removed, so that the run to which the folder belongs may go on meanwhile. Close the
+  manager, or use `with`.
   """
   options = ocp.CheckpointManagerOptions(
     max_to_keep=None,  # `save` removes older steps once the digests of the new one are written
-    cleanup_tmp_directories=True,
+    create=writes,
+    cleanup_tmp_directories=writes,
     enable_async_checkpointing=False,  # the next step would reuse the buffers that a save reads
   )
   handlers = {"state": ocp.StandardCheckpointHandler(), "ledger": ocp.JsonCheckpointHandler()}
@@ -81,27 +83,40 @@ def save(
 
 
 def restore(
-  manager: ocp.CheckpointManager, target: TrainState
+  manager: ocp.CheckpointManager, target: TrainState, step: int | None = None
 ) -> tuple[TrainState, dict[str, Any], int]:
-  """Reads the newest whole step, bitwise as it was saved, after verifying the digests of all its
-  files; damaged steps are set aside and named on the standard error.
+  """Reads a step, bitwise as it was saved, after verifying the digests of all its files.
+
+  Without `step`, damaged steps are set aside and named on the standard error, and the newest whole
+  one is read. With it, the folder stays as it is.
 
   Args:
     manager: from `open_manager`.
     target: a tree of jax.ShapeDtypeStruct or arrays; each array is read to the sharding of its
       place, or to the first device where there is none.
+    step: which; None for the newest.
 
   Returns:
     (state, ledger, step).
 
   Raises:
-    FileNotFoundError: there is no checkpoint.
+    FileNotFoundError: there is no checkpoint, or none of this step.
     ValueError: the checkpoint is of another policy or optimizer; names the first difference. Or
-      every step is damaged; names the files.
+      the step, or every step, is damaged; names the files.
   """
-  if not manager.all_steps():
-    raise FileNotFoundError(f"no checkpoint in {manager.directory}")
-  step = _newest_whole(manager)
+  steps = sorted(manager.all_steps())
+  if not steps or (step is not None and step not in steps):
+    of_step = "" if step is None else f" of step {step}"
+    raise FileNotFoundError(
+      f"no checkpoint{of_step} in {manager.directory}; it holds steps {steps}"
+    )
+  if step is None:
+    step = _newest_whole(manager)
+  elif problem := _damage(manager, step):
+    raise ValueError(
+      f"checkpoint {step} in {manager.directory} is damaged: {problem}; it holds steps {steps}, "
+      "take another one"
+    )
   abstract = _named(target)
   saved = manager.item_metadata(step)["state"]
   _check_shapes(dict(saved.items()), abstract, f"step {step} in {manager.directory}")

@@ -6,12 +6,16 @@ import math
 import pathlib
 import types
 
+import jax
+import numpy as np
 import pytest
 
 from examples.number_game.agent import AGENT, NumberConfig
 from examples.number_game.env import NumberGame
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.runs import saved_policy, weight_files
 from jaxrl_agents.types import Message
+from tests.runs import whole_run
 from tests.runs.whole_run import run
 
 pytestmark = pytest.mark.slow
@@ -55,6 +59,10 @@ def test_it_is_warmed_up_trained_and_compared_with_its_players_by_its_config_alo
   assert math.isfinite(summary["paired_bootstrap"]["reward_gain_lower95"])
   assert summary["config"]["number_game.guesses"] == 2
   assert "Guess a number from 1 to 7." in html
+  folder, config = tmp_path / "run", config_lib.load(CONFIG, whole_run.SMALL)
+  last = saved_policy.load(config, folder, saved_policy.Saved("rl", 1), dtype="float32")
+  trained = weight_files.load(str(folder / "trained"), config.policy.model)
+  jax.tree.map(np.testing.assert_array_equal, last, trained)
 
 
 def test_a_misspelt_option_of_the_agent_is_refused_with_the_nearest_name():

@@ -75,12 +75,15 @@ def test_a_save_that_ended_before_its_digests_is_not_used(saved, tmp_path, capfd
   assert "the save did not end" in capfd.readouterr().err
 
 
-def test_damage_of_every_step_is_an_error_with_the_files(saved, tmp_path):
+def test_damage_of_every_step_or_of_the_one_asked_for_is_an_error_with_the_files(saved, tmp_path):
   folder = tmp_path / "rl"
   shutil.copytree(saved, folder)
   for step in (1, 2):
     flip(pathlib.Path(folder, str(step), "ledger", "metadata"), random.Random(step))
   with checkpoint.open_manager(folder) as manager:
+    text = "checkpoint 2 in .* is damaged: ledger/metadata has other.*take another one"
+    with pytest.raises(ValueError, match=text):
+      checkpoint.restore(manager, make(), 2)
     text = "every checkpoint in .*2: ledger/metadata has other.*remove it to"
     with pytest.raises(ValueError, match=text):
       checkpoint.restore(manager, make())

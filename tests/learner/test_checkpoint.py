@@ -50,7 +50,7 @@ def test_a_restored_state_is_bitwise_the_saved_one_with_its_ledger(tmp_path):
   )
 
 
-def test_the_newest_steps_are_kept_and_the_newest_is_read(tmp_path):
+def test_the_newest_steps_are_kept_and_each_can_be_asked_for(tmp_path):
   with checkpoint.open_manager(tmp_path) as manager:
     for step in (1, 2, 3):
       checkpoint.save(manager, step, make(seed=step), {"step": step}, keep=2)
@@ -58,8 +58,26 @@ def test_the_newest_steps_are_kept_and_the_newest_is_read(tmp_path):
     state, ledger, step = checkpoint.restore(manager, make())
     assert (step, ledger) == (3, {"step": 3})
     assert_equal(state, make(seed=3))
+    state, ledger, step = checkpoint.restore(manager, make(), 2)
+    assert (step, ledger) == (2, {"step": 2})
+    assert_equal(state, make(seed=2))
+    with pytest.raises(FileNotFoundError, match=r"of step 1 in .* steps \[2, 3\]"):
+      checkpoint.restore(manager, make(), 1)
     with pytest.raises(ValueError, match="step 3 is saved already"):
       checkpoint.save(manager, 3, make(), {}, keep=2)
+
+
+def test_a_reader_leaves_what_a_run_is_writing(tmp_path):
+  with checkpoint.open_manager(tmp_path) as manager:
+    checkpoint.save(manager, 1, make(), LEDGER, keep=2)
+  half = tmp_path / "2.orbax-checkpoint-tmp"  # as orbax names it
+  half.mkdir()
+  with checkpoint.open_manager(tmp_path, writes=False) as manager:
+    assert checkpoint.restore(manager, make(), 1)[1] == LEDGER
+  assert half.is_dir()
+  with checkpoint.open_manager(tmp_path) as manager:
+    checkpoint.save(manager, 2, make(), LEDGER, keep=2)
+  assert not half.exists()
 
 
 def test_an_empty_folder_is_a_named_error(tmp_path):
