@@ -10,8 +10,9 @@ environment; of several checkpoints each further one is compared with the first,
 --set eval.rollouts=4 or more rollouts of a task the scores have pass@k. A policy on several hosts
 is evaluated by as many processes, which share the disk, each with its own --process_id:
 
-  python scripts/evaluate.py --checkpoint=W --set mesh.fsdp=8 --coordinator=HOST:PORT \\
-    --num_processes=2 --process_id=0
+  python scripts/evaluate.py --checkpoint=W --set mesh.fsdp=8 \\
+    --set learner.rows_per_microbatch=8 --set sft.rows_per_step=8 \\
+    --coordinator=HOST:PORT --num_processes=2 --process_id=0
 
 With --follow it stays beside the run in W, also on another machine that sees the folder, and
 evaluates the versions that the run publishes on the dev split (section `evaluator`). It ends with
