@@ -1,7 +1,7 @@
 """Reinforcement learning of Qwen3-4B on Context-1's search task, on eight H100 or 16 chips of v5e.
 
-hf download Qwen/Qwen3-4B --local-dir Qwen3-4B
-python scripts/import_hf.py --hf=Qwen3-4B --out=policies/qwen3_4b
+hf download Qwen/Qwen3-4B --local-dir policies/hf_qwen3_4b
+python scripts/import_hf.py --hf=policies/hf_qwen3_4b --out=policies/qwen3_4b
 python scripts/plan_pod.py --config=configs/qwen3_4b_rl.py --topology=h100:8
 python scripts/plan_pod.py --config=configs/qwen3_4b_rl.py --topology=v5e:4x4 \\
   --set mesh.fsdp=2 --set mesh.context=2 --set mesh.tensor=4 \\
@@ -51,6 +51,8 @@ def get_config() -> config.RunConfig:
     workers=config.WorkersConfig(processes=16, episodes=256, stall_s=600.0),
     learner=config.LearnerConfig(
       steps=300,
+      level_weights_early=(0.5, 0.3, 0.15, 0.05),
+      level_weights_late=(0.1, 0.25, 0.35, 0.3),
       groups_per_step=128,
       group_size=8,
       substeps=4,

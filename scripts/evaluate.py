@@ -118,11 +118,20 @@ def _check(config: config_lib.RunConfig, checkpoints: list[str]) -> None:
   for flag, value in (("json", _JSON.value), ("episodes", _EPISODES.value)):
     if value and not pathlib.Path(value).absolute().parent.is_dir():
       raise ValueError(f"--{flag}={value}: there is no such folder; make it first")
+    if value and pathlib.Path(value).is_dir():
+      raise ValueError(f"--{flag}={value} is a folder; name a file in it")
   if _PLAYER.value:
     evaluation.check_player(config, _PLAYER.value)
     return
   for checkpoint in checkpoints:
-    evaluation.newest_policy(checkpoint)
+    found = evaluation.newest_policy(checkpoint)
+    folder = pathlib.Path(checkpoint).expanduser()
+    if found == folder / "warm_start" and (folder / "checkpoints" / "rl").is_dir():
+      raise ValueError(
+        f"the training in {checkpoint} has not ended, so that its newest policy is a checkpoint; "
+        f"export that (scripts/export_policy.py --workdir={checkpoint} --out=FOLDER) and evaluate "
+        f"it, or the warm start: --checkpoint={found}"
+      )
 
 
 def _follow() -> None:

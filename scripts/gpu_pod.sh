@@ -39,7 +39,8 @@
 # --claim      kubernetes: the volume claim that --workdir lies on, mounted at its first folder
 # --set a.b=c  overrides, as the script takes them; may be given again. On Kubernetes weights are
 #              on the volume: --set policy.init=/runs/POLICY --set policy.tokenizer=/runs/POLICY
-# --stop       ends the run of the other flags, which saves, and removes what was handed in
+# --stop       ends the run of the other flags, which saves, and removes what was handed in; on SLURM
+#              all of your jobs of that --name
 # --dry_run    prints everything it would do, and does nothing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -106,7 +107,6 @@ fi
 sampler_cpus=$((worker_nodes > 0 ? 0 : cpus)) # that it offers to workers
 program=("scripts/$script.py" "--config=$config")
 if [ "$script" = evaluate ]; then
-  [ "$nodes" -eq 1 ] || fail "--script=evaluate runs in one process; leave out --nodes"
   program+=("--checkpoint=$workdir" "--json=$workdir/evaluation.json")
 else
   program+=("--workdir=$workdir")
@@ -185,7 +185,8 @@ $(role 0 "$nodes" python "${program[@]}")
 run=\$!
 trap 'kill -TERM \$run' TERM
 trap 'stop=yes; kill -TERM \$run' USR1 # of --stop
-wait \$run || wait \$run
+while kill -0 \$run 2>/dev/null; do wait \$run; done # each signal ends one wait
+wait \$run
 status=\$?
 kill \$(jobs -p) 2>/dev/null # the cluster
 # 143: stopped by SIGTERM, all that is finished is saved; the next turn resumes it

@@ -13,6 +13,7 @@ import pathlib
 
 from absl import flags
 
+from jaxrl_agents import config as config_lib
 from jaxrl_agents.learner import segment_files
 from jaxrl_agents.runs import (
   agent_setting,
@@ -47,12 +48,14 @@ def main() -> None:
         f"{config.learner.row_tokens}; raise it"
       )
     segment_files.write_segments(folder, segments, counts=counts)
-    into.merge_summary({rejection_sampling.SOURCE: counts})
+    # The warm-up is refused with another tokenizer, chat format or agent.
+    options = config_lib.options(config)
+    into.merge_summary({rejection_sampling.SOURCE: counts, "warm_up_config": options})
   trained = sum(int(segment.loss_mask.sum()) for segment in segments)
   print(
     f"{counts['kept']} of {counts['conversations']} conversations ({trained:,} trained tokens) are "
-    f"the demonstrations of {into.path}; go on with scripts/train_sft.py --workdir={into.path} "
-    "--set sft.rates=1,0,0,0"
+    f"the demonstrations of {into.path}; go on with scripts/train_sft.py "
+    f"--config={flags.FLAGS.config} --workdir={into.path} --set sft.rates=1,0,0,0"
   )
 
 

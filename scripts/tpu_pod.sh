@@ -65,6 +65,9 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -f "$config" ] || fail "--config=$config is no file"
+if git rev-parse 2>/dev/null && [[ $config = /* || -z $(git ls-files -co --exclude-standard -- "$config") ]]; then
+  fail "--config=$config is not among the files that the machines get; put it into this checkout"
+fi
 [ -n "$workdir" ] || fail "--workdir is missing: a folder on a disk that outlives the machine"
 for number in grace_s slices worker_vms workers port; do
   [[ ${!number} =~ ^[0-9]+$ ]] || fail "--$number=${!number} is no number"
@@ -222,6 +225,8 @@ pack() {
     trap 'rm -f "$archive"' EXIT
     git ls-files -co --exclude-standard -z | tar --null --ignore-failed-read -T - -czf "$archive" ||
       fail "$PWD cannot be packed; the machines get the files of a git checkout"
+    [ "$(stat -c %s "$archive")" -lt 200000000 ] ||
+      fail "this checkout is over 200 MB packed; move weights and runs to policies/ or runs/"
   fi
 }
 # Files of an earlier copy must not stay in the package: processes compare its code.
@@ -268,7 +273,6 @@ fi
 describe "$topology" topology
 program=("scripts/$script.py" "--config=$config")
 if [ "$script" = evaluate ]; then
-  [ $hosts -eq 1 ] || fail "--script=evaluate runs in one process; choose a --topology of one host"
   program+=("--checkpoint=$workdir" "--json=$workdir/evaluation.json")
 else
   program+=("--workdir=$workdir")

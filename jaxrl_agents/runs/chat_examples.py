@@ -45,8 +45,14 @@ def rows(path: pathlib.Path) -> Iterator[Row]:
 def _row(value: Any) -> Row:
   fields = Fields(value)
   messages, tools = dialect.messages_of(fields), dialect.tools_of(fields)
-  if not any(message.role == "assistant" for message in messages):
+  said = [message for message in messages if message.role == "assistant"]
+  if not said:
     raise ValueError("no message is of the role assistant, so there is nothing to imitate")
+  for message in said:
+    if wrong := next((call for call in message.tool_calls if call.error), None):
+      raise ValueError(f"the arguments of a call of {wrong.name!r} are wrong: {wrong.error}")
+    if not (message.content or message.tool_calls):
+      raise ValueError("a message of the assistant has neither content nor tool_calls")
   return messages, tools
 
 

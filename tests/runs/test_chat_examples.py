@@ -61,6 +61,18 @@ def test_conversations_that_do_not_fit_a_row_are_left_out_and_counted(tmp_path):
     ({"messages": []}, "messages is empty"),
     ({"messages": [{"role": "narrator", "content": "x"}]}, "role='narrator'; send system, user"),
     ({"messages": MESSAGES[:1]}, "nothing to imitate"),
+    ({"messages": [MESSAGES[0], {"role": "assistant", "content": ""}]}, "neither content nor"),
+    (
+      {
+        "messages": [
+          {
+            "role": "assistant",
+            "tool_calls": [{**CALL, "function": {**CALL["function"], "arguments": "x"}}],
+          }
+        ]
+      },
+      "the arguments of a call of 'add' are wrong",
+    ),
     ({"messages": [*MESSAGES[:1], MESSAGES[3]], "tools": [{"type": "web"}]}, "send functions"),
   ],
 )

@@ -401,8 +401,10 @@ def test_the_manifest_names_image_claim_and_grace():
     ((*GPU, "--scheduler=kubernetes"), "kubernetes needs --image and --claim"),
     ((*GPU, "--script=train"), "--script=train is none of train_rl, train_sft, evaluate"),
     ((*GPU, "--script=train_sft", "--slices=1"), "--script=train_sft has no use for --slices"),
-    ((*GPU, "--script=evaluate", "--nodes=2"), "--script=evaluate runs in one process"),
-    ((*TPU, "--topology=v6e:4x4", "--script=evaluate"), "choose a --topology of one host"),
+    (
+      (*TPU[:1], "--config=/etc/hostname", *TPU[2:], "--topology=v6e:2x4"),
+      "--config=/etc/hostname is not among the files that the machines get",
+    ),
     ((*GPU, "--sbatch=gpu"), "--sbatch=gpu is no option of sbatch"),
     ((*GPU, "--worker_sbatch=--qos=q"), "--worker_sbatch needs --worker_nodes"),
     ((*GPU, *KUBERNETES, "--sbatch=--qos=q"), "--sbatch has no effect with --scheduler=kubernetes"),

@@ -151,7 +151,7 @@ class LineReplacement(Edit):
 
   def missed(self, text: str) -> LineReplacement:
     """An edit of lines after the end of `text`."""
-    beyond = text.count("\n") + 2
+    beyond = text.count("\n") + 3
     return dataclasses.replace(self, first=beyond, last=beyond + self.last - self.first)
 
   @property
@@ -187,7 +187,7 @@ def repairs(repo: Repo, edits: Sequence[Mapping[str, Any]], tools: Sequence[str]
       start, new = each["start"] + shift, each["fixed"]
       made, text = edit(path, text, start, start + len(each["broken"]), new, tools)
       found.append(made)
-    assert text == repo.files[path]
+    assert text.removesuffix("\n") == repo.files[path].removesuffix("\n")  # see line_replacement
   return found
 
 
@@ -195,16 +195,16 @@ def line_replacement(
   path: str, text: str, start: int, end: int, new: str
 ) -> tuple[LineReplacement, str]:
   """The call that replaces [start, end) of a text, with the rest of its lines, by `new`, and the
-  resulting text.
+  resulting text, whose last line then has an end.
   """
   low = text.rfind("\n", 0, start) + 1
   high = end if end == low or text[end - 1] == "\n" else _line_end(text, end) + 1
   put = text[low:start] + new + text[end:high]
-  first = text.count("\n", 0, low) + 1
-  last = first + text[low:high].count("\n") - 1
-  changed = text[:low] + put + text[high:]
+  first, part = text.count("\n", 0, low) + 1, text[low:high]
+  last = first + part.count("\n") - 1 + bool(part and not part.endswith("\n"))
   blank = put == "\n" or put.endswith("\n\n")
-  return LineReplacement(path, first, last, put if blank else put.removesuffix("\n")), changed
+  made = LineReplacement(path, first, last, put if blank else put.removesuffix("\n"))
+  return made, made.applied(text)[0] or text[:low] + put + text[high:]
 
 
 def replacement(path: str, text: str, start: int, end: int, new: str) -> tuple[Replacement, str]:

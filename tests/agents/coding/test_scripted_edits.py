@@ -16,6 +16,7 @@ from jaxrl_agents.agents.coding.judge.repo import Repo
 from jaxrl_agents.agents.coding.scripted_edits import (
   LineReplacement,
   Replacement,
+  line_replacement,
   make_player,
   repairs,
   replacement,
@@ -132,6 +133,10 @@ def test_an_edit_of_lines_that_misses_is_refused_and_a_single_line_is_named_once
     assert made.applied(text)[1:] == (2, "")
     changed, line, problem = made.missed(text).applied(text)
     assert (changed, line) == ("", 0) and "the file has 3 lines" in problem
+  unended, ended = "a\nb = 1", "a\nb = 2\n"
+  made, changed = line_replacement("f", unended, 6, 7, "2")
+  assert (made, changed) == (LineReplacement("f", 2, 2, "b = 2"), ended)
+  assert made.applied(unended)[0] == ended and made.missed(unended).applied(unended)[2]
   assert LineReplacement("f", 2, 2, "x").call == (
     "replace_lines",
     {"path": "f", "first": 2, "new": "x"},
