@@ -50,6 +50,14 @@ def validate(config: RunConfig) -> RunConfig:
         f"learner.{name}={weights} gives no level a weight; write one number for each level, such "
         "as 0.5,0.3,0.2, or () for all tasks equally often"
       )
+  if (
+    learner.level_switch != type(learner)().level_switch
+    and learner.level_weights_early == learner.level_weights_late
+  ):
+    raise ValueError(
+      f"learner.level_switch={learner.level_switch:g} has no effect: learner.level_weights_early "
+      "and level_weights_late are the same; set them, or leave it out"
+    )
   _check_mesh(config.mesh, learner)
   _check_rows_of_warm_up(config)
   _check_fleet(config)

@@ -438,9 +438,9 @@ class MonitorConfig:
     tensorboard: whether all metrics are written as event files of TensorBoard too (extra
       "tensorboard").
     listener: import path "package.module:NAME" of a function (config, folder of the run) -> context
-      manager, whose value is called with each line of metrics: phase ("sft", "rl", and "held_out"
-      in the process of an evaluator), step, numbers, seconds since the epoch. What it raises ends
-      the run. Empty: none.
+      manager, whose value is called with each line of metrics: phase ("sft", "mtp", "rl", and
+      "held_out" in the process of an evaluator), step, numbers, seconds since the epoch. What it
+      raises ends the run. Empty: none.
     port: where the newest numbers are served for Prometheus (/metrics); 0: nowhere.
     host: address at which they are served, to whoever reaches it.
   """

@@ -123,12 +123,18 @@ def _own(function: OwnAdvantages, totals: np.ndarray) -> np.ndarray:
 
 def is_constant(group: Group) -> bool:
   """Whether nothing can be learnt from a group: all of the rollouts that its baseline is made of
-  have the same reward, or there are none.
+  have the same reward or no loss, or there are none.
 
   Raises:
     ValueError: a reward is not finite, or beyond LARGEST_REWARD.
   """
-  return group_advantages(_totals(compared(group))) is None
+  rollouts = compared(group)
+  return group_advantages(_totals(rollouts)) is None or not any(map(has_loss, rollouts))
+
+
+def has_loss(rollout: Trajectory) -> bool:
+  """Whether a token of the rollout is trained."""
+  return any(segment.loss_mask.any() for segment in rollout.segments)
 
 
 def score(

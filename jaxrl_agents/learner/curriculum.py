@@ -47,23 +47,23 @@ class TaskStream:
 
   def next(self, count: int, step: int, level_weights: Sequence[float]) -> list[Task]:
     """The `count` tasks of `step`, of levels drawn by their `shares`. In a single epoch, the share
-    of exhausted levels goes to the others.
+    of exhausted levels goes to the others, and the last step may have fewer tasks.
 
     Raises:
-      ValueError: no level present has weight, or a single epoch has too few tasks left.
+      ValueError: no level present has weight, or a single epoch has no task left.
     """
     rng = random.Random(f"{self._seed} step {step}")
     share = shares(self._levels, level_weights)
     if not self._single_epoch:
       return [self._draw(level) for level in rng.choices([*share], [*share.values()], k=count)]
     left = {level: len(self._fresh(level)) for level, weight in share.items() if weight}
-    if sum(left.values()) < count:
+    if not any(left.values()):
       raise ValueError(
-        f"a single epoch has {sum(left.values())} tasks left, and step {step} needs {count}; make "
-        "more tasks, or lower learner.steps or learner.groups_per_step"
+        f"a single epoch has 0 tasks left, and step {step} needs {count}; make more tasks, or "
+        "lower learner.steps, learner.groups_per_step or learner.resample_constant"
       )
     drawn = []
-    for _ in range(count):
+    for _ in range(min(count, sum(left.values()))):
       open_levels = [level for level, n in left.items() if n]
       level = rng.choices(open_levels, [share[each] for each in open_levels])[0]
       left[level] -= 1

@@ -31,7 +31,7 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group
 
 
-class OutageError(RuntimeError):
+class OutageError(OSError):
   """Every rollout of a step failed: something that all of them need is down."""
 
 
@@ -132,8 +132,10 @@ def train(
 
 
 def level_weights(learner: LearnerConfig, step: int) -> tuple[float, ...]:
-  """The probability of each level at a step."""
-  early = step < learner.level_switch * learner.steps
+  """The probability of each level in a batch; groups that replace others make more batches than
+  steps.
+  """
+  early = min(step, learner.steps - 1) < learner.level_switch * learner.steps
   return learner.level_weights_early if early else learner.level_weights_late
 
 

@@ -429,13 +429,19 @@ def _check_played(groups: Sequence[Group], step: int) -> None:
 
 def _not_learnt(group: Group) -> str:
   """Why a step learnt nothing from a group; "" if it did."""
-  if any(each.metrics.get("advantage") for each in group.trajectories):
+  played = group.trajectories
+  if any(each.metrics.get("advantage") and advantage.has_loss(each) for each in played):
     return ""
-  errors = [each.error for each in group.trajectories]
+  errors = [each.error for each in played]
   if all(errors):
     first = errors[0].partition("\n")[0][:200]
     return f"all its rollouts failed, the first one by {first}"
-  return CONSTANT
+  compared = advantage.compared(group)
+  if compared and len({each.reward for each in compared}) == 1:
+    return CONSTANT
+  if not any(map(advantage.has_loss, compared)):
+    return "none of its rollouts has a loss: limits cut them off, or their tokens are too old"
+  return "all its advantages are 0"
 
 
 def check_levels(learner: LearnerConfig, tasks: Sequence[Task]) -> None:

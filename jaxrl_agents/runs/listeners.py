@@ -30,7 +30,13 @@ def opened(config: RunConfig, workdir: pathlib.Path) -> Iterator[list[Listener]]
     files = stack.enter_context(event_files.opened(config.monitor.tensorboard, workdir))
     found: list[Listener] = [each.write for each in files]
     if name:
-      made = import_path.load(name, "monitor.listener")(config, workdir)
+      function = import_path.load(name, "monitor.listener")
+      if not callable(function):
+        raise ValueError(
+          f"monitor.listener={name} is a {type(function).__name__}; name a function of "
+          "(config, workdir) (docs/getting-started.md)"
+        )
+      made = function(config, workdir)
       if not isinstance(made, contextlib.AbstractContextManager):
         raise ValueError(
           f"monitor.listener={name} returned a {type(made).__name__}; return a context manager "
