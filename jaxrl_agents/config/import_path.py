@@ -64,11 +64,12 @@ def load(path: str, option: str) -> Any:
     missing = isinstance(error, ModuleNotFoundError) and error.name in parents
     if missing or not _is_dotted(module_name):
       raise ValueError(
-        f"{option}={shown(path)}: {error}; write package.module:name, with the package installed "
-        f"or below the working directory {os.getcwd()}"
+        f"{option}={shown(path)}: {str(error)[:200]}; write package.module:name, with the package "
+        f"installed or below the working directory {os.getcwd()}"
       ) from error
     raise ValueError(
-      f"{option}={shown(path)}: importing {module_name} raises {type(error).__name__}: {error}"
+      f"{option}={shown(path)}: importing {module_name} raises {type(error).__name__}: "
+      f"{str(error)[:200]}"
     ) from error
   if not hasattr(module, name):
     known = [each for each in vars(module) if not each.startswith("_")]
