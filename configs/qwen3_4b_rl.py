@@ -15,57 +15,36 @@ the options above (planned, not run).
 Sizes are those of https://huggingface.co/Qwen/Qwen3-4B/blob/main/config.json.
 """
 
+import dataclasses
+import pathlib
+
 from jaxrl_agents import config
 from jaxrl_agents.policy.config import PolicyConfig
 
 
 def get_config() -> config.RunConfig:
-  """Context-1's recipe and budgets (SearchConfig's defaults), one context a row.
-
-  What differs from the recipe is what configs/qwen3_30b_a3b_rl.py names.
-  """
-  return config.RunConfig(
+  """configs/qwen3_30b_a3b_rl.py for a dense policy, in half of the pages."""
+  recipe = config.load(str(pathlib.Path(__file__).parent / "qwen3_30b_a3b_rl.py"))
+  model = PolicyConfig(
+    vocab_size=151_936,
+    embed_dim=2_560,
+    num_layers=36,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    qk_norm=True,
+    num_dense_layers=36,
+    dense_ffw_dim=9_728,
+    rope_theta=1e6,
+    tie_embeddings=True,
+    scale_tied_head=False,
+  )
+  return dataclasses.replace(
+    recipe,
     name="qwen3_4b_rl",
-    policy=config.PolicySection(
-      init="policies/qwen3_4b",
-      tokenizer="policies/qwen3_4b",
-      dtype="bfloat16",
-      model=PolicyConfig(
-        vocab_size=151_936,
-        embed_dim=2_560,
-        num_layers=36,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        qk_norm=True,
-        num_dense_layers=36,
-        dense_ffw_dim=9_728,
-        rope_theta=1e6,
-        tie_embeddings=True,
-        scale_tied_head=False,
-      ),
+    policy=dataclasses.replace(
+      recipe.policy, init="policies/qwen3_4b", tokenizer="policies/qwen3_4b", model=model
     ),
-    corpus=config.CorpusConfig(chunk_tokens=512),
-    sampler=config.SamplerConfig(slots=64, page_tokens=64, num_pages=6_144, prefill_tokens=2_048),
+    sampler=dataclasses.replace(recipe.sampler, num_pages=6_144),
     mesh=config.MeshConfig(fsdp=8),
-    workers=config.WorkersConfig(processes=16, episodes=256, stall_s=600.0),
-    learner=config.LearnerConfig(
-      steps=300,
-      level_weights_early=(0.5, 0.3, 0.15, 0.05),
-      level_weights_late=(0.1, 0.25, 0.35, 0.3),
-      groups_per_step=128,
-      group_size=8,
-      substeps=4,
-      loss="cispo",
-      loss_options={"low": 0.0, "high": 5.0},
-      lr=2e-6,
-      optimizer="adamw8bit",
-      row_tokens=32_768,
-      rows_per_microbatch=8,
-      remat="layer",
-      canary_bound=0.3,
-      mtp_weight=0.0,
-      save_every=10,
-    ),
-    eval=config.EvalConfig(temperature=1.0, top_p=0.9),
   )

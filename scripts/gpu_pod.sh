@@ -342,7 +342,7 @@ stop_kubernetes() {
 check_weights() {
   local option folder override
   for option in init tokenizer; do
-    folder=$(sed -n "s/^ *$option=\"\(.*\)\",\$/\1/p" "$config" | head -n 1)
+    folder=$(sed -n "s/.*\b$option=\"\([^\"]*\)\".*/\1/p" "$config" | head -n 1)
     for override in "${overrides[@]}"; do
       [[ $override != --set=policy.$option=* ]] || folder=${override#--set=policy.$option=}
     done

@@ -76,7 +76,7 @@ slice_topology=${slice_topology:-$topology}
 
 # Weights that git ignores are not copied to the machines.
 for option in init tokenizer; do
-  folder=$(sed -n "s/^ *$option=\"\(.*\)\",\$/\1/p" "$config" | head -n 1)
+  folder=$(sed -n "s/.*\b$option=\"\([^\"]*\)\".*/\1/p" "$config" | head -n 1)
   for override in "${overrides[@]}"; do
     [[ $override != --set=policy.$option=* ]] || folder=${override#--set=policy.$option=}
   done

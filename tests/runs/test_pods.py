@@ -381,6 +381,10 @@ def test_the_manifest_names_image_claim_and_grace():
     ((*TPU, "--topology=v6e:eight"), "--topology=v6e:eight is no topology"),
     ((*TPU, *IGNORED, "--topology=v6e:2x4"), "policy.init=policies/a is not among the files"),
     ((*GPU, *IGNORED, *KUBERNETES), "policy.init=policies/a is not in the image"),
+    (
+      (*GPU, *KUBERNETES, "--config=configs/qwen3_4b_rl.py"),
+      "policy.init=policies/qwen3_4b is not in the image",
+    ),
     ((*TPU, "--topology=v6e:2x4", "--slices=1"), "--slices and --worker_vms need --token_file"),
     ((*GPU, "--slices=1"), "--slices and --worker_nodes need --token_file"),
     ((*TPU, "--topology=v6e:2x4", "--config=configs/none.py"), "configs/none.py is no file"),
