@@ -106,3 +106,20 @@ def test_flags_that_contradict_each_other_are_errors(flags, message):
   process = start(*flags)
   _, errors = process.communicate(timeout=200)
   assert process.returncode == 2 and message in errors
+
+
+@pytest.mark.parametrize(
+  ("flags", "cause"),
+  [
+    ((), "has not ended, so that its newest policy is a checkpoint; export that"),
+    (("--json={run}",), "is a folder; name a file in it"),
+  ],
+)
+def test_a_training_that_has_not_ended_and_a_folder_for_scores_are_refused(
+  policies, tmp_path, flags, cause
+):
+  (tmp_path / "warm_start").symlink_to(policies[0])
+  (tmp_path / "checkpoints" / "rl").mkdir(parents=True)
+  process = start(f"--checkpoint={tmp_path}", *(flag.format(run=tmp_path) for flag in flags))
+  _, errors = process.communicate(timeout=200)
+  assert process.returncode == 2 and cause in errors
