@@ -60,7 +60,7 @@ _LAYERS = flags.DEFINE_integer("layers", 6, "of the policy", lower_bound=1)
 GROUPS, GROUP_SIZE = 4, 4
 PROMPT_TOKENS = SAMPLED_TOKENS = 64
 CONTEXT_TOKENS = PROMPT_TOKENS + SAMPLED_TOKENS
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 
 
 def configured() -> RunConfig:
@@ -113,7 +113,7 @@ class Sampling:
 
   def go_on(self, publications: int, failed: Callable[[], None]) -> None:
     """Samples until so many versions were swapped in; `failed` raises what went wrong elsewhere."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     for batch in self._batches():
       while True:
         failed()
@@ -121,9 +121,7 @@ class Sampling:
         if len(self.pauses) == publications:
           return
         if time.monotonic() > deadline:
-          raise TimeoutError(
-            f"{len(self.pauses)} publications in {PATIENCE_S:g} s; raise PATIENCE_S"
-          )
+          raise TimeoutError(f"{len(self.pauses)} publications in {TIMEOUT_S:g} s; raise TIMEOUT_S")
         try:
           self.batches.put(batch, timeout=0.01)
           break
@@ -194,7 +192,7 @@ def measured(config: RunConfig, folder: pathlib.Path) -> dict[str, float]:
       with published_weights.publishing(config, folder) as publishing:
         publishing.restart(state.policy.params, 0)
         for _ in range(publications):
-          groups = sampling.batches.get(timeout=PATIENCE_S)
+          groups = sampling.batches.get(timeout=TIMEOUT_S)
           state, _, _ = loop.learn(
             state,
             groups,
@@ -212,7 +210,7 @@ def measured(config: RunConfig, folder: pathlib.Path) -> dict[str, float]:
           seconds["publish_s"].append(durable - start)
           seconds["stage_s"].append(time.perf_counter() - durable)
           sampling.swaps.put(swap)
-          sampling.swapped.get(timeout=PATIENCE_S)
+          sampling.swapped.get(timeout=TIMEOUT_S)
     except BaseException as error:
       errors.append(error)
 
@@ -223,7 +221,7 @@ def measured(config: RunConfig, folder: pathlib.Path) -> dict[str, float]:
   learner = threading.Thread(target=learn, name="learner", daemon=True)
   learner.start()
   sampling.go_on(publications, failed)
-  learner.join(PATIENCE_S)
+  learner.join(TIMEOUT_S)
   failed()
   # From the swap before the first that counts to the last.
   wall_s = sampling.swapped_at[-1] - sampling.swapped_at[_WARMUP.value - 1]

@@ -37,7 +37,7 @@ def main() -> None:
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
   resumption.check_warm_up(config, workdir)  # before tasks are made, which may take minutes
-  with setup.of_run(config, workdir) as corpus:
+  with setup.opened(config, workdir) as corpus:
     rl.train(config, corpus, workdir)
   if processes.is_first():
     report_page.write_if_possible(workdir.path)

@@ -28,7 +28,7 @@ def main() -> None:
   setup.compilation_cache(config)
   workdir = Workdir(_WORKDIR.value)
   resumption.check_warm_up(config, workdir)  # before tasks are made, which may take minutes
-  with setup.of_run(config, workdir) as corpus, setup.learner_devices(config):
+  with setup.opened(config, workdir) as corpus, setup.learner_devices(config):
     sft.train(config, corpus, workdir)
   print(f"the warm start is in {workdir.warm_start}")
 

@@ -72,7 +72,7 @@ ENDED = {
   ("harness/worker_process.py", "connection.recv_bytes()"): "ends with the main process",
   ("harness/worker_process.py", "connection.recv()"): "ends with the main process",
   ("harness/worker_process.py", "outbox.get()"): "a thread of its own, which ends with the process",
-  ("learner/meetings.py", "multihost_utils.process_allgather(tree, tiled=True)"): "all have met",
+  ("learner/barriers.py", "multihost_utils.process_allgather(tree, tiled=True)"): "all have met",
   ("runs/serving.py", "stop.wait()"): "a server runs until it is stopped",
   ("runs/tinker_service.py", "stop.wait()"): "a server runs until it is stopped",
   ("sandbox/host/backends.py", "self._control.recv(1 << 16)"): "the socket does not block",

@@ -417,7 +417,7 @@ class EvaluatorConfig:
     threads, nice: cores that it may use, with as many worker processes, and its priority (19 is the
       lowest), where the run starts it.
     deadline_s: a version whose tasks take longer has no score.
-    patience_s: without a new version for so long it ends.
+    idle_timeout_s: without a new version for so long it ends.
   """
 
   every: Whole = 0
@@ -427,7 +427,7 @@ class EvaluatorConfig:
   threads: Count = 1
   nice: Annotated[int, Range(0, 19)] = 10
   deadline_s: Positive = 600.0
-  patience_s: Positive = 3_600.0
+  idle_timeout_s: Positive = 3_600.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Ahead:
     job: (draw) -> what the server plays.
     ended: called in the sampler's thread with each group before `take` may return it.
     devices: context manager of the sampler's thread, which makes the mesh of its engines ambient.
-    patience_s: longest time without a sign of the thread, also at its end.
+    timeout_s: longest time without a sign of the thread, also at its end.
     tell: of the sampler's states, see service_log.
     is_due: whether a call between two steps may be made now. One that is not due holds up nothing.
   """
@@ -56,12 +56,12 @@ class Ahead:
     *,
     ended: Callable[[Group], None] = lambda group: None,
     devices: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-    patience_s: float = 300.0,
+    timeout_s: float = 300.0,
     tell: Tell = service_log.silent,
     is_due: Callable[[], bool] = lambda: True,
   ):
     self._server, self._pacing, self._job, self._devices = server, pacing, job, devices
-    self._ended, self._patience_s, self._tell = ended, patience_s, tell
+    self._ended, self._timeout_s, self._tell = ended, timeout_s, tell
     self._is_due = is_due
     self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._changed = threading.Condition()
@@ -80,10 +80,10 @@ class Ahead:
     self._closed = True
     with self._changed:
       self._changed.notify_all()
-    self._thread.join(self._patience_s)
+    self._thread.join(self._timeout_s)
     if self._thread.is_alive():
       raise RuntimeError(
-        f"the sampler's thread did not end within {self._patience_s:g} s; a program or a tool hangs"
+        f"the sampler's thread did not end within {self._timeout_s:g} s; a program or a tool hangs"
       )
     if kind is None and self._error and not self._told:
       raise self._error
@@ -92,7 +92,7 @@ class Ahead:
     """The next `count` groups, or those named; waits until they are complete. See Pacing.take.
 
     Raises:
-      RuntimeError: the sampler's thread gave no sign for patience_s.
+      RuntimeError: the sampler's thread gave no sign for timeout_s.
       Exception: what ended the sampler's thread.
     """
     with self._changed:
@@ -146,7 +146,7 @@ class Ahead:
       self._told = True
       raise self._error
     silent_s = time.monotonic() - self._last_sign
-    if silent_s > self._patience_s:
+    if silent_s > self._timeout_s:
       raise RuntimeError(
         f"the sampler's thread gave no sign for {silent_s:.0f} s; a program or a tool hangs"
       )

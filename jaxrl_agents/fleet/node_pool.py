@@ -13,7 +13,7 @@ from jaxrl_agents.fleet.worker_node import Report, WorkerNode
 from jaxrl_agents.harness.worker_pool import WorkerPoolError, check_new
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 
-_LOOK_S = 2.0
+_POLL_S = 2.0
 """Seconds between two looks for nodes that have come."""
 _SILENCE_S = 60.0
 """Seconds without an answer after which a node counts as lost; its actor answers every second. Ray
@@ -100,7 +100,7 @@ class NodePool:
     self._losses: collections.Counter[str] = collections.Counter()
     self._actors_made = 0
     self._failed_starts = 0  # in a row
-    self._looked = -_LOOK_S
+    self._looked = -_POLL_S
 
   def __enter__(self) -> NodePool:
     return self
@@ -167,7 +167,7 @@ class NodePool:
       self._ray.wait(list(pending), num_returns=1, timeout=timeout_s)
       come, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
     else:
-      time.sleep(min(timeout_s, _LOOK_S / 4))
+      time.sleep(min(timeout_s, _POLL_S / 4))
       come = []
     messages = [message for ref in come for message in self._hear(pending[ref])]
     for node in list(self._nodes.values()):
@@ -205,7 +205,7 @@ class NodePool:
   def _look(self) -> None:
     """Starts an actor on each node that has come."""
     now = time.monotonic()
-    if now - self._looked < _LOOK_S:
+    if now - self._looked < _POLL_S:
       return
     self._looked = now
     for node in cluster.nodes(self._ray, CPU=self._num_workers):

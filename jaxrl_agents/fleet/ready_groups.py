@@ -25,13 +25,13 @@ class ReadyGroups:
   Args:
     folder: made if missing.
     ready: called with the id of each group once it would survive a loss of power.
-    patience_s: longest time that the disk may take, for all that `keep` has handed over.
+    timeout_s: longest time that the disk may take, for all that `keep` has handed over.
   """
 
   def __init__(
-    self, folder: pathlib.Path, ready: Callable[[str], None], *, patience_s: float = 300.0
+    self, folder: pathlib.Path, ready: Callable[[str], None], *, timeout_s: float = 300.0
   ):
-    self._folder, self._ready, self._patience_s = folder, ready, patience_s
+    self._folder, self._ready, self._timeout_s = folder, ready, timeout_s
     self._waiting: collections.deque[Group] = collections.deque()
     self._changed = threading.Condition()
     self._closed = False
@@ -46,7 +46,7 @@ class ReadyGroups:
     with self._changed:
       self._closed = True
       self._changed.notify_all()
-    self._thread.join(self._patience_s)
+    self._thread.join(self._timeout_s)
 
   def load(self, newest: int) -> list[Group]:
     """The groups in the folder without tokens of versions above `newest`; names damaged files.
@@ -86,17 +86,17 @@ class ReadyGroups:
     """Returns when all groups that were handed over are on the disk.
 
     Raises:
-      TimeoutError: they are not within patience_s.
+      TimeoutError: they are not within timeout_s.
       Exception: what ended the thread, such as FullDiskError.
     """
-    deadline = time.monotonic() + self._patience_s
+    deadline = time.monotonic() + self._timeout_s
     with self._changed:
       while self._waiting:
         self._check()
         if time.monotonic() > deadline:
           raise TimeoutError(
             f"{self._folder} did not take {len(self._waiting)} groups within "
-            f"{self._patience_s:g} s; see whether its disk answers"
+            f"{self._timeout_s:g} s; see whether its disk answers"
           )
         self._changed.wait(1.0)
       self._check()

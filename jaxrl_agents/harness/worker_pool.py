@@ -254,13 +254,13 @@ class WorkerPool:
     except BlockingIOError:
       worker.last_error = f"It sent half of a message, and for {self._stall_s:g} s no more."
       worker.process.kill()
-      return self._bury(number)
+      return self._mark_dead(number)
     except (EOFError, OSError):
-      return self._bury(number)
+      return self._mark_dead(number)
     except MessageError as error:
       worker.last_error = f"It sent an invalid message: {error}"
       worker.process.kill()
-      return self._bury(number)
+      return self._mark_dead(number)
     if message[0] == "ready":
       worker.ready = True
       return None
@@ -270,7 +270,7 @@ class WorkerPool:
       self._deaths_left = self._max_deaths  # counted in a row: a few bad tasks must not end a run
     return message
 
-  def _bury(self, number: int) -> tuple[Any, ...]:
+  def _mark_dead(self, number: int) -> tuple[Any, ...]:
     """Replaces a worker by another; returns the message of its death."""
     worker = self._workers.pop(number)
     cause = self._cause(worker)

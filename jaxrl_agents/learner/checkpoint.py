@@ -1,7 +1,7 @@
-"""Checkpoints: each holds the train state and the ledger of trained tasks, written atomically.
+"""Checkpoints: each holds the train state and the progress of trained tasks, written atomically.
 
 Resuming after a kill must neither lose nor repeat a task. Therefore parameters, moments, random key
-and ledger (which tasks were dispatched, finished and trained; the position in the data) become
+and progress (which tasks were dispatched, finished and trained; the position in the data) become
 visible together, by one rename. Arrays are stored under their path in the state, so that a
 checkpoint of another policy is recognised by name and shape before it is read.
 
@@ -21,7 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from jaxrl_agents import file_digests, full_disk
-from jaxrl_agents.learner import meetings
+from jaxrl_agents.learner import barriers
 from jaxrl_agents.learner.state import TrainState
 
 DAMAGED = "damaged"
@@ -41,7 +41,7 @@ def open_manager(folder: str | pathlib.Path, *, writes: bool = True) -> ocp.Chec
     cleanup_tmp_directories=writes,
     enable_async_checkpointing=False,  # the next step would reuse the buffers that a save reads
   )
-  handlers = {"state": ocp.StandardCheckpointHandler(), "ledger": ocp.JsonCheckpointHandler()}
+  handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
   path = pathlib.Path(folder).resolve()
   return ocp.CheckpointManager(path, options=options, item_handlers=handlers)
 
@@ -50,7 +50,7 @@ def save(
   manager: ocp.CheckpointManager,
   step: int,
   state: TrainState,
-  ledger: dict[str, Any],
+  progress: dict[str, Any],
   *,
   keep: int,
 ) -> None:
@@ -60,7 +60,7 @@ def save(
     manager: from `open_manager`.
     step: number of optimizer batches so far; larger than every saved one.
     state: the whole train state.
-    ledger: plain JSON; what the loop needs to continue exactly where it stopped.
+    progress: plain JSON; what the loop needs to continue exactly where it stopped.
 
   Raises:
     ValueError: the step exists already, or `keep` is below 1.
@@ -71,13 +71,13 @@ def save(
   if step in manager.all_steps():
     raise ValueError(f"step {step} is saved already; save each step once, or delete it first")
   items = ocp.args.Composite(
-    state=ocp.args.StandardSave(_named(state)), ledger=ocp.args.JsonSave(ledger)
+    state=ocp.args.StandardSave(_named(state)), progress=ocp.args.JsonSave(progress)
   )
   folder = pathlib.Path(manager.directory) / str(step)
   with full_disk.named(folder):
     manager.save(step, args=items)
     file_digests.write(folder, part=jax.process_index(), parts=jax.process_count())
-  meetings.wait_for_all(f"digests of step {step}")
+  barriers.wait_for_all(f"digests of step {step}")
   for old in sorted(manager.all_steps())[:-keep]:
     manager.delete(old)
 
@@ -97,7 +97,7 @@ def restore(
     step: which; None for the newest.
 
   Returns:
-    (state, ledger, step).
+    (state, progress, step).
 
   Raises:
     FileNotFoundError: there is no checkpoint, or none of this step.
@@ -125,7 +125,9 @@ def restore(
     name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first)
     for name, leaf in abstract.items()
   }
-  items = ocp.args.Composite(state=ocp.args.StandardRestore(places), ledger=ocp.args.JsonRestore())
+  items = ocp.args.Composite(
+    state=ocp.args.StandardRestore(places), progress=ocp.args.JsonRestore()
+  )
   restored = manager.restore(step, args=items)
   arrays = [restored["state"][name] for name in abstract]
   is_key = [_is_key(leaf) for leaf in jax.tree.leaves(target)]
@@ -135,7 +137,7 @@ def restore(
     for x, typed in zip(arrays, is_key, strict=True)
   ]
   state = jax.tree.unflatten(jax.tree.structure(target), leaves)
-  return state, restored["ledger"], step
+  return state, restored["progress"], step
 
 
 def _newest_whole(manager: ocp.CheckpointManager) -> int:
@@ -158,7 +160,7 @@ def _damage(manager: ocp.CheckpointManager, step: int) -> str:
   """What is wrong with a step, the same in every process; "" if nothing is."""
   folder = pathlib.Path(manager.directory) / str(step)
   found = file_digests.damage(folder, part=jax.process_index(), parts=jax.process_count())
-  anywhere = meetings.any_of(bool(found), f"damage of step {step}")
+  anywhere = barriers.any_of(bool(found), f"damage of step {step}")
   return found or ("a file that another process verified" if anywhere else "")
 
 
@@ -172,7 +174,7 @@ def _set_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
       os.replace(pathlib.Path(manager.directory) / str(step), place / f"{step}-{number}")
     print(f"checkpoint {step} was moved to {place}", file=sys.stderr, flush=True)
   if steps:
-    meetings.wait_for_all("damaged checkpoints were set aside")
+    barriers.wait_for_all("damaged checkpoints were set aside")
     manager.reload()
 
 

@@ -42,10 +42,10 @@ class Plan:
   Attributes:
     collect: (step) -> complete groups with rewards; may raise OutageError.
     publish: (params, version) -> None: makes them the sampler's weights.
-    save: (next step, state, ledger) -> None: one atomic checkpoint.
+    save: (next step, state, progress) -> None: one atomic checkpoint.
     learnt: (step, groups with advantages) -> None: called once a step, before `kept`.
     report: (step, metrics, groups) -> None: called once a step, after saving.
-    kept: () -> the entries of a checkpoint's ledger: state of `collect`, JSON by name.
+    kept: () -> the entries of a checkpoint's progress: state of `collect`, JSON by name.
     published: (version) -> its parameters, adapters merged, or None if they are kept no more. If
       set, rollouts may be of several versions, and the canary scores some under their own.
     held: context manager around learning and saving, which must not be interrupted
@@ -109,11 +109,11 @@ def train(
           plan.publish(state.policy.params, int(state.policy.version))
         published = time.monotonic()
         plan.learnt(step, groups)
-        ledger = plan.kept() | {"tasks": [group.task.id for group in groups]}
+        progress = plan.kept() | {"tasks": [group.task.id for group in groups]}
         if (step + 1) % learner.save_every == 0 or step + 1 == learner.steps:
-          plan.save(step + 1, state, ledger)
+          plan.save(step + 1, state, progress)
         else:
-          unsaved = functools.partial(plan.save, step + 1, state, ledger)
+          unsaved = functools.partial(plan.save, step + 1, state, progress)
         metrics |= {
           "collect_s": collected - began,
           "learn_s": learnt - collected,

@@ -39,7 +39,7 @@ LEDGER, READY, REPLIES, SCHEDULE = "ledger.log", "ready", "replies.log", "schedu
 REPEATED = 1_000_003
 """Between the seeds of draws of one task within a batch, more than the steps of a run."""
 
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 """Longest that a publication may take."""
 
 CONSTANT = "all its rewards are equal"
@@ -53,14 +53,14 @@ class Start:
   Attributes:
     step: its first step.
     params, version: the learner's weights, which are donated to that step, and their version.
-    ledger: of the checkpoint that it continues from; {} for a new run.
+    progress: of the checkpoint that it continues from; {} for a new run.
     tasks: of the train split.
   """
 
   step: int
   params: dict[str, Any]
   version: int
-  ledger: Mapping[str, Any]
+  progress: Mapping[str, Any]
   tasks: Sequence[Task]
 
 
@@ -71,7 +71,7 @@ class Batches:
 
   Args:
     config: of the run.
-    players: play the episodes.
+    workers: play the episodes.
     start: of the run.
     ledger: of the run, in its first process; None in the others.
     groups: complete ones that `start` does not count as trained, and that need not be played again.
@@ -80,13 +80,13 @@ class Batches:
   def __init__(
     self,
     config: RunConfig,
-    players: RolloutWorkers,
+    workers: RolloutWorkers,
     start: Start,
     ledger: Ledger | None,
     groups: Sequence[Group] = (),
   ):
-    self._config, self._players, self._ledger = config, players, ledger
-    learner, kept = config.learner, start.ledger
+    self._config, self._workers, self._ledger = config, workers, ledger
+    learner, kept = config.learner, start.progress
     self._stream = TaskStream(
       start.tasks, config.seed, kept.get("stream"), single_epoch=learner.single_epoch
     )
@@ -109,7 +109,7 @@ class Batches:
     Raises:
       loop.OutageError: every rollout of the step failed.
     """
-    self._players.turn_to(self._progress(step))
+    self._workers.turn_to(self._progress(step))
     self._resampled = self._truncated = 0
     groups: list[Group] = []
     while lack := self._config.learner.groups_per_step - len(groups):
@@ -121,8 +121,8 @@ class Batches:
   def _played(self, count: int) -> list[Group]:
     """The next `count` groups, which are played now."""
     draws = list(iter(self._pacing.next, None))
-    played = lambda: list(self._players.play(map(self._job, draws)))
-    for group in self._players.shared(played):
+    played = lambda: list(self._workers.play(map(self._job, draws)))
+    for group in self._workers.shared(played):
       self._ended(group)
       self._pacing.finished(group)
     groups = self._pacing.take(count)
@@ -131,7 +131,7 @@ class Batches:
 
   def publish(self, params: dict[str, Any], version: int) -> None:
     """Makes a version of the weights, with adapters, that of all samplers."""
-    self._players.publish(lora.merged(params), version)
+    self._workers.publish(lora.merged(params), version)
 
   @property
   def published(self) -> Callable[[int], Any] | None:
@@ -148,7 +148,7 @@ class Batches:
     }
 
   def state(self) -> dict[str, Any]:
-    """For a checkpoint's ledger."""
+    """For a checkpoint's progress."""
     return {
       "stream": self._stream.state(),
       "length_budgets": self._budgets.state(),
@@ -243,7 +243,7 @@ class PlayedAhead(Batches):
   publications old.
 
   Args:
-    config, players, start: see Batches.
+    config, workers, start: see Batches.
     ledger: of the run.
     ready: the groups that an earlier process of the run left, and where those of this one are kept.
     schedule: of the run, if it can be replayed or is a replay.
@@ -252,30 +252,30 @@ class PlayedAhead(Batches):
   def __init__(
     self,
     config: RunConfig,
-    players: RolloutWorkers,
+    workers: RolloutWorkers,
     start: Start,
     ledger: Ledger,
     ready: ReadyGroups,
     schedule: Schedule | None,
   ):
     # Without a checkpoint nothing says that version 0 is the one which earlier groups are of.
-    self._goes_on = bool(start.ledger)
+    self._goes_on = bool(start.progress)
     # The learner scores tokens at one temperature, so those of another one are played again.
-    temperature = start.ledger.get("temperature", config.sampler.temperature)
+    temperature = start.progress.get("temperature", config.sampler.temperature)
     usable = self._goes_on and temperature == config.sampler.temperature
     groups = ready.load(newest=start.version) if usable else []
-    super().__init__(config, players, start, ledger, groups)
+    super().__init__(config, workers, start, ledger, groups)
     ready.remove_others(self._pacing.kept)
     for group in groups:
       if group.id in self._pacing.kept:
         ledger.kept(group)
-    self._published = [*start.ledger.get("published", ()), start.version]
+    self._published = [*start.progress.get("published", ()), start.version]
     self._ready, self._schedule = ready, schedule
     self._replies: Replies | None = None
     self._used: dict[str, int] = {}  # the step that used a group whose file is still there
     self._ages: list[int] = []
     if not config.sampler.slices:  # these have begun with the version that is kept for them
-      players.keep(lora.merged(start.params), start.version)
+      workers.keep(lora.merged(start.params), start.version)
     self._ahead: Ahead | None = None
     self._publication: concurrent.futures.Future[None] | None = None
     self._learning = 0  # groups that no publication has taken over
@@ -287,16 +287,16 @@ class PlayedAhead(Batches):
     newest = self._published[-1] if self._goes_on else -1
     with (
       Replies(replies, newest, self._pacing.is_to_play) as self._replies,
-      self._players.noted(self._ledger, self._replies),
-      self._players.scheduled(self._schedule),
-      self._players.ahead(self._pacing, self._job, self._ended) as self._ahead,
+      self._workers.noted(self._ledger, self._replies),
+      self._workers.scheduled(self._schedule),
+      self._workers.ahead(self._pacing, self._job, self._ended) as self._ahead,
     ):
       try:
         yield
         self._wait_for_publication()  # the last weights are to be evaluated
       finally:
         if self._publication:
-          concurrent.futures.wait([self._publication], PATIENCE_S)
+          concurrent.futures.wait([self._publication], TIMEOUT_S)
 
   def collect(self, step: int) -> list[Group]:
     """The next complete groups, those that ended first; waits for them.
@@ -305,7 +305,7 @@ class PlayedAhead(Batches):
       loop.OutageError: every rollout of the step failed.
     """
     assert self._ahead is not None
-    self._players.turn_to(self._progress(step))
+    self._workers.turn_to(self._progress(step))
     self._ahead.learnt(self._learning)  # where no weights were published
     self._ages, self._resampled, self._truncated = [], 0, 0
     groups: list[Group] = []
@@ -325,7 +325,7 @@ class PlayedAhead(Batches):
     and swap between two steps. Jobs that begin after this batch was learnt from wait for it.
     """
     self._wait_for_publication()
-    finish = self._players.begin_publishing(lora.merged(params), version)
+    finish = self._workers.begin_publishing(lora.merged(params), version)
     self._published.append(version)
     rest = functools.partial(self._publish_rest, finish, self._learning)
     self._publication = background.call(rest, "publisher")
@@ -342,17 +342,17 @@ class PlayedAhead(Batches):
     publication, self._publication = self._publication, None
     if publication:
       try:
-        publication.result(PATIENCE_S)
+        publication.result(TIMEOUT_S)
       except concurrent.futures.TimeoutError:
         raise TimeoutError(
-          f"version {self._published[-1]} was not published within {PATIENCE_S:g} s; is the disk "
+          f"version {self._published[-1]} was not published within {TIMEOUT_S:g} s; is the disk "
           "full or gone?"
         ) from None
 
   @property
   def published(self) -> Callable[[int], Any]:
     """The weights that were published and are still kept, by version."""
-    return self._players.published
+    return self._workers.published
 
   def metrics(self) -> dict[str, float]:
     """Also depths of the queue in groups, ages of the groups that were taken in publications, how
@@ -372,7 +372,7 @@ class PlayedAhead(Batches):
     }
 
   def state(self) -> dict[str, Any]:
-    """For a checkpoint's ledger, with the tasks whose groups were not trained yet."""
+    """For a checkpoint's progress, with the tasks whose groups were not trained yet."""
     assert self._ahead is not None
     with self._ahead.still():
       found = super().state()
@@ -454,14 +454,14 @@ def check_levels(learner: LearnerConfig, tasks: Sequence[Task]) -> None:
 @contextlib.contextmanager
 def opened(
   config: RunConfig,
-  players: RolloutWorkers,
+  workers: RolloutWorkers,
   start: Start,
   folder: pathlib.Path,
 ) -> Iterator[Batches]:
   """The batches of a run, played ahead if `fleet.depth` says so.
 
   Args:
-    config, players, start: see Batches.
+    config, workers, start: see Batches.
     folder: of the run, in which LEDGER, READY, REPLIES and SCHEDULE lie.
 
   Raises:
@@ -474,18 +474,18 @@ def opened(
       f"{jax.process_count()}; set fleet.depth=0"
     )
   if not processes.is_first():
-    yield Batches(config, players, start, None)
+    yield Batches(config, workers, start, None)
     return
   with Ledger(folder / LEDGER, start.step) as ledger:
     if not config.fleet.depth:
-      with players.noted(ledger):
-        yield Batches(config, players, start, ledger)
+      with workers.noted(ledger):
+        yield Batches(config, workers, start, ledger)
       return
     warm_start = weight_files.digest(folder / WARM_START)
     with (
       ReadyGroups(folder / READY, ledger.ready) as ready,
       schedules.opened(folder / SCHEDULE, config, step=start.step, start=warm_start) as schedule,
     ):
-      ahead = PlayedAhead(config, players, start, ledger, ready, schedule)
+      ahead = PlayedAhead(config, workers, start, ledger, ready, schedule)
       with ahead.playing(folder / REPLIES):
         yield ahead

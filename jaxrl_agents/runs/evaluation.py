@@ -24,12 +24,12 @@ from jaxrl_agents.types import Group, Task
 
 
 def play(
-  config: RunConfig, players: RolloutWorkers, tasks: Sequence[Task], *, label: str
+  config: RunConfig, workers: RolloutWorkers, tasks: Sequence[Task], *, label: str
 ) -> list[Group]:
   """Rollouts of held-out tasks by the weights that the engine holds, with their rewards."""
   sampling = setup.eval_sampling(config)
   jobs = [Job(f"{label} {i}", task, config.eval.rollouts, sampling) for i, task in enumerate(tasks)]
-  return collected(config, players.play(jobs), len(tasks), label)
+  return collected(config, workers.play(jobs), len(tasks), label)
 
 
 def play_baseline(
@@ -92,10 +92,10 @@ def by_checkpoint(
       channel=channel,
       notice=notice,
       frozen=frozen(config, started_from(config, run)),
-    ) as players,
+    ) as workers,
   ):
-    players.warm_up()
-    return players.shared(lambda: play(here, players, tasks, label=label))
+    workers.warm_up()
+    return workers.shared(lambda: play(here, workers, tasks, label=label))
 
 
 def evaluate(

@@ -36,7 +36,7 @@ NAME = "evaluator"
 EVALUATES = "evaluates"
 """What it does while it plays the tasks."""
 SPLIT = "dev"
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 class LateError(Exception):
@@ -118,9 +118,9 @@ def follow(
         channel=channel,
         notice=notice,
         frozen=evaluation.frozen(config, evaluation.started_from(config, workdir.path)),
-      ) as players:
-        players.warm_up()
-        evaluated.go_on(players, told)
+      ) as workers:
+        workers.warm_up()
+        evaluated.go_on(workers, told)
 
 
 def longest_s(config: RunConfig) -> float:
@@ -152,7 +152,7 @@ class _Evaluated:
   done: bool = False
   given_up: set[int] = dataclasses.field(default_factory=set)
 
-  def go_on(self, players: RolloutWorkers, told: list[Listener]) -> None:
+  def go_on(self, workers: RolloutWorkers, told: list[Listener]) -> None:
     """Evaluates with these workers, until all is done or they must be made anew."""
     last_news, held, newest = time.monotonic(), 0, -1
     while True:
@@ -172,15 +172,15 @@ class _Evaluated:
         return  # the run began again, or went on from before: what is held was withdrawn
       claim = None if version is None else self.results.claim(version)
       if version is None or claim is None:
-        if over or time.monotonic() - last_news > self.config.evaluator.patience_s:
+        if over or time.monotonic() - last_news > self.config.evaluator.idle_timeout_s:
           self.done = True
           return
         self.tell("waits", on="publisher")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         continue
       last_news, held = time.monotonic(), version
       try:
-        record = self._scored(players, version, steps[version])
+        record = self._scored(workers, version, steps[version])
         if self.results.keep(claim, record):
           for listener in told:
             listener("held_out", steps[version], record["scores"], record["time"])
@@ -193,12 +193,12 @@ class _Evaluated:
       finally:
         claim.unlink(missing_ok=True)
 
-  def _scored(self, players: RolloutWorkers, version: int, step: int) -> dict[str, Any]:
+  def _scored(self, workers: RolloutWorkers, version: int, step: int) -> dict[str, Any]:
     self.tell(EVALUATES, version=version, step=step)
     began = time.monotonic()
     if version:
-      players.load(version)
-    groups = _played(self.config, players, self.tasks, f"evaluate {version}")
+      workers.load(version)
+    groups = _played(self.config, workers, self.tasks, f"evaluate {version}")
     return {
       "version": version,
       "step": step,
@@ -250,14 +250,14 @@ def due(
 
 
 def _played(
-  config: RunConfig, players: RolloutWorkers, tasks: list[Task], label: str
+  config: RunConfig, workers: RolloutWorkers, tasks: list[Task], label: str
 ) -> list[Group]:
   """Rewarded groups of the tasks. Raises LateError where they take too long."""
   sampling, own = setup.eval_sampling(config), config.evaluator
   jobs = [Job(f"{label} {i}", task, own.rollouts, sampling) for i, task in enumerate(tasks)]
   deadline = time.monotonic() + own.deadline_s
   groups: list[Group] = []
-  for group in players.play(jobs):
+  for group in workers.play(jobs):
     groups.append(group)
     if time.monotonic() > deadline and len(groups) < len(tasks):
       raise LateError(

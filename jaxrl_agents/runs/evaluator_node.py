@@ -22,7 +22,7 @@ RESOURCE = "evaluator"
 
 _TELL = "tell"
 """The concurrency group of the actor in which it is told that the run is over."""
-_LOOK_S = 1.0
+_POLL_S = 1.0
 """Seconds between two looks for a node."""
 _NODE_S = 60.0
 """Longest wait for a node at the end of the run."""
@@ -106,7 +106,7 @@ class RemoteEvaluator:
       if self._actor is None:
         if time.monotonic() - began >= min(wait_s, _NODE_S):
           return None
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     left_s = max(wait_s - (time.monotonic() - began), 0.0)
     come, _ = self._ray.wait([self._end], timeout=left_s)
     how, well = self._how() if come else self._late()

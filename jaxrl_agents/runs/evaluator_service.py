@@ -65,7 +65,7 @@ def serving(config: RunConfig, corpus: Tasks, workdir: Workdir) -> Iterator[Call
     scores = VersionScores(workdir.evaluations, 0.0)
     supervised = Supervised(place, scores, workdir.services, evaluator.longest_s(config))
     try:
-      yield supervised.look
+      yield supervised.poll
       supervised.finish(config.evaluator.deadline_s)
     finally:
       place.end()
@@ -92,7 +92,7 @@ class Supervised:
     self._started = time.time()
     self._place.start()
 
-  def look(self) -> None:
+  def poll(self) -> None:
     """Starts one that died or hangs again, unless it does so again and again; returns soon."""
     ended = None if self._given_up else self._place.ended(0.0) or self._killed()
     if ended is None:
@@ -133,7 +133,7 @@ class Supervised:
   def finish(self, deadline_s: float) -> None:
     """Lets it evaluate what is newest, also if it dies meanwhile."""
     began = time.monotonic()
-    self.look()
+    self.poll()
     while not self._given_up:
       self._place.tell_over()
       waited_s = time.monotonic() - began
@@ -148,4 +148,4 @@ class Supervised:
         return
       if ended.well:
         return
-      self.look()
+      self.poll()

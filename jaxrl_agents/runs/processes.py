@@ -22,7 +22,7 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.learner import preemption
-from jaxrl_agents.learner.meetings import wait_for_all
+from jaxrl_agents.learner.barriers import wait_for_all
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.runs.process_channel import ProcessChannel
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.learner import meetings
+from jaxrl_agents.learner import barriers
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import processes
@@ -151,7 +151,7 @@ class Loader:
         places=_places(config, sharding.SERVE_RULES),
         hold=functools.partial(held_params.own, cfg=cfg),
         layout=sharding.served,
-        any_of=meetings.any_of,
+        any_of=barriers.any_of,
       )
 
   def warm_up(self) -> None:

@@ -34,7 +34,7 @@ class Reporter:
 
   config: RunConfig
   workdir: Workdir
-  players: RolloutWorkers
+  workers: RolloutWorkers
   batches: Batches
   progress: Progress
   remote: RemoteStates
@@ -42,7 +42,7 @@ class Reporter:
 
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     """Reports one step."""
-    engine = self.players.take_stats()
+    engine = self.workers.take_stats()
     agent = agent_setting.agent(self.config)
     row = scores.summary(groups) | agreement.metrics(groups, agent.success)
     ended = stop_shares(groups)
@@ -63,13 +63,13 @@ class Reporter:
       "sampler_tokens_per_s": engine["tokens"] / max(sampling_s, 1e-9),
       "sampler_idle_share": min(idle_s / step_s, 1.0),
       "learner_idle_share": metrics["collect_s"] / step_s,
-      "pause_s": self.players.take_pause_s(),
+      "pause_s": self.workers.take_pause_s(),
       "rss_mib": rss_mib(),
     }
     if metrics["optimizer_steps"]:
       row["publish_bytes"] = float(self._publish_bytes(int(metrics["version"])))
     self.workdir.log("rl", step, row)
-    self.remote.tell(self.players.places)
+    self.remote.tell(self.workers.places)
     shown = {name: row.get(name, 0.0) for name in ("reward", agent.headline)}
     self.progress.advance(**shown, tokens_per_s=row["sampler_tokens_per_s"])
 

@@ -11,12 +11,12 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.runs import agent_setting, demonstrations, weight_files
 from jaxrl_agents.runs.workdir import Workdir
 
-JUDGED = ("agent", "seed", "corpus", "policy", "eval")
+OF_EVALUATION = ("agent", "seed", "corpus", "policy", "eval")
 """Options and sections that an evaluation depends on, beside the agent's own section;
 `sampler.temperature` is one of them where `eval.temperature` is negative.
 """
 
-UNJUDGED = ("corpus.cache",)
+WITHOUT_EFFECT = ("corpus.cache",)
 """Options of these sections on which nothing depends."""
 
 OF_JUDGE = ("model", "rubrics", "trained", "weight", "samples", "temperature", "max_characters")
@@ -72,9 +72,9 @@ def begin_warm_up(config: RunConfig, workdir: Workdir) -> None:
   workdir.merge_summary({_WARM_UP: config_lib.options(config)})
 
 
-def check_start(workdir: Workdir, ledger: dict[str, Any]) -> None:
+def check_start(workdir: Workdir, progress: dict[str, Any]) -> None:
   """Raises ValueError if the warm start is no longer the one that a resumed run began with."""
-  if ledger.get("start", digest := weight_files.digest(workdir.warm_start)) != digest:
+  if progress.get("start", digest := weight_files.digest(workdir.warm_start)) != digest:
     raise ValueError(
       f"{workdir.warm_start} is {'not the one' if digest else 'gone'} that the checkpoints in "
       f"{workdir.checkpoints / 'rl'} began with; restore it from a copy, or begin again in another "
@@ -89,8 +89,8 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int, tasks: str = 
   tasks are read from (`Agent.sources`), if `tasks`, the digest of these, is as it was.
 
   Raises:
-    ValueError: an option of JUDGED differs, so the evaluations could not be compared; or a file
-      that says what the run began with is gone.
+    ValueError: an option of OF_EVALUATION differs, so the evaluations could not be compared; or a
+      file that says what the run began with is gone.
   """
   steps = sum(line["phase"] == "rl" for line in workdir.lines())
   if steps and not first:
@@ -119,18 +119,18 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int, tasks: str = 
   differ = config_lib.changed(begun, config)
   changes = {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
   agent = agent_setting.agent(config)
-  judged = {*JUDGED, agent.name, *(f"judge.{option}" for option in OF_JUDGE)}
+  decisive = {*OF_EVALUATION, agent.name, *(f"judge.{option}" for option in OF_JUDGE)}
   same_tasks = bool(tasks) and workdir.read_summary().get(TASKS) == tasks
   moved = (*agent.places, *(agent.sources if same_tasks else ()))
-  unjudged = {*UNJUDGED, *(f"{agent.name}.{option}" for option in moved)}
+  ignored = {*WITHOUT_EFFECT, *(f"{agent.name}.{option}" for option in moved)}
   if config.eval.temperature < 0:
-    judged.add("sampler.temperature")
+    decisive.add("sampler.temperature")
   if "judge.url" in differ and not all(differ["judge.url"]):  # turned on or off, not moved
-    judged.add("judge.url")
+    decisive.add("judge.url")
   refused = [
     text
     for name, text in changes.items()
-    if (name in judged or name.partition(".")[0] in judged) and name not in unjudged
+    if (name in decisive or name.partition(".")[0] in decisive) and name not in ignored
   ]
   if refused:
     raise ValueError(

@@ -98,7 +98,7 @@ def _train(
   stages = stopwatch.Stages()
   begun = _start(config, workdir, tasks=corpus.digest, is_first=channel.is_first)
 
-  def players_of(config: RunConfig, policy: PolicyState) -> RolloutWorkers:
+  def workers_for(config: RunConfig, policy: PolicyState) -> RolloutWorkers:
     return RolloutWorkers(
       config,
       setup.worker_spec(config, corpus),
@@ -112,19 +112,19 @@ def _train(
     )
 
   evaluations: dict[str, list[Group]] = {}
-  with players_of(config, begun.state.policy) as players:
+  with workers_for(config, begun.state.policy) as workers:
     stages.end("start")
-    players.warm_up()
+    workers.warm_up()
     stages.end("compile_sampler")
     services.learner("evaluates")
-    evaluations["warm_start"] = evaluated(config, corpus, workdir, players, "warm_start")
+    evaluations["warm_start"] = evaluated(config, corpus, workdir, workers, "warm_start")
     stages.end("evaluate_warm_start")
-    compiles = players.stats.compiles
+    compiles = workers.stats.compiles
     policy = _learn(
       config,
       workdir,
       begun,
-      players=players,
+      workers=workers,
       tasks=corpus.tasks["train"],
       notice=notice,
       services=services,
@@ -132,9 +132,9 @@ def _train(
     )
     stages.end("learn")
     services.learner("evaluates")
-    players.turn_to(1.0)
-    evaluations["trained"] = evaluated(config, corpus, workdir, players, "trained")
-    recompiles = players.stats.compiles - compiles
+    workers.turn_to(1.0)
+    evaluations["trained"] = evaluated(config, corpus, workdir, workers, "trained")
+    recompiles = workers.stats.compiles - compiles
   begun.manager.close()
   weight_files.save(
     lora.merged(policy.params),
@@ -143,8 +143,8 @@ def _train(
     tokenizer=config.policy.tokenizer,
   )
   stages.end("evaluate_trained")
-  evaluations |= _of_base(config, corpus, workdir, players_of)
-  evaluations |= _of_variants(config, corpus, workdir, policy, players_of)
+  evaluations |= _of_base(config, corpus, workdir, workers_for)
+  evaluations |= _of_variants(config, corpus, workdir, policy, workers_for)
   if not channel.is_first:
     return {}
   evaluations |= _of_baselines(config, corpus, workdir)
@@ -167,7 +167,7 @@ class Beginning:
   Attributes:
     step: its first step.
     state: of training at that step, which consumes it.
-    ledger: of the checkpoint that it continues from; {} for a new run.
+    progress: of the checkpoint that it continues from; {} for a new run.
     warm_start: digest of the weights of the warm start.
     reference: parameters that the loss is measured against; None if it is not.
     manager: of the checkpoints.
@@ -177,7 +177,7 @@ class Beginning:
 
   step: int
   state: TrainState
-  ledger: dict[str, Any]
+  progress: dict[str, Any]
   warm_start: str
   reference: dict[str, Any] | None
   manager: Any
@@ -196,13 +196,13 @@ def _start(config: RunConfig, workdir: Workdir, *, tasks: str, is_first: bool) -
   manager = checkpoint.open_manager(workdir.checkpoints / "rl")
   with setup.learner_devices(config):
     params = setup.with_adapters(config, setup.warm_params(config, workdir))
-    step, state, ledger = setup.restored(manager, setup.fresh_state(config, params, tx))
+    step, state, progress = setup.restored(manager, setup.fresh_state(config, params, tx))
     reference = setup.warm_params(config, workdir) if minimised.needs_reference else None
-  resumption.check_start(workdir, ledger)
+  resumption.check_start(workdir, progress)
   warm_start = weight_files.digest(workdir.warm_start)
   if is_first:
     _begin(config, workdir, step, int(state.policy.version), warm_start, tasks=tasks)
-  return Beginning(step, state, ledger, warm_start, reference, manager, tx, minimised)
+  return Beginning(step, state, progress, warm_start, reference, manager, tx, minimised)
 
 
 def _learn(
@@ -210,27 +210,27 @@ def _learn(
   workdir: Workdir,
   begun: Beginning,
   *,
-  players: RolloutWorkers,
+  workers: RolloutWorkers,
   tasks: Sequence[Task],
   notice: Notice,
   services: Services,
   is_first: bool,
 ) -> PolicyState:
   """Takes all steps from `begun.step` on; returns the trained policy. `begun.state` is donated."""
-  players.take_stats()  # the tokens of the evaluation before are not counted in the first step
+  workers.take_stats()  # the tokens of the evaluation before are not counted in the first step
   policy = begun.state.policy
-  start = Start(begun.step, policy.params, int(policy.version), begun.ledger, tasks)
+  start = Start(begun.step, policy.params, int(policy.version), begun.progress, tasks)
   with (
     Progress("learning", config.learner.steps, begun.step) as progress,
     RemoteStates(workdir.services) as remote,
-    batches_lib.opened(config, players, start, workdir.path) as batches,
+    batches_lib.opened(config, workers, start, workdir.path) as batches,
   ):
     plan = loop.Plan(
       collect=batches.collect,
       publish=batches.publish,
       save=functools.partial(_save, config, begun.manager, batches),
       report=(
-        Reporter(config, workdir, players, batches, progress, remote) if is_first else no_report
+        Reporter(config, workdir, workers, batches, progress, remote) if is_first else no_report
       ),
       learnt=functools.partial(_learnt, workdir, batches),
       kept=lambda: batches.state() | {"start": begun.warm_start},
@@ -328,15 +328,15 @@ def _save(
   batches: Batches,
   step: int,
   state: TrainState,
-  ledger: dict[str, Any],
+  progress: dict[str, Any],
 ) -> None:
   """Writes a checkpoint, once what it needs beside it is on the disk."""
   batches.before_save()
-  checkpoint.save(manager, step, state, ledger, keep=config.learner.keep_checkpoints)
+  checkpoint.save(manager, step, state, progress, keep=config.learner.keep_checkpoints)
   batches.after_save(step)
 
 
-def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> dict[str, Any]:
+def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, workers_for) -> dict[str, Any]:
   """The evaluation of `policy.init`, if the warm start is another policy. Sampler processes hold
   published weights only, so a run that samples in them has none.
   """
@@ -344,21 +344,21 @@ def _of_base(config: RunConfig, corpus: Tasks, workdir: Workdir, players_of) -> 
     return {}
   with setup.learner_devices(config):
     policy = PolicyState(setup.initial_params(config), version=jnp.int32(0))
-  with players_of(config, policy) as players:
-    players.warm_up()
-    return {"base": evaluated(config, corpus, workdir, players, "base")}
+  with workers_for(config, policy) as workers:
+    workers.warm_up()
+    return {"base": evaluated(config, corpus, workdir, workers, "base")}
 
 
 def _of_variants(
-  config: RunConfig, corpus: Tasks, workdir: Workdir, policy: PolicyState, players_of
+  config: RunConfig, corpus: Tasks, workdir: Workdir, policy: PolicyState, workers_for
 ) -> dict[str, Any]:
   """The evaluation of the trained policy with each of the agent's other options."""
   found = {}
   for name, options in agent_setting.agent(config).variants(config.agent_config).items():
     variant = dataclasses.replace(config, agent_config=options)
-    with players_of(variant, policy) as players:
-      players.warm_up()
-      found[name] = evaluated(variant, corpus, workdir, players, name)
+    with workers_for(variant, policy) as workers:
+      workers.warm_up()
+      found[name] = evaluated(variant, corpus, workdir, workers, name)
   return found
 
 
@@ -395,11 +395,11 @@ def objective(config: RunConfig) -> train_step.Objective:
 
 
 def evaluated(
-  config: RunConfig, corpus: Tasks, workdir: Workdir, players: RolloutWorkers, name: str
+  config: RunConfig, corpus: Tasks, workdir: Workdir, workers: RolloutWorkers, name: str
 ) -> list[Group]:
   """The groups of an evaluation, read from `workdir` if an earlier run has saved them there."""
-  played = lambda tasks: evaluation.play(config, players, tasks, label=name.replace("_", " "))
-  return players.shared(lambda: _kept(config, corpus, workdir, name, played))
+  played = lambda tasks: evaluation.play(config, workers, tasks, label=name.replace("_", " "))
+  return workers.shared(lambda: _kept(config, corpus, workdir, name, played))
 
 
 def _kept(

@@ -237,14 +237,14 @@ class RolloutWorkers:
     swap the weights between two of their steps. `ended` as of `Ahead`.
     """
     devices = lambda: setup.devices(self._config)
-    patience_s = 2 * self._config.workers.stall_s
+    timeout_s = 2 * self._config.workers.stall_s
     with Ahead(
       self._server,
       pacing,
       job,
       ended=ended,
       devices=devices,
-      patience_s=patience_s,
+      timeout_s=timeout_s,
       tell=self._tell,
       is_due=self._schedule.swap_is_due if self._schedule else lambda: True,
     ) as self._ahead:

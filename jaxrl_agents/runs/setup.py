@@ -43,7 +43,7 @@ UNTRAINED = ("scratch", "copying")
 
 
 @contextlib.contextmanager
-def of_run(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
+def opened(config: RunConfig, workdir: Workdir) -> Iterator[Tasks]:
   """Holds the workdir of a run, opens its tasks, and makes its mesh ambient while that lasts.
 
   Raises:
@@ -335,11 +335,11 @@ def fresh_state(
 
 
 def restored(manager: Any, fresh: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
-  """(next step, state, ledger) of the newest checkpoint; (0, fresh, {}) if there is none."""
+  """(next step, state, progress) of the newest checkpoint; (0, fresh, {}) if there is none."""
   if manager.latest_step() is None:
     return 0, fresh, {}
-  state, ledger, step = checkpoint.restore(manager, fresh)
-  return step, state, ledger
+  state, progress, step = checkpoint.restore(manager, fresh)
+  return step, state, progress
 
 
 def compilation_cache(config: RunConfig) -> None:

@@ -16,7 +16,7 @@ import optax
 from jaxrl_agents import stopwatch
 from jaxrl_agents.agents.agent import Tasks
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.learner import checkpoint, meetings, packing, state, train_step
+from jaxrl_agents.learner import barriers, checkpoint, packing, state, train_step
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import demonstrations, processes, resumption, setup, weight_files
@@ -42,9 +42,9 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     params = setup.with_adapters(config, setup.initial_params(config))
     current = setup.fresh_state(config, params, optimizer(config))
     manager = checkpoint.open_manager(workdir.checkpoints / "sft")
-    first, current, ledger = setup.restored(manager, current)
+    first, current, progress = setup.restored(manager, current)
     sources = demonstrations.digests(workdir, rates)
-    check_sources(workdir, ledger, sources)
+    check_sources(workdir, progress, sources)
     check_steps(config, workdir, first)
     rows = batches(config, workdir, rates, first)
     save = lambda step, state: checkpoint.save(
@@ -62,9 +62,11 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
       workdir.keep_seconds()
 
 
-def check_sources(workdir: Workdir, ledger: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+def check_sources(
+  workdir: Workdir, progress: Mapping[str, Any], sources: Mapping[str, str]
+) -> None:
   """Raises ValueError if a source is no longer the one that a resumed warm-up began with."""
-  for name, digest in ledger.get("sources", {}).items():
+  for name, digest in progress.get("sources", {}).items():
     if sources.get(name, digest) != digest:
       raise ValueError(
         f"{workdir.demonstrations / name} is not the one that the checkpoint in "
@@ -135,7 +137,7 @@ def imitate(
       metrics["learner_tokens_per_s"] = tokens / (time.monotonic() - began)
       log(step, metrics)
       progress.advance(loss=metrics["loss"], tokens_per_s=metrics["learner_tokens_per_s"])
-      stop = meetings.any_of(notice.arrived)
+      stop = barriers.any_of(notice.arrived)
       if stop or (step + 1) % sft.save_every == 0 or step + 1 == sft.steps:
         save(step + 1, current)
       if stop:
@@ -176,7 +178,7 @@ def distilled(
       current, metrics = train_step.update(current, next(rows), cfg, objective, tx)
       log(step, metrics)
       progress.advance(acceptance=metrics["mtp_acceptance"])
-      if meetings.any_of(notice.arrived):
+      if barriers.any_of(notice.arrived):
         raise Preempted("SIGTERM")
   return current.policy.params
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
-from jaxrl_agents.learner import meetings
+from jaxrl_agents.learner import barriers
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.published_weights import Loader, read
@@ -91,7 +91,7 @@ class SliceMember:
     """A published version. All members begin with the complete one that the first has found."""
     start, params = read(self._config, self._weights, version)
     if jax.process_count() > 1:
-      agreed = int(meetings.gathered(np.asarray([start]), "version to begin with")[0])
+      agreed = int(barriers.gathered(np.asarray([start]), "version to begin with")[0])
       if agreed != start:
         _, params = read(self._config, self._weights, version, agreed)
     return params()

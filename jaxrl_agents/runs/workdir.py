@@ -3,7 +3,7 @@
 metrics.jsonl     one JSON object per optimizer step or batch: phase, step, time, numbers, digest
 demonstrations/   what the warm-up imitates, a folder per source
 trajectories/     what was played, a file per step
-checkpoints/      orbax steps: parameters, optimizer, key, cursor, ledger
+checkpoints/      orbax steps: parameters, optimizer, key, cursor, progress
 weights/          published versions
 ledger.log        the state of every rollout (fleet.ledger)
 ready/            groups that were played ahead and not trained yet

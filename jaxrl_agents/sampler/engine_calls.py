@@ -122,7 +122,7 @@ class Leader:
     self._engine, self._tell, self._held, self._time = engine, tell, held, time
     self._max_context_tokens, self._vocab_size = max_context_tokens, vocab_size
     self._calls = Calls(engine, clock)
-    self._untold: list[Submit | Cancel] = []
+    self._unsent: list[Submit | Cancel] = []
     self._unfinished: set[int] = set()
     self._next_id = 0
 
@@ -145,19 +145,19 @@ class Leader:
       vocab_size=self._vocab_size,
     )
     request_id, self._next_id = self._next_id, self._next_id + 1
-    self._untold.append(Submit(request_id, prompt, limits))
+    self._unsent.append(Submit(request_id, prompt, limits))
     self._unfinished.add(request_id)
     return request_id
 
   def cancel(self, request_id: int) -> None:
     """See Engine.cancel."""
-    self._untold.append(Cancel(request_id))
+    self._unsent.append(Cancel(request_id))
     self._unfinished.discard(request_id)
 
   def step(self) -> list[tuple[int, Generation | Failure]]:
     """See Engine.step; the others step with it."""
     with self._held():
-      now, calls, self._untold = self._time(), self._untold, []
+      now, calls, self._unsent = self._time(), self._unsent, []
       self._tell(now, calls)
       ended = self._calls.advance(now, calls, max_steps=1).ended
     self._unfinished.difference_update(request_id for request_id, _ in ended)

@@ -33,7 +33,7 @@ from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.types import Generation, SamplingLimits
 
 _WAIT_S = 0.01
-_LOOK_S = 2.0
+_POLL_S = 2.0
 """Seconds between two looks for nodes of a slice that is missing."""
 _STEPS = 4
 """Steps for a message: new requests and weights wait for as many at most, twice."""
@@ -147,8 +147,8 @@ class Slices:
     self._ended: list[tuple[int, Generation | Failure]] = []
     self._backlog: list[int] = []
     self._next_id = 0
-    self._looked = -_LOOK_S
-    self._bereft: float | None = None  # since when there has been no slice
+    self._looked = -_POLL_S
+    self._without_slices_since: float | None = None  # since when there has been no slice
 
   def __enter__(self) -> Slices:
     return self
@@ -211,7 +211,7 @@ class Slices:
     fetched = lambda actor: actor.prepare.options(concurrency_group=FETCHING).remote(version)
     waited = [fetched(actor) for actor in actors]
     while waited and time.monotonic() < deadline:
-      _, waited = self._ray.wait(waited, num_returns=len(waited), timeout=_LOOK_S)
+      _, waited = self._ray.wait(waited, num_returns=len(waited), timeout=_POLL_S)
     # What went wrong shows in the answers to the swap.
     return functools.partial(self._follow, version)
 
@@ -303,7 +303,7 @@ class Slices:
   def _look(self) -> None:
     """Starts slices that are missing and whose nodes are there."""
     now = time.monotonic()
-    if now - self._looked < _LOOK_S:
+    if now - self._looked < _POLL_S:
       return
     self._looked = now
     for number in range(self._count):
@@ -317,8 +317,8 @@ class Slices:
     """Gives what waits to the slices that are ready."""
     ready = self._begun()
     now = time.monotonic()
-    self._bereft = None if ready else self._bereft or now
-    if self._bereft and now - self._bereft > self._start_deadline_s:
+    self._without_slices_since = None if ready else self._without_slices_since or now
+    if self._without_slices_since and now - self._without_slices_since > self._start_deadline_s:
       raise SlicesError(
         f"no sampler slice for {self._start_deadline_s:g} s: {self.describe()}; {_REMEDY}"
       )
@@ -355,7 +355,7 @@ class Slices:
     if waited:
       self._ray.wait(waited, num_returns=1, timeout=timeout_s)
     else:
-      time.sleep(min(timeout_s, _LOOK_S / 4))
+      time.sleep(min(timeout_s, _POLL_S / 4))
     for each in slices:
       while each.sent and each.number in self._slices and self._answered(each):
         self._take(each, each.sent.popleft())

@@ -18,7 +18,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrl_agents import full_disk
-from jaxrl_agents.weights import boxes, patience, streams
+from jaxrl_agents.weights import boxes, streams, timeouts
 from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
 
@@ -63,7 +63,7 @@ def write_part(
       if size:
         whole = np.concatenate([found[kind] for *_, found in encoded if kind in found])
         opening = ts.open(_spec(target, part, kind, size), create=True, open=True)
-        patience.result(patience.result(opening, target).write(whole), target)
+        timeouts.result(timeouts.result(opening, target).write(whole), target)
     written = Manifest(version, None, tuple(_with(t, shards[t.name]) for t in tensors))
     manifest_lib.part(target, part).write_text(manifest_lib.text_of(written), encoding="utf-8")
 
@@ -96,7 +96,7 @@ class Differences:
       try:
         location = _location(target, part, kind)
         opening = ts.open(location, read=True, context=context)
-        self._arrays[part, kind] = patience.result(opening, target)
+        self._arrays[part, kind] = timeouts.result(opening, target)
       except ValueError as error:
         raise CorruptWeights(
           f"differences of version {self._version}: {kind!r} of part {part} cannot be opened: "
@@ -136,7 +136,7 @@ class Differences:
       for kind, first, size in shard.streams
     }
     place = f"version {self._version}"
-    found = {kind: np.asarray(patience.result(read, place)) for kind, read in reads.items()}
+    found = {kind: np.asarray(timeouts.result(read, place)) for kind, read in reads.items()}
     if _digest(found) != shard.sha256:
       raise ValueError("it does not have its published digest")
     if target.flags.c_contiguous and target.shape == shard.shape:

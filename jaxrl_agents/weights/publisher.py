@@ -21,7 +21,7 @@ Tree = Any
 ANCHORS_KEPT = 2
 """Complete versions that are kept: a receiver of the one before may still be at it."""
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 """Seconds between two looks for requests of receivers."""
 
 
@@ -42,7 +42,7 @@ class Publisher:
     anchor_every: publications from one complete version to the next.
     part, parts: number of this process, and of all that hold shards.
     meet: (name) returns when all of them have called it.
-    patience_s: longest that `publish` waits for another version that is being written.
+    timeout_s: longest that `publish` waits for another version that is being written.
   """
 
   def __init__(
@@ -53,11 +53,11 @@ class Publisher:
     part: int = 0,
     parts: int = 1,
     meet: Callable[[str], None] = lambda name: None,
-    patience_s: float = 600.0,
+    timeout_s: float = 600.0,
   ):
     self._folder, self._every = folder, anchor_every
     self._part, self._parts, self._meet = part, parts, meet
-    self._patience_s = patience_s
+    self._timeout_s = timeout_s
     self._held: Tree = None
     self._version = -1
     self._digests: dict[str, tuple[int, int]] | None = None  # of the newest version
@@ -79,7 +79,7 @@ class Publisher:
     """Waits for the complete version that is being written."""
     self._closed.set()
     if self._parts == 1:
-      self._thread.join(self._patience_s)
+      self._thread.join(self._timeout_s)
       if self._thread.is_alive():
         raise TimeoutError(self._slow())
 
@@ -92,7 +92,7 @@ class Publisher:
 
     Raises:
       ValueError: the version exists or goes back, or an array has no differences.
-      TimeoutError: a complete version was not written within patience_s.
+      TimeoutError: a complete version was not written within timeout_s.
       OSError: of the disk. The version was not published; the next one will be complete.
     """
     self.begin(params, version)()
@@ -193,7 +193,7 @@ class Publisher:
 
   def _complete_when_due(self) -> None:
     """The thread that writes complete versions; a later error is that of the next `publish`."""
-    while not self._closed.wait(_LOOK_S):
+    while not self._closed.wait(_POLL_S):
       with self._lock:
         if self._held is None or self._error:
           continue
@@ -216,7 +216,7 @@ class Publisher:
 
   @contextlib.contextmanager
   def _locked(self) -> Iterator[None]:
-    if not self._lock.acquire(timeout=self._patience_s):
+    if not self._lock.acquire(timeout=self._timeout_s):
       raise TimeoutError(self._slow())
     try:
       if self._error:
@@ -236,7 +236,7 @@ class Publisher:
 
   def _slow(self) -> str:
     return (
-      f"version {self._version} was not written within {self._patience_s:g} s to {self._folder}; "
+      f"version {self._version} was not written within {self._timeout_s:g} s to {self._folder}; "
       "is the disk full or gone?"
     )
 

@@ -30,7 +30,7 @@ Tree = Any
 Digests = Mapping[str, tuple[int, int]]
 
 _THREADS = min(8, os.cpu_count() or 1)
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Receiver:
     layout: the same as a function that can be compiled, of any arrays of these shapes.
     any_of: whether something is true in any process that holds a part of the parameters; each must
       call it.
-    patience_s: longest wait for a complete version that was asked for.
+    timeout_s: longest wait for a complete version that was asked for.
   """
 
   def __init__(
@@ -82,7 +82,7 @@ class Receiver:
     hold: Callable[[Tree], Tree] = lambda params: jax.tree.map(jnp.asarray, params),
     layout: Callable[[Tree], Tree] = lambda params: params,
     any_of: Callable[[bool], bool] = lambda happened: happened,
-    patience_s: float = 600.0,
+    timeout_s: float = 600.0,
   ):
     self._folder = folder
     self._held_version = self._staged_version = version
@@ -90,7 +90,7 @@ class Receiver:
     self._places = None if places is None else dict(store.flatten(places))
     self._shardings = places
     self._hold, self._layout, self._any_of = hold, layout, any_of
-    self._patience_s = patience_s
+    self._timeout_s = timeout_s
     self._programs: dict[Any, Any] = {}
 
   def warm_up(self, held: Tree) -> None:
@@ -220,7 +220,7 @@ class Receiver:
         f"version {version} in {self._folder} is damaged, complete as it is; publish another one"
       )
     chain.ask_for(self._folder, version)
-    deadline = time.monotonic() + self._patience_s
+    deadline = time.monotonic() + self._timeout_s
     while version not in manifest_lib.versions(self._folder):
       newest = max(manifest_lib.versions(manifest_lib.differences(self._folder)), default=version)
       if newest > version:  # only the newest is written complete
@@ -230,9 +230,9 @@ class Receiver:
       if time.monotonic() > deadline:
         raise CorruptWeights(
           f"no way leads to version {version} in {self._folder}, and its publisher did not write "
-          f"it complete within {self._patience_s:g} s; is it running, and in one process?"
+          f"it complete within {self._timeout_s:g} s; is it running, and in one process?"
         )
-      time.sleep(_LOOK_S)
+      time.sleep(_POLL_S)
     return self._read(version, version, complete=True)
 
   def _read(self, start: int, version: int, *, complete: bool = False) -> Staged:

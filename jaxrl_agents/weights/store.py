@@ -21,7 +21,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrl_agents import full_disk
-from jaxrl_agents.weights import boxes, patience
+from jaxrl_agents.weights import boxes, timeouts
 from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
 
@@ -89,14 +89,14 @@ def _write_part(params: dict[str, Any], version: int, folder: Folder, part: int)
     shape = leaf.sharding.shard_shape(leaf.shape) if spread else np.shape(leaf)
     spec = _spec(target, name, leaf.shape, leaf.dtype, shape)
     with full_disk.named(target):
-      array = patience.result(ts.open(spec, create=True, open=True), target)
+      array = timeouts.result(ts.open(spec, create=True, open=True), target)
     held = list(shards_of(leaf)) if spread or not part else []
     writes += [array[boxes.of(offset, values.shape)].write(values) for offset, values in held]
     shards = tuple(Shard(offset, tuple(v.shape), digest(v)) for offset, v in held)
     tensors.append(Tensor(name, tuple(leaf.shape), np.dtype(leaf.dtype).name, shards))
   with full_disk.named(target):
     for write in writes:
-      patience.result(write, target)
+      timeouts.result(write, target)
     found = Manifest(version, None, tuple(tensors))
     manifest_lib.part(target, part).write_text(manifest_lib.text_of(found), encoding="utf-8")
 
@@ -247,7 +247,7 @@ class _Stored:
   def __init__(self, target, tensor: Tensor, version: int):
     self.tensor, self._version = tensor, version
     try:
-      self._array = patience.result(ts.open(_location(target, tensor.name), read=True), target)
+      self._array = timeouts.result(ts.open(_location(target, tensor.name), read=True), target)
     except ValueError as error:
       raise self._unreadable(error) from error
     found = (tuple(self._array.shape), self._array.dtype.name)
@@ -281,7 +281,7 @@ class _Stored:
     found = np.empty([s.stop - s.start for s in box], np.dtype(self._array.dtype.numpy_dtype))
     for shard, read in reads:
       try:
-        values = patience.result(read, f"version {self._version}")
+        values = timeouts.result(read, f"version {self._version}")
       except ValueError as error:
         raise self._unreadable(error) from error
       if digest(values) != shard.sha256:

@@ -94,10 +94,10 @@ def test_an_error_of_the_thread_is_raised_where_groups_are_taken():
       ahead.between_steps(lambda: None)
 
 
-def test_a_thread_that_hangs_is_an_error_after_its_patience():
+def test_a_thread_that_hangs_is_an_error_after_its_timeout():
   with (
     pytest.raises(RuntimeError, match="did not end within 0.2 s"),
-    Ahead(Stuck(), pacing(), lambda draw: draw, patience_s=0.2) as ahead,
+    Ahead(Stuck(), pacing(), lambda draw: draw, timeout_s=0.2) as ahead,
     pytest.raises(RuntimeError, match="gave no sign for"),
   ):
     ahead.take(2)

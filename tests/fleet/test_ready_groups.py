@@ -90,9 +90,9 @@ def test_a_full_disk_is_a_named_error_of_the_next_call_and_of_the_flush(tmp_path
   assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_does_not_answer_is_named_after_the_patience(tmp_path):
+def test_a_disk_that_does_not_answer_is_named_after_the_timeout(tmp_path):
   answers = threading.Event()
-  with ReadyGroups(tmp_path, lambda name: answers.wait(10), patience_s=0.2) as ready:
+  with ReadyGroups(tmp_path, lambda name: answers.wait(10), timeout_s=0.2) as ready:
     ready.keep(group("step 0 0"))
     with pytest.raises(TimeoutError, match=r"did not take 1 groups within 0\.2 s; see whether"):
       ready.flush()

@@ -15,7 +15,7 @@ import pytest
 from jaxrl_agents.learner import checkpoint
 from jaxrl_agents.learner.state import PolicyState, TrainState, make_state
 
-LEDGER = {"step": 3, "dispatched": ["task-1", "task-2"], "trained": {"task-1": 3}, "epoch": 0}
+PROGRESS = {"step": 3, "dispatched": ["task-1", "task-2"], "trained": {"task-1": 3}, "epoch": 0}
 
 
 def make(width=4, seed=0):
@@ -36,14 +36,14 @@ def assert_equal(a, b):
     np.testing.assert_array_equal(numbers(x), numbers(y))
 
 
-def test_a_restored_state_is_bitwise_the_saved_one_with_its_ledger(tmp_path):
+def test_a_restored_state_is_bitwise_the_saved_one_with_its_progress(tmp_path):
   with checkpoint.open_manager(tmp_path) as manager:
-    checkpoint.save(manager, 3, make(), LEDGER, keep=2)
+    checkpoint.save(manager, 3, make(), PROGRESS, keep=2)
   target = jax.eval_shape(make)
   with checkpoint.open_manager(tmp_path) as manager:
-    state, ledger, step = checkpoint.restore(manager, target)
+    state, progress, step = checkpoint.restore(manager, target)
   assert step == 3
-  assert ledger == LEDGER
+  assert progress == PROGRESS
   assert_equal(state, make())
   np.testing.assert_array_equal(
     jax.random.uniform(state.key, (3,)), jax.random.uniform(make().key, (3,))
@@ -55,11 +55,11 @@ def test_the_newest_steps_are_kept_and_each_can_be_asked_for(tmp_path):
     for step in (1, 2, 3):
       checkpoint.save(manager, step, make(seed=step), {"step": step}, keep=2)
     assert sorted(manager.all_steps()) == [2, 3]
-    state, ledger, step = checkpoint.restore(manager, make())
-    assert (step, ledger) == (3, {"step": 3})
+    state, progress, step = checkpoint.restore(manager, make())
+    assert (step, progress) == (3, {"step": 3})
     assert_equal(state, make(seed=3))
-    state, ledger, step = checkpoint.restore(manager, make(), 2)
-    assert (step, ledger) == (2, {"step": 2})
+    state, progress, step = checkpoint.restore(manager, make(), 2)
+    assert (step, progress) == (2, {"step": 2})
     assert_equal(state, make(seed=2))
     with pytest.raises(FileNotFoundError, match=r"of step 1 in .* steps \[2, 3\]"):
       checkpoint.restore(manager, make(), 1)
@@ -69,14 +69,14 @@ def test_the_newest_steps_are_kept_and_each_can_be_asked_for(tmp_path):
 
 def test_a_reader_leaves_what_a_run_is_writing(tmp_path):
   with checkpoint.open_manager(tmp_path) as manager:
-    checkpoint.save(manager, 1, make(), LEDGER, keep=2)
+    checkpoint.save(manager, 1, make(), PROGRESS, keep=2)
   half = tmp_path / "2.orbax-checkpoint-tmp"  # as orbax names it
   half.mkdir()
   with checkpoint.open_manager(tmp_path, writes=False) as manager:
-    assert checkpoint.restore(manager, make(), 1)[1] == LEDGER
+    assert checkpoint.restore(manager, make(), 1)[1] == PROGRESS
   assert half.is_dir()
   with checkpoint.open_manager(tmp_path) as manager:
-    checkpoint.save(manager, 2, make(), LEDGER, keep=2)
+    checkpoint.save(manager, 2, make(), PROGRESS, keep=2)
   assert not half.exists()
 
 
@@ -143,8 +143,8 @@ def test_a_process_killed_in_the_middle_of_a_save_leaves_the_previous_step(tmp_p
   target = make_state(params, optax.identity(), jax.random.key(1))
   with checkpoint.open_manager(tmp_path) as manager:
     assert list(manager.all_steps()) == [1]
-    state, ledger, _ = checkpoint.restore(manager, target)
-    assert ledger == {"step": 1}
+    state, progress, _ = checkpoint.restore(manager, target)
+    assert progress == {"step": 1}
     assert float(state.policy.params["w7"][3, 3]) == 7
     checkpoint.save(manager, 2, state, {"step": 2}, keep=3)
     assert list(manager.all_steps()) == [1, 2]

@@ -148,7 +148,7 @@ def test_a_gradient_that_is_not_finite_publishes_nothing_and_training_goes_on(fr
     collect=lambda step: groups,
     publish=lambda params, version: seen["published"].append(version),
     report=lambda step, metrics, groups: seen["reported"].append(metrics),
-    save=lambda step, state, ledger: seen["saved"].append(step),
+    save=lambda step, state, progress: seen["saved"].append(step),
   )
   learner = dataclasses.replace(LEARNER, steps=2)
   after = loop.train(

@@ -12,7 +12,7 @@ import sys
 import jax
 import numpy as np
 
-from jaxrl_agents.learner import checkpoint, meetings
+from jaxrl_agents.learner import barriers, checkpoint
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import processes
 from tests.learner import states
@@ -44,15 +44,15 @@ def run(folder):
       checkpoint.save(manager, 1, after, {"tasks": [3]}, keep=1)
     else:
       other = sharding.make_mesh(**OTHER_SIZES)
-      restored, ledger, step = checkpoint.restore(manager, abstract(other, tx))
-      assert (ledger, step) == ({"tasks": [3]}, 1)
+      restored, progress, step = checkpoint.restore(manager, abstract(other, tx))
+      assert (progress, step) == ({"tasks": [3]}, 1)
       at_home = jax.tree.map(lambda x, t: x.sharding == t.sharding, restored, abstract(other, tx))
       assert all(jax.tree.leaves(at_home)), at_home
       close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
       jax.tree.map(close, restored.replace(key=0), after.replace(key=0))
   found = {
     "loss": float(loss),
-    "grad_norms": [float(np.linalg.norm(g)) for g in jax.tree.leaves(meetings.gathered(grads))],
+    "grad_norms": [float(np.linalg.norm(g)) for g in jax.tree.leaves(barriers.gathered(grads))],
     "tokens": [g.tokens.tolist() for g in generations],
     "logprobs": [g.logprobs.tolist() for g in generations],
   }

@@ -25,7 +25,7 @@ from jaxrl_agents.config import (
   WorkersConfig,
 )
 from jaxrl_agents.harness.worker_process import WorkerSpec
-from jaxrl_agents.learner import checkpoint, loop, meetings, state, train_step
+from jaxrl_agents.learner import barriers, checkpoint, loop, state, train_step
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -118,7 +118,7 @@ def trained(
   manager = checkpoint.open_manager(folder / "checkpoints")
   with setup.learner_devices(config):
     fresh = setup.fresh_state(config, params_lib.init(CFG, jax.random.key(0), dtype), tx)
-    first, current, ledger = setup.restored(manager, fresh)
+    first, current, progress = setup.restored(manager, fresh)
   print(f"from {first}", flush=True)
   version = int(current.policy.version)
   if channel.is_first:
@@ -137,7 +137,7 @@ def trained(
   ):
     equal = [dataclasses.replace(task, facts={**task.facts, "reward": 1.0}) for task in TASKS]
     tasks = [*equal[:constant], *TASKS[constant:]]
-    start = batches_lib.Start(first, current.policy.params, version, ledger, tasks)
+    start = batches_lib.Start(first, current.policy.params, version, progress, tasks)
     batches = stack.enter_context(batches_lib.opened(config, players, start, folder))
 
     def save(step: int, saved: state.TrainState, found: dict[str, Any]) -> None:
@@ -169,13 +169,13 @@ def trained(
     )
     stack.close()  # the last version is complete and in the engine
     if engine := players._engine:
-      leaves = jax.tree.leaves(meetings.gathered(engine.params))
+      leaves = jax.tree.leaves(barriers.gathered(engine.params))
       held = {f"p{i}": bits(x) for i, x in enumerate(leaves)}
       np.savez(folder / "held.npz", version=engine.version, **held)
   manager.close()
   print(f"trained on {len(current.policy.version.sharding.device_set)} devices", flush=True)
   weight_files.save(current.policy.params, CFG, folder / "trained")
-  params = meetings.gathered(current.policy.params)
+  params = barriers.gathered(current.policy.params)
   leaves = {f"p{i}": bits(x) for i, x in enumerate(jax.tree.leaves(params))}
   if channel.is_first:
     np.savez(folder / "params.npz", version=int(current.policy.version), **leaves)

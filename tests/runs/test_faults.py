@@ -100,7 +100,7 @@ def test_a_disk_that_does_not_answer_while_weights_are_published_ends_the_run(
     return fetch(*arguments)
 
   monkeypatch.setattr(store, "fetch", hung)
-  monkeypatch.setattr(batches, "PATIENCE_S", 2.0)
+  monkeypatch.setattr(batches, "TIMEOUT_S", 2.0)
   with pytest.raises(TimeoutError, match=r"version 2 was not published within 2 s; is the disk"):
     small_run.run(tmp_path, **AHEAD)
   assert not answers.is_set()

@@ -119,5 +119,5 @@ def test_a_policy_that_is_not_there_is_refused_before_tasks_are_made(tmp_path):
   policy = dataclasses.replace(small_run.CONFIG.policy, init="serch_base")
   config = dataclasses.replace(small_run.CONFIG, policy=policy)  # its agent raises for tasks
   message = r"no policy\.safetensors in serch_base; .* \(base, search_base, swarm_base\)"
-  with pytest.raises(ValueError, match=message), setup.of_run(config, Workdir(tmp_path)):
+  with pytest.raises(ValueError, match=message), setup.opened(config, Workdir(tmp_path)):
     pass

@@ -45,14 +45,14 @@ def assert_bitwise(found, version):
 class Pair:
   """A publisher that is at a version, and a receiver of it."""
 
-  def __init__(self, folder, last=1, anchor_every=25, patience_s=20.0):
+  def __init__(self, folder, last=1, anchor_every=25, timeout_s=20.0):
     self.folder = folder
     self.differences = manifest.differences(folder)
     self.publisher = Publisher(folder, anchor_every=anchor_every)
     self.publisher.__enter__()
     for version in range(last + 1):
       self.publisher.publish(policy(version), version)
-    self.receiver = Receiver(folder, 0, policy(0), patience_s=patience_s)
+    self.receiver = Receiver(folder, 0, policy(0), timeout_s=timeout_s)
     self.held = policy(0)
 
   def follow(self, version):
@@ -363,7 +363,7 @@ def test_a_disk_that_fails_between_publications_is_the_error_of_the_next_one(pai
 def test_a_request_that_nobody_answers_has_a_deadline(pair):
   pair.publisher.__exit__()
   shutil.rmtree(manifest.files(pair.differences, 5))
-  pair.receiver._patience_s = 0.3
+  pair.receiver._timeout_s = 0.3
   with pytest.raises(store.CorruptWeights, match=r"did not write it complete within 0\.3 s"):
     pair.receiver.stage(5)
   assert chain.is_asked_for(pair.folder, 5)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from jaxrl_agents.sandbox import overlay
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 """Seconds in which work that is under way may end by itself before `close` interrupts it."""
 _END_S = 30.0
 Check = Callable[[], None]
@@ -47,7 +47,7 @@ class Remover:
   def close(self) -> None:
     """Ends the thread; what is not done by then is left."""
     self._jobs.put(None)
-    self._thread.join(_PATIENCE_S)
+    self._thread.join(_TIMEOUT_S)
     self._stop.set()
     self._thread.join(_END_S)
 

@@ -15,30 +15,30 @@ import numpy as np
 from jax._src import distributed  # multihost_utils has no way to wait on the host alone
 from jax.experimental import multihost_utils
 
-PATIENCE_S = 6 * 3600.0
+TIMEOUT_S = 6 * 3600.0
 """Longest time until all have come. The first process may make an index or play baselines
 meanwhile."""
 
 _numbers = itertools.count()
 
 
-def wait_for_all(name: str, patience_s: float = PATIENCE_S) -> None:
+def wait_for_all(name: str, timeout_s: float = TIMEOUT_S) -> None:
   """Returns when every process has called it with this name, in the order of all such calls.
 
   Raises:
-    TimeoutError: not all have come within patience_s; says which name they were waited for at.
+    TimeoutError: not all have come within timeout_s; says which name they were waited for at.
   """
   if jax.process_count() == 1:
     return
   client: Any = distributed.global_state.client
-  barrier = f"jaxrl_agents/meeting {next(_numbers)}: {name}"
+  barrier = f"jaxrl_agents/barrier {next(_numbers)}: {name}"
   try:
-    client.wait_at_barrier(barrier, int(1000 * patience_s))
+    client.wait_at_barrier(barrier, int(1000 * timeout_s))
   except jax.errors.JaxRuntimeError as error:
     if "DEADLINE_EXCEEDED" not in str(error):
       raise
     raise TimeoutError(
-      f"not all {jax.process_count()} processes of the run came to {name!r} within {patience_s:g} "
+      f"not all {jax.process_count()} processes of the run came to {name!r} within {timeout_s:g} "
       "s; one of them hangs. Stop all, and run the same commands again"
     ) from None
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-PATIENCE_S = 1800.0
+TIMEOUT_S = 1800.0
 """Longest time for one read or write of tensorstore, which may be that of many gigabytes."""
 
 
-def result(future: Any, place: object, patience_s: float = PATIENCE_S) -> Any:
+def result(future: Any, place: object, timeout_s: float = TIMEOUT_S) -> Any:
   """The result of a tensorstore future.
 
   Args:
     future: of tensorstore.
     place: what is read or written, for the error.
-    patience_s: longest time to wait.
+    timeout_s: longest time to wait.
 
   Raises:
-    TimeoutError: there is no result within patience_s; names `place`.
+    TimeoutError: there is no result within timeout_s; names `place`.
     ValueError: tensorstore's own error.
   """
   try:
-    return future.result(timeout=patience_s)
+    return future.result(timeout=timeout_s)
   except TimeoutError:
     raise TimeoutError(
-      f"{place} has not answered within {patience_s:g} s; see whether its disk or bucket works, "
+      f"{place} has not answered within {timeout_s:g} s; see whether its disk or bucket works, "
       "then run the same command again"
     ) from None
