@@ -91,6 +91,11 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("sampler.num_pages=8", "raise sampler.num_pages"),
     ("sft.rates=1,2", "4 numbers"),
     ("sft.steps=5", "sft.steps=5 leaves no step after sft.warmup_steps=5"),
+    (
+      "learner.steps=2 learner.schedule=cosine",
+      r"learner\.substeps=2 leaves no update after learner\.warmup_steps=4",
+    ),
+    ("learner.beta2=1", "learner.beta2=1 must be at least 0 and at most 0.999999"),
     ("sampler.slices=2", "set fleet.backend=ray and fleet.address=HOST:PORT"),
     ("sampler.hosts=2", "has no effect with sampler.slices=0"),
     ("evaluator.every=2 evaluator.on_node=True", "set evaluator.every, fleet.backend=ray"),

@@ -58,6 +58,7 @@ def validate(config: RunConfig) -> RunConfig:
       f"learner.level_switch={learner.level_switch:g} has no effect: learner.level_weights_early "
       "and level_weights_late are the same; set them, or leave it out"
     )
+  _check_schedule(learner)
   _check_mesh(config.mesh, learner)
   _check_rows_of_warm_up(config)
   _check_fleet(config)
@@ -148,6 +149,15 @@ def _check_warm_up(sft: SftConfig) -> None:
     raise ValueError(
       f"sft.steps={sft.steps} leaves no step after sft.warmup_steps={sft.warmup_steps}; raise the "
       "first or lower the second"
+    )
+
+
+def _check_schedule(learner: LearnerConfig) -> None:
+  updates = learner.steps * learner.substeps
+  if learner.schedule == "cosine" and 0 < updates <= learner.warmup_steps:
+    raise ValueError(
+      f"learner.steps={learner.steps} times learner.substeps={learner.substeps} leaves no update "
+      f"after learner.warmup_steps={learner.warmup_steps}; raise the first or lower the last"
     )
 
 

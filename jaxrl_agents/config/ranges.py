@@ -49,6 +49,7 @@ Share = Annotated[float, Range(0, 1)]
 ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
 Positive = Annotated[float, Range(0, above=True)]
 NotNegative = Annotated[float, Range(0)]
+Decay = Annotated[float, Range(0, 0.999999)]  # of a mean over steps: with 1 nothing would enter it
 
 
 def shown(text: str) -> str:

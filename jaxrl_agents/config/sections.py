@@ -11,6 +11,7 @@ from jaxrl_agents.config.judge import JudgeConfig
 from jaxrl_agents.config.mcp_servers import McpServer
 from jaxrl_agents.config.ranges import (
   Count,
+  Decay,
   NotNegative,
   Positive,
   Range,
@@ -298,6 +299,9 @@ class LearnerConfig:
       rewards are equal (DAPO's dynamic sampling); others stay in the batch and give no gradient.
       Scores of a step are those of the groups that stay. Replacements take tasks of later draws, so
       that a single epoch and the share of the draws at `level_switch` come sooner.
+    schedule: of the learning rate after `warmup_steps` updates: constant, or a cosine to a tenth at
+      the last update, of which there are `steps` times `substeps`.
+    beta1, beta2: decays of the first and the second moment of gradients.
     truncated: what becomes of rollouts that a limit cut off (learner.left_out.is_truncated):
       "train"; "mask", they have no loss and stay in the baseline of their group (DAPO's overlong
       filtering); or "drop", they are in neither.
@@ -333,7 +337,10 @@ class LearnerConfig:
   resample_constant: Whole = 0
   truncated: Literal["train", "mask", "drop"] = "train"
   lr: Positive = 1e-4
+  schedule: Literal["constant", "cosine"] = "constant"
   warmup_steps: Whole = 0
+  beta1: Decay = 0.9
+  beta2: Decay = 0.95
   weight_decay: NotNegative = 0.0
   optimizer: Optimizer = "adamw"
   qk_clip: NotNegative = 0.0

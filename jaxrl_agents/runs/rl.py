@@ -21,7 +21,6 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet.version_scores import VersionScores
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import checkpoint, loop, train_step
-from jaxrl_agents.learner import state as state_lib
 from jaxrl_agents.learner.preemption import Notice
 from jaxrl_agents.learner.state import PolicyState, TrainState
 from jaxrl_agents.policy import lora
@@ -374,8 +373,15 @@ def _of_baselines(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[st
 def optimizer(config: RunConfig):
   """The optimizer of the learner section."""
   learner = config.learner
-  rate = state_lib.learning_rate_schedule(learner.lr, warmup_steps=learner.warmup_steps)
-  return setup.make_optimizer(config, learner, rate, max_grad_norm=learner.max_grad_norm)
+  rate = setup.learning_rate(learner, learner.steps * learner.substeps)
+  return setup.make_optimizer(
+    config,
+    learner,
+    rate,
+    b1=learner.beta1,
+    b2=learner.beta2,
+    max_grad_norm=learner.max_grad_norm,
+  )
 
 
 def objective(config: RunConfig) -> train_step.Objective:

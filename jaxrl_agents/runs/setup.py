@@ -239,18 +239,34 @@ def with_adapters(config: RunConfig, params: dict[str, Any]) -> dict[str, Any]:
   )
 
 
+def learning_rate(section: SftConfig | LearnerConfig, updates: int) -> optax.ScalarOrSchedule:
+  """The learning rate of a phase (warm-up or RL) by the number of the update."""
+  cosine = section.schedule == "cosine" and updates > 0
+  return state_lib.learning_rate_schedule(
+    section.lr,
+    schedule="cosine" if cosine else "constant",
+    warmup_steps=section.warmup_steps,
+    total_steps=updates if cosine else 0,
+    final_fraction=0.1 if cosine else 0.0,
+  )
+
+
 def make_optimizer(
   config: RunConfig,
   section: SftConfig | LearnerConfig,
   learning_rate: optax.ScalarOrSchedule,
   *,
+  b1: float = 0.9,
+  b2: float = 0.95,
   max_grad_norm: float = 1.0,
 ) -> optax.GradientTransformation:
-  """The optimizer of a phase (warm-up or RL)."""
+  """The optimizer of a phase (warm-up or RL); see `learner.state.make_optimizer`."""
   return state_lib.make_optimizer(
     config.policy.model,
     learning_rate=learning_rate,
     kind=section.optimizer,
+    b1=b1,
+    b2=b2,
     weight_decay=section.weight_decay,
     max_grad_norm=max_grad_norm,
     trained="adapters" if config.lora.rank else "all",

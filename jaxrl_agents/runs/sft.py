@@ -92,16 +92,7 @@ def balance_rate(config: RunConfig) -> float:
 
 def optimizer(config: RunConfig) -> optax.GradientTransformation:
   """The optimizer as configured for the warm-up."""
-  sft = config.sft
-  cosine = sft.schedule == "cosine"
-  rate = state.learning_rate_schedule(
-    sft.lr,
-    schedule=sft.schedule,
-    warmup_steps=sft.warmup_steps,
-    total_steps=sft.steps if cosine else 0,
-    final_fraction=0.1 if cosine else 0.0,
-  )
-  return setup.make_optimizer(config, sft, rate)
+  return setup.make_optimizer(config, config.sft, setup.learning_rate(config.sft, config.sft.steps))
 
 
 def imitate(
