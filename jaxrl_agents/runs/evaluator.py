@@ -156,7 +156,7 @@ class _Evaluated:
     """Evaluates with these workers, until all is done or they must be made anew."""
     last_news, held, newest = time.monotonic(), 0, -1
     while True:
-      over = self.is_over()  # before the look: what was published until then is seen
+      over = self.is_over()  # asked first: what was published until then is seen
       steps = published(self.workdir)
       if max(steps, default=-1) != newest:  # it is alive, whether or not this version is due
         newest, last_news = max(steps, default=-1), time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,14 @@ def begin_warm_up(config: RunConfig, workdir: Workdir) -> None:
   if changes:
     print(f"this warm-up is resumed with changed options: {', '.join(changes)}")
   workdir.merge_summary({_WARM_UP: config_lib.options(config)})
+
+
+def forget_warm_start(config: RunConfig, workdir: Workdir, first: int) -> None:
+  """Removes the weights of a warm-up that is about to go on from step `first`, as `forget_results`
+  does, unless reinforcement learning has begun from them.
+  """
+  if first < config.sft.steps and not any(workdir.checkpoints.glob("rl/*")):
+    shutil.rmtree(workdir.warm_start, ignore_errors=True)
 
 
 def check_start(workdir: Workdir, progress: dict[str, Any]) -> None:
@@ -153,8 +162,13 @@ def forget_other_start(workdir: Workdir, start: str, first: int) -> None:
   workdir.merge_summary({_START: start})
 
 
-def forget_results(workdir: Workdir, baselines: Sequence[str]) -> None:
-  """Removes the evaluations of a policy that is about to be trained further."""
+def forget_results(workdir: Workdir, first: int, baselines: Sequence[str]) -> None:
+  """Removes weights and evaluations of a policy that is about to be trained further, from step
+  `first`: a run that is stopped then must not take them for its newest. The checkpoint has the
+  weights, too.
+  """
+  if first:
+    shutil.rmtree(workdir.trained, ignore_errors=True)
   kept = {f"eval_{name}" for name in ("base", "warm_start", *baselines)}
   for file in workdir.trajectories.glob("eval_*.npz"):
     if file.stem not in kept:

@@ -64,12 +64,12 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
       names = ("learner", "sampler", "publisher")
       tells: dict[str, Tell] = dict.fromkeys(names, service_log.silent)
-      look: Callable[[], None] = lambda: None
+      poll: Callable[[], None] = lambda: None
       if channel.is_first:
-        look = stack.enter_context(evaluator_service.serving(config, corpus, workdir))
+        poll = stack.enter_context(evaluator_service.serving(config, corpus, workdir))
         opened = service_log.opened
         tells = {name: stack.enter_context(opened(workdir.services, name)) for name in names}
-      services = Services(tells["learner"], tells["sampler"], tells["publisher"], look)
+      services = Services(tells["learner"], tells["sampler"], tells["publisher"], poll)
       summary = _train(config, corpus, workdir, channel, notice, services)
     processes.wait_for_all("trained")
     return summary
@@ -82,7 +82,7 @@ class Services:
   learner: Tell
   sampler: Tell
   publisher: Tell
-  look: Callable[[], None] = lambda: None
+  poll_evaluator: Callable[[], None] = lambda: None
 
 
 def _train(
@@ -239,7 +239,7 @@ def _learn(
     )
     state = loop.train(
       begun.state,
-      watched.plan(plan, services.learner, services.publisher, services.look),
+      watched.plan(plan, services.learner, services.publisher, services.poll_evaluator),
       cfg=config.policy.model,
       learner=config.learner,
       tx=begun.tx,
@@ -307,7 +307,8 @@ def _begin(
   resumption.check_goes_on(config, workdir, first, tasks)
   resumption.forget_other_start(workdir, start, first)
   if first < config.learner.steps:
-    resumption.forget_results(workdir, agent_setting.agent(config).baselines(config.agent_config))
+    baselines = agent_setting.agent(config).baselines(config.agent_config)
+    resumption.forget_results(workdir, first, baselines)
   workdir.merge_summary(description(config) | {resumption.TASKS: tasks})
   workdir.drop_metrics_from("rl", first)
   weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones

@@ -46,6 +46,8 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     sources = demonstrations.digests(workdir, rates)
     check_sources(workdir, progress, sources)
     check_steps(config, workdir, first)
+    if channel.is_first and first:
+      resumption.forget_warm_start(config, workdir, first)
     rows = batches(config, workdir, rates, first)
     save = lambda step, state: checkpoint.save(
       manager, step, state, {"step": step, "sources": sources}, keep=1

@@ -12,12 +12,12 @@ from jaxrl_agents.types import Group
 
 
 def plan(
-  whole: Plan, learner: Tell, publisher: Tell, look: Callable[[], None] = lambda: None
+  whole: Plan, learner: Tell, publisher: Tell, after_step: Callable[[], None] = lambda: None
 ) -> Plan:
   """The plan, which tells the states of both services as its functions are called.
 
-  A version is told with the number of steps that were learnt before it. `look` is called after each
-  step.
+  A version is told with the number of steps that were learnt before it. `after_step` is called
+  after each step.
   """
   learnt = 0
 
@@ -43,6 +43,6 @@ def plan(
   def report(step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     learner("reports", step=step)
     whole.report(step, metrics, groups)
-    look()
+    after_step()
 
   return dataclasses.replace(whole, collect=collect, publish=publish, save=save, report=report)

@@ -272,7 +272,7 @@ def test_evaluations_of_a_policy_that_is_trained_further_are_played_again(writte
   workdir = Workdir(tmp_path / "run")
   for name in ("trained", "one_shot"):
     group_files.save_groups(workdir.trajectories / f"eval_{name}.npz", [group()])
-  resumption.forget_results(workdir, ("one_shot",))
+  resumption.forget_results(workdir, 3, ("one_shot",))
   left = sorted(path.stem for path in workdir.trajectories.glob("eval_*"))
   assert left == ["eval_one_shot", "eval_warm_start"]
 

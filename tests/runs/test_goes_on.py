@@ -141,3 +141,23 @@ def test_a_warm_up_that_goes_on_reports_changed_options_once(warmed_up, capsys):
 
 def test_reinforcement_learning_may_have_other_options_than_the_warm_up(warmed_up):
   assert len(resumption.check_warm_up(changed("seed=7", "learner.steps=9"), warmed_up)) == 2
+
+
+def test_weights_of_a_policy_that_is_trained_further_are_not_left_as_the_newest(warmed_up):
+  for folder in (warmed_up.warm_start, warmed_up.trained):
+    folder.mkdir()
+  resumption.forget_warm_start(CONFIG, warmed_up, CONFIG.sft.steps)
+  assert warmed_up.warm_start.exists()  # the warm-up has ended
+  resumption.forget_warm_start(CONFIG, warmed_up, CONFIG.sft.steps - 1)
+  assert not warmed_up.warm_start.exists()
+  resumption.forget_results(warmed_up, 0, ())
+  assert warmed_up.trained.exists()  # without a checkpoint these are the only weights
+  resumption.forget_results(warmed_up, 5, ())
+  assert not warmed_up.trained.exists()
+
+
+def test_a_warm_start_that_reinforcement_learning_began_from_stays(warmed_up):
+  warmed_up.warm_start.mkdir()
+  (warmed_up.checkpoints / "rl" / "3").mkdir(parents=True)
+  resumption.forget_warm_start(CONFIG, warmed_up, 1)
+  assert warmed_up.warm_start.exists()
