@@ -31,12 +31,15 @@ class Family:
       same tokens but another syntax of calls.
     thinking: {level of thinking: makes the format with it}, for levels that the model was trained
       to be told.
+    always_thinks: a string in the published template of models that were trained with the level
+      "on" alone, which is theirs untold.
   """
 
   make: Callable[[Vocabulary], Format]
   control_tokens: tuple[str, ...]
   template_marks: tuple[str, ...]
   thinking: Mapping[str, Callable[[Vocabulary], Format]] = dataclasses.field(default_factory=dict)
+  always_thinks: str = ""
 
 
 FORMATS: Mapping[str, Family] = {
@@ -45,7 +48,11 @@ FORMATS: Mapping[str, Family] = {
     qwen3.Qwen3Format,
     qwen3.CONTROL_TOKENS,
     qwen3.TEMPLATE_MARKS,
-    {qwen3.UNTHINKING: functools.partial(qwen3.Qwen3Format, thinks=False)},
+    {
+      level: functools.partial(qwen3.Qwen3Format, thinking=level)
+      for level in (qwen3.THINKING, qwen3.UNTHINKING)
+    },
+    qwen3.ALWAYS_THINKS,
   ),
   "kimi_k2": Family(kimi_k2.KimiK2Format, kimi_k2.CONTROL_TOKENS, kimi_k2.TEMPLATE_MARKS),
   "harmony": Family(
@@ -92,7 +99,10 @@ def load(path: str = "base", thinking: str = "model") -> Chat:
   except Exception as error:  # the Rust side raises plain Exception
     raise ValueError(f"{file} cannot be read as a tokenizer: {error}") from error
   _check_template(file.parent, name)
-  levels = {"model": FORMATS[name].make, **FORMATS[name].thinking}
+  family = FORMATS[name]
+  levels = {"model": family.make, **family.thinking}
+  if family.always_thinks and family.always_thinks in chat_template(file.parent):
+    levels["model"] = levels[qwen3.THINKING]
   if thinking not in levels:
     raise ValueError(
       f"policy.thinking={thinking} is no level of the chat format {name!r} of {file}, which has "

@@ -24,9 +24,11 @@
 A turn that was not sampled has a thought only where `Message.reasoning` is set; the empty one that
 the template writes into the last turn of a conversation is not rendered. Without thinking every
 turn begins with an empty thought, as the template writes it with enable_thinking=False; it is of
-the prompt, and the reply begins after it.
+the prompt, and the reply begins after it. With thinking "on" the prompt opens a thought, in which
+the reply begins: models that always think (Qwen3-4B-Thinking-2507) were trained so.
 
-Source: chat_template of https://huggingface.co/Qwen/Qwen3-8B/blob/main/tokenizer_config.json.
+Source: chat_template of https://huggingface.co/Qwen/Qwen3-8B/blob/main/tokenizer_config.json and of
+https://huggingface.co/Qwen/Qwen3-4B-Thinking-2507/blob/main/tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -52,8 +54,11 @@ CONTROL_TOKENS = (
   "</think>",
 )
 TEMPLATE_MARKS = ("<args-json-object>", "<tool_response>")
-UNTHINKING = "off"
-"""The value of `thinking` (see `chat.load`) with which policies do not think."""
+MODEL, THINKING, UNTHINKING = "model", "on", "off"
+"""Values of `thinking` (see `chat.load`): policies think as they like, always or not at all."""
+
+ALWAYS_THINKS = r"<|im_start|>assistant\n<think>\n"
+"""What the template of a model that always thinks has, and those of others do not."""
 
 TOOLS_HEAD = """\
 # Tools
@@ -72,13 +77,16 @@ TOOLS_EXAMPLE = '\n{"name": <function-name>, "arguments": <args-json-object>}\n'
 class Qwen3Format:
   """Turns between `<|im_start|>role` and `<|im_end|>`; results of one turn share a user turn."""
 
-  def __init__(self, vocabulary: Vocabulary, thinks: bool = True):
+  def __init__(self, vocabulary: Vocabulary, thinking: str = MODEL):
     self._vocabulary = vocabulary
     self._id = vocabulary.ids_by_name(CONTROL_TOKENS)
-    self._thinks = thinks
-    empty: list[Part] = [self._id["<think>"], "\n\n", self._id["</think>"], "\n\n"]
-    opening: list[Part] = [self._id["<|im_start|>"], "assistant\n"]
-    self._opening = opening if thinks else [*opening, *empty]
+    self._thinking = thinking
+    thought: dict[str, list[Part]] = {
+      MODEL: [],
+      THINKING: [self._id["<think>"], "\n"],
+      UNTHINKING: [self._id["<think>"], "\n\n", self._id["</think>"], "\n\n"],
+    }
+    self._opening: list[Part] = [self._id["<|im_start|>"], "assistant\n", *thought[thinking]]
     self.stop_tokens: tuple[int, ...] = (self._id["<|im_end|>"], self._id["<|endoftext|>"])
 
   def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
@@ -106,9 +114,11 @@ class Qwen3Format:
     """See `Chat.encode_reply`. Without thinking, the reasoning is left out."""
     del earlier
     parts: list[Part] = []
-    if reply.reasoning and self._thinks:
-      thought = f"\n{reply.reasoning.strip(chr(10))}\n"
-      parts += [self._id["<think>"], thought, self._id["</think>"], "\n\n"]
+    thought, close = f"{reply.reasoning.strip(chr(10))}\n", self._id["</think>"]
+    if self._thinking == THINKING:  # the prompt has opened it
+      parts += [thought, close, "\n\n"]
+    elif reply.reasoning and self._thinking == MODEL:
+      parts += [self._id["<think>"], f"\n{thought}", close, "\n\n"]
     parts.append(reply.content)
     for i, call in enumerate(reply.tool_calls):
       record = {"name": call.name, "arguments": dict(call.arguments)}
@@ -127,7 +137,10 @@ class Qwen3Format:
     body = tokens.tolist()
     if body and body[-1] in self.stop_tokens:
       body.pop()
-    thought, body = replies.split_thought(body, self._id["<think>"], self._id["</think>"])
+    opening, closing = self._id["<think>"], self._id["</think>"]
+    if self._thinking == THINKING and opening not in body:
+      body.insert(0, opening)  # so that a thought that is not closed is one
+    thought, body = replies.split_thought(body, opening, closing)
     content: list[int] = []
     found: list[ToolCall] = []
     inner: list[int] | None = None  # of the open call

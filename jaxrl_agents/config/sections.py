@@ -73,14 +73,14 @@ class PolicySection:
     dtype: of parameters and of the computation, except for softmax, norms, routers and losses;
       bfloat16 parameters have a float32 master in the optimizer.
     thinking: how much the prompts tell the policy to think: "model", as the model does untold;
-      "off", which Qwen3 has; "low", "medium" or "high", which gpt-oss has.
+      "on" or "off", which Qwen3 has; "low", "medium" or "high", which gpt-oss has.
   """
 
   model: PolicyConfig
   init: str = "base"
   tokenizer: str = "base"
   dtype: Literal["float32", "bfloat16"] = "float32"
-  thinking: Literal["model", "off", "low", "medium", "high"] = "model"
+  thinking: Literal["model", "on", "off", "low", "medium", "high"] = "model"
 
 
 @dataclasses.dataclass(frozen=True)

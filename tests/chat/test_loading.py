@@ -6,6 +6,7 @@ import pytest
 
 from jaxrl_agents import chat
 from jaxrl_agents.chat import qwen3
+from jaxrl_agents.types import Message
 from tests.chat import families
 
 
@@ -44,11 +45,30 @@ def test_a_template_of_the_format_is_accepted(tmp_path):
 
 
 @pytest.mark.parametrize(
+  ("generation", "begins"),
+  [
+    (r"<|im_start|>assistant\n", ""),
+    (r"<|im_start|>assistant\n<think>\n", "<think>\n"),
+  ],
+)
+def test_a_model_whose_template_opens_a_thought_is_prompted_as_it_was_trained(
+  tmp_path, generation, begins
+):
+  folder = families.write_tokenizer(tmp_path, families.CONTROL_TOKENS["qwen3"])
+  families.write_template(
+    folder, '"arguments": <args-json-object>} <tool_response> {{- \'' + generation + "' }}"
+  )
+  talk = chat.load(str(folder))
+  prompt = talk.decode(talk.render([Message("user", "Hm?")]))
+  assert prompt.endswith(f"<|im_start|>assistant\n{begins}")
+
+
+@pytest.mark.parametrize(
   ("family", "level", "levels"),
   [
     ("own", "off", "model"),
     ("kimi_k2", "high", "model"),
-    ("qwen3", "low", "model, off"),
+    ("qwen3", "low", "model, on, off"),
     ("harmony", "off", "model, low, medium, high"),
   ],
 )

@@ -87,6 +87,25 @@ def test_without_thinking_every_turn_begins_with_an_empty_thought_and_says_no_ot
   assert chat.decode(chat.encode_reply(reply)) == "Yes.<|im_end|>"
 
 
+def test_with_thinking_every_turn_begins_within_a_thought(tmp_path):
+  chat = families.load(tmp_path, "qwen3", "on")
+  text = chat.decode(chat.render(CONVERSATION, [SEARCH, CLOCK]))
+  opened = "<|im_start|>assistant\n<think>\n"
+  spoken = "<|im_start|>system\nFind it.\n\n" + TOOLS + TALK
+  *turns, last = spoken.split("<|im_start|>assistant\n")
+  assert text == f"{opened}\n</think>\n\n".join(turns) + opened + last
+  reply = Message("assistant", "Yes.", (ToolCall("", "clock", {}),), reasoning="Hm.")
+  tokens = chat.encode_reply(reply)
+  assert chat.decode(tokens).startswith("Hm.\n</think>\n\nYes.\n<tool_call>")
+  parsed = chat.parse(tokens)
+  assert (parsed.reasoning, parsed.content) == ("Hm.", "Yes.")
+  assert [call.name for call in parsed.tool_calls] == ["clock"]
+  cut = chat.parse(spelled(chat, ["never ", "<tool_call>", "{}", "</tool_call>", "closed"]))
+  assert (cut.content, cut.tool_calls) == ("", ()) and cut.reasoning.startswith("never")
+  quoted = chat.parse(spelled(chat, ["a ", "<think>", " b", "</think>", "c"]))
+  assert (quoted.reasoning, quoted.content) == ("a  b", "c")
+
+
 def test_the_empty_thought_is_of_the_prompt_and_a_conversation_that_grew_goes_on_one_segment(
   tmp_path,
 ):
