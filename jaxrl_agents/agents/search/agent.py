@@ -128,10 +128,9 @@ class SearchAgent(Agent):
   ) -> Scripted | SelfDriven:
     """An episode of the demonstrator, or of one of `search.baselines`."""
     if name == agent_lib.DEMONSTRATOR:
-      hasty = services.limits.hasty
-      noise = expert.ExpertNoise(hasty=hasty)
-      if services.limits.hops:
-        noise = dataclasses.replace(expert.CAREFUL, hasty=hasty)
+      limits = services.limits
+      noise = expert.CAREFUL if limits.hops else expert.ExpertNoise()
+      noise = dataclasses.replace(noise, hasty=limits.hasty, generous=limits.generous)
       return expert.make_player(task, services, noise, seed)
     played = baselines.player(name, task, services, seed)
     return played or super().player(name, task, services, seed, chat)
@@ -188,9 +187,10 @@ class SearchAgent(Agent):
 
     text = lambda chunk_id: tasks.index.chunk(chunk_id).text
     hops = round(HOP_DRILLS * count)
-    linked = tasks.hop_practice(max(LEAST_PRACTICE, hops // 4), setting.seed + 2)
+    linked = tasks.hop_practice(max(LEAST_PRACTICE, hops // 4), setting.seed + 2, found=False)
     given = (linked, text, best_chunks, setting.chat)
-    for drill in hop_drills.hop_drills(*given, count=hops, seed=setting.seed):
+    generous = options.generous
+    for drill in hop_drills.hop_drills(*given, generous=generous, count=hops, seed=setting.seed):
       yield agent_lib.reply_alone(drill.prompt, drill.reply)
     yield from step_drills.step_drills(*given, options, count=count - hops, seed=setting.seed)
 

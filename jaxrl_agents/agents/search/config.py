@@ -77,6 +77,8 @@ class SearchConfig:
     hops: tasks whose later clues are found only with the answers to earlier ones
       (agents.search.tasks.hops).
     hasty: share of the demonstrator's episodes in which it searches for one clue and answers.
+    generous: share of its episodes in which it lists all hits, and not only those that it knows to
+      be right.
     rerank: orders the hits of a search anew.
     reward: weights of the reward.
   """
@@ -103,6 +105,7 @@ class SearchConfig:
   system_prompt: str = ENVIRONMENT
   hops: bool = False
   hasty: Share = 0.3
+  generous: Share = 0.25
   rerank: Reranker = Reranker()
   reward: SearchReward = SearchReward()
 

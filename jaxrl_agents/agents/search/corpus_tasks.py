@@ -54,9 +54,12 @@ class CorpusTasks(Tasks):
     clues = self.task_set.clues["train"]
     return self._named(practice.practice_tasks(clues, count, seed))
 
-  def hop_practice(self, count: int, seed: int) -> list[Task]:
-    """Practice tasks in the form of tasks with hops, of clues that their own words find."""
-    return self._named(practice.hop_practice(self._found_clues, count, seed))
+  def hop_practice(self, count: int, seed: int, *, found: bool = True) -> list[Task]:
+    """Practice tasks in the form of tasks with hops; if `found`, of clues that their own words
+    find, and else of all clues.
+    """
+    clues = self._found_clues if found else self.task_set.clues["train"]
+    return self._named(practice.hop_practice(clues, count, seed))
 
   @functools.cached_property
   def _found_clues(self) -> list[Clue]:

@@ -8,6 +8,7 @@ reinforcement learning can improve on it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -57,7 +58,7 @@ class ExpertNoise:
   read: float = 0.04  # per turn: also reads a document
   one_by_one: float = 0.35  # per episode: searches for one clue a turn
   hasty: float = 0.3  # per episode: searches for one clue and answers
-  generous: float = 0.25  # per episode: the answer lists all that is in sight
+  generous: float = 0.25  # per episode: lists all hits, not only the right ones
   max_tries: int = 2  # searches for one clue
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
 
@@ -97,7 +98,7 @@ class SearchExpert:
     self._one_by_one = self._hasty or draws.happens(noise.one_by_one)
     self._tries = [0] * len(self._clues)
     self._asked: list[int | None] = []  # the clue that each call of the last turn was for
-    self._best: dict[int, str] = {}  # {clue: the best hit of its first search}
+    self._hits: dict[int, tuple[str, ...]] = {}  # {clue: hits of its first search, best first}
     self._given_up: set[int] = set()
     self._named: set[tuple[int, str]] = set()
     self._turn = 0
@@ -106,7 +107,7 @@ class SearchExpert:
     """The expert's next turn."""
     names = [i for m in context.messages if m.role == "tool" for i in reward.hit_ids(m.content)]
     visible = [self._ids.chunk_id(name) for name in dict.fromkeys(names)]
-    self._note_best_hits(context)
+    self._note_hits(context)
     self._turn += 1
     used = usage(context, self._services.chat)
     open_clues = [i for i in self._open_clues(visible) if self._can_try(i, visible)]
@@ -151,8 +152,8 @@ class SearchExpert:
       calls = calls[:-1]
     return self._answer(visible)
 
-  def _note_best_hits(self, context: Context) -> None:
-    """Records the first hit of each clue's first search from the results of the last turn."""
+  def _note_hits(self, context: Context) -> None:
+    """Records the hits of each clue's first search from the results of the last turn."""
     results: list[Message] = []
     for message in context.messages:
       if message.role == "assistant":
@@ -162,7 +163,7 @@ class SearchExpert:
     for clue, result in zip(self._asked, results, strict=False):
       hits = reward.hit_ids(result.content)
       if clue is not None and hits:
-        self._best.setdefault(clue, self._ids.chunk_id(hits[0]))
+        self._hits.setdefault(clue, tuple(map(self._ids.chunk_id, hits)))
 
   def _width(self, used: int) -> int:
     """The number of searches in this turn: as many as fill the budget with their results."""
@@ -182,19 +183,22 @@ class SearchExpert:
 
   def _guesses(self, visible: Sequence[str]) -> list[str]:
     """The best hits of missing clues, where they are still in sight."""
-    best = (self._best.get(i) for i in self._missing(visible))
-    return [i for i in best if i is not None and i in visible]
+    best = (self._hits[i][0] for i in self._missing(visible) if i in self._hits)
+    return [i for i in best if i in visible]
 
-  def _found(self, visible: Sequence[str]) -> dict[int, str]:
-    """{clue: name of a chunk in sight that supports it, or of a guess}."""
-    found: dict[int, str] = {}
+  def _found(self, visible: Sequence[str]) -> dict[int, list[str]]:
+    """{clue: name of a chunk in sight that supports it, or of a guess}; in a generous episode of
+    all hits of its search, in their order, also if they were pruned since.
+    """
+    found: dict[int, list[str]] = {}
     for i, clue in enumerate(self._clues):
-      right = [chunk_id for chunk_id in visible if chunk_id in clue["chunk_ids"]]
-      best = self._best.get(i)
-      if right:
-        found[i] = self._ids.name(right[0])
-      elif self._lists_guess[i] and best is not None and best in visible:
-        found[i] = self._ids.name(best)
+      hits = self._hits.get(i, ())
+      listed = [chunk_id for chunk_id in visible if chunk_id in clue["chunk_ids"]][:1]
+      if not listed and self._lists_guess[i]:
+        listed = [chunk_id for chunk_id in hits[:1] if chunk_id in visible]
+      if listed:
+        all_listed = dict.fromkeys([*hits, *listed] if self._generous else listed)
+        found[i] = list(map(self._ids.name, all_listed))
     return found
 
   def _open_clues(self, visible: Sequence[str]) -> list[int]:
@@ -270,7 +274,7 @@ class SearchExpert:
     """
     draws, found = self._draws, self._found(visible) if self._has_hops else {}
     if found:
-      return reward.answer(found[i] for i in sorted(found))
+      return final_list(found, self._limits.max_documents)
     gold = [i for i in visible if i in self._gold]
     listed = {i for i in gold if not draws.errs(self._noise.forget)}
     listed |= {i for i in self._guesses(visible) if draws.happens(self._noise.guess)} - {*gold}
@@ -300,7 +304,13 @@ def search(query: str) -> tuple[str, dict[str, Any]]:
   return "search_corpus", {"query": f" {query}"}
 
 
-def running_list(found: Mapping[int, str], place: int) -> str:
+def final_list(found: Mapping[int, Iterable[str]], most: int) -> Message:
+  """The answer that lists what was found, {clue: names}, in the order of the clues."""
+  names = dict.fromkeys(name for i in sorted(found) for name in found[i])
+  return reward.answer(itertools.islice(names, most))
+
+
+def running_list(found: Mapping[int, Iterable[str]], place: int) -> str:
   """The text of a turn that searches for the clue `place`, from 0: the marks of the documents that
   were found for the clues before it, and its number ("<Document id=79>\\n<Document id=64>\\n3.").
 
@@ -308,7 +318,7 @@ def running_list(found: Mapping[int, str], place: int) -> str:
   which clue comes next, and in the end the answer, which repeats the list. Its marks are those of
   the answer, so that a policy has only to copy them.
   """
-  marks = reward.answer(name for i, name in sorted(found.items()) if i < place).content
+  marks = reward.answer(name for i in sorted(found) if i < place for name in found[i]).content
   return f"{marks}\n{place + 1}." if marks else f"{place + 1}."
 
 

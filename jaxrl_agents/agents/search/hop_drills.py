@@ -63,6 +63,7 @@ def hop_drills(
   search: Callable[[str], Sequence[Chunk]],
   chat: Chat,
   *,
+  generous: float,
   count: int,
   seed: int,
 ) -> Iterator[HopDrill]:
@@ -73,6 +74,7 @@ def hop_drills(
     chunk_text: the text of a chunk by its id.
     search: the chunks that a query finds, best first.
     chat: template and tokenizer.
+    generous: share of the drills whose reply lists all hits.
     count: how many.
     seed: of all that is random.
 
@@ -99,7 +101,7 @@ def hop_drills(
   for number in range(count):
     draw = random.Random(f"{seed}/{number}")
     task, place = draw.choice(places)
-    yield _drill(task, place, chunk_text, hits_of, words, chat, draw)
+    yield _drill(task, place, chunk_text, hits_of, words, chat, generous, draw)
 
 
 def _refers(clue: Mapping[str, Any]) -> bool:
@@ -113,9 +115,12 @@ def _drill(
   hits_of: Callable[[str], Sequence[Chunk]],
   words: Sequence[str],
   chat: Chat,
+  generous: float,
   draw: random.Random,
 ) -> HopDrill:
-  """A question, the search for the clue that clue `place` refers to, and its hits."""
+  """A question, the search for the clue that clue `place` refers to, and its hits, of which the
+  reply lists the one that defines the name, or all.
+  """
   clues, ids = task.facts["clues"], ShortIds(task)
   source = clues[clues[place]["refers_to"]]
   name, query = source["name"], hops.query_of(clues, clues[place]["refers_to"])
@@ -137,8 +142,9 @@ def _drill(
     expert.searches([texts[-1]], expert.running_list({}, first)),
     Message("tool", result),
   ]
-  defining = next(ids.name(i) for i in right if i in shown)
-  text = expert.running_list({first: defining}, second)
+  defining = next(i for i in right if i in shown)
+  listed = list(shown) if draw.random() < generous else [defining]
+  text = expert.running_list({first: map(ids.name, listed)}, second)
   search = lambda named: expert.searches([hops.query(clues[place]["text"], named)], text)
   reply = lambda named: chat.encode_reply(search(named), messages)
   wanted, other = reply(new.get(name, name)), reply("\N{SECTION SIGN}")

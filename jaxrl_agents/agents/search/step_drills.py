@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_agents.agents.search import expert, hop_drills, reward, view
+from jaxrl_agents.agents.search import expert, hop_drills, view
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import code_names, hops
@@ -41,6 +41,11 @@ that no language model helps to copy them.
 
 STRANGE_WORDS = 0.5
 """How often a word of such a question is replaced."""
+
+FAILED = 0.12
+"""How often a search fails and is made again: it finds nothing, or the context is too full. What a
+list has does not change then.
+"""
 
 TWIN = 0.5
 """Share of these drills in which a clue has most of its words from the one before it, so that only
@@ -73,8 +78,8 @@ def step_drills(
 
   Args:
     tasks, chunk_text, search, chat: as of `hop_drills.hop_drills`.
-    limits: of the context, and whether it can be pruned. A drill ends before it fills the context
-      so that tools would refuse.
+    limits: of the context, whether it can be pruned, and how often all hits are listed. A drill
+      ends before it fills the context so that tools would refuse.
     count: how many.
     seed: of all that is random.
   """
@@ -91,9 +96,11 @@ class _Drill:
 
   `_queries`: for each clue; `_is_strange`: whether words of the question were replaced; `_twin`:
   place of a clue with the words of another one, or 0. `_seen`: {chunk in sight: whether it supports
-  a clue}; `_found`: those in sight, and pruned ones. `_used`: tokens by the last usage line;
+  a clue}; `_found`: those in sight, and pruned ones; `_hits`: those of each clue's search, which a
+  `_generous` drill lists all. `_used`: tokens by the last usage line;
   `_most`: above so many, tools refuse. `_trained_from`: index of the first message that may be
-  trained: the one after the last reply that pruned, whose ids are gone.
+  trained: the one after the last reply that pruned, whose ids are gone. `_failed`: indexes of the
+  turns whose search fails, which are not trained.
   """
 
   def __init__(
@@ -120,10 +127,13 @@ class _Drill:
     ]
     self._messages = [Message("user", question)]
     self._trained_from = 0
+    self._failed: set[int] = set()
     self._gold = {i for clue in self._clues for i in clue["chunk_ids"]}
     self._referred = {clue["refers_to"] for clue in self._clues if "refers_to" in clue}
     self._seen: dict[str, bool] = {}
     self._found: set[str] = set()
+    self._hits: list[list[str]] = []
+    self._generous = draw.random() < limits.generous
     self._used = 0
 
   def _replaced(self, question: str, words: Sequence[str]) -> tuple[str, list[str]]:
@@ -166,6 +176,8 @@ class _Drill:
       if not self._is_strange and draw.random() < SHUFFLED:
         draw.shuffle(fresh)
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
+      if draw.random() < FAILED:
+        self._fail(place)
       if not self._turn(place, cut):
         break
       place += 1
@@ -184,10 +196,28 @@ class _Drill:
     tokens = np.concatenate([self._chat.render(prompt), self._chat.encode_reply(reply, prompt)])
     trained = np.zeros(len(tokens), bool)
     for i, message in enumerate(turns):
-      if message.role == "assistant" and i >= self._trained_from:
+      if message.role == "assistant" and i >= self._trained_from and i not in self._failed:
         start = len(self._chat.render(turns[:i]))
         trained[start : start + len(self._chat.encode_reply(message, turns[:i]))] = True
     return tokens, trained
+
+  def _fail(self, place: int) -> None:
+    """A search for half of a clue that finds nothing, or that is refused because the context is
+    full of what could be pruned.
+    """
+    limits, words = self._limits, self._queries[place].split()
+    text = self._running_list(place)
+    turn = expert.searches([" ".join(words[: len(words) // 2 + 1])], text)
+    result, used = view.NO_RESULTS, self._used + self._chat.count(text) + len(words)
+    if limits.can_prune and self._wrong() and self._draw.random() < 0.5:
+      used = self._draw.randint(self._most + 1, max(self._most + 1, int(0.9 * limits.token_budget)))
+      result = view.rejection(used, limits.threshold_tokens, limits.can_prune)
+    elif used > self._most:
+      return
+    self._failed.add(len(self._messages))
+    line = view.usage_line(used, limits.threshold_tokens)
+    self._messages += [turn, Message("tool", result + line)]
+    self._used = used
 
   def _turn(self, place: int, hits: Mapping[str, str]) -> bool:
     """Searches for a clue and shows its hits, {chunk: text}; False if there is no room for them."""
@@ -209,6 +239,7 @@ class _Drill:
     if used > most:
       return False
     self._found |= set(hits)
+    self._hits.append(list(hits))
     self._seen = {i: right for i, right in self._seen.items() if i not in pruned}
     self._seen |= {i: i in self._gold for i in hits}
     low, high = used, limits.threshold_tokens
@@ -223,19 +254,25 @@ class _Drill:
 
   def _reply(self, place: int) -> Message:
     """The search for a clue, above the threshold with a prune; after the last clue the answer."""
-    found = {
-      i: self._ids.name(next(chunk for chunk in self._seen if chunk in clue["chunk_ids"]))
-      for i, clue in enumerate(self._clues[:place])
-    }
     if place == len(self._clues):
-      return reward.answer(found.values())
-    reply = expert.searches([self._queries[place]], expert.running_list(found, place))
+      found = {i: self._listed(i) for i in range(place)}
+      return expert.final_list(found, self._limits.max_documents)
+    reply = expert.searches([self._queries[place]], self._running_list(place))
     names = [self._ids.name(i) for i in self._wrong()]
     above = self._used > self._limits.threshold_tokens
     if not (above and names and self._limits.can_prune):
       return reply
     prune = ToolCall("", view.PRUNE.name, {"chunk_ids": names})
     return dataclasses.replace(reply, tool_calls=(prune, *reply.tool_calls))
+
+  def _running_list(self, place: int) -> str:
+    return expert.running_list({i: self._listed(i) for i in range(place)}, place)
+
+  def _listed(self, place: int) -> list[str]:
+    """Names of what the list has for a clue."""
+    right = next(i for i in self._seen if i in self._clues[place]["chunk_ids"])
+    listed = dict.fromkeys([*self._hits[place], right] if self._generous else [right])
+    return list(map(self._ids.name, listed))
 
   def _wrong(self) -> list[str]:
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
