@@ -35,7 +35,7 @@ def get_config() -> config.RunConfig:
       system_prompt="",  # the base was trained without one
     ),
     policy=config.PolicySection(model=config.BASE_MODEL),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=1.0),
+    sampler=config.SamplerConfig(slots=64, engines=2, prefill_tokens=256, temperature=1.0),
     sft=config.SftConfig(
       steps=150,
       lr=3e-4,

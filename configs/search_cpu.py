@@ -40,11 +40,12 @@ def get_config() -> config.RunConfig:
       max_documents=12,
       short_ids=True,
       hasty=0.0,
+      generous=0.0,
       reward=SearchReward(betas=(2.0,)),  # 16 steps are too few for a schedule
       system_prompt="",  # the base was trained without one
     ),
     policy=config.PolicySection(model=MODEL, init="search_base"),
-    sampler=config.SamplerConfig(slots=64, prefill_tokens=256, temperature=0.5),
+    sampler=config.SamplerConfig(slots=64, engines=2, prefill_tokens=256, temperature=0.5),
     sft=config.SftConfig(
       steps=30,
       lr=3e-4,

@@ -1,6 +1,7 @@
 """Generation speed of the engine on a fixed mixture-of-experts model, beside this machine's limits.
 
     python scripts/bench_rollout.py
+    python scripts/bench_rollout.py --engines=1      # one engine on all cores
     python scripts/bench_rollout.py --peers=FOLDER_OF_VENVS --peer_scripts=FOLDER_OF_SCRIPTS
 
 The work: a Qwen3-like decoder (4 layers, width 256, 8 heads with 4 key-value heads of 32,
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +39,15 @@ from bench.reference_work import (
 
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.sampler.core_engines import AnyEngine, CoreEngines
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import SamplingLimits
 
 flags.adopt_module_key_flags(reference_work)
 BATCHES = flags.DEFINE_list("batches", ["8", "32"], "Sequences at once.")
+ENGINES = flags.DEFINE_integer(
+  "engines", 2, "Engines that share the sequences, each on a core (sampler.engines).", lower_bound=1
+)
 REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls; the median counts.", lower_bound=1)
 PEER_COMMANDS = {
   "transformers": ("torch", ["hf_generate.py", "--experts", "grouped_mm", "--modes", "sample"]),
@@ -69,30 +75,41 @@ def step_seconds_at_limit(cfg: PolicyConfig, batch: int, flops: float, bandwidth
   return max(4 * read / bandwidth, 2 * batch * used / flops)
 
 
-def generate(engine: Engine, batch: int, seed: int) -> None:
+def generate(engine: AnyEngine, batch: int, seed: int) -> None:
   """One call of the benchmark: `batch` fresh prompts to the end."""
   rng = np.random.default_rng(seed)
   for i in range(batch):
-    prompt = rng.integers(3, engine.cfg.vocab_size, PROMPT_TOKENS).astype(np.int32)
+    prompt = rng.integers(3, CFG.vocab_size, PROMPT_TOKENS).astype(np.int32)
     engine.submit(prompt, SamplingLimits(SAMPLED_TOKENS, (), seed=i))
   while engine.num_unfinished:
     engine.step()
 
 
+def make_engine(batch: int) -> AnyEngine:
+  """`batch` slots in one engine or several."""
+  devices = jax.devices()[: ENGINES.value]
+  context, slots = PROMPT_TOKENS + SAMPLED_TOKENS, -(-batch // len(devices))
+
+  def make(params: dict[str, Any]) -> Engine:
+    return Engine(
+      CFG,
+      params,
+      version=0,
+      slots=slots,
+      page_tokens=16,
+      num_pages=2 + slots * (context // 16 + 1),
+      max_context_tokens=context,
+      prefill_tokens=PROMPT_TOKENS,
+      prefill_rows=min(8, slots),
+    )
+
+  params = params_lib.init(CFG, jax.random.key(0))
+  return make(params) if len(devices) == 1 else CoreEngines(make, params, devices, slots=slots)
+
+
 def measure_ours(batch: int) -> dict[str, float]:
   """Tokens per second of the engine with `batch` slots."""
-  context = PROMPT_TOKENS + SAMPLED_TOKENS
-  engine = Engine(
-    CFG,
-    params_lib.init(CFG, jax.random.key(0)),
-    version=0,
-    slots=batch,
-    page_tokens=16,
-    num_pages=2 + batch * (context // 16 + 1),
-    max_context_tokens=context,
-    prefill_tokens=PROMPT_TOKENS,
-    prefill_rows=min(8, batch),
-  )
+  engine = make_engine(batch)
   start = time.perf_counter()
   engine.warm_up()
   warm_up_s = time.perf_counter() - start
@@ -130,7 +147,7 @@ def measure_peer(name: str) -> dict[int, float]:
 def main(argv: list[str]) -> None:
   """Prints one JSON line per batch, and the ratio to each peer."""
   check_arguments(argv)
-  restart_with()
+  restart_with(XLA_FLAGS=f"--xla_force_host_platform_device_count={ENGINES.value}")
   flops, bandwidth = machine_limits()
   report(gflops=flops / 1e9, read_gb_per_s=bandwidth / 1e9)
   peers = {name: measure_peer(name) for name in PEER_COMMANDS} if PEERS.value else {}

@@ -104,6 +104,9 @@ class SamplerConfig:
 
   Attributes:
     slots: sequences that decode at once.
+    engines: on a CPU, engines that sample at the same time, each on a core of its own with a share
+      of slots and pages: within one device XLA leaves cores idle. Only without slices, where `mesh`
+      is all 1.
     num_pages, page_tokens: the cache holds num_pages * page_tokens tokens of these sequences. On a
       mesh, slots and pages are split with the rows, and a context must fit into one part.
     slices: 0 for an engine on the learner's own devices; otherwise the number of samplers on
@@ -118,6 +121,7 @@ class SamplerConfig:
   slices: Whole = 0
   hosts: Count = 1
   slots: Count = 32
+  engines: Count = 1
   page_tokens: Count = 32
   num_pages: Count = 2_048
   prefill_tokens: Count = 256
@@ -314,8 +318,8 @@ class LearnerConfig:
     share_prefixes: whether what sequences of a step begin with in common is computed once (see
       learner.prefix_trees). Losses of whole rollouts (gspo) cannot be used then.
     split_cores: whether rows of a microbatch are split over this machine's cores, each a device of
-      its own, for the warm-up too: within one device XLA leaves cores idle. Sampling stays on one
-      device. Only on a CPU, where `mesh` is all 1.
+      its own, for the warm-up too: within one device XLA leaves cores idle (for sampling see
+      `sampler.engines`). Only on a CPU, where `mesh` is all 1.
     remat: what is kept of a layer for the backward pass (policy.transformer.REMAT), for the warm-up
       too.
     kl: factor of log(pi / pi_0) that is subtracted from each token's advantage, where pi_0 is the

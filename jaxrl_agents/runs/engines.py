@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ import jax
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.policy.config import PolicyConfig
+from jaxrl_agents.runs import setup
+from jaxrl_agents.sampler.core_engines import AnyEngine, CoreEngines
 from jaxrl_agents.sampler.draft_worth import UNMEASURED_COST
 from jaxrl_agents.sampler.engine import Engine
 
@@ -20,8 +23,29 @@ def make_engine(
   version: int,
   clock: Callable[[], float] = time.monotonic,
   model: PolicyConfig | None = None,
+) -> AnyEngine:
+  """An engine on the ambient mesh for a policy of the sizes in `model` (default: of `config`), or
+  `sampler.engines` on as many cores.
+  """
+  devices = setup.engine_devices(config)
+  if len(devices) == 1:
+    return _engine(config, params, version, clock, model)
+  sampler = config.sampler
+  slots, pages = -(-sampler.slots // len(devices)), sampler.num_pages // len(devices)
+  share = dataclasses.replace(
+    config, sampler=dataclasses.replace(sampler, slots=slots, num_pages=pages)
+  )
+  make = lambda params: _engine(share, params, version, clock, model)
+  return CoreEngines(make, params, devices, slots=slots)
+
+
+def _engine(
+  config: RunConfig,
+  params: dict[str, Any],
+  version: int,
+  clock: Callable[[], float],
+  model: PolicyConfig | None,
 ) -> Engine:
-  """An engine on the ambient mesh for a policy of the sizes in `model` (default: of `config`)."""
   sampler = config.sampler
   model = model or config.policy.model
   # Processes of one engine must choose alike, and a deterministic run as the time before.

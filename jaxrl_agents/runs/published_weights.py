@@ -16,7 +16,7 @@ from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import processes
 from jaxrl_agents.sampler import held_params
-from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.weights import store
 from jaxrl_agents.weights.publisher import Publisher
 from jaxrl_agents.weights.receiver import Receiver
@@ -138,7 +138,7 @@ class Loader:
     engine: holds a version; each of its processes makes a loader, and the same calls of it.
   """
 
-  def __init__(self, config: RunConfig, folder: pathlib.Path, engine: Engine):
+  def __init__(self, config: RunConfig, folder: pathlib.Path, engine: AnyEngine):
     self._config, self._folder, self._engine = config, folder, engine
     self._recompute = config.fleet.cache == "recompute"
     self._receiver: Receiver | None = None

@@ -30,7 +30,7 @@ from jaxrl_agents.runs import agent_setting, published_weights, setup, slice_mem
 from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.sampler import stats as stats_lib
-from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.sampler.engine_calls import Calls, Clock, Leader
 from jaxrl_agents.sampler.server import RolloutServer
 from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
@@ -58,7 +58,7 @@ def frozen_engine(
   folder: pathlib.Path | str,
   version: int,
   clock: Callable[[], float] = time.monotonic,
-) -> Engine:
+) -> AnyEngine:
   """The engine of a policy that is not trained, with the sizes that its folder records.
 
   Raises:
@@ -132,7 +132,7 @@ class RolloutWorkers:
     self._channel, self._notice, self._tell = channel, notice, tell
     self._pauses: list[float] = []
     self._clock = Clock()
-    self._engine: Engine | None = None
+    self._engine: AnyEngine | None = None
     self._loader: published_weights.Loader | None = None
     self._slices: Slices | None = None
     if frozen and jax.process_count() > 1:

@@ -22,7 +22,7 @@ from jaxrl_agents.gateway.server import MISSING, Server
 from jaxrl_agents.gateway.sessions import Served
 from jaxrl_agents.runs import evaluation, setup
 from jaxrl_agents.runs.engines import make_engine
-from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.types import Generation, SamplingLimits
 
@@ -46,7 +46,7 @@ class EngineSampler:
     loop: in which requests are made and answered.
   """
 
-  def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop):
+  def __init__(self, engine: AnyEngine, loop: asyncio.AbstractEventLoop):
     self._engine, self._loop = engine, loop
     self._mesh = jax.sharding.get_mesh()
     self._inbox: queue.SimpleQueue[_Request | _Call | None] = queue.SimpleQueue()

@@ -23,7 +23,7 @@ from jaxrl_agents.learner import barriers
 from jaxrl_agents.runs import setup
 from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.published_weights import Loader, read
-from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.sampler.engine_calls import Advanced, Calls, Cancel, Clock, Submit
 from jaxrl_agents.sampler.slices import FETCHING
 from jaxrl_agents.sampler.stats import Stats
@@ -46,7 +46,7 @@ class SliceMember:
     cluster.check_code(code)
     self._config, self._weights = config, weights
     self._devices = contextlib.ExitStack()
-    self._engine: Engine | None = None
+    self._engine: AnyEngine | None = None
     self._calls: Calls | None = None
     self._loader: Loader | None = None
     self._fetching = threading.Lock()

@@ -18,7 +18,7 @@ from jaxrl_agents.learner import train_step
 from jaxrl_agents.learner.given_targets import GivenTargets
 from jaxrl_agents.runs import setup, tinker_losses
 from jaxrl_agents.runs.serving import EngineSampler
-from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.types import Generation, SamplingLimits
 
 KEPT_SNAPSHOTS = 4
@@ -42,7 +42,7 @@ class TinkerSampler:
   def __init__(
     self,
     config: RunConfig,
-    engine: Engine,
+    engine: AnyEngine,
     stepped: EngineSampler,
     base: Callable[[], dict[str, Any]],
   ):

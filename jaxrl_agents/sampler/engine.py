@@ -236,6 +236,11 @@ class Engine:
     max_pages = self._rows.page_table.shape[1]
     return program_state.empty_rows(num_rows, num_tokens, max_pages, context)
 
+  def cached_tokens(self, prompt: np.ndarray) -> int:
+    """How many tokens of a prompt (int32 [P]) need no prefill now."""
+    pools = self._scheduler.pools
+    return max(len(pool.prefix(prompt)) * pool.page_tokens for pool in pools)
+
   def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
     """Queues a prompt (int32 [P]) and returns the id that `step` will report it under.
 

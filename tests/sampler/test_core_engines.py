@@ -1,0 +1,205 @@
+"""Engines on several cores as one, beside a single engine."""
+
+import concurrent.futures
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_agents.sampler import core_engines
+from jaxrl_agents.sampler.core_engines import CoreEngines
+from jaxrl_agents.sampler.engine import Engine
+from jaxrl_agents.sampler.sequence import Failure
+from jaxrl_agents.types import SamplingLimits
+from tests import forced_devices
+from tests.sampler.test_engine import CFG, CONTEXT, PARAMS, STOP, draw_params
+
+SIZES = {
+  "slots": 3,
+  "page_tokens": 4,
+  "num_pages": 40,
+  "max_context_tokens": CONTEXT,
+  "prefill_tokens": 8,
+  "prefill_rows": 2,
+}
+
+
+def single(params=PARAMS, **changes):
+  return Engine(CFG, params, version=0, **{**SIZES, **changes})
+
+
+def split(devices=None, **changes):
+  devices = devices or [jax.devices()[0]] * 2
+  make = lambda params: single(params, **changes)
+  return CoreEngines(make, PARAMS, devices, slots=SIZES["slots"])
+
+
+@pytest.fixture(scope="module")
+def engines():
+  engines = split()
+  engines.warm_up()
+  return engines
+
+
+def prompt(*tokens):
+  return np.asarray(tokens, np.int32)
+
+
+def limits(most=6, seed=0, **changes):
+  return SamplingLimits(most, (STOP,), seed=seed, **changes)
+
+
+def play(engine, requests):
+  ids = [engine.submit(*request) for request in requests]
+  found = {}
+  while engine.num_unfinished:
+    found.update(engine.step())
+  return [found[i] for i in ids]
+
+
+def requests(count, seed=0):
+  draw = np.random.default_rng(seed)
+  return [
+    (draw.integers(2, 40, draw.integers(1, 20)).astype(np.int32), limits(seed=i))
+    for i in range(count)
+  ]
+
+
+def test_replies_are_those_of_one_engine_and_split_over_all(engines):
+  asked = requests(14)
+  before = [core.engine.stats.tokens for core in engines._cores]
+  for one, both in zip(play(single(), asked), play(engines, asked), strict=True):
+    np.testing.assert_array_equal(both.tokens, one.tokens)
+    np.testing.assert_allclose(both.logprobs, one.logprobs, atol=1e-5)
+    np.testing.assert_array_equal(both.routing, one.routing)
+  sampled = [c.engine.stats.tokens - n for c, n in zip(engines._cores, before, strict=True)]
+  assert min(sampled) > 0.25 * sum(sampled)
+
+
+def test_nothing_compiles_after_the_warm_up(engines):
+  before = engines.stats.compiles
+  play(engines, requests(9, seed=1))
+  assert engines.stats.compiles == before
+
+
+def test_a_later_turn_goes_where_its_context_is_cached(engines):
+  engines.forget()
+  first = prompt(*range(2, 18))
+  (reply,) = play(engines, [(first, limits(8))])
+  later = np.concatenate([first, reply.tokens, prompt(30, 31)]).astype(np.int32)
+  holder = max(engines._cores, key=lambda core: core.engine.cached_tokens(later))
+  assert holder.engine.cached_tokens(later) >= 16
+  idle = next(core for core in engines._cores if core is not holder)
+  others = [engines.submit(prompt(5), limits()) for _ in range(2)]  # one to each
+  assert len(holder.names) == len(idle.names) == 1
+  engines.submit(later, limits())
+  assert len(holder.names) == 2
+  assert len(others) == 2
+  while engines.num_unfinished:
+    engines.step()
+
+
+def test_a_full_engine_is_given_more_only_if_all_are_full(engines):
+  engines.forget()
+  shared = prompt(*range(2, 18))
+  play(engines, [(shared, limits(2))])
+  for _ in range(2 * SIZES["slots"]):
+    engines.submit(shared, limits())
+  assert [len(core.names) for core in engines._cores] == [3, 3]
+  engines.submit(shared, limits())
+  assert sorted(len(core.names) for core in engines._cores) == [3, 4]
+  while engines.num_unfinished:
+    engines.step()
+
+
+def test_a_cancelled_request_does_not_end_and_others_do(engines):
+  ids = [engines.submit(*request) for request in requests(6, seed=2)]
+  engines.cancel(ids[1])
+  engines.cancel(99_999)
+  ended = set()
+  while engines.num_unfinished:
+    ended |= {i for i, _ in engines.step()}
+  assert ended == {*ids} - {ids[1]}
+
+
+def test_a_refused_request_leaves_nothing_behind(engines):
+  with pytest.raises(ValueError, match="prompt"):
+    engines.submit(prompt(), limits())
+  assert engines.num_unfinished == 0
+
+
+def test_a_request_past_its_deadline_fails_under_its_own_id():
+  now = [0.0]
+  engines = split(clock=lambda: now[0])
+  late = engines.submit(prompt(3, 4), limits(40, deadline_s=1.0))
+  engines.submit(prompt(3, 5), limits(40))
+  now[0] = 2.0
+  ((name, result),) = [each for each in engines.step() if isinstance(each[1], Failure)]
+  assert name == late and result.kind == "deadline"
+
+
+@pytest.mark.parametrize("way", ["set", "change"])
+def test_new_weights_reach_every_engine_between_two_steps(way):
+  engines, new = split(), draw_params(5)
+  if way == "set":
+    engines.set_params(new, 3)
+  else:
+    engines.change_params(lambda held: single(new).params, 3)
+  assert engines.version == 3
+  asked = requests(6, seed=4)
+  for one, both in zip(play(single(new), asked), play(engines, asked), strict=True):
+    np.testing.assert_array_equal(both.tokens, one.tokens)
+    assert set(both.versions.tolist()) == {3}
+
+
+def test_equal_calls_have_equal_results_in_equal_order():
+  def played():
+    engines, draw = split(), np.random.default_rng(3)
+    waiting, told = requests(12, seed=3), []
+    while waiting or engines.num_unfinished:
+      for _ in range(min(len(waiting), draw.integers(0, 4))):
+        engines.submit(*waiting.pop())
+      told += [(i, tuple(each.tokens), each.logprobs.tobytes()) for i, each in engines.step()]
+    return told
+
+  assert played() == played()
+
+
+def test_an_engine_that_hangs_is_an_error(monkeypatch, engines):
+  never = concurrent.futures.Future()
+  monkeypatch.setattr(core_engines, "STEP_S", 0.05)
+  monkeypatch.setattr(core_engines.background, "call", lambda function, name: never)
+  for request in requests(2, seed=6):
+    engines.submit(*request)
+  with pytest.raises(TimeoutError, match="1 engines on other cores"):
+    engines.step()
+  monkeypatch.undo()
+  while engines.num_unfinished:
+    engines.step()
+
+
+@pytest.mark.slow
+def test_each_engine_computes_on_its_own_device():
+  code = (
+    "import jax; from tests.sampler import test_core_engines as t;"
+    "engines = t.split(jax.devices()); engines.warm_up();"
+    "t.play(engines, t.requests(9)); before = engines.stats.compiles;"
+    "engines.set_params(t.draw_params(5), 1); t.play(engines, t.requests(9));"
+    "engines.change_params(lambda held: held, 2); t.play(engines, t.requests(9));"
+    "assert engines.stats.compiles == before, (before, engines.stats.compiles);"
+    "held = [{d for x in jax.tree.leaves((c.engine.params, c.engine._state)) for d in x.devices()}"
+    " for c in engines._cores];"
+    "assert held == [{d} for d in jax.devices()], held; print('apart')"
+  )
+  result = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=forced_devices.ROOT,
+    env=forced_devices.environment(2),
+    capture_output=True,
+    text=True,
+    timeout=280,
+  )
+  assert result.returncode == 0, result.stderr[-3000:]
+  assert "apart" in result.stdout
