@@ -149,6 +149,7 @@ def main(argv: list[str]) -> None:
   check_arguments(argv)
   restart_with(XLA_FLAGS=f"--xla_force_host_platform_device_count={ENGINES.value}")
   flops, bandwidth = machine_limits()
+  flops *= jax.device_count()  # they were measured on one of them
   report(gflops=flops / 1e9, read_gb_per_s=bandwidth / 1e9)
   peers = {name: measure_peer(name) for name in PEER_COMMANDS} if PEERS.value else {}
   for batch in map(int, BATCHES.value):

@@ -81,6 +81,7 @@ def main() -> None:
   config = _eval_config()
   checkpoints = _CHECKPOINTS.value or [config.policy.init]
   _check(config, checkpoints)
+  setup.cores_as_devices(config)
   _start_processes()
   if _PLAYER.value and jax.distributed.is_initialized():
     raise ValueError(f"--player={_PLAYER.value} needs one process; leave out --coordinator")
@@ -124,14 +125,7 @@ def _check(config: config_lib.RunConfig, checkpoints: list[str]) -> None:
     evaluation.check_player(config, _PLAYER.value)
     return
   for checkpoint in checkpoints:
-    found = evaluation.newest_policy(checkpoint)
-    folder = pathlib.Path(checkpoint).expanduser()
-    if found == folder / "warm_start" and (folder / "checkpoints" / "rl").is_dir():
-      raise ValueError(
-        f"the training in {checkpoint} has not ended, so that its newest policy is a checkpoint; "
-        f"export that (scripts/export_policy.py --workdir={checkpoint} --out=FOLDER) and evaluate "
-        f"it, or the warm start: --checkpoint={found}"
-      )
+    evaluation.newest_policy(checkpoint)
 
 
 def _follow() -> None:

@@ -34,8 +34,7 @@ def main() -> None:
     raise ValueError("--models names the folder of saved models, and goes with --api=tinker alone")
   checkpoint = _CHECKPOINT.value or config.policy.init
   setup.compilation_cache(config)
-  if _API.value == "tinker":
-    setup.cores_as_devices(config)
+  setup.cores_as_devices(config)
   with setup.devices(config):
     if _API.value == "tinker":
       tinker_service.serve(config, checkpoint, directory=_MODELS.value, **address)

@@ -64,7 +64,7 @@ def test_the_learner_waits_for_the_sampler_then_for_the_publisher(tmp_path):
     Plan(
       collect=lambda step: calls.append("collect") or [],
       publish=lambda params, version: calls.append("publish"),
-      save=lambda step, state, ledger: calls.append("save"),
+      save=lambda step, state, progress: calls.append("save"),
       report=lambda step, metrics, groups: calls.append("report"),
     ),
     learner,

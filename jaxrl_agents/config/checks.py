@@ -120,10 +120,14 @@ def _check_contexts(config: RunConfig) -> None:
         f"learner.{option}={max(tokens)} cannot hold a context of {budget} tokens; raise "
         f"learner.{option} or lower {lowered}"
       )
-  if sampler.num_pages * sampler.page_tokens < 2 * budget:
+  split = set(dataclasses.asdict(config.mesh).values()) == {1} and not sampler.slices
+  engines = sampler.engines if split else 1
+  if sampler.num_pages // engines * sampler.page_tokens < 2 * budget:
+    share = f"sampler.num_pages={sampler.num_pages}"
+    share += f" / engines={engines}" if engines > 1 else ""
     raise ValueError(
-      f"sampler.num_pages={sampler.num_pages} x page_tokens={sampler.page_tokens} holds less than "
-      f"two contexts of {budget} tokens; raise sampler.num_pages"
+      f"{share} x page_tokens={sampler.page_tokens} holds less than two contexts of {budget} "
+      "tokens; raise sampler.num_pages" + (" or lower sampler.engines" if engines > 1 else "")
     )
 
 

@@ -105,8 +105,8 @@ class SamplerConfig:
   Attributes:
     slots: sequences that decode at once.
     engines: on a CPU, engines that sample at the same time, each on a core of its own with a share
-      of slots and pages: within one device XLA leaves cores idle. Only without slices, where `mesh`
-      is all 1.
+      of slots and pages: within one device XLA leaves cores idle. At most as many as there are
+      cores; one with slices, with a mesh, and in evaluators beside a run.
     num_pages, page_tokens: the cache holds num_pages * page_tokens tokens of these sequences. On a
       mesh, slots and pages are split with the rows, and a context must fit into one part.
     slices: 0 for an engine on the learner's own devices; otherwise the number of samplers on
@@ -304,7 +304,7 @@ class LearnerConfig:
       Scores of a step are those of the groups that stay. Replacements take tasks of later draws, so
       that a single epoch and the share of the draws at `level_switch` come sooner.
     schedule: of the learning rate after `warmup_steps` updates: constant, or a cosine to a tenth at
-      the last update, of which there are `steps` times `substeps`.
+      the end, after `steps` times `substeps` updates; more steps for a resumed run stretch it.
     beta1, beta2: decays of the first and the second moment of gradients.
     truncated: what becomes of rollouts that a limit cut off (learner.left_out.is_truncated):
       "train"; "mask", they have no loss and stay in the baseline of their group (DAPO's overlong

@@ -118,6 +118,11 @@ def restore(
       "take another one"
     )
   abstract = _named(target)
+  if not (manager.directory / str(step) / "progress").exists():
+    raise ValueError(
+      f"step {step} in {manager.directory} was saved by an older version of this package, which "
+      "this one cannot read; begin again in another --workdir, or take the version of the run"
+    )
   saved = manager.item_metadata(step)["state"]
   _check_shapes(dict(saved.items()), abstract, f"step {step} in {manager.directory}")
   first = jax.sharding.SingleDeviceSharding(jax.devices()[0])

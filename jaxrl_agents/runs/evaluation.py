@@ -226,7 +226,7 @@ def newest_policy(checkpoint: str) -> pathlib.Path | str:
   workdir.
 
   Raises:
-    ValueError: there is none.
+    ValueError: there is none, or the newest is in a checkpoint of a run that has not ended.
   """
   if checkpoint in weight_files.SHIPPED:
     return checkpoint
@@ -236,9 +236,17 @@ def newest_policy(checkpoint: str) -> pathlib.Path | str:
       f"folder of weights, or one of {', '.join(weight_files.SHIPPED)}"
     )
   folder = pathlib.Path(checkpoint).expanduser()
-  for place in (folder, folder / "trained", folder / "warm_start"):
+  for place in (folder, folder / "trained"):
     if (place / weight_files.WEIGHTS).is_file():
       return place
+  if any((folder / "checkpoints" / "rl").glob("[0-9]*")):
+    raise ValueError(
+      f"the training in {folder} has not ended, so that its newest policy is a checkpoint; export "
+      f"that (scripts/export_policy.py --workdir={folder} --out=FOLDER) and pass FOLDER, or pass "
+      f"{folder / 'warm_start'}, from which it began"
+    )
+  if (folder / "warm_start" / weight_files.WEIGHTS).is_file():
+    return folder / "warm_start"
   raise ValueError(
     f"{folder} holds no policy: there is no {weight_files.WEIGHTS} in it, in trained/ or in "
     "warm_start/; train one with scripts/train_sft.py or scripts/train_rl.py, or pass one of "

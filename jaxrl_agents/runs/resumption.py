@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import shutil
 import sys
 from collections.abc import Sequence
@@ -74,11 +76,27 @@ def begin_warm_up(config: RunConfig, workdir: Workdir) -> None:
 
 
 def forget_warm_start(config: RunConfig, workdir: Workdir, first: int) -> None:
-  """Removes the weights of a warm-up that is about to go on from step `first`, as `forget_results`
-  does, unless reinforcement learning has begun from them.
+  """As `forget_results`, of a warm-up that is about to go on from step `first`, unless
+  reinforcement learning has begun from its weights.
   """
   if first < config.sft.steps and not any(workdir.checkpoints.glob("rl/*")):
-    shutil.rmtree(workdir.warm_start, ignore_errors=True)
+    _set_aside(workdir.warm_start)
+
+
+def drop_set_aside(folder: pathlib.Path) -> None:
+  """Removes the weights that `folder` had before those that are there now."""
+  if (before := _beside(folder)).exists():
+    shutil.rmtree(before)
+
+
+def _set_aside(folder: pathlib.Path) -> None:
+  if folder.exists():
+    drop_set_aside(folder)
+    os.replace(folder, _beside(folder))
+
+
+def _beside(folder: pathlib.Path) -> pathlib.Path:
+  return folder.with_name(f"{folder.name}.before")
 
 
 def check_start(workdir: Workdir, progress: dict[str, Any]) -> None:
@@ -164,11 +182,11 @@ def forget_other_start(workdir: Workdir, start: str, first: int) -> None:
 
 def forget_results(workdir: Workdir, first: int, baselines: Sequence[str]) -> None:
   """Removes weights and evaluations of a policy that is about to be trained further, from step
-  `first`: a run that is stopped then must not take them for its newest. The checkpoint has the
-  weights, too.
+  `first`: a run that is stopped then must not take them for its newest. The weights are kept beside
+  until there are new ones, since the newest checkpoint may be older where one was damaged.
   """
   if first:
-    shutil.rmtree(workdir.trained, ignore_errors=True)
+    _set_aside(workdir.trained)
   kept = {f"eval_{name}" for name in ("base", "warm_start", *baselines)}
   for file in workdir.trajectories.glob("eval_*.npz"):
     if file.stem not in kept:

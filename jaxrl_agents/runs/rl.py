@@ -141,6 +141,8 @@ def _train(
     workdir.trained,
     tokenizer=config.policy.tokenizer,
   )
+  if channel.is_first:
+    resumption.drop_set_aside(workdir.trained)
   stages.end("evaluate_trained")
   evaluations |= _of_base(config, corpus, workdir, workers_for)
   evaluations |= _of_variants(config, corpus, workdir, policy, workers_for)

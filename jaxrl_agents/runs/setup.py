@@ -305,8 +305,7 @@ def cores_as_devices(config: RunConfig) -> None:
   """Shows this machine's cores to jax as devices if `learner.split_cores` or `sampler.engines` use
   them; before jax starts.
   """
-  engines = config.sampler.engines if is_on_one_device(config) else 1
-  ways, flags = max(_core_ways(config), engines), os.environ.get("XLA_FLAGS", "")
+  ways, flags = max(_core_ways(config), _num_engines(config)), os.environ.get("XLA_FLAGS", "")
   if ways > 1 and "xla_force_host_platform_device_count" not in flags:
     jax.config.update("jax_num_cpu_devices", ways)
 
@@ -322,8 +321,12 @@ def engine_devices(config: RunConfig) -> list[jax.Device]:
   """The devices of `sampler.engines`, at most as many as `cores_as_devices` has shown to jax."""
   devices = jax.local_devices()
   alone = jax.default_backend() == "cpu" and jax.process_count() == 1
-  split = alone and is_on_one_device(config) and not config.sampler.slices
-  return devices[: config.sampler.engines if split else 1]
+  return devices[: _num_engines(config) if alone else 1]
+
+
+def _num_engines(config: RunConfig) -> int:
+  split = is_on_one_device(config) and not config.sampler.slices
+  return min(config.sampler.engines, cores.usable()) if split else 1
 
 
 @contextlib.contextmanager

@@ -61,6 +61,7 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     )
     stopwatch.add("warm_up", time.monotonic() - began)
     if channel.is_first:
+      resumption.drop_set_aside(workdir.warm_start)
       workdir.keep_seconds()
 
 

@@ -360,7 +360,7 @@ class Engine:
     for sequence in self._scheduler.expired(self._clock()):
       sampled = sequence.num_tokens - sequence.num_prompt
       text = (
-        f"request {sequence.id}: {sampled} tokens sampled after a prompt of {sequence.num_prompt} "
+        f"{sampled} tokens were sampled after a prompt of {sequence.num_prompt} "
         f"when deadline_s={sequence.limits.deadline_s:g} passed; raise deadline_s, lower "
         "max_new_tokens or serve fewer requests at once"
       )

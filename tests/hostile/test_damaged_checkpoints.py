@@ -54,8 +54,8 @@ def test_a_fault_in_any_file_of_the_newest_step_restores_the_one_before_and_says
       continue
     fault(path, draw)
     with checkpoint.open_manager(folder) as manager:
-      state, ledger, step = checkpoint.restore(manager, make())
-      assert (step, ledger) == (1, {"step": 1}), path
+      state, progress, step = checkpoint.restore(manager, make())
+      assert (step, progress) == (1, {"step": 1}), path
       assert_equal(state, make(seed=1))
       error = capfd.readouterr().err
       named = path.name if not path.name.startswith("digests") else ""
@@ -79,12 +79,12 @@ def test_damage_of_every_step_or_of_the_one_asked_for_is_an_error_with_the_files
   folder = tmp_path / "rl"
   shutil.copytree(saved, folder)
   for step in (1, 2):
-    flip(pathlib.Path(folder, str(step), "ledger", "metadata"), random.Random(step))
+    flip(pathlib.Path(folder, str(step), "progress", "metadata"), random.Random(step))
   with checkpoint.open_manager(folder) as manager:
-    text = "checkpoint 2 in .* is damaged: ledger/metadata has other.*take another one"
+    text = "checkpoint 2 in .* is damaged: progress/metadata has other.*take another one"
     with pytest.raises(ValueError, match=text):
       checkpoint.restore(manager, make(), 2)
-    text = "every checkpoint in .*2: ledger/metadata has other.*remove it to"
+    text = "every checkpoint in .*2: progress/metadata has other.*remove it to"
     with pytest.raises(ValueError, match=text):
       checkpoint.restore(manager, make())
   assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]

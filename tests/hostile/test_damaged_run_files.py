@@ -246,16 +246,16 @@ def test_a_warm_up_that_did_not_end_is_not_taken_for_a_run_without_one(tmp_path)
 def test_a_warm_start_that_was_exchanged_under_a_run_is_refused(written, tmp_path):
   shutil.copytree(written, tmp_path / "run")
   workdir = Workdir(tmp_path / "run")
-  ledger = {"start": weight_files.digest(workdir.warm_start)}
-  resumption.check_start(workdir, ledger)
+  progress = {"start": weight_files.digest(workdir.warm_start)}
+  resumption.check_start(workdir, progress)
   weight_files.save(params_lib.init(CFG, jax.random.key(1)), CFG, workdir.warm_start)
   with pytest.raises(ValueError, match="warm_start is not the one that the checkpoints"):
-    resumption.check_start(workdir, ledger)
+    resumption.check_start(workdir, progress)
   shutil.rmtree(workdir.warm_start)
   with pytest.raises(
     ValueError, match="warm_start is gone that .*begin again in another --workdir"
   ):
-    resumption.check_start(workdir, ledger)
+    resumption.check_start(workdir, progress)
 
 
 def test_the_evaluation_of_the_warm_start_is_never_played_by_a_trained_policy(written, tmp_path):

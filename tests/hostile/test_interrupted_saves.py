@@ -90,8 +90,8 @@ def test_a_checkpoint_killed_at_any_moment_leaves_the_step_before_or_itself(tmp_
   for image in images(copies, 12):
     capfd.readouterr()
     with checkpoint.open_manager(image) as manager:
-      state, ledger, step = checkpoint.restore(manager, make())
-      assert ledger == {"step": step}
+      state, progress, step = checkpoint.restore(manager, make())
+      assert progress == {"step": step}
       assert_equal(state, make(seed=step))
       assert ("checkpoint 3 is damaged" in capfd.readouterr().err) == (
         step == 2 and (image.parent / f"{image.name}-damaged").exists()
@@ -260,8 +260,8 @@ def test_a_checkpoint_on_a_full_disk_leaves_the_earlier_one_usable(tmp_path):
     with no_file_beyond(50_000), pytest.raises(FullDiskError, match=r"rl/2 could not be written"):
       checkpoint.save(manager, 2, wide(2), {"step": 2}, keep=1)
   with checkpoint.open_manager(tmp_path / "rl") as manager:
-    state, ledger, step = checkpoint.restore(manager, wide(0))
-    assert (step, ledger) == (1, {"step": 1})
+    state, progress, step = checkpoint.restore(manager, wide(0))
+    assert (step, progress) == (1, {"step": 1})
     assert_equal(state, wide(1))
     checkpoint.save(manager, 2, wide(2), {"step": 2}, keep=1)
   assert [path.name for path in (tmp_path / "rl").iterdir()] == ["2"]

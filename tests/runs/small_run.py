@@ -132,13 +132,13 @@ def trained(
       weights=folder / "weights",
       channel=channel,
       notice=notice,
-    ) as players,
+    ) as workers,
     contextlib.ExitStack() as stack,
   ):
     equal = [dataclasses.replace(task, facts={**task.facts, "reward": 1.0}) for task in TASKS]
     tasks = [*equal[:constant], *TASKS[constant:]]
     start = batches_lib.Start(first, current.policy.params, version, progress, tasks)
-    batches = stack.enter_context(batches_lib.opened(config, players, start, folder))
+    batches = stack.enter_context(batches_lib.opened(config, workers, start, folder))
 
     def save(step: int, saved: state.TrainState, found: dict[str, Any]) -> None:
       batches.before_save()
@@ -168,7 +168,7 @@ def trained(
       first_step=first,
     )
     stack.close()  # the last version is complete and in the engine
-    if engine := players._engine:
+    if engine := workers._engine:
       leaves = jax.tree.leaves(barriers.gathered(engine.params))
       held = {f"p{i}": bits(x) for i, x in enumerate(leaves)}
       np.savez(folder / "held.npz", version=engine.version, **held)

@@ -119,7 +119,7 @@ def test_a_training_that_has_not_ended_and_a_folder_for_scores_are_refused(
   policies, tmp_path, flags, cause
 ):
   (tmp_path / "warm_start").symlink_to(policies[0])
-  (tmp_path / "checkpoints" / "rl").mkdir(parents=True)
+  (tmp_path / "checkpoints" / "rl" / "3").mkdir(parents=True)
   process = start(f"--checkpoint={tmp_path}", *(flag.format(run=tmp_path) for flag in flags))
   _, errors = process.communicate(timeout=200)
   assert process.returncode == 2 and cause in errors

@@ -61,7 +61,7 @@ def test_the_newest_of_the_published_versions_is_scored_with_its_own_weights(tmp
     store.publish(params, version, workdir.weights)
 
   def is_over():
-    """Called before each look: the learner publishes meanwhile, and ends with the first weights,
+    """Called before each poll: the learner publishes meanwhile, and ends with the first weights,
     before its last step, too soon for an evaluation in between.
     """
     looks.append(len(list(workdir.evaluations.glob("*.json"))))
@@ -106,7 +106,7 @@ def test_a_run_that_goes_back_to_a_checkpoint_has_its_later_versions_scored_anew
       begin(weights, version)
 
     def story():
-      """What happens before each look: whether the run is over."""
+      """What happens before each poll: whether the run is over."""
       yield False
       publish(1, params[0], publishing.restart)
       publish(2, params[0])
@@ -149,12 +149,12 @@ def test_an_evaluator_that_is_killed_is_started_again_also_after_the_last_step(t
     evaluator=EvaluatorConfig(every=1, tasks=1, deadline_s=120.0),
   )
   corpus, workdir = agent_setting.open_tasks(run), Workdir(tmp_path)
-  with evaluator_service.serving(run, corpus, workdir) as look:
+  with evaluator_service.serving(run, corpus, workdir) as poll:
     wait_for(lambda: list(workdir.evaluations.glob("*.json")))
     killed()
     before = inputs.read_held_out(workdir.evaluations)
     assert [each["version"] for each in before] == [0]
-    look()
+    poll()
     assert "status -9; it is started again" in capfd.readouterr().err
     ServiceLog(workdir.services, "publisher").now("publishes", version=1, step=1)
     store.publish(params_lib.init(run.policy.model, jax.random.key(9)), 1, workdir.weights)
@@ -172,20 +172,20 @@ def test_an_evaluator_that_hangs_in_an_evaluation_is_killed_and_started_again(tm
   )
   workdir, longest_s = Workdir(tmp_path), 3.0
   place, scores = LocalEvaluator(run, workdir), VersionScores(workdir.evaluations, 0.0)
-  look = evaluator_service.Supervised(place, scores, workdir.services, longest_s).look
+  poll = evaluator_service.Supervised(place, scores, workdir.services, longest_s).poll
   try:
     state = lambda: service_log.newest(workdir.services, "evaluator")
     wait_for(lambda: state() and state().does == "evaluates")
     (process,) = multiprocessing.active_children()
     os.kill(process.pid, signal.SIGSTOP)
-    look()
+    poll()
     assert process.is_alive() and "ended" not in capfd.readouterr().err
     time.sleep(longest_s)
-    look()
+    poll()
     assert not process.is_alive()
     told = r"ended by force: it had evaluated version 0 for \d+ s; it is started again"
     assert re.search(told, capfd.readouterr().err)
-    look()  # what the killed one did last is no sign of the new one
+    poll()  # what the killed one did last is no sign of the new one
     assert len(multiprocessing.active_children()) == 1
     wait_for(lambda: list(workdir.evaluations.glob("*.json")))
   finally:
@@ -197,11 +197,11 @@ def test_the_absence_of_an_evaluator_that_dies_again_and_again_is_told_and_is_no
   tmp_path, capfd
 ):
   run = dataclasses.replace(RUN, evaluator=EvaluatorConfig(every=1, deadline_s=600.0))
-  with evaluator_service.serving(run, Counted(), Workdir(tmp_path)) as look:
+  with evaluator_service.serving(run, Counted(), Workdir(tmp_path)) as poll:
     for _ in range(4):
       killed()
-      look()
-    look()
+      poll()
+    poll()
     began = time.monotonic()
   assert time.monotonic() - began < 10
   told = capfd.readouterr().err

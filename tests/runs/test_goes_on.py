@@ -152,8 +152,13 @@ def test_weights_of_a_policy_that_is_trained_further_are_not_left_as_the_newest(
   assert not warmed_up.warm_start.exists()
   resumption.forget_results(warmed_up, 0, ())
   assert warmed_up.trained.exists()  # without a checkpoint these are the only weights
-  resumption.forget_results(warmed_up, 5, ())
-  assert not warmed_up.trained.exists()
+  for _ in range(2):
+    resumption.forget_results(warmed_up, 5, ())
+    assert not warmed_up.trained.exists()
+    before = warmed_up.path / "trained.before"
+    assert before.exists()  # until there are new ones
+  resumption.drop_set_aside(warmed_up.trained)
+  assert not before.exists()
 
 
 def test_a_warm_start_that_reinforcement_learning_began_from_stays(warmed_up):

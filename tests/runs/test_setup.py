@@ -33,7 +33,7 @@ def test_a_mesh_of_one_device_is_refused_where_there_are_more_accelerators(monke
       pass
 
 
-def test_the_learning_rate_of_training_is_constant_or_falls_to_a_tenth_at_the_last_update():
+def test_the_learning_rate_of_training_is_constant_or_falls_to_a_tenth_at_the_end():
   config = config_lib.load(
     "configs/search_cpu.py", ["learner.lr=1", "learner.warmup_steps=2", "learner.schedule=cosine"]
   )

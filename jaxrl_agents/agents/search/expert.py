@@ -66,9 +66,9 @@ class ExpertNoise:
 CAREFUL = ExpertNoise(
   scales=(0.0,), guess=1.0, cut_query=0.0, read=0.0, hasty=0.0, generous=0.0, max_tries=1
 )
-"""The demonstrator of tasks with hops. Its only mistake is to list the best hit of a search that
-missed. The first search for a clue finds it; a second one would teach the policy, which cannot see
-whether the first failed, to repeat itself.
+"""The demonstrator of tasks with hops, but for `search.hasty` and `search.generous`. Its
+only mistake is to list the best hit of a search that missed. The first search for a clue finds it;
+a second one would teach the policy, which cannot see whether the first failed, to repeat itself.
 """
 
 

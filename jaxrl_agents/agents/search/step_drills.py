@@ -206,9 +206,12 @@ class _Drill:
     full of what could be pruned.
     """
     limits, words = self._limits, self._queries[place].split()
-    text = self._running_list(place)
-    turn = expert.searches([" ".join(words[: len(words) // 2 + 1])], text)
-    result, used = view.NO_RESULTS, self._used + self._chat.count(text) + len(words)
+    if len(words) < 3:
+      return
+    half = " ".join(words[: len(words) // 2 + 1])
+    turn, result = expert.searches([half], self._running_list(place)), view.NO_RESULTS
+    grown = [*self._messages, turn, Message("tool", result)]
+    used = max(self._used, len(self._chat.render(grown)))
     if limits.can_prune and self._wrong() and self._draw.random() < 0.5:
       used = self._draw.randint(self._most + 1, max(self._most + 1, int(0.9 * limits.token_budget)))
       result = view.rejection(used, limits.threshold_tokens, limits.can_prune)
