@@ -47,6 +47,11 @@ FAILED = 0.12
 list has does not change then.
 """
 
+REPEATED = 0.08
+"""How often a turn lists its last documents several times, which is not trained: a policy that has
+done so must not go on with it.
+"""
+
 TWIN = 0.5
 """Share of these drills in which a clue has most of its words from the one before it, so that only
 its number says which of the two is meant.
@@ -100,7 +105,7 @@ class _Drill:
   `_generous` drill lists all. `_used`: tokens by the last usage line;
   `_most`: above so many, tools refuse. `_trained_from`: index of the first message that may be
   trained: the one after the last reply that pruned, whose ids are gone. `_failed`: indexes of the
-  turns whose search fails, which are not trained.
+  turns with a mistake, which are not trained.
   """
 
   def __init__(
@@ -222,9 +227,18 @@ class _Drill:
     self._messages += [turn, Message("tool", result + line)]
     self._used = used
 
+  def _repeating(self, reply: Message) -> Message:
+    """The reply with the last one or two marks of its list again."""
+    *marks, number = reply.content.splitlines()
+    again = marks[-self._draw.randint(1, 2) :] * self._draw.randint(1, 3)
+    self._failed.add(len(self._messages))
+    return dataclasses.replace(reply, content="\n".join([*marks, *again, number]))
+
   def _turn(self, place: int, hits: Mapping[str, str]) -> bool:
     """Searches for a clue and shows its hits, {chunk: text}; False if there is no room for them."""
     reply, limits = self._reply(place), self._limits
+    if place and self._draw.random() < REPEATED:
+      reply = self._repeating(reply)
     pruned = self._wrong() if len(reply.tool_calls) > 1 else []
     names = [self._ids.name(i) for i in pruned]
     kept = [
@@ -240,6 +254,7 @@ class _Drill:
     messages = [*kept, reply, *(Message("tool", text) for text in results)]
     used, most = len(self._chat.render(messages)), self._most
     if used > most:
+      self._failed.discard(len(self._messages))
       return False
     self._found |= set(hits)
     self._hits.append(list(hits))
