@@ -84,11 +84,6 @@ class CoreEngines:
     return self._first.version
 
   @property
-  def max_context_tokens(self) -> int:
-    """Of each engine."""
-    return self._first.max_context_tokens
-
-  @property
   def draft_costs(self) -> dict[int, float]:
     """Of each engine, as the first one has measured them."""
     return self._first.draft_costs
@@ -143,10 +138,10 @@ class CoreEngines:
 
   def set_params(self, params: dict[str, Any], version: int, *, recompute: bool = False) -> None:
     """See Engine.set_params."""
-    for core in self._cores:
-      with jax.default_device(core.device):
-        here = jax.device_put(params, core.device)
-        core.engine.set_params(here, version, recompute=recompute)
+    with jax.default_device(self._cores[0].device):
+      here = jax.device_put(params, self._cores[0].device)
+      self._first.set_params(here, version, recompute=recompute)
+    self._follow_first(recompute)
 
   def change_params(
     self,
@@ -155,13 +150,10 @@ class CoreEngines:
     *,
     recompute: bool = False,
   ) -> None:
-    """See Engine.change_params. The first engine's parameters are changed, and copied to others."""
+    """See Engine.change_params."""
     with jax.default_device(self._cores[0].device):
       self._first.change_params(change, version, recompute=recompute)
-    for core in self._cores[1:]:
-      with jax.default_device(core.device):
-        copy = jax.device_put(self.params, core.device)
-        core.engine.change_params(functools.partial(_other, copy), version, recompute=recompute)
+    self._follow_first(recompute)
 
   def forget(self) -> None:
     """See Engine.forget."""
@@ -172,6 +164,12 @@ class CoreEngines:
   def describe(self) -> str:
     """See Engine.describe."""
     return "; ".join(f"core {i}: {c.engine.describe()}" for i, c in enumerate(self._cores))
+
+  def _follow_first(self, recompute: bool) -> None:
+    """Copies the parameters of the first engine to the others."""
+    for core in self._cores[1:]:
+      copied = lambda _, device=core.device: jax.device_put(self.params, device, may_alias=False)
+      core.engine.change_params(copied, self.version, recompute=recompute)
 
   def _on_each(self, cores: Sequence[_Core], call: Callable[[Engine], Any]) -> list[Any]:
     """What a method returns on each of these cores, all but the first in threads."""
@@ -185,11 +183,6 @@ class CoreEngines:
     with _awaited(others):
       found = [called(core) for core in cores[:1]]
     return [*found, *(each.result(0) for each in others)]
-
-
-def _other(params: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-  del before
-  return params
 
 
 @contextlib.contextmanager
