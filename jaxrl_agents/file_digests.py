@@ -19,7 +19,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 FIELD = "record_sha256"
@@ -68,6 +68,15 @@ def damage(
 def is_there(folder: pathlib.Path) -> bool:
   """Whether a folder has digests; folders that other programs wrote have none."""
   return (folder / NAME).exists()
+
+
+def of_files(files: Sequence[pathlib.Path]) -> str:
+  """One digest of the names and contents of small files, wherever they lie."""
+  found = hashlib.sha256()
+  for file in files:
+    for part in (file.name.encode(), file.read_bytes()):
+      found.update(len(part).to_bytes(8) + part)
+  return found.hexdigest()
 
 
 def with_digest(record: Mapping[str, Any]) -> dict[str, Any]:

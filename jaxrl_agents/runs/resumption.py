@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_agents import chat, file_digests
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.runs import agent_setting, demonstrations, weight_files
@@ -33,20 +34,23 @@ TASKS = "tasks_digest"
 
 _WARM_UP = "warm_up_config"
 _START = "warm_start_digest"
+_POLICY_FILES = "policy_files_digests"
 
 
 def check_warm_up(config: RunConfig, workdir: Workdir) -> list[str]:
   """The options that differ from those of the folder's warm-up, as "name=before -> now".
 
   Raises:
-    ValueError: one of OF_WARM_UP differs: the warm start is of no use to this config.
+    ValueError: one of OF_WARM_UP differs, other than by the path of the same tokenizer: the warm
+      start is of no use to this config.
   """
   begun = workdir.read_summary().get(_WARM_UP, {})
   texts = {
     name: f"{name}={before!r} -> {now!r}"
     for name, (before, now) in config_lib.changed(begun, config).items()
   }
-  if refused := [texts[name] for name in OF_WARM_UP if name in texts]:
+  decisive = set(OF_WARM_UP).difference(_moved_policy_files(config, workdir))
+  if refused := [texts[name] for name in OF_WARM_UP if name in texts and name in decisive]:
     raise ValueError(
       f"{workdir.path} holds a warm-up for another agent or chat format: {', '.join(refused)}; "
       "pass the config that it was made with, or choose another --workdir"
@@ -72,7 +76,28 @@ def begin_warm_up(config: RunConfig, workdir: Workdir) -> None:
     )
   if changes:
     print(f"this warm-up is resumed with changed options: {', '.join(changes)}")
+  record_policy_files(config, workdir)
   workdir.merge_summary({_WARM_UP: config_lib.options(config)})
+
+
+def record_policy_files(config: RunConfig, workdir: Workdir) -> None:
+  """Records digests of the files that options of the policy name, so that these may be moved."""
+  workdir.merge_summary({_POLICY_FILES: _policy_files(config)})
+
+
+def _moved_policy_files(config: RunConfig, workdir: Workdir) -> list[str]:
+  """The options that name the same files as when the run began, be it by another path."""
+  begun = workdir.read_summary().get(_POLICY_FILES) or {}
+  return [name for name, found in _policy_files(config).items() if found == begun.get(name)]
+
+
+def _policy_files(config: RunConfig) -> dict[str, str]:
+  """{option of the policy that names files: digest of them}, of those that are there."""
+  weights = weight_files.digest(weight_files.place(config.policy.init))
+  return {
+    "policy.tokenizer": file_digests.of_files(chat.tokenizer_files(config.policy.tokenizer)),
+    **({"policy.init": weights} if weights else {}),
+  }
 
 
 def forget_warm_start(config: RunConfig, workdir: Workdir, first: int) -> None:
@@ -112,8 +137,9 @@ def check_start(workdir: Workdir, progress: dict[str, Any]) -> None:
 def check_goes_on(config: RunConfig, workdir: Workdir, first: int, tasks: str = "") -> None:
   """Prints which options of a run resumed at step `first` differ from those that it began with.
 
-  Those that say where the agent runs (`Agent.places`) may differ, and those that say where its
-  tasks are read from (`Agent.sources`), if `tasks`, the digest of these, is as it was.
+  Those that say where the agent runs (`Agent.places`) may differ, those that say where its tasks
+  are read from (`Agent.sources`), if `tasks`, the digest of these, is as it was, and the paths of
+  the weights and the tokenizer that it began with, if their files are as they were.
 
   Raises:
     ValueError: an option of OF_EVALUATION differs, so the evaluations could not be compared; or a
@@ -149,7 +175,11 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int, tasks: str = 
   decisive = {*OF_EVALUATION, agent.name, *(f"judge.{option}" for option in OF_JUDGE)}
   same_tasks = bool(tasks) and workdir.read_summary().get(TASKS) == tasks
   moved = (*agent.places, *(agent.sources if same_tasks else ()))
-  ignored = {*WITHOUT_EFFECT, *(f"{agent.name}.{option}" for option in moved)}
+  ignored = {
+    *WITHOUT_EFFECT,
+    *(f"{agent.name}.{option}" for option in moved),
+    *_moved_policy_files(config, workdir),
+  }
   if config.eval.temperature < 0:
     decisive.add("sampler.temperature")
   if "judge.url" in differ and not all(differ["judge.url"]):  # turned on or off, not moved

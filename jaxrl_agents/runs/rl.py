@@ -311,6 +311,7 @@ def _begin(
   if first < config.learner.steps:
     baselines = agent_setting.agent(config).baselines(config.agent_config)
     resumption.forget_results(workdir, first, baselines)
+  resumption.record_policy_files(config, workdir)
   workdir.merge_summary(description(config) | {resumption.TASKS: tasks})
   workdir.drop_metrics_from("rl", first)
   weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones

@@ -1,9 +1,11 @@
 """What a run may change when it goes on, and what would mix two runs."""
 
 import json
+import shutil
 
 import pytest
 
+from jaxrl_agents import chat, file_digests
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.learner import segment_files
 from jaxrl_agents.runs import demonstrations, resumption, rl
@@ -46,6 +48,43 @@ def test_a_judge_may_move_but_not_come_or_go(begun):
   resumption.check_goes_on(moved, begun, 1)
   with pytest.raises(ValueError, match=r"judge\.url='http.* -> ''"):
     resumption.check_goes_on(CONFIG, begun, 1)
+
+
+def with_policy(folder, *overrides):
+  return changed(f"policy.init={folder}", f"policy.tokenizer={folder}", *overrides)
+
+
+@pytest.fixture
+def begun_from_files(tmp_path):
+  """A run that began with a policy in a folder of its own, and that folder."""
+  shutil.copytree(chat.ASSETS / "base", folder := tmp_path / "policy")
+  file_digests.write(folder)
+  config = with_policy(folder)
+  workdir = Workdir(tmp_path / "run")
+  resumption.begin_warm_up(config, workdir)
+  workdir.merge_summary(rl.description(config))
+  (workdir.trajectories / "eval_warm_start.npz").touch()
+  return folder, workdir
+
+
+def test_the_files_of_a_policy_may_be_moved(begun_from_files, capsys):
+  folder, workdir = begun_from_files
+  moved = folder.rename(folder.with_name("remounted"))
+  resumption.check_warm_up(with_policy(moved), workdir)
+  resumption.check_goes_on(with_policy(moved), workdir, 1)
+  assert "resumed with changed options: policy.init=" in capsys.readouterr().out
+
+
+def test_a_path_to_files_of_another_policy_is_refused(begun_from_files):
+  folder, workdir = begun_from_files
+  tokenizer = folder / "tokenizer.json"
+  tokenizer.write_text(tokenizer.read_text() + "\n")
+  moved = folder.rename(folder.with_name("remounted"))
+  with pytest.raises(ValueError, match=r"another agent or chat format: policy\.tokenizer="):
+    resumption.check_warm_up(with_policy(moved), workdir)
+  file_digests.write(moved)
+  with pytest.raises(ValueError, match=r"policy\.init=.*policy\.tokenizer="):
+    resumption.check_goes_on(with_policy(moved), workdir, 1)
 
 
 @pytest.fixture
