@@ -5,10 +5,14 @@ rows {"messages": [...], "tools": [...]} -> prompts and replies in the policy's 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.dialects import chat as dialect
@@ -64,7 +68,9 @@ def examples(
   Each of its turns is a reply to the prompt that the chat format makes of all messages before it.
   Where a format rewrites earlier turns (reasoning that is dropped, for instance), a conversation
   becomes several segments, so that each reply is learnt in the context in which it will be asked
-  for. Conversations with a segment of more than `most_tokens` tokens are left out whole.
+  for. Where a format ends a reply with its first call (harmony), a turn of several calls becomes
+  several turns, each followed by its result. Conversations with a segment of more than
+  `most_tokens` tokens are left out whole.
 
   Args:
     conversations: see `rows`.
@@ -96,9 +102,30 @@ def _segments(
   most_tokens: int,
   last_only: bool,
 ) -> tuple[Segment, ...]:
+  messages = _as_sampled(messages, chat)
   places = [i for i, message in enumerate(messages) if message.role == "assistant"]
   turns = []
   for i in places[-1:] if last_only else places:
     reply = spoken(chat, messages[i], messages[:i], most_tokens)
     turns.append(Turn(chat.render(messages[:i], tools), reply))
   return to_segments(turns)
+
+
+def _as_sampled(messages: Sequence[Message], chat: Chat) -> list[Message]:
+  """The messages with one turn for each call, where the format ends a reply with its first."""
+  found: list[Message] = []
+  placed: set[int] = set()
+  for i, message in enumerate(messages):
+    ends = np.isin(chat.encode_reply(message), chat.stop_tokens) if message.tool_calls else ()
+    if np.sum(ends) <= 1:
+      found += [] if i in placed else [message]
+      continue
+    after = itertools.takewhile(lambda j: messages[j].role == "tool", range(i + 1, len(messages)))
+    results = {messages[j].tool_call_id: j for j in after}
+    for call in message.tool_calls:
+      found.append(dataclasses.replace(message, tool_calls=(call,)))
+      if (result := results.get(call.id)) is not None:
+        found.append(messages[result])
+        placed.add(result)
+      message = Message("assistant", "")  # what was said and thought stands before the first call
+  return found

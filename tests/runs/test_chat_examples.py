@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.runs import chat_examples
 from jaxrl_agents.types import Message, ToolCall
+from tests.chat import families
 
 CHAT = chat_lib.load("base")
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -51,6 +53,25 @@ def test_conversations_that_do_not_fit_a_row_are_left_out_and_counted(tmp_path):
   path = file_of(tmp_path, {"messages": long}, {"messages": MESSAGES}, {"messages": MESSAGES})
   segments, counts = made(path, most_tokens=100)
   assert len(segments) == 2 and counts == {"conversations": 3, "too_long": 1, "kept": 2}
+
+
+def test_a_turn_of_several_calls_becomes_several_turns_where_a_call_ends_a_reply(tmp_path):
+  harmony = families.load(tmp_path, "harmony")
+  calls = [CALL, {**CALL, "id": "d", "function": {"name": "add", "arguments": '{"a": 2}'}}]
+  first = {"role": "assistant", "content": "I add.", "tool_calls": calls}
+  second = {"role": "tool", "content": "3", "tool_call_id": "d"}
+  given = [MESSAGES[0], first, second, *MESSAGES[2:]]  # its results in another order
+  path = file_of(tmp_path, {"messages": given, "tools": [TOOL]})
+  segments, _ = chat_examples.examples(chat_examples.rows(path), harmony, most_tokens=1_024)
+  ends = [harmony.id_of(name) for name in ("<|call|>", "<|call|>", "<|return|>")]
+  (segment,) = segments
+  trained = segment.tokens[segment.loss_mask]
+  assert [token for token in trained.tolist() if token in harmony.stop_tokens] == ends
+  text = harmony.decode(segment.tokens.tolist())
+  places = [text.index(part) for part in ("I add.", '{"a": 1}', ">2<", '{"a": 2}', ">3<", "Two.")]
+  assert places == sorted(places) and text.count("I add.") == 1
+  for end in np.flatnonzero(np.isin(segment.tokens, harmony.stop_tokens)):
+    assert not segment.loss_mask[end + 1 : end + 2].any()
 
 
 @pytest.mark.parametrize(
