@@ -1,4 +1,4 @@
-r"""How close playing ahead comes to what the slower of the two sides allows.
+r"""How close asynchronous rollouts come to what the slower of the two sides allows.
 
     python scripts/bench_async.py --json=FILE
     python scripts/bench_async.py --config=configs/search_cpu.py --set search.tool_latency_s=3 \
@@ -27,7 +27,7 @@ import time
 
 from absl import app, flags
 
-from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.async_rollouts import AsyncRollouts
 from jaxrl_agents.fleet.pacing import Pacing
 from jaxrl_agents.types import Group, Task
 
@@ -67,7 +67,7 @@ def simulated(depth: int, durations: dict[str, float], slots: int) -> float:
   drawn = lambda batch: [Task(f"{batch} {i}", "", "", {}) for i in range(BATCH)]
   pacing = Pacing(drawn, batch=BATCH, depth=depth, batches=STEPS)
   began = time.monotonic()
-  with Ahead(Sleeping(durations, slots), pacing, lambda draw: draw) as ahead:
+  with AsyncRollouts(Sleeping(durations, slots), pacing, lambda draw: draw) as ahead:
     for _ in range(STEPS):
       ahead.take(BATCH)
       time.sleep(LEARN_S)

@@ -36,8 +36,8 @@ from jaxrl_agents.types import Generation, Message, SamplingLimits
 _config = config_flags.define()
 _SESSIONS = flags.DEFINE_integer("sessions", 64, "agents at once")
 _CALLS = flags.DEFINE_integer("calls", 4, "requests of each, with a history that grows")
-_TOKENS = flags.DEFINE_integer("tokens", 64, "of a reply")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "of each party, in turns")
+_TOKENS = flags.DEFINE_integer("tokens", 64, "tokens of each reply")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "rounds, in which gateway and engine alternate")
 _JSON = flags.DEFINE_string("json", None, "also write the figures to this file")
 
 CLIENT = """

@@ -54,9 +54,9 @@ from jaxrl_agents.viewer import inputs
 
 _JSON = flags.DEFINE_string("json", None, "file to write")
 _KILLS = flags.DEFINE_integer("kills", 50, "processes to kill", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "of the moments and the victims")
-_STEPS = flags.DEFINE_integer("steps", 40, "of the run", lower_bound=4)
-_DEADLINE_S = flags.DEFINE_float("deadline_s", 1800.0, "for all of it")
+_SEED = flags.DEFINE_integer("seed", 0, "seed of the times of kills and of the processes killed")
+_STEPS = flags.DEFINE_integer("steps", 40, "steps of the run", lower_bound=4)
+_DEADLINE_S = flags.DEFINE_float("deadline_s", 1800.0, "seconds for the whole test")
 _SLICES = flags.DEFINE_integer(
   "slices", 0, "sampler slices of the run; 0: its own engine, without Ray", lower_bound=0
 )

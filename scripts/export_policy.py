@@ -28,10 +28,13 @@ AVERAGED = 10
 _config = config_flags.define()
 _WORKDIRS = flags.DEFINE_multi_string("workdir", None, "folder of the run", required=True)
 _STEP = flags.DEFINE_integer(
-  "step", None, "number of steps before the checkpoint to take, of the last folder", lower_bound=1
+  "step",
+  None,
+  "export the checkpoint after this many steps, of the last --workdir",
+  lower_bound=1,
 )
 _DTYPE = flags.DEFINE_enum(
-  "dtype", None, ["float32", "bfloat16"], "of the written arrays; by default policy.dtype"
+  "dtype", None, ["float32", "bfloat16"], "dtype of the written arrays; by default policy.dtype"
 )
 _OUT = flags.DEFINE_string("out", None, "folder to write", required=True)
 

@@ -60,11 +60,15 @@ OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 SEED = flags.DEFINE_integer("seed", 0, "Of document numbers and of every draw.")
 CHUNK_TOKENS = flags.DEFINE_integer("chunk_tokens", 64, "Most tokens of a chunk.", lower_bound=1)
 FORMAT = flags.DEFINE_enum("format", "native", ["native", "chroma"], "What to write.")
-TOKENIZER = flags.DEFINE_string("tokenizer", "base", "What counts tokens: as chat.load takes it.")
-PER_TRUTH = flags.DEFINE_integer("per_truth", make_tasks.PER_TRUTH, "Most chains from one truth.")
+TOKENIZER = flags.DEFINE_string("tokenizer", "base", "Tokenizer to count with: a folder, or base.")
+PER_TRUTH = flags.DEFINE_integer(
+  "per_truth", make_tasks.PER_TRUTH, "Most chains that end in the same answer."
+)
 GOLD = flags.DEFINE_enum("gold", "fact", ["fact", "document"], "For chroma:FOLDER: what is gold.")
 HOPS = flags.DEFINE_bool("hops", False, "Of documents: tasks with hops.")
-INDEX = flags.DEFINE_string("index", "", "Folder for an index: also prints what one finds.")
+INDEX = flags.DEFINE_string(
+  "index", "", "Folder for a search index: also prints how many gold facts it finds."
+)
 DENSE_WEIGHT = flags.DEFINE_float(
   "dense_weight", 1.0, "Of the dense ranking, with --index or --hops."
 )

@@ -21,15 +21,17 @@ from jaxrl_agents.runs import config_flags, entry_point, pod_plan
 
 _config = config_flags.define()
 _TOPOLOGY = flags.DEFINE_string(
-  "topology", None, "of the learner: v5p:8x16x16, v6e:4x4, h200:8, cpu:8, …", required=True
+  "topology", None, "topology of the learner: v5p:8x16x16, v6e:4x4, h200:8, cpu:8, …", required=True
 )
 _MESH = flags.DEFINE_string(
-  "mesh", "", "of the learner: fsdp=16,expert=128; left out: the config's, or one that divides"
+  "mesh",
+  "",
+  "mesh of the learner: fsdp=16,expert=128; by default the config's, or one that divides",
 )
 _SAMPLER_TOPOLOGY = flags.DEFINE_string(
-  "sampler_topology", "", "of one sampler; left out: the learner's"
+  "sampler_topology", "", "topology of one sampler; by default the learner's"
 )
-_SAMPLER_MESH = flags.DEFINE_string("sampler_mesh", "", "of one sampler, as --mesh")
+_SAMPLER_MESH = flags.DEFINE_string("sampler_mesh", "", "mesh of one sampler, as --mesh")
 _PARTS = flags.DEFINE_list("parts", list(pod_plan.PARTS), "which to compile: learner, rollout")
 _PRICE = flags.DEFINE_float("price", 0.0, "USD per chip and hour; 0 leaves costs out", 0.0)
 _JSON = flags.DEFINE_string("json", None, "also write the plan to this file")

@@ -35,12 +35,12 @@ from jaxrl_agents.runs import entry_point
 
 _SEEDS = flags.DEFINE_integer("seeds", 1, "whole simulations")
 _CYCLES = flags.DEFINE_integer("cycles", 6, "before preferences change, and as many after")
-_SESSIONS = flags.DEFINE_integer("sessions", 240, "of a cycle")
+_SESSIONS = flags.DEFINE_integer("sessions", 240, "sessions of a cycle")
 _USERS = flags.DEFINE_integer("users", 180, "honest ones; a ninth as many are adversaries")
 _CONTROL = flags.DEFINE_bool("control", False, "also learn from the changed users alone")
 _PLANTS = flags.DEFINE_integer("plants", 50, "regressions, and as many harmless updates")
-_ROLLBACKS = flags.DEFINE_integer("rollbacks", 50, "candidates that are worse past the gate")
-_KILLS = flags.DEFINE_integer("kills", 20, "of a server with kill -9")
+_ROLLBACKS = flags.DEFINE_integer("rollbacks", 50, "candidates that passed the gate but are worse")
+_KILLS = flags.DEFINE_integer("kills", 20, "times that a server is killed with kill -9")
 _JSON = flags.DEFINE_string("json", None, "also write the figures to this file")
 
 
@@ -69,7 +69,7 @@ async def cycle(at: World, preference) -> dict[str, float]:
   found = {"preference": counts["liked"] / counts["honest"], **counts}
   version, metrics = await at.cycles.train()
   if version >= 0:
-    verdict = await at.cycles.judge(version)
+    verdict = await at.cycles.gate(version)
     found |= {"passed": float(verdict.passed), **metrics}
     found["movement"] = movement(at.cycles.traffic, max(at.cycles.traffic.join.batches))
     for reason in verdict.reasons:

@@ -15,7 +15,10 @@ from jaxrl_agents.runs import entry_point, mcp_server
 _CONFIG = flags.DEFINE_string("config", "configs/search_cpu.py", "a file with get_config()")
 _SET = flags.DEFINE_multi_string("set", [], "section.option=value; may be given again")
 _TASK = flags.DEFINE_string(
-  "task", "", "id of the task whose repository the coding tools work on, or whose names of chunks"
+  "task",
+  "",
+  "id of the task whose repository the coding tools work on, or whose short chunk ids those of "
+  "search use",
 )
 
 

@@ -56,7 +56,10 @@ BOUNDED = {"timeout", "timeout_at", "wait_for"}
 """Calls whose arguments, or the body of whose `async with`, are ended by their own deadline."""
 
 ENDED = {
-  ("fleet/ahead.py", "self._calls.get()"): "it is not empty, and this thread alone takes from it",
+  (
+    "fleet/async_rollouts.py",
+    "self._calls.get()",
+  ): "it is not empty, and no other thread takes from it",
   ("fleet/worker_node.py", "self._calls.get()"): "the same",
   ("gateway/sessions.py", "self.finished.wait()"): "whoever closes sets it within DRAIN_S",
   ("gateway/sessions.py", "self.task.result()"): "the task is done",

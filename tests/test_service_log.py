@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_agents import service_log
 from jaxrl_agents.learner.loop import Plan
-from jaxrl_agents.runs import watched
+from jaxrl_agents.runs import service_states
 from jaxrl_agents.runs.remote_states import RemoteStates
 from jaxrl_agents.service_log import ServiceLog
 
@@ -60,7 +60,7 @@ def test_a_service_that_ended_was_stopped_or_whose_process_is_gone_is_over(tmp_p
 def test_the_learner_waits_for_the_sampler_then_for_the_publisher(tmp_path):
   learner, publisher = (ServiceLog(tmp_path, name).now for name in ("learner", "publisher"))
   calls = []
-  plan = watched.plan(
+  plan = service_states.logged(
     Plan(
       collect=lambda step: calls.append("collect") or [],
       publish=lambda params, version: calls.append("publish"),

@@ -41,7 +41,7 @@ class ShopEnv:
   def add_tools(self, tools: Sequence[Tool]) -> None:
     """Takes the tools of `--set tools.mcp`, and cuts their results to half of a context."""
     most, count = self._options.token_budget // 2, self._chat.count
-    self._tools |= added_tools.taken(tools, self._tools, max_tokens=lambda: most, count=count)
+    self._tools |= added_tools.checked(tools, self._tools, max_tokens=lambda: most, count=count)
 
   async def start(self) -> Context:
     """The question."""

@@ -10,7 +10,7 @@ from jaxrl_agents.harness.tools import Tool, shortened
 from jaxrl_agents.types import Message
 
 
-def taken(
+def checked(
   tools: Sequence[Tool],
   own: Mapping[str, Tool],
   *,

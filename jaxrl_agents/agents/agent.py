@@ -181,7 +181,7 @@ class Agent(abc.ABC):
     """
     return None
 
-  def served(
+  def tools_to_serve(
     self, task: Task | None, services: Any
   ) -> contextlib.AbstractAsyncContextManager[Mapping[str, Tool]]:
     """Its tools by name, outside of an episode, while the context lasts (scripts/serve_mcp.py).
@@ -195,7 +195,7 @@ class Agent(abc.ABC):
     """
     raise ValueError(f"agent {self.name} serves no tools; give it a method served")
 
-  def turn_s(self, options: Any, stall_s: float) -> float:
+  def max_turn_s(self, options: Any, stall_s: float) -> float:
     """Most seconds of a turn, its tools included."""
     return stall_s
 
@@ -442,7 +442,7 @@ def _equipment(listing: Listing | None) -> Callable[[Any], Any]:
   from jaxrl_agents.harness.mcp_tools import episodes
 
   sessions = episodes.Sessions(listing)
-  return lambda env: episodes.Equipped(env, sessions)
+  return lambda env: episodes.EnvWithMcpTools(env, sessions)
 
 
 def rewarded(

@@ -9,7 +9,7 @@ from typing import Any
 from jaxrl_agents.agents.formats import flatten, mapping
 
 
-def told_haste(section: str) -> Callable[[Mapping[str, Any]], str]:
+def hasty_note(section: str) -> Callable[[Mapping[str, Any]], str]:
   """A function from the summary to a sentence on a warm start that was made worse on purpose, by
   the option `hasty` of the section; "" if it was not.
   """

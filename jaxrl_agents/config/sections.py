@@ -137,7 +137,7 @@ class WorkersConfig:
   Attributes:
     processes: with fleet.backend=ray on each node of the cluster that has so many CPUs.
     stall_s: seconds without progress that count as an error; where a turn of the agent may take
-      longer (Agent.turn_s), as many seconds as that.
+      longer (Agent.max_turn_s), as many seconds as that.
   """
 
   processes: Count = 2
@@ -306,7 +306,7 @@ class LearnerConfig:
     schedule: of the learning rate after `warmup_steps` updates: constant, or a cosine to a tenth at
       the end, after `steps` times `substeps` updates; more steps for a resumed run stretch it.
     beta1, beta2: decays of the first and the second moment of gradients.
-    truncated: what becomes of rollouts that a limit cut off (learner.left_out.is_truncated):
+    truncated: what becomes of rollouts that a limit cut off (learner.loss_exclusions.is_truncated):
       "train"; "mask", they have no loss and stay in the baseline of their group (DAPO's overlong
       filtering); or "drop", they are in neither.
     single_epoch: no task is trained twice, across restarts (Composer 2).

@@ -1,4 +1,4 @@
-"""The schedule of a run that plays ahead (`fleet.depth`): all that decides it beside its options.
+"""The schedule of an asynchronous run (`fleet.depth`): all that decides it beside its options.
 
 What an engine computes depends on its calls and its clock alone (sampler.engine_calls), and what
 the learner computes on its batches. So a run is determined by the order in which requests reached
@@ -141,8 +141,9 @@ class Schedule:
     event = self._next()
     if event is None:
       raise ReplayError(
-        f"{self._recorded.path} ends here: the run that it is of was stopped, and {len(held)} "
-        "requests wait. What was trained so far is as it was in that run"
+        f"{self._recorded.path} ends here, because the recorded run was stopped; {len(held)} "
+        "requests wait. All training so far equals that of the run; to train on, start a run "
+        "without fleet.replay"
       )
     if event["is"] != "step" or _lacking(event, held):
       return None
@@ -208,7 +209,10 @@ class Schedule:
       return
     event = self._next()
     if not event or event.get("version") != version:
-      raise ReplayError(f"version {version} was published where the record has {event}")
+      raise ReplayError(
+        f"version {version} was published where {self._recorded.path} has {event}: the replay is "
+        "not what was recorded; use the code, options and kind of machine of the recorded run"
+      )
     self._recorded.events.popleft()
 
   def batch(self) -> list[str] | None:

@@ -279,7 +279,10 @@ class WorkerPool:
       raise WorkerPoolError(f"{text.strip()} It never became ready; see {self._spec.build}.")
     self._deaths_left -= 1
     if self._deaths_left < 0:
-      raise WorkerPoolError(f"{text} Too many workers have died; none is started any more.")
+      raise WorkerPoolError(
+        f"{text} Too many workers have died, so none is started again; mend the cause, then run "
+        "the same command again."
+      )
     self._start_worker()
     return ("died", text.strip(), tuple(worker.jobs.values()))
 

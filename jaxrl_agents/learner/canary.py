@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_agents.config import LearnerConfig
-from jaxrl_agents.learner import kept_cache, packing, train_step
+from jaxrl_agents.learner import mixed_version_canary, packing, train_step
 from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -70,7 +70,7 @@ def of_versions(
   return {"canary_tokens": 0.0}
 
 
-def of_kept_caches(
+def of_mixed_caches(
   rollouts: Sequence[Rollout],
   published: Callable[[int], Any],
   *,
@@ -79,7 +79,7 @@ def of_kept_caches(
   temperature: float,
 ) -> dict[str, float]:
   """Scores tokens that were sampled while weights changed, of a microbatch of sequences, on caches
-  that are built again as the sampler's were (learner.kept_cache).
+  that are built again as the sampler's were (learner.mixed_version_canary).
 
   Returns:
     Metrics: "canary_kept_tokens" that were compared, and "canary_kept_max_abs_logprob_difference"
@@ -88,7 +88,7 @@ def of_kept_caches(
   Raises:
     CanaryError: see `check`.
   """
-  gaps, versions = kept_cache.gaps(
+  gaps, versions = mixed_version_canary.gaps(
     rollouts,
     published,
     cfg=cfg,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_agents.config import LearnerConfig
-from jaxrl_agents.learner import left_out, loop, train_step
+from jaxrl_agents.learner import loop, loss_exclusions, train_step
 from jaxrl_agents.learner.advantage import score, split_substeps
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group
@@ -45,7 +45,7 @@ def of_groups(
     ValueError: fewer groups than `parts` have rollouts with different rewards, or those of a part
       sampled nothing.
   """
-  groups = left_out.without_truncated(groups, learner.truncated)
+  groups = loss_exclusions.without_truncated(groups, learner.truncated)
   rollouts, scores = score(groups, **loop.advantage_options(learner, objective.loss))
   different = len({rollout.group for rollout in rollouts})
   if different < parts:

@@ -1,6 +1,6 @@
 """The loop of reinforcement learning: rollouts, substeps, new weights, repeat.
 
-    groups   = collect(step)                       played now, or meanwhile (fleet.ahead)
+    groups   = collect(step)                       played now, or meanwhile (fleet.async_rollouts)
     rollouts = score(groups)                       advantages; failed and constant ones drop out
     for part in split_substeps(rollouts): update   optimizer steps on disjoint groups
       canary, before the first                     the learner reproduces the sampler's logprobs
@@ -166,7 +166,7 @@ def learn(
   )
   if published is not None and parts:
     metrics |= canary.of_versions(parts[0], published, scored, bound=learner.canary_bound)
-    metrics |= canary.of_kept_caches(
+    metrics |= canary.of_mixed_caches(
       rollouts if learner.router_replay else without_routing(rollouts),
       published,
       cfg=cfg,

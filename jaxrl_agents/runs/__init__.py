@@ -1,1 +1,1 @@
-"""Wires the rooms into runs: what the scripts call. Nothing else imports this."""
+"""Builds complete runs of the other packages: what the scripts call. Nothing else imports this."""

@@ -18,14 +18,14 @@ from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents import toggle
 from jaxrl_agents.config import LearnerConfig, RunConfig
 from jaxrl_agents.fleet import pacing
-from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.async_rollouts import AsyncRollouts
 from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.pacing import Draw, Pacing
 from jaxrl_agents.fleet.ready_groups import ReadyGroups
 from jaxrl_agents.fleet.replies import Replies
 from jaxrl_agents.fleet.schedule import Schedule
 from jaxrl_agents.harness.worker_process import Job
-from jaxrl_agents.learner import advantage, curriculum, left_out, loop
+from jaxrl_agents.learner import advantage, curriculum, loop, loss_exclusions
 from jaxrl_agents.learner.curriculum import TaskStream
 from jaxrl_agents.policy import lora
 from jaxrl_agents.runs import agent_setting, processes, schedules, setup, weight_files
@@ -202,7 +202,7 @@ class Batches:
         self._replace(group, step, _not_learnt(group))
       else:
         kept.append(group)
-        self._truncated += sum(map(left_out.is_truncated, group.trajectories))
+        self._truncated += sum(map(loss_exclusions.is_truncated, group.trajectories))
     return kept
 
   def _replace(self, group: Group, step: int, why: str) -> None:
@@ -233,10 +233,10 @@ class Batches:
       self._progress(step),
       judge_weight=config.judge.weight,
     )
-    return left_out.without_truncated(rewarded, config.learner.truncated)
+    return loss_exclusions.without_truncated(rewarded, config.learner.truncated)
 
 
-class PlayedAhead(Batches):
+class AsyncBatches(Batches):
   """Batches that are played while the learner learns from earlier ones (`fleet.depth` > 0).
 
   Invariant: no token with loss of a group that `collect` returns is more than `fleet.max_age`
@@ -276,7 +276,7 @@ class PlayedAhead(Batches):
     self._ages: list[int] = []
     if not config.sampler.slices:  # these have begun with the version that is kept for them
       workers.keep(lora.merged(start.params), start.version)
-    self._ahead: Ahead | None = None
+    self._ahead: AsyncRollouts | None = None
     self._publication: concurrent.futures.Future[None] | None = None
     self._learning = 0  # groups that no publication has taken over
 
@@ -345,8 +345,8 @@ class PlayedAhead(Batches):
         publication.result(TIMEOUT_S)
       except concurrent.futures.TimeoutError:
         raise TimeoutError(
-          f"version {self._published[-1]} was not published within {TIMEOUT_S:g} s; is the disk "
-          "full or gone?"
+          f"version {self._published[-1]} was not published within {TIMEOUT_S:g} s; check that the "
+          "disk of the run has room and answers, then run the same command again"
         ) from None
 
   @property
@@ -409,7 +409,7 @@ class PlayedAhead(Batches):
     if fleet.too_old == "drop":
       self._replace(group, step, f"{age} publications old")
       return None
-    return left_out.without_old_tokens(group, self._published[-1 - fleet.max_age])
+    return loss_exclusions.without_old_tokens(group, self._published[-1 - fleet.max_age])
 
   def _replace(self, group: Group, step: int, why: str) -> None:
     assert self._ahead is not None and self._ledger is not None
@@ -486,6 +486,6 @@ def opened(
       ReadyGroups(folder / READY, ledger.ready) as ready,
       schedules.opened(folder / SCHEDULE, config, step=start.step, start=warm_start) as schedule,
     ):
-      ahead = PlayedAhead(config, workers, start, ledger, ready, schedule)
+      ahead = AsyncBatches(config, workers, start, ledger, ready, schedule)
       with ahead.playing(folder / REPLIES):
         yield ahead

@@ -13,7 +13,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import setup
 from jaxrl_agents.sampler.core_engines import AnyEngine, CoreEngines
-from jaxrl_agents.sampler.draft_worth import UNMEASURED_COST
+from jaxrl_agents.sampler.draft_gains import UNMEASURED_COST
 from jaxrl_agents.sampler.engine import Engine
 
 

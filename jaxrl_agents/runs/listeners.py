@@ -1,5 +1,5 @@
-"""What is told each line of metrics beside metrics.jsonl: event files of TensorBoard, and a tracker
-of one's own (section `monitor`).
+"""Passes each line of metrics to event files of TensorBoard and to a tracker of the user (section
+`monitor`).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ async def _serve(agent: Agent, task: Task | None, services: Any) -> None:
   from mcp.server import Server
   from mcp.server.stdio import stdio_server
 
-  async with agent.served(task, services) as tools:
+  async with agent.tools_to_serve(task, services) as tools:
     one_at_a_time = asyncio.Lock()
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:

@@ -15,7 +15,7 @@ from jaxrl_agents.learner import barriers
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import sharding
 from jaxrl_agents.runs import processes
-from jaxrl_agents.sampler import held_params
+from jaxrl_agents.sampler import serving_params
 from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.weights import store
 from jaxrl_agents.weights.publisher import Publisher
@@ -149,7 +149,7 @@ class Loader:
         engine.version,
         params_lib.abstract(cfg, config.policy.dtype),
         places=_places(config, sharding.SERVE_RULES),
-        hold=functools.partial(held_params.own, cfg=cfg),
+        hold=functools.partial(serving_params.own, cfg=cfg),
         layout=sharding.served,
         any_of=barriers.any_of,
       )

@@ -157,7 +157,7 @@ class Cycles:
     more = await asyncio.to_thread(self._learn, samples, version)
     return version, {**metrics, **more, **{k: float(v) for k, v in dropped.items()}}
 
-  async def judge(self, version: int) -> Verdict:
+  async def gate(self, version: int) -> Verdict:
     """Proposes a version, and lets it into the canary or rolls it back, as the gate decides."""
     deployer = self.traffic.deployer
     deployer.propose(version)

@@ -1,4 +1,4 @@
-"""Workers of each node and sampler slices as services of the run: they write no files of theirs."""
+"""Logs the states of remote workers and sampler slices, which write no files themselves."""
 
 from __future__ import annotations
 

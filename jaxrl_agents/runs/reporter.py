@@ -1,4 +1,4 @@
-"""What a run tells of each step: metrics, and the progress bar."""
+"""Reports each step of a run: metrics, and the progress bar."""
 
 from __future__ import annotations
 

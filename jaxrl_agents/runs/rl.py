@@ -30,8 +30,8 @@ from jaxrl_agents.runs import (
   evaluator_service,
   processes,
   resumption,
+  service_states,
   setup,
-  watched,
   weight_files,
 )
 from jaxrl_agents.runs import batches as batches_lib
@@ -241,7 +241,7 @@ def _learn(
     )
     state = loop.train(
       begun.state,
-      watched.plan(plan, services.learner, services.publisher, services.poll_evaluator),
+      service_states.logged(plan, services.learner, services.publisher, services.poll_evaluator),
       cfg=config.policy.model,
       learner=config.learner,
       tx=begun.tx,

@@ -16,7 +16,7 @@ import jax
 from jaxrl_agents import background, service_log
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
-from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.async_rollouts import AsyncRollouts
 from jaxrl_agents.fleet.ledger import Ledger
 from jaxrl_agents.fleet.node_pool import NodePool
 from jaxrl_agents.fleet.pacing import Draw, Pacing
@@ -31,9 +31,9 @@ from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.core_engines import AnyEngine
+from jaxrl_agents.sampler.crashing_tasks import MAX_RETRIES, CrashingTasks
 from jaxrl_agents.sampler.engine_calls import Calls, Clock, Leader
 from jaxrl_agents.sampler.server import RolloutServer
-from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
 from jaxrl_agents.sampler.slices import Slices
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.service_log import Tell
@@ -147,7 +147,7 @@ class RolloutWorkers:
       for i, each in enumerate(weights)
     }
     self._seen = Stats()
-    self._ahead: Ahead | None = None
+    self._ahead: AsyncRollouts | None = None
     self._schedule: Schedule | None = None
     self.published = published_weights.Published(config, self._weights)
     self._stack = contextlib.ExitStack()
@@ -232,13 +232,13 @@ class RolloutWorkers:
   @contextlib.contextmanager
   def ahead(
     self, pacing: Pacing, job: Callable[[Draw], Job], ended: Callable[[Group], None]
-  ) -> Iterator[Ahead]:
+  ) -> Iterator[AsyncRollouts]:
     """Plays in a thread of its own, paced, while the context lasts; `publish` has the samplers then
-    swap the weights between two of their steps. `ended` as of `Ahead`.
+    swap the weights between two of their steps. `ended` as of `AsyncRollouts`.
     """
     devices = lambda: setup.devices(self._config)
     timeout_s = 2 * self._config.workers.stall_s
-    with Ahead(
+    with AsyncRollouts(
       self._server,
       pacing,
       job,
@@ -388,13 +388,15 @@ class RolloutWorkers:
     if self._others and setup.is_on_one_device(self._config):
       in_thread = functools.partial(background.call, name="engine")
     # While tools run nothing is heard of an episode.
-    turn_s = agent_setting.agent(self._config).turn_s(self._config.agent_config, workers.stall_s)
+    max_turn_s = agent_setting.agent(self._config).max_turn_s(
+      self._config.agent_config, workers.stall_s
+    )
     return RolloutServer(
       sampler,
       self._pool,
       max_rollouts=workers.episodes,
       deterministic=workers.deterministic,
-      stall_s=max(workers.stall_s, turn_s),
+      stall_s=max(workers.stall_s, max_turn_s),
       others=self._others,
       in_thread=in_thread,
     )
@@ -442,17 +444,17 @@ def scripted(
     ready()
     for i, task in enumerate(tasks):
       pool.submit(Job(f"{label} {i}", task, rollouts, sampling))
-    left, set_aside = len(tasks), SetAside(MAX_RETRIES)
+    left, crashing = len(tasks), CrashingTasks(MAX_RETRIES)
     while left:
-      while job := set_aside.next_job():
+      while job := crashing.next_job():
         pool.submit(job)
       for _, message in pool.poll(timeout_s=config.workers.stall_s):
         ended: list[Group] = []
         if message[0] == "group":
-          set_aside.finished(message[1].id)
+          crashing.finished(message[1].id)
           ended = [message[1]]
         elif message[0] == "died":
-          ended = set_aside.after_death(message[2], message[1])
+          ended = crashing.after_death(message[2], message[1])
         elif message[0] == "error":
           raise RuntimeError(f"a worker failed: {message[1]}")
         left -= len(ended)

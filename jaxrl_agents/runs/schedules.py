@@ -1,4 +1,4 @@
-"""Opens the schedule of a run that plays ahead, and checks that a record fits the run that is to
+"""Opens the schedule of an asynchronous run, and checks that a record fits the run that is to
 repeat it.
 """
 

@@ -139,7 +139,7 @@ def sampling(config: RunConfig, seed: int) -> Sampling:
     seed=seed,
     max_new_tokens=options.max_new_tokens,
     generate_deadline_s=stall_s,
-    episode_deadline_s=agent_setting.agent(config).turn_s(options, stall_s) * options.max_turns,
+    episode_deadline_s=agent_setting.agent(config).max_turn_s(options, stall_s) * options.max_turns,
   )
 
 
@@ -287,7 +287,7 @@ def devices(config: RunConfig) -> Iterator[None]:
     if jax.default_backend() != "cpu" and (count := jax.device_count()) > 1:
       raise ValueError(
         f"the mesh has one device, and there are {count}: set mesh.fsdp={count} or another mesh "
-        "of as many (sampler_mesh for sampler slices), or show jax one of them alone, as with "
+        "of as many (sampler_mesh for sampler slices), or let jax see only one device, as with "
         "CUDA_VISIBLE_DEVICES=0"
       )
     yield

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.gateway.tinker.messages import Datum
-from jaxrl_agents.learner import given_targets, losses
-from jaxrl_agents.learner.given_targets import GivenTargets
+from jaxrl_agents.learner import explicit_targets, losses
+from jaxrl_agents.learner.explicit_targets import ExplicitTargets
 from jaxrl_agents.learner.train_step import Objective
 from jaxrl_agents.policy.config import PolicyConfig
 
@@ -56,7 +56,7 @@ def scoring(config: RunConfig) -> Objective:
   return Objective("sft", remat=config.learner.remat)
 
 
-def given(datum: Datum, index: int, loss: str, cfg: PolicyConfig) -> GivenTargets:
+def given(datum: Datum, index: int, loss: str, cfg: PolicyConfig) -> ExplicitTargets:
   """A sequence of a request as the packer takes it.
 
   Raises:
@@ -82,7 +82,7 @@ def given(datum: Datum, index: int, loss: str, cfg: PolicyConfig) -> GivenTarget
   if n and not 0 <= ids.min() <= ids.max() < cfg.vocab_size:
     raise ValueError(f"{where}: ids from {ids.min()} to {ids.max()}; they go to {cfg.vocab_size}")
   zeros = np.zeros(n, np.float32)
-  return GivenTargets(
+  return ExplicitTargets(
     tokens=datum.tokens.astype(np.int32),
     targets=inputs["target_tokens"].astype(np.int32),
     weights=inputs.get("weights", zeros + 1).astype(np.float32),
@@ -91,10 +91,10 @@ def given(datum: Datum, index: int, loss: str, cfg: PolicyConfig) -> GivenTarget
   )
 
 
-def packed(data: Sequence[GivenTargets], config: RunConfig) -> list[Any]:
+def packed(data: Sequence[ExplicitTargets], config: RunConfig) -> list[Any]:
   """Microbatches of the shapes of the config."""
   *shorter, longest = config.learner.row_lengths
-  return given_targets.pack(
+  return explicit_targets.pack(
     data,
     row_tokens=longest,
     rows_per_microbatch=config.learner.rows_per_microbatch,

@@ -15,7 +15,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.gateway.tinker.checkpoints import saved_folder
 from jaxrl_agents.gateway.tinker.service import BASE
 from jaxrl_agents.learner import train_step
-from jaxrl_agents.learner.given_targets import GivenTargets
+from jaxrl_agents.learner.explicit_targets import ExplicitTargets
 from jaxrl_agents.runs import setup, tinker_losses
 from jaxrl_agents.runs.serving import EngineSampler
 from jaxrl_agents.sampler.core_engines import AnyEngine
@@ -100,7 +100,7 @@ class TinkerSampler:
 
   def _logprobs(self, params: dict[str, Any], tokens: np.ndarray) -> np.ndarray:
     zeros = np.zeros(len(tokens) - 1, np.float32)
-    given = GivenTargets(tokens[:-1], tokens[1:], zeros, zeros, zeros)
+    given = ExplicitTargets(tokens[:-1], tokens[1:], zeros, zeros, zeros)
     ((batch, (place,)),) = tinker_losses.packed([given], self._config)
     cfg, scored = self._config.policy.model, tinker_losses.scoring(self._config)
     found = train_step.recompute_logprobs(params, train_step.placed(batch), cfg, scored)

@@ -8,7 +8,7 @@ weights/          published versions
 ledger.log        the state of every rollout (fleet.ledger)
 ready/            groups that were played ahead and not trained yet
 replies.log       what was sampled for groups that are being played ahead
-schedule.log      what decided a run that plays ahead, for a replay (fleet.schedule)
+schedule.log      what decided an asynchronous run, for a replay (fleet.schedule)
 evaluations/      scores of versions, a file per version (fleet.version_scores)
 tensorboard/      the metrics as event files of TensorBoard, if they are asked for
 services/         what each service does and waits for, a file per service (service_log)

@@ -198,7 +198,8 @@ def _awaited(futures: Sequence[concurrent.futures.Future[Any]]) -> Iterator[None
     _, late = concurrent.futures.wait(futures, timeout=STEP_S)
     if late:
       raise TimeoutError(
-        f"{len(late)} engines on other cores have not stepped within {STEP_S:g} s: a program hangs"
+        f"{len(late)} engines on other cores have not stepped within {STEP_S:g} s: a program "
+        "hangs; run the same command again, or set sampler.engines=1"
       )
 
 

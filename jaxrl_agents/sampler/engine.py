@@ -23,9 +23,9 @@ import numpy as np
 from jaxrl_agents.policy import kernel_choice, sharding
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import drafts as drafts_lib
-from jaxrl_agents.sampler import held_params, program_state, steps
+from jaxrl_agents.sampler import program_state, serving_params, steps
 from jaxrl_agents.sampler import sequence as sequence_lib
-from jaxrl_agents.sampler.draft_worth import DraftGains
+from jaxrl_agents.sampler.draft_gains import DraftGains
 from jaxrl_agents.sampler.pages import PagePool, of_each_part
 from jaxrl_agents.sampler.program_state import Rows, Sampled
 from jaxrl_agents.sampler.scheduler import Decode, Scheduler
@@ -162,9 +162,9 @@ class Engine:
     self._prefill_counts = sorted({-(-prefill_rows // _FEWER_ROWS), prefill_rows})  # of each part
     self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})
     blocks = [b - a for a, b in itertools.pairwise([0, *self._decode_counts])]
-    self.params = held_params.own(params, cfg)
+    self.params = serving_params.own(params, cfg)
     used = program_state.used_config(cfg, draft_tokens)
-    self._state = held_params.committed(
+    self._state = serving_params.committed(
       program_state.init(
         used,
         parts * slots,
@@ -306,7 +306,7 @@ class Engine:
     Raises:
       ValueError: the version goes back, or the parameters have other shapes.
     """
-    self.change_params(lambda _: held_params.own(params, self.cfg), version, recompute=recompute)
+    self.change_params(lambda _: serving_params.own(params, self.cfg), version, recompute=recompute)
 
   def change_params(
     self,
@@ -325,9 +325,9 @@ class Engine:
         f"version {version} after {self.version}: weight versions never go back; publish the old "
         "weights under a new version"
       )
-    held = held_params.sizes(self.params)
+    held = serving_params.sizes(self.params)
     params = change(self.params)
-    if held_params.sizes(params) != held:
+    if serving_params.sizes(params) != held:
       raise ValueError(
         f"the parameters of version {version} differ in structure, shape or dtype from those of "
         f"version {self.version}; an engine serves one PolicyConfig: make a new Engine"

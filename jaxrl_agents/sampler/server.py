@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from jaxrl_agents.sampler.crashing_tasks import MAX_RETRIES, CrashingTasks
 from jaxrl_agents.sampler.engine_protocol import EngineProtocol
 from jaxrl_agents.sampler.sequence import Failure
-from jaxrl_agents.sampler.set_aside import MAX_RETRIES, SetAside
 from jaxrl_agents.types import Generation, Group, SamplingLimits
 
 _Ended: TypeAlias = list[tuple[int, Generation | Failure]]
@@ -139,7 +139,7 @@ class RolloutServer:
     self._pool = pool
     self.played_again: Callable[[str, Sequence[int], str], None] = lambda group, samples, why: None
     self._max_rollouts, self._deterministic = max_rollouts, deterministic
-    self._stall_s, self._set_aside = stall_s, SetAside(max_retries)
+    self._stall_s, self._crashing = stall_s, CrashingTasks(max_retries)
     self.replies: Replies | None = None
     self.schedule: Schedule | None = None
     self._asked: dict[tuple[str, int], _Request] = {}
@@ -262,7 +262,7 @@ class RolloutServer:
     return bool(self._asked or self._held or self._finished)
 
   def _receive(self, timeout_s: float) -> None:
-    while job := self._set_aside.next_job(even_beside_others=self._deterministic):
+    while job := self._crashing.next_job(even_beside_others=self._deterministic):
       self._pool.submit(job)
     for worker, message in self._pool.poll(timeout_s):
       self._last_progress = time.monotonic()
@@ -272,7 +272,7 @@ class RolloutServer:
       elif kind == "playing":
         self._more_players[worker] += content[0]
       elif kind == "group":
-        self._set_aside.finished(content[0].id)
+        self._crashing.finished(content[0].id)
         self._rollouts_in_play -= len(content[0].trajectories)
         self._finished.append(content[0])
       elif kind == "died":
@@ -401,7 +401,7 @@ class RolloutServer:
       for asked in [key for key, each in self._asked.items() if each.worker == worker]:
         self._cancel(*asked)
     given_up = set()
-    for lost in self._set_aside.after_death(jobs, text):
+    for lost in self._crashing.after_death(jobs, text):
       given_up.add(lost.id)
       self._rollouts_in_play -= len(lost.trajectories)
       self._finished.append(lost)

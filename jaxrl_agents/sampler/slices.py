@@ -4,8 +4,8 @@ A slice is an engine on the devices of one node or several. Each node has an act
 (`runs.slice_member`), and all actors of a slice are sent the same calls in the same order. An
 answer of the first says which requests have ended. Several steps are made for a message, and a
 second message waits at the slice, so that it does not wait for the learner's answer between two.
-In a deterministic run a message has a slice step until a request has ended, which is when an engine
-in the learner's process would have.
+In a deterministic run each message makes the slice step until a request has ended, as an engine in
+the learner's process would.
 
 New weights are a message too, behind those that were sent before it: a slice swaps them in between
 two steps, and samples what it is sent later with them. It fetches them in a thread of its own
@@ -425,8 +425,8 @@ class Slices:
     if self._losses[each.number] >= MAX_LOSSES:
       raise SlicesError(
         f"sampler slice {each.number} was lost {MAX_LOSSES} times while no request ended, the last "
-        f"time because: {how}; mend its node (ray logs has what its actor wrote), or a request "
-        "ends it: look at the tasks in play"
+        f"time because: {how}; either its node is faulty (ray logs has what its actor wrote), or "
+        "one of its requests crashes it (look at the tasks in play)"
       )
 
   def _kill(self, each: _Slice) -> None:

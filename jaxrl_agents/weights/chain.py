@@ -33,8 +33,8 @@ def route(folder: Folder, start: int, version: int) -> list[Manifest]:
     manifest = manifest_lib.read(place, at)
     if manifest.base is None or manifest.base >= at:
       raise manifest_lib.CorruptWeights(
-        f"{manifest_lib.path(place, at)} has the base {manifest.base}; the next complete version "
-        "repairs it"
+        f"{manifest_lib.path(place, at)} is damaged: it names {manifest.base} as its predecessor, "
+        "which is no earlier version; samplers go on from the next complete version"
       )
     found.append(manifest)
     at = manifest.base

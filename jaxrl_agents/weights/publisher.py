@@ -237,7 +237,7 @@ class Publisher:
   def _slow(self) -> str:
     return (
       f"version {self._version} was not written within {self._timeout_s:g} s to {self._folder}; "
-      "is the disk full or gone?"
+      "check that its disk has room and answers, then run the same command again"
     )
 
 

@@ -225,12 +225,14 @@ class Receiver:
       newest = max(manifest_lib.versions(manifest_lib.differences(self._folder)), default=version)
       if newest > version:  # only the newest is written complete
         raise FileNotFoundError(
-          f"no way leads to version {version} in {self._folder}, and version {newest} has come"
+          f"version {version} in {self._folder} cannot be rebuilt from differences, and version "
+          f"{newest} has come"
         )
       if time.monotonic() > deadline:
         raise CorruptWeights(
-          f"no way leads to version {version} in {self._folder}, and its publisher did not write "
-          f"it complete within {self._timeout_s:g} s; is it running, and in one process?"
+          f"version {version} in {self._folder} cannot be rebuilt: no complete version leads to it "
+          "by differences, and its publisher did not write it complete within "
+          f"{self._timeout_s:g} s; check that the learner runs, in one process"
         )
       time.sleep(_POLL_S)
     return self._read(version, version, complete=True)

@@ -1,4 +1,4 @@
-"""Waits for tensorstore that end: a disk or bucket that does not answer is a named error."""
+"""Bounded waits for tensorstore: a disk or bucket that does not answer raises an error."""
 
 from __future__ import annotations
 

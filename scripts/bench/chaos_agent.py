@@ -55,7 +55,7 @@ class ChaosAgent(NumberAgent):
     """None: they would take longer than the run."""
     return ()
 
-  def turn_s(self, options, stall_s):
+  def max_turn_s(self, options, stall_s):
     """Most seconds of a turn."""
     return TURN_S
 

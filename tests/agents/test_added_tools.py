@@ -24,12 +24,12 @@ def clock(text="noon"):
 
 def test_a_name_that_is_taken_is_an_error():
   with pytest.raises(ValueError, match="there is a tool 'time_now' already"):
-    added_tools.taken([clock()], {"time_now": clock()}, max_tokens=lambda: 9, count=len)
+    added_tools.checked([clock()], {"time_now": clock()}, max_tokens=lambda: 9, count=len)
 
 
 def test_results_are_cut_to_the_limit_at_the_time_of_the_call():
   limit = 300
-  tools = added_tools.taken([clock("ab" * 500)], {}, max_tokens=lambda: limit, count=len)
+  tools = added_tools.checked([clock("ab" * 500)], {}, max_tokens=lambda: limit, count=len)
   first = asyncio.run(run_call(tools, CALL))
   limit = 100
   second = asyncio.run(run_call(tools, CALL))

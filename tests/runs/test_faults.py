@@ -101,7 +101,7 @@ def test_a_disk_that_does_not_answer_while_weights_are_published_ends_the_run(
 
   monkeypatch.setattr(store, "fetch", hung)
   monkeypatch.setattr(batches, "TIMEOUT_S", 2.0)
-  with pytest.raises(TimeoutError, match=r"version 2 was not published within 2 s; is the disk"):
+  with pytest.raises(TimeoutError, match=r"version 2 was not published within 2 s; check"):
     small_run.run(tmp_path, **AHEAD)
   assert not answers.is_set()
   answers.set()

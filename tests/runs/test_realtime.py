@@ -117,7 +117,7 @@ async def learns(world):
   old, new = (np.asarray(world.cycles.fetched(v)["head"]) for v in (0, 1))
   assert np.abs(new - old).max() > 1e-3
   assert (await world.cycles.train())[0] == -1  # nothing is trained twice
-  verdict = await world.cycles.judge(1)
+  verdict = await world.cycles.gate(1)
   assert verdict.passed and set(verdict.unchecked) >= {"length", "question", "entropy"}
   now = world.traffic.deployer.now
   assert (now.trial.version, now.share, world.samplers[CANARY].version) == (1, 0.05, 1)
@@ -131,7 +131,7 @@ async def refuses(world):
   world.now_s = 22.0
   assert (await world.cycles.train())[0] == 2  # from the stable weights
   world.scores[CANARY] = 0.5
-  verdict = await world.cycles.judge(2)
+  verdict = await world.cycles.gate(2)
   assert not verdict.passed and "evaluation: gain -0.5" in verdict.reasons[0]
   now = world.traffic.deployer.now
   assert (now.stable.version, now.trial, now.quarantined) == (0, None, (1, 2))

@@ -9,7 +9,7 @@ from jaxrl_agents.policy import mtp, transformer
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.sampler import drafts
-from jaxrl_agents.sampler.draft_worth import DraftGains
+from jaxrl_agents.sampler.draft_gains import DraftGains
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import SamplingLimits
 

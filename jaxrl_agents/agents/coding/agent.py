@@ -109,7 +109,7 @@ class CodingAgent(Agent):
     """Raises ValueError where two options contradict each other."""
     config.check(options)
 
-  def turn_s(self, options: CodingConfig, stall_s: float) -> float:
+  def max_turn_s(self, options: CodingConfig, stall_s: float) -> float:
     """A turn may last as long as its calls, and the last one as long as judging and its control."""
     calls_s = options.max_calls * (options.command_s + tools.MARGIN_S)
     return stall_s + max(calls_s, 2 * options.grade_s)
@@ -119,7 +119,7 @@ class CodingAgent(Agent):
     return options.tools
 
   @contextlib.asynccontextmanager
-  async def served(
+  async def tools_to_serve(
     self, task: Task | None, services: CodingServices
   ) -> AsyncIterator[Mapping[str, Tool]]:
     """The tools of an episode of a task, which work on its damaged repository in a sandbox."""

@@ -2,8 +2,9 @@
 
 summarize     the policy writes a summary; the context becomes the request, the summary and the
               state that the harness knows
-discard_all   the context becomes the request alone hide_results  the contents of older tool results
-are removed none          nothing is removed; the episode ends when the context is full
+discard_all   the context becomes the request alone
+hide_results  the contents of older tool results are removed
+none          nothing is removed; the episode ends when the context is full
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class CodingEnv:
   def add_tools(self, tools: Sequence[Tool]) -> None:
     """Gives the policy further tools, whose calls a restored sandbox does not repeat."""
     workspace = self._workspace
-    self._added_tools = added_tools.taken(
+    self._added_tools = added_tools.checked(
       tools, workspace.tools, max_tokens=lambda: workspace.max_tokens, count=self._chat.count
     )
     workspace.tools |= self._added_tools

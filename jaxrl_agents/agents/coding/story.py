@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_agents.agents.story import Comparison, Panel, Story, told_haste
+from jaxrl_agents.agents.story import Comparison, Panel, Story, hasty_note
 
 PANELS = (
   Panel("Solved", "mean over tasks", ("solved", "mended", "kept"), low=0.0, high=1.0),
@@ -59,7 +59,7 @@ STORY = Story(
     "ends where its context is full. Blind enumeration makes random edits of the kind that did the "
     "damage until the visible tests pass, with as many edits as the policy makes on average."
   ),
-  addition=told_haste("coding"),
+  addition=hasty_note("coding"),
   panels=PANELS,
   compared=Comparison(
     evaluations=(

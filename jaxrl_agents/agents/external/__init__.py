@@ -1,1 +1,1 @@
-"""An agent that exists already, trained behind the gateway as it is."""
+"""An existing agent, trained behind the gateway as it is."""

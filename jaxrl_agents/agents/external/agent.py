@@ -1,4 +1,4 @@
-"""The record of an agent that exists already and speaks to its policy over HTTP."""
+"""The `Agent` of an existing agent, which talks to its policy over HTTP."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ExternalAgent(Agent):
         f"external.players has no {name!r}, only {', '.join(names) or 'none'}; add it there"
       )
 
-  def turn_s(self, options: ExternalConfig, stall_s: float) -> float:
+  def max_turn_s(self, options: ExternalConfig, stall_s: float) -> float:
     """A rollout may be silent to its end, while its agent uses a tool, and while it is judged."""
     return stall_s + 2 * options.timeout_s
 

@@ -1,4 +1,4 @@
-"""Options of an agent that exists already."""
+"""Options of an existing agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rollout of an agent that exists already: a session of the gateway, from start to reward."""
+"""One rollout of an existing agent: a session of the gateway, from start to reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts an agent that exists already and waits for its end: a command, a function or a hook."""
+"""Starts an existing agent and waits for its end: a command, a function or a hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of an agent that exists already: rows of a file, or of a function."""
+"""Tasks of an existing agent: rows of a file, or of a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of Context-1's search agent (see `agents.agent`)."""
+"""The `Agent` of Context-1's search agent."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SearchAgent(Agent):
     return [spec.name for spec in own]
 
   @contextlib.asynccontextmanager
-  async def served(
+  async def tools_to_serve(
     self, task: Task | None, services: SearchServices
   ) -> AsyncIterator[Mapping[str, Tool]]:
     """Search, grep and read; no search of a session finds a chunk twice. A task gives chunks its

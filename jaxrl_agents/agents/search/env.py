@@ -48,7 +48,7 @@ class SearchEnv:
 
   def add_tools(self, tools: Sequence[Tool]) -> None:
     """Gives the policy further tools; their results cannot be pruned."""
-    self._tools |= added_tools.taken(
+    self._tools |= added_tools.checked(
       tools, self._tools, max_tokens=lambda: self._corpus.max_tokens, count=self._chat.count
     )
     self._first = added_tools.announced(self._first, tools, self._limits.system_prompt)

@@ -1,8 +1,9 @@
 """A scripted player for the search environment, whose episodes the warm-up imitates.
 
 The expert knows which chunks support which clue, searches as a policy would, and answers only from
-what it can see. It makes mistakes on purpose, and in some episodes it is hasty, so that
-reinforcement learning can improve on it.
+what it can see. In tasks without hops it makes random mistakes (`ExpertNoise`), so that
+reinforcement learning can improve on it. In tasks with hops (`CAREFUL`) it makes none, except that
+it lists the best hit of a search that missed. `search.hasty` and `search.generous` change either.
 """
 
 from __future__ import annotations

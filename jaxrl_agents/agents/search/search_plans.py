@@ -1,7 +1,7 @@
 """What scripted players without gold search for, and which hits they list.
 
-A plan is asked for its `queries`, told by `ask` how many of them, from the first on, are now made,
-and reads their results in `learn`, in order.
+`queries` are those still to be made, `ask(n)` marks the first n of them as made, and `learn` reads
+their results in order.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_agents.agents.story import Comparison, Panel, Story, told_haste
+from jaxrl_agents.agents.story import Comparison, Panel, Story, hasty_note
 
 
 def limits(options: Mapping[str, Any], section: str = "search") -> dict[str, int]:
@@ -70,7 +70,7 @@ STORY = Story(
     "script with gold knows which chunks to list, once a search has shown them."
   ),
   limits=limits,
-  addition=told_haste("search"),
+  addition=hasty_note("search"),
   panels=PANELS,
   compared=Comparison(
     evaluations=(

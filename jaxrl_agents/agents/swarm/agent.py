@@ -79,7 +79,7 @@ class SwarmAgent(Agent):
     corpus = (search_view.SEARCH, search_view.GREP, search_view.READ)
     return [spec.name for spec in (view.CREATE, view.ASSIGN, *corpus)]
 
-  def turn_s(self, options: SwarmConfig, stall_s: float) -> float:
+  def max_turn_s(self, options: SwarmConfig, stall_s: float) -> float:
     """A turn of the orchestrator may last as long as its sub-agents."""
     return stall_s + options.sub_deadline_s
 

@@ -81,7 +81,7 @@ class SwarmEnv:
   def add_tools(self, tools: Sequence[Tool]) -> None:
     """Gives further tools to the orchestrator and to all its sub-agents."""
     self._added = tuple(tools)
-    self._tools |= added_tools.taken(
+    self._tools |= added_tools.checked(
       tools, self._tools, max_tokens=lambda: self._corpus.max_tokens, count=self._chat.count
     )
     self._specs = tuple(tool.spec for tool in self._tools.values())

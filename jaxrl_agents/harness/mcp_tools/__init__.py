@@ -5,7 +5,7 @@ process     the standard input and output of a server that is a program of this 
 connection  one connection to a server, held by a task of its own
 session     calls within their deadline; replaces a connection that failed
 results     what a server returned, as the text that a policy reads
-episodes    gives the tools to an environment, and ends with it what is its own
+episodes    gives the tools to an environment, and closes its own connections with it
 
 https://modelcontextprotocol.io. The modules need the package `mcp`; this file does not.
 """

@@ -41,7 +41,7 @@ class Sessions:
     return Session(server, self._listing.tools[name], self._starts)
 
 
-class Equipped:
+class EnvWithMcpTools:
   """An environment with the tools of `sessions` beside its own."""
 
   def __init__(self, env: Env, sessions: Sessions):

@@ -134,7 +134,7 @@ def test_an_agent_that_never_ends_is_ended_and_its_calls_so_far_are_judged():
 def test_a_run_waits_for_a_rollout_that_is_silent_for_its_whole_time_and_judged_as_long():
   """300 s of an agent, 300 s of its reward, and the 120 s that any message may take."""
   chosen = ExternalConfig(function=f"{MODULE}:function", timeout_s=300.0, max_calls=16)
-  assert AGENT.turn_s(chosen, 120.0) == 720.0
+  assert AGENT.max_turn_s(chosen, 120.0) == 720.0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""How hard tasks are for a search engine alone: what one finds, what one per clue."""
+"""How hard tasks are for a search engine alone: the share of gold facts that it finds with the
+whole question as one query, and with one query for each clue.
+"""
 
 from __future__ import annotations
 

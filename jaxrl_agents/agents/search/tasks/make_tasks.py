@@ -1,4 +1,6 @@
-"""Makes task sets: documents, chunks, facts, tasks and clues of a corpus, all of one cut."""
+"""Makes task sets: documents, chunks, facts, tasks and clues of a corpus, all of
+the same chunking.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simple tasks without number, for first practice: a few clues, one of them asked for."""
+"""An unlimited supply of simple practice tasks: a few clues, one of which is asked for."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_agents.config import LearnerConfig
 from jaxrl_agents.harness.segments import Turn, to_segments
-from jaxrl_agents.learner import canary, kept_cache
+from jaxrl_agents.learner import canary, mixed_version_canary
 from jaxrl_agents.learner.advantage import Rollout
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
@@ -76,7 +76,7 @@ def rollouts(engine):
 
 
 def compared(rollouts, weights=WEIGHTS):
-  return canary.of_kept_caches(rollouts, weights.get, cfg=CFG, learner=LEARNER, temperature=1.0)
+  return canary.of_mixed_caches(rollouts, weights.get, cfg=CFG, learner=LEARNER, temperature=1.0)
 
 
 def test_tokens_sampled_after_a_swap_agree_on_the_cache_that_older_weights_left(rollouts):
@@ -133,7 +133,7 @@ def test_sequences_with_a_version_that_is_not_kept_are_passed_over(rollouts):
 @pytest.mark.slow
 def test_on_a_mesh_and_on_split_cores_caches_are_built_again_as_on_one_device():
   """Log-probabilities within 1e-5, of the right weights and of wrong ones, which are found."""
-  forced_devices.check_on_eight("tests.learner.eight_devices_kept_cache")
+  forced_devices.check_on_eight("tests.learner.eight_devices_mixed_version_canary")
 
 
 def test_a_prompt_that_two_versions_computed_is_left_out():
@@ -141,7 +141,7 @@ def test_a_prompt_that_two_versions_computed_is_left_out():
     np.array([3, 4], np.int32), np.zeros(2, np.float32), np.array(versions, np.int32), None, "stop",
     began=began,
   )  # fmt: skip
-  mixed = lambda *versions, began: kept_cache.mixed(
+  mixed = lambda *versions, began: mixed_version_canary.mixed(
     *to_segments([Turn(PROMPTS[0], reply(versions, began))])
   )
   assert mixed(5, 5, began=3) is None and mixed(3, 3, began=3) is None
@@ -160,4 +160,4 @@ def test_tokens_whose_loss_was_taken_are_not_compared():
     began=3,
     kept=np.arange(4) > 0,
   )
-  assert kept_cache.mixed(segment) is None
+  assert mixed_version_canary.mixed(segment) is None

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.learner import losses, packing, train_step
-from jaxrl_agents.learner.given_targets import GivenTargets, pack
+from jaxrl_agents.learner.explicit_targets import ExplicitTargets, pack
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy import transformer
 from jaxrl_agents.policy.config import PolicyConfig
@@ -24,7 +24,7 @@ CFG = PolicyConfig(
 
 def sequence(n, seed):
   random = np.random.default_rng(seed)
-  return GivenTargets(
+  return ExplicitTargets(
     tokens=random.integers(0, 32, n).astype(np.int32),
     targets=random.integers(0, 32, n).astype(np.int32),
     weights=random.normal(size=n).astype(np.float32),

@@ -1,4 +1,4 @@
-"""Tells what learner and publisher do, around the calls of the learner's loop."""
+"""Wraps the functions of the learner's loop, so that they log what learner and publisher do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxrl_agents.service_log import Tell
 from jaxrl_agents.types import Group
 
 
-def plan(
+def logged(
   whole: Plan, learner: Tell, publisher: Tell, after_step: Callable[[], None] = lambda: None
 ) -> Plan:
   """The plan, which tells the states of both services as its functions are called.

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jaxrl_agents.fleet.ahead import Ahead
+from jaxrl_agents.fleet.async_rollouts import AsyncRollouts
 from jaxrl_agents.fleet.pacing import Pacing
 from jaxrl_agents.types import Group, Task
 
@@ -45,7 +45,7 @@ class Broken:
 
 def test_all_batches_come_in_order_and_are_played_in_the_other_thread():
   server = Instant()
-  with Ahead(server, pacing(), lambda draw: draw) as ahead:
+  with AsyncRollouts(server, pacing(), lambda draw: draw) as ahead:
     batches = []
     for _ in range(4):
       batches.append([group.task.id for group in ahead.take(2)])
@@ -57,7 +57,7 @@ def test_all_batches_come_in_order_and_are_played_in_the_other_thread():
 
 def test_what_is_played_after_a_swap_is_played_with_the_new_weights():
   server = Instant()
-  with Ahead(server, pacing(depth=0), lambda draw: draw) as ahead:
+  with AsyncRollouts(server, pacing(depth=0), lambda draw: draw) as ahead:
     ahead.take(2)
     for _ in range(3):
       ahead.between_steps(lambda: setattr(server, "weights", server.weights + 1))
@@ -68,7 +68,7 @@ def test_what_is_played_after_a_swap_is_played_with_the_new_weights():
 
 def test_a_swap_is_made_though_nothing_is_played_after_it():
   server = Instant()
-  with Ahead(server, pacing(batches=1), lambda draw: draw) as ahead:
+  with AsyncRollouts(server, pacing(batches=1), lambda draw: draw) as ahead:
     ahead.take(2)
     ahead.between_steps(lambda: time.sleep(0.2))
     ahead.between_steps(lambda: setattr(server, "weights", 1))
@@ -80,14 +80,14 @@ def test_an_error_in_the_last_swap_is_raised_when_the_context_ends():
     raise OSError("version 7 is damaged")
 
   with pytest.raises(OSError, match="version 7 is damaged"):
-    with Ahead(Instant(), pacing(batches=1), lambda draw: draw) as ahead:
+    with AsyncRollouts(Instant(), pacing(batches=1), lambda draw: draw) as ahead:
       ahead.take(2)
       ahead.between_steps(lambda: time.sleep(0.2))
       ahead.between_steps(damaged)
 
 
 def test_an_error_of_the_thread_is_raised_where_groups_are_taken():
-  with Ahead(Broken(), pacing(), lambda draw: draw) as ahead:
+  with AsyncRollouts(Broken(), pacing(), lambda draw: draw) as ahead:
     with pytest.raises(ValueError, match="no engine"):
       ahead.take(2)
     with pytest.raises(ValueError, match="no engine"):
@@ -97,7 +97,7 @@ def test_an_error_of_the_thread_is_raised_where_groups_are_taken():
 def test_a_thread_that_hangs_is_an_error_after_its_timeout():
   with (
     pytest.raises(RuntimeError, match="did not end within 0.2 s"),
-    Ahead(Stuck(), pacing(), lambda draw: draw, timeout_s=0.2) as ahead,
+    AsyncRollouts(Stuck(), pacing(), lambda draw: draw, timeout_s=0.2) as ahead,
     pytest.raises(RuntimeError, match="gave no sign for"),
   ):
     ahead.take(2)
@@ -105,7 +105,7 @@ def test_a_thread_that_hangs_is_an_error_after_its_timeout():
 
 def test_the_idle_time_of_the_sampler_is_measured():
   began = time.monotonic()
-  with Ahead(Instant(), pacing(batches=1), lambda draw: draw) as ahead:
+  with AsyncRollouts(Instant(), pacing(batches=1), lambda draw: draw) as ahead:
     ahead.take(2)
     time.sleep(0.3)
     assert 0.1 < ahead.take_idle_s() <= time.monotonic() - began

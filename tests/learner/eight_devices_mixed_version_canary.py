@@ -1,5 +1,5 @@
-"""Run by test_kept_cache.py on 8 forced host devices: caches that are built again on a mesh, from
-weights that were published, give the log-probabilities of one device.
+"""Run by test_mixed_version_canary.py on 8 forced host devices: caches that are built again on a
+mesh, from weights that were published, give the log-probabilities of one device.
 """
 
 import dataclasses
@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_agents.learner import canary, kept_cache
+from jaxrl_agents.learner import canary, mixed_version_canary
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import cores, setup
 from jaxrl_agents.runs.published_weights import Published
 from jaxrl_agents.weights import store
-from tests.learner.test_kept_cache import FIRST, SECOND, THIRD, made_engine, sampled
+from tests.learner.test_mixed_version_canary import FIRST, SECOND, THIRD, made_engine, sampled
 from tests.policy import tiny
 from tests.runs.small_run import configured
 
@@ -46,7 +46,7 @@ def gaps(rollouts, config, folder):
   """|log pi - log mu| of the tokens that were sampled from several versions; devices of weights."""
   with setup.devices(config), setup.learner_devices(config):
     published = Published(config, folder)
-    found, versions = kept_cache.gaps(
+    found, versions = mixed_version_canary.gaps(
       rollouts,
       published,
       cfg=config.policy.model,
@@ -74,7 +74,7 @@ def check(cfg, places, folder):
       np.testing.assert_allclose(found, wanted, atol=1e-5, err_msg=f"{sections} {name}")
     with setup.devices(config), setup.learner_devices(config):
       with pytest.raises(canary.CanaryError, match="at version 3, then 5, then 6"):
-        canary.of_kept_caches(
+        canary.of_mixed_caches(
           rollouts,
           Published(config, folder / "wrong"),
           cfg=cfg,

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxrl_agents.learner import advantage, left_out, loop
+from jaxrl_agents.learner import advantage, loop, loss_exclusions
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
 
@@ -16,7 +16,7 @@ def test_masking_takes_the_loss_of_old_tokens_alone():
   segment = Segment(np.arange(5, dtype=np.int32), mask, logprobs, versions, began=4)
   trajectory = Trajectory("t", (segment,), (), {}, "end", {"reward": 1.0})
   group = Group(Task("t", "toy", "", {}), (trajectory,), "g")
-  (young,) = left_out.without_old_tokens(group, 8).trajectories
+  (young,) = loss_exclusions.without_old_tokens(group, 8).trajectories
   (found,) = young.segments
   assert found.loss_mask.tolist() == [False, False, True, False, True]
   assert found.versions.tolist() == [-1, -1, 8, -1, 12]
@@ -55,7 +55,7 @@ CUT_OFF = of_rewards(rollout(1.0), rollout(0.0, truncated=2.0), rollout(4.0))
 def test_a_finished_rollout_is_truncated_if_a_limit_cut_off_a_reply_or_the_episode(
   played, expected
 ):
-  assert left_out.is_truncated(rollout(0.0, **played)) is expected
+  assert loss_exclusions.is_truncated(rollout(0.0, **played)) is expected
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_finished_rollout_is_truncated_if_a_limit_cut_off_a_reply_or_the_episo
 def test_a_truncated_rollout_is_trained_or_in_the_baseline_alone_or_left_out(
   how, trained, advantages
 ):
-  groups = left_out.without_truncated([CUT_OFF], how)
+  groups = loss_exclusions.without_truncated([CUT_OFF], how)
   rollouts, metrics = advantage.score(groups)
   assert [each.loss_tokens for each in rollouts] == trained
   assert [each.advantage for each in rollouts] == pytest.approx(advantages)
@@ -82,7 +82,7 @@ def test_a_truncated_rollout_is_trained_or_in_the_baseline_alone_or_left_out(
 def test_a_group_is_constant_if_what_is_left_of_it_is():
   group = of_rewards(rollout(1.0), rollout(0.0, stop="turn_limit"), rollout(1.0))
   for how, constant in (("train", False), ("mask", False), ("drop", True)):
-    (found,) = left_out.without_truncated([group], how)
+    (found,) = loss_exclusions.without_truncated([group], how)
     assert advantage.is_constant(found) is constant
   whole = dataclasses.replace(group, trajectories=group.trajectories[1:2])
-  assert advantage.is_constant(left_out.without_truncated([whole], "drop")[0])
+  assert advantage.is_constant(loss_exclusions.without_truncated([whole], "drop")[0])

@@ -1,4 +1,4 @@
-"""Plays rollouts in a thread of its own while the learner learns.
+"""Asynchronous rollouts: they are played in a thread of their own while the learner learns.
 
     learner's thread                          sampler's thread
     take(count) -> complete groups   <-       rounds of the rollout server, paced by `Pacing`
@@ -31,7 +31,7 @@ class Server(Protocol):
   def round(self, next_job: Callable[[], Any]) -> list[Group]: ...
 
 
-class Ahead:
+class AsyncRollouts:
   """Rollouts that are played ahead of the learner. Use as a context manager.
 
   Invariant: `Pacing` is used by one thread at a time; the server and its engines are used by the
@@ -72,7 +72,7 @@ class Ahead:
     self._idle_s = 0.0
     self._thread = threading.Thread(target=self._play, name="sampler", daemon=True)
 
-  def __enter__(self) -> Ahead:
+  def __enter__(self) -> AsyncRollouts:
     self._thread.start()
     return self
 
@@ -83,7 +83,7 @@ class Ahead:
     self._thread.join(self._timeout_s)
     if self._thread.is_alive():
       raise RuntimeError(
-        f"the sampler's thread did not end within {self._timeout_s:g} s; a program or a tool hangs"
+        f"the sampler's thread did not end within {self._timeout_s:g} s: a program or a tool hangs"
       )
     if kind is None and self._error and not self._told:
       raise self._error
@@ -148,7 +148,8 @@ class Ahead:
     silent_s = time.monotonic() - self._last_sign
     if silent_s > self._timeout_s:
       raise RuntimeError(
-        f"the sampler's thread gave no sign for {silent_s:.0f} s; a program or a tool hangs"
+        f"the sampler's thread gave no sign for {silent_s:.0f} s: a program or a tool hangs; "
+        "scripts/top.py shows what each service waits for; run the same command again"
       )
 
   def _play(self) -> None:

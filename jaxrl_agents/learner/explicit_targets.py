@@ -20,7 +20,7 @@ from jaxrl_agents.types import Segment
 
 
 @dataclasses.dataclass(frozen=True)
-class GivenTargets:
+class ExplicitTargets:
   """A sequence, and of each of its tokens what it predicts and what that counts.
 
   Attributes:
@@ -50,7 +50,7 @@ class Place:
 
 
 def pack(
-  data: Sequence[GivenTargets],
+  data: Sequence[ExplicitTargets],
   *,
   row_tokens: int,
   rows_per_microbatch: int,
@@ -95,7 +95,7 @@ def _standing_for(tokens: int) -> Segment:
   return Segment(zeros, np.arange(n) > 0, np.zeros(n, np.float32), zeros)
 
 
-def _write(batch: packing.Batch, place: Place, given: GivenTargets) -> None:
+def _write(batch: packing.Batch, place: Place, given: ExplicitTargets) -> None:
   here = (place.row, slice(place.start, place.end))
   batch.tokens[here] = given.tokens
   batch.depths[here] = np.arange(len(given.tokens))

@@ -13,7 +13,7 @@ MAX_RETRIES = 2
 """How often a job is played again after its worker died."""
 
 
-class SetAside:
+class CrashingTasks:
   """The jobs whose workers died (harness.worker_process.Job).
 
   Any of the jobs of a worker may have killed it. Therefore at most one of them is in play at a
