@@ -79,6 +79,7 @@ class Registry:
 
   def has(self, id: str) -> bool:
     """Whether there is a session of this id."""
+    self._forget()
     return id in self._by_id
 
   def _forget(self) -> None:

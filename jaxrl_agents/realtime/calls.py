@@ -66,11 +66,6 @@ class LoggedCall:
     return tuple(sorted({int(v) for v in self.generation.versions}))
 
 
-def own_prompt(call: Call) -> np.ndarray:
-  """The ids of the prompt of a call in a token tree that its parent does not have, int32 [P']."""
-  return call.turn.prompt[len(call.parent.tokens) if call.parent else 0 :]
-
-
 def tools_digest(call: Call) -> str:
   """A digest of the tools that a call offers; "" if none."""
   if not call.tools:

@@ -12,6 +12,7 @@ import dataclasses
 import hmac
 import math
 import pathlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +123,7 @@ class Traffic:
     event = Event(
       event_id=fields.need("event_id", str),
       session=fields.need("session", str),
-      call=fields.take("call", str, ""),
+      call=self._call_of(fields.take("call", str, "")),
       user=user_hash(fields.need("user", str), self.user_key),
       kind=fields.need("kind", str),
       value=_number(fields.number("value", least=-1e9, most=1e9)),
@@ -137,6 +138,10 @@ class Traffic:
     if new:
       self.append(event.record(), durable=True)
     return {"accepted": new}
+
+  def _call_of(self, name: str) -> str:
+    """The id of a call in the log; clients know it with a prefix of their API."""
+    return name if name in self.join.calls else re.sub(r"^(chatcmpl-|cmpl-|msg_|resp_)", "", name)
 
   def sampler(self, arm: str) -> Sampler:
     """The sampler of an arm."""
@@ -157,17 +162,20 @@ class _Watched:
     """Logs a call, also one whose tool calls are broken."""
     made = call.turn.generation
     turn = sum(message.role == "assistant" for message in call.history)
+    parent = call.parent
+    while parent and parent.id not in self.traffic.join.calls:
+      parent = parent.parent  # that one could not be logged
     logged = calls_lib.LoggedCall(
       id=call.id,
       session=session.id,
       user=self.user,
-      parent=call.parent.id if call.parent else "",
+      parent=parent.id if parent else "",
       arm=self.arm,
       digest=self.served.digest,
       time_s=self.traffic.clock(),
       latency_s=latency_s,
       tools=calls_lib.tools_digest(call),
-      prompt=calls_lib.own_prompt(call),
+      prompt=call.turn.prompt[len(parent.tokens) if parent else 0 :],
       generation=made,
       behaviour=behaviour.figures(said, made, latency_s),
       features={

@@ -105,10 +105,15 @@ class Cycles:
     self._draws = 0
     self._stable_scores: tuple[int, TaskScores] | None = None
     self.trial: Trial | None = None
-    deployer = traffic.deployer
-    if deployer.now.trial and not deployer.now.stage:  # it died between publication and gate
-      deployer.roll_back()
     self._watch()
+
+  def _waits_for_gate(self) -> int:
+    """The version that was trained and that the gate has not decided on; -1 if there is none."""
+    now, join = self.traffic.deployer.now, self.traffic.join
+    if now.trial and not now.stage:
+      return now.trial.version
+    published = manifest_lib.versions(self.traffic.deployer.folder)
+    return join.newest if join.newest > now.newest and join.newest in published else -1
 
   def _watch(self) -> None:
     """Has a trial watch the candidate among users; a stable one may still be rolled back."""
@@ -133,9 +138,14 @@ class Cycles:
     """Trains the next batch from the stable weights and publishes a version.
 
     Returns:
-      (version, metrics); version -1 if there was nothing to train.
+      (version, metrics), of the version that waits for the gate if there is one; -1 if there was
+      nothing to train, or while a version is on trial.
     """
     join, deployer = self.traffic.join, self.traffic.deployer
+    if (version := self._waits_for_gate()) >= 0:  # its process died, or the gate raised
+      return version, {}
+    if deployer.now.trial:  # another version could not be proposed
+      return -1, {}
     number = max(join.batches, default=-1)
     version = max(deployer.now.newest, *manifest_lib.versions(deployer.folder)) + 1
     dropped: dict[str, int] = {}
@@ -160,7 +170,8 @@ class Cycles:
   async def gate(self, version: int) -> Verdict:
     """Proposes a version, and lets it into the canary or rolls it back, as the gate decides."""
     deployer = self.traffic.deployer
-    deployer.propose(version)
+    if not (trial := deployer.now.trial) or deployer.now.stage or trial.version != version:
+      deployer.propose(version)  # else the gate did not decide the last time
     await self.serve()
     verdict, figures = await self.verdict(self._samplers[CANARY])
     if verdict.passed:
@@ -193,10 +204,10 @@ class Cycles:
   async def step(self) -> bool:
     """Lets the trial go on; returns whether what is served changed."""
     changed = self.trial is not None and self.trial.step(self.traffic.clock())
-    if changed:
-      await self.serve()
-      if self.trial and self.trial.rolled_back:
-        self._watch()
+    if not self.traffic.deployer.now.trial or self.traffic.deployer.now.stage:
+      await self.serve()  # also what an earlier step could not fetch
+    if self.trial and self.trial.rolled_back:
+      self._watch()
     return changed
 
   def _accept(self, figures: Mapping[str, tuple[float, float]]) -> None:
@@ -300,7 +311,7 @@ class Cycles:
 
   def _publish(self, state: TrainState, version: int) -> None:
     now, folder = self.traffic.deployer.now, self.traffic.deployer.folder
-    oldest = min(p.version for p in (now.stable, now.previous) if p)
+    oldest = min(p.version for p in (now.stable, now.previous, now.replaced) if p)
     newer = sum(v > oldest for v in manifest_lib.versions(folder))
     store.publish(state.policy.params, version, folder, keep=newer + 2)
     self._moments = version, state.opt_state

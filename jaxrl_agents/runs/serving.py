@@ -54,6 +54,8 @@ class EngineSampler:
     self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
     self._entering = threading.Lock()
     self._ended = False
+    self.failed = asyncio.Event()
+    """Whether the engine failed, after which no request is answered any more."""
 
   @contextlib.contextmanager
   def running(self) -> Iterator[EngineSampler]:
@@ -123,6 +125,7 @@ class EngineSampler:
           self._answer(self._asked.pop(request_id), result)
     except Exception as error:
       why = RuntimeError(f"the engine failed: {type(error).__name__}: {error}")
+      self._loop.call_soon_threadsafe(self.failed.set)
       raise
     finally:
       with self._entering:
@@ -176,6 +179,23 @@ class EngineSampler:
     self._loop.call_soon_threadsafe(deliver)
 
 
+async def until_signal(engine: EngineSampler) -> None:
+  """Waits for SIGINT or SIGTERM.
+
+  Raises:
+    RuntimeError: the engine failed; whoever watches the server starts it again.
+  """
+  loop, signalled = asyncio.get_running_loop(), asyncio.Event()
+  for number in (signal.SIGINT, signal.SIGTERM):
+    loop.add_signal_handler(number, signalled.set)
+  waits = [asyncio.create_task(event.wait()) for event in (signalled, engine.failed)]
+  _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+  for wait in pending:
+    wait.cancel()
+  if not signalled.is_set():
+    raise RuntimeError("the engine failed, see above; start the server again")
+
+
 def service_key(file: str) -> str:
   """The service key in a file, which is made with a random one if it is not there.
 
@@ -204,6 +224,7 @@ def serve(config: RunConfig, checkpoint: str, *, host: str, port: int, key_file:
   Raises:
     ValueError: there is no such policy, or starlette and uvicorn are not installed.
     OSError: the address is taken.
+    RuntimeError: the engine failed.
   """
   try:
     from jaxrl_agents.gateway import app as app_lib
@@ -215,10 +236,7 @@ def serve(config: RunConfig, checkpoint: str, *, host: str, port: int, key_file:
   engine.warm_up()
 
   async def run() -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-      loop.add_signal_handler(number, stop.set)
-    with EngineSampler(engine, loop).running() as sampler:
+    with EngineSampler(engine, asyncio.get_running_loop()).running() as sampler:
       served = Served(
         chat_lib.load(config.policy.tokenizer, config.policy.thinking),
         sampler,
@@ -230,7 +248,9 @@ def serve(config: RunConfig, checkpoint: str, *, host: str, port: int, key_file:
       server = Server(app_lib.make_app(Registry(), service_key=key, served=served), host, port)
       await server.start()
       print(f"serving {checkpoint} at {server.url}/v1 (key in {key_file})", flush=True)
-      await stop.wait()
-      await server.stop()
+      try:
+        await until_signal(sampler)
+      finally:
+        await server.stop()
 
   asyncio.run(run())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import signal
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from jaxrl_agents.gateway.tinker.checkpoints import Checkpoints
 from jaxrl_agents.gateway.tinker.service import Served, Service
 from jaxrl_agents.runs import evaluation, setup
 from jaxrl_agents.runs.engines import make_engine
-from jaxrl_agents.runs.serving import EngineSampler, service_key
+from jaxrl_agents.runs.serving import EngineSampler, service_key, until_signal
 from jaxrl_agents.runs.tinker_learner import TinkerLearner
 from jaxrl_agents.runs.tinker_sampler import TinkerSampler
 
@@ -30,7 +29,7 @@ async def running(
   key: str,
   host: str = "127.0.0.1",
   port: int = 0,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[tuple[Server, EngineSampler]]:
   """A server of Tinker's API while the context lasts; it listens when the context begins.
 
   Args:
@@ -65,7 +64,7 @@ async def running(
     server = Server(app_lib.make_app(Service(served), key=key), host, port)
     await server.start()
     try:
-      yield server
+      yield server, stepped
     finally:
       await server.stop()
       learner.close()
@@ -92,15 +91,12 @@ def serve(
   base = functools.partial(setup.loaded, config, str(evaluation.newest_policy(checkpoint)))
 
   async def run() -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-      loop.add_signal_handler(number, stop.set)
-    async with running(config, base, directory, key=key, host=host, port=port) as server:
+    async with running(config, base, directory, key=key, host=host, port=port) as (server, engine):
       print(
         f"serving {config.name} at TINKER_BASE_URL={server.url} with "
         f"TINKER_API_KEY=tml-$(cat {key_file})",
         flush=True,
       )
-      await stop.wait()
+      await until_signal(engine)
 
   asyncio.run(run())

@@ -303,6 +303,7 @@ def test_the_registry_forgets_what_is_over_and_nothing_that_came_later_under_its
   registry.add(Session(None, Limits(ttl_s=1, reward_s=0), id="b"))
   assert registry.of_id("a") is second and registry.of_key(first.key) is None
   now[0] = 2_000.0
+  assert not registry.has("a")  # so that its name may be used again
   registry.add(Session(None, Limits(), id="c"))
   assert [session.id for session in registry.sessions()] == ["c"]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import record_log
+from jaxrl_agents.realtime import calls as calls_lib
 from jaxrl_agents.realtime.arms import CANARY, STABLE, user_hash
 from jaxrl_agents.realtime.deployment import Deployer
 from jaxrl_agents.realtime.feedback import Kind
@@ -130,6 +131,44 @@ def test_feedback_needs_the_key_of_its_session_and_its_own_user(at):
   assert traffic.join.counts == {"joined": 1, "late": 1}
   (closed, _) = traffic.join.closed(101.0)
   assert closed.reward(KINDS) == 1.0
+
+
+@pytest.mark.parametrize("prefix", ["", "chatcmpl-"])
+def test_feedback_may_be_about_one_call_by_the_id_of_its_reply(at, prefix):
+  traffic, clock = at
+  with serving(Says(""), traffic=traffic) as gateway:
+    _, ann = opened(gateway, "ann")
+    first = said(gateway, ann)
+    said(gateway, ann, USER, first, USER)
+    (name, other) = traffic.join.calls
+    about = {"session": ann["session_id"], "call": f"{prefix}{other}"}
+    assert tell(gateway, SERVICE_KEY, **about) == (200, {"accepted": True})
+  clock.now_s = 101.0
+  traffic.join.closed(101.0)
+  rewards = [traffic.join.calls[each].reward(KINDS) for each in (name, other)]
+  assert rewards == [0.0, 1.0]
+
+
+def test_a_call_that_could_not_be_logged_is_the_parent_of_none(at, monkeypatch):
+  traffic, _ = at
+  append, full = traffic.append, [OSError(28, "No space left on device")]
+
+  def once_full(record, **options):
+    if record["kind"] == "call" and full:
+      raise full.pop()
+    append(record, **options)
+
+  monkeypatch.setattr(traffic, "append", once_full)
+  with serving(Says(""), traffic=traffic) as gateway:
+    _, ann = opened(gateway, "ann")
+    asked = body(USER)
+    assert send(gateway, "POST", "/v1/chat/completions", asked, ann["api_key"])[0] == 503
+    answer = said(gateway, ann)
+    said(gateway, ann, USER, answer, {"role": "user", "content": "again"})
+  of_id = lambda name: traffic.join.calls[name].call
+  segments = [calls_lib.segment(each.call, of_id) for each in traffic.join.calls.values()]
+  whole = words(segments[-1].tokens)
+  assert len(segments) == 2 and whole.count("old<|end|>") == 2 and "again" in whole
 
 
 def test_after_a_restart_a_session_keeps_its_user_and_its_key_and_its_id_is_taken(at):

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_agents.runs.serving import EngineSampler
+from jaxrl_agents.runs.serving import EngineSampler, until_signal
 from jaxrl_agents.types import SamplingLimits
 
 LIMITS = SamplingLimits(4, (1,))
@@ -62,6 +62,8 @@ def test_whoever_waits_is_told_when_the_engine_fails():
           await asyncio.wait_for(task, 10)
       with pytest.raises(RuntimeError, match="the engine has ended"):
         await asyncio.wait_for(ask(sampler, 3), 10)
+      with pytest.raises(RuntimeError, match="start the server again"):
+        await asyncio.wait_for(until_signal(sampler), 10)  # a server ends with its engine
 
   asyncio.run(run())
 

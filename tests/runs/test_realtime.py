@@ -72,6 +72,8 @@ class World:
 
   async def evaluate(self, sampler):
     score = self.scores[CANARY if sampler is self.samplers[CANARY] else STABLE]
+    if score is None:
+      raise ValueError("no scores")
     return {str(i): score for i in range(20)}
 
   async def session(self, value):
@@ -116,12 +118,19 @@ async def learns(world):
   assert world.traffic.join.batches == {0: tuple(names)}
   old, new = (np.asarray(world.cycles.fetched(v)["head"]) for v in (0, 1))
   assert np.abs(new - old).max() > 1e-3
-  assert (await world.cycles.train())[0] == -1  # nothing is trained twice
+  for cycles in (world.cycles, world.made_again()):
+    assert await cycles.train() == (1, {})  # nothing is trained twice: version 1 waits for the gate
+  world.scores[CANARY] = None
+  with pytest.raises(ValueError, match="no scores"):
+    await world.cycles.gate(1)
+  assert await world.cycles.train() == (1, {})  # the gate that failed is asked again
+  world.scores[CANARY] = 1.0
   verdict = await world.cycles.gate(1)
   assert verdict.passed and set(verdict.unchecked) >= {"length", "question", "entropy"}
   now = world.traffic.deployer.now
   assert (now.trial.version, now.share, world.samplers[CANARY].version) == (1, 0.05, 1)
   assert world.samplers[STABLE].version == 0
+  assert await world.cycles.train() == (-1, {})  # another version could not be proposed
 
 
 async def refuses(world):
@@ -146,10 +155,18 @@ async def goes_on(world):
   again = world.made_again()
   version, metrics = await again.train()
   assert version == 3 and metrics["calls"] == 3
+  world.traffic.deployer.propose(3)  # and the process dies before the gate has decided
+  again = world.made_again()
+  assert await again.train() == (3, {})
+  assert not (await again.gate(3)).passed
   version, metrics = await again.train()
   assert version == 4 and metrics["calls"] == 1
-  world.traffic.deployer.propose(4)  # and the process dies before the gate
-  assert world.made_again().traffic.deployer.now.quarantined == (1, 2, 4)
+  assert not (await again.gate(4)).passed
+  assert world.traffic.deployer.now.quarantined == (1, 2, 3, 4)
+
+
+def fails(version):
+  raise OSError("stale file handle")
 
 
 async def keeps_watch(world):
@@ -174,10 +191,17 @@ async def keeps_watch(world):
   batch = {"kind": feedback.BATCH, "number": number, "version": 6, "dropped": []}
   world.traffic.append({**batch, "calls": names})
   again.trial.compared.worse = True  # what users say of it later
-  assert await again.step() and deployer.now.stable.version == 7
+  fetched, again.fetched = again.fetched, fails
+  with pytest.raises(OSError, match="stale"):
+    await again.step()
+  again.fetched = fetched
+  assert not await again.step()  # it was rolled back before
+  assert deployer.now.stable.version == world.samplers[STABLE].version == 7
   version, metrics = await world.made_again().train()
   assert (version, metrics["calls"], join.versions[number]) == (8, 1, 8)
   assert join.batches[number] == (names[0],)
+  deployer.propose(8)
+  deployer.roll_back()
   assert (await world.made_again().train())[0] == -1
   # A batch of which nothing is left does not stop those after it.
   world.traffic.append({**batch, "number": number + 1, "version": 9, "calls": [names[1]]})

@@ -158,7 +158,7 @@ def client(tmp_path_factory):
   found = {}
 
   async def serve():
-    async with tinker_service.running(CONFIG, base, str(folder), key="key") as server:
+    async with tinker_service.running(CONFIG, base, str(folder), key="key") as (server, _):
       found["url"], found["stop"] = server.url, asyncio.Event()
       started.set()
       await found["stop"].wait()

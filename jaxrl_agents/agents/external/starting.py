@@ -17,7 +17,7 @@ import tempfile
 import traceback
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import IO, Any
 
 from jaxrl_agents import background
@@ -127,7 +127,8 @@ async def command(
       raise ValueError(f"external.command cannot be started: {error}") from error
     timed_out = False
     try:
-      await asyncio.wait_for(process.wait(), timeout_s)
+      async with _ends_with_us(process.pid, folder):
+        await asyncio.wait_for(process.wait(), timeout_s)
     except TimeoutError:
       timed_out = True
     finally:
@@ -148,6 +149,23 @@ def _argv(words: str, places: Mapping[str, str]) -> list[str]:
   return found
 
 
+@contextlib.asynccontextmanager
+async def _ends_with_us(group: int, folder: pathlib.Path) -> AsyncIterator[None]:
+  """Has a watcher end a group of processes and remove its folder if this process dies within the
+  context: the pipe that it reads is then closed.
+  """
+  words = ("sh", "-c", 'read _; kill -9 "-$0"; rm -rf "$1"', str(group), str(folder))
+  watcher = await asyncio.create_subprocess_exec(
+    *words, stdin=asyncio.subprocess.PIPE, start_new_session=True
+  )
+  try:
+    yield
+  finally:
+    with contextlib.suppress(ProcessLookupError):
+      watcher.kill()
+    await watcher.wait()
+
+
 async def _end(process: asyncio.subprocess.Process) -> None:
   """Ends a command and what it started; whatever was left behind of it, too."""
   for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
@@ -165,7 +183,26 @@ def _tail(file: IO[bytes]) -> str:
 
 def in_thread(function: Callable[[], Any]) -> Awaitable[Any]:
   """The result of a function in a thread of its own: rollouts do not wait for one another's."""
-  return asyncio.wrap_future(background.call(function, "external"))
+
+  def called() -> Any:
+    with _exit_is_an_error():
+      return function()
+
+  return asyncio.wrap_future(background.call(called, "external"))
+
+
+@contextlib.contextmanager
+def _exit_is_an_error() -> Iterator[None]:
+  """Has `sys.exit` end the agent that calls it, and not its worker with all other agents."""
+  try:
+    yield
+  except SystemExit as error:
+    raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
+
+
+async def _awaited(running: Awaitable[Any]) -> Any:
+  with _exit_is_an_error():
+    return await running
 
 
 async def function(
@@ -180,7 +217,7 @@ async def function(
   arguments = (shown(task), f"{address.url}/v1", address.key, folder)
   running: Awaitable[Any]
   if inspect.iscoroutinefunction(call):
-    running = call(*arguments)
+    running = _awaited(call(*arguments))
   else:
     running = in_thread(functools.partial(call, *arguments))
   try:

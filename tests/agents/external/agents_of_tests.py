@@ -53,6 +53,25 @@ def yields_more():
   yield {"id": "c", "prompt": "p"}
 
 
+def exits(task, base_url, api_key, folder):
+  """Talks, and ends as programs do."""
+  talk(base_url, api_key, task.prompt)
+  sys.exit(3)
+
+
+async def exits_later(task, base_url, api_key, folder):
+  """The same in a coroutine."""
+  import asyncio
+
+  await asyncio.to_thread(talk, base_url, api_key, task.prompt)
+  sys.exit(3)
+
+
+def exits_in_reward(task, outcome, trajectory):
+  """A reward that ends its process."""
+  sys.exit("no reward")
+
+
 async def sleeps(task, base_url, api_key, folder):
   """Never ends."""
   import asyncio

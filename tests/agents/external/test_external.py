@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import pathlib
+import subprocess
 import sys
 import threading
 import time
@@ -79,6 +80,49 @@ def test_an_agent_that_fails_after_a_call_is_judged_with_its_words():
     (trajectory,) = play(chosen, rollouts=1).trajectories
     assert not trajectory.error and trajectory.rewards == {"reward": 1.0}
     assert trajectory.metrics["agent_failed"] == 1.0 and trajectory.segments
+
+
+@pytest.mark.parametrize("name", ["exits", "exits_later"])
+def test_an_agent_that_calls_sys_exit_ends_alone(name):
+  chosen = options(function=f"{MODULE}:{name}", reward=f"{MODULE}:failed")
+  (trajectory,) = play(chosen, rollouts=1).trajectories
+  assert not trajectory.error and trajectory.rewards == {"reward": 1.0} and trajectory.segments
+
+
+def test_a_reward_that_calls_sys_exit_fails_its_rollout():
+  chosen = options(function=f"{MODULE}:exits", reward=f"{MODULE}:exits_in_reward")
+  (trajectory,) = play(chosen, rollouts=1).trajectories
+  assert "sys.exit('no reward') was called" in trajectory.error
+
+
+KILLED = """
+import asyncio, os, pathlib, sys
+from jaxrl_agents.agents.external import starting
+from jaxrl_agents.types import Task
+
+async def run():
+  folder = pathlib.Path(sys.argv[1])
+  address = starting.Address("http://127.0.0.1:1", "key", "control", "session")
+  words = "sh -c 'echo $$ > ../pid; sleep 100'"
+  playing = asyncio.create_task(
+    starting.command(words, Task("t", "external", "p", {}), address, folder, 90.0)
+  )
+  while not (folder.parent / "pid").exists() or playing.done():
+    await asyncio.sleep(0.05)
+  os._exit(0)
+
+asyncio.run(run())
+"""
+
+
+def test_a_command_does_not_outlive_the_process_that_started_it(tmp_path):
+  (folder := tmp_path / "folder").mkdir()
+  subprocess.run([sys.executable, "-c", KILLED, folder], check=True, timeout=60)
+  group = int((tmp_path / "pid").read_text())
+  deadline = time.monotonic() + 20
+  while folder.exists() or pathlib.Path(f"/proc/{group}").exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
 
 
 def test_a_command_may_empty_its_folder():
