@@ -64,7 +64,7 @@ def get_config() -> config.RunConfig:
     ),
     corpus=config.CorpusConfig(chunk_tokens=512),
     sampler=config.SamplerConfig(
-      slots=2_048, page_tokens=64, num_pages=1_048_576, prefill_tokens=2_048
+      slots=2_048, page_tokens=64, num_pages=524_288, prefill_tokens=2_048
     ),
     mesh=config.MeshConfig(fsdp=2, expert=16, context=8),
     workers=config.WorkersConfig(processes=64, episodes=2_048, stall_s=900.0),

@@ -13,7 +13,7 @@ import pathlib
 
 from absl import flags
 
-from jaxrl_agents import chat
+from jaxrl_agents import chat, file_digests
 from jaxrl_agents.hf import convert
 from jaxrl_agents.policy import params
 from jaxrl_agents.runs import entry_point, weight_files
@@ -30,6 +30,7 @@ def main() -> None:
   cfg = convert.import_weights(_HF.value, out / weight_files.WEIGHTS)
   weight_files.save_sizes(cfg, out)
   tokenizer = convert.copy_tokenizer(_HF.value, out)
+  file_digests.write(out)
   print(
     f"{params.count(cfg):,} numbers of {cfg.num_layers} layers -> {out / weight_files.WEIGHTS}; "
     f"{_spoken(out) if tokenizer else 'no tokenizer.json'}"

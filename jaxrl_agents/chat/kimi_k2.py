@@ -43,6 +43,8 @@ CONTROL_TOKENS = (
 )
 THOUGHT_TOKENS = ("<think>", "</think>")
 TEMPLATE_MARKS = ("tool_declare", "## Return of ")
+OTHER_MARKS = ("tools_ts_str",)
+"""What the template of Kimi K2.5 has: tools in TypeScript, and a thought that the prompt opens."""
 DEFAULT_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
 
 ROLE_TOKENS = {

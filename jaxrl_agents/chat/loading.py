@@ -33,6 +33,7 @@ class Family:
       to be told.
     always_thinks: a string in the published template of models that were trained with the level
       "on" alone, which is theirs untold.
+    other_marks: strings of templates with the same tokens and marks whose prompts are others.
   """
 
   make: Callable[[Vocabulary], Format]
@@ -40,6 +41,7 @@ class Family:
   template_marks: tuple[str, ...]
   thinking: Mapping[str, Callable[[Vocabulary], Format]] = dataclasses.field(default_factory=dict)
   always_thinks: str = ""
+  other_marks: tuple[str, ...] = ()
 
 
 FORMATS: Mapping[str, Family] = {
@@ -54,7 +56,12 @@ FORMATS: Mapping[str, Family] = {
     },
     qwen3.ALWAYS_THINKS,
   ),
-  "kimi_k2": Family(kimi_k2.KimiK2Format, kimi_k2.CONTROL_TOKENS, kimi_k2.TEMPLATE_MARKS),
+  "kimi_k2": Family(
+    kimi_k2.KimiK2Format,
+    kimi_k2.CONTROL_TOKENS,
+    kimi_k2.TEMPLATE_MARKS,
+    other_marks=kimi_k2.OTHER_MARKS,
+  ),
   "harmony": Family(
     harmony.HarmonyFormat,
     harmony.CONTROL_TOKENS,
@@ -175,6 +182,12 @@ def _file(path: str) -> pathlib.Path:
 def _check_template(folder: pathlib.Path, name: str) -> None:
   template = chat_template(folder)
   absent = [mark for mark in FORMATS[name].template_marks if mark not in template]
+  if other := [mark for mark in FORMATS[name].other_marks if mark in template]:
+    raise ValueError(
+      f"the chat template in {folder} has {other[0]!r}: its prompts are not those of the chat "
+      f"format {name!r}, whose control tokens it has; supported are {', '.join(FORMATS)}; remove "
+      "the template to use that format all the same"
+    )
   if template and absent:
     raise ValueError(
       f"the tokenizer in {folder} has the control tokens of the chat format {name!r}, but its chat "

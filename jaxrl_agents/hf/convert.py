@@ -103,14 +103,23 @@ def export_weights(
   shards = list(_shards(model, shard_bytes))
   paths: list[pathlib.Path] = []
   shard_of: dict[str, str] = {}
-  for number, names in enumerate(shards, start=1):
-    path = out / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-    views = files.create(path, {name: _stored(model, name) for name in names})
-    for name, view in views.items():
-      place = model.places[model.repeats.get(name, name)]
-      files.copy(place.layout.to_theirs(ours[place.path][place.index], view.shape), view)
-    paths.append(path)
-    shard_of |= dict.fromkeys(names, path.name)
+  partial = lambda path: path.with_name(path.name + ".partial")
+  try:
+    for number, names in enumerate(shards, start=1):
+      path = out / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+      paths.append(path)
+      views = files.create(partial(path), {name: _stored(model, name) for name in names})
+      for name, view in views.items():
+        place = model.places[model.repeats.get(name, name)]
+        files.copy(place.layout.to_theirs(ours[place.path][place.index], view.shape), view)
+      shard_of |= dict.fromkeys(names, path.name)
+  except BaseException:
+    for path in paths:
+      partial(path).unlink(missing_ok=True)  # else it would keep its room on the disk
+    raise
+  (out / checkpoint_reader.INDEX).unlink(missing_ok=True)  # of what was exported here before
+  for path in paths:
+    os.replace(partial(path), path)
   total = sum(_bytes(model, name) for names in shards for name in names)
   index = {"metadata": {"total_size": total}, "weight_map": shard_of}
   (out / checkpoint_reader.INDEX).write_text(json.dumps(index, indent=2) + "\n")

@@ -13,6 +13,7 @@ REMEDIES = {
   "activations": "fewer tokens per chip: lower learner.row_tokens or rows_per_microbatch, "
   "raise mesh.context, set learner.remat=layer, or use more chips",
   "cache": "lower sampler.num_pages, or use more chips with fewer slots each",
+  "next weights": "they are there beside the old ones in a swap: use more chips",
   "batch": "lower learner.rows_per_microbatch",
 }
 

@@ -22,6 +22,10 @@ from jaxrl_agents.policy.attention import causal, layer, paged
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.experts import all_to_all, local, moe
 
+SWAP = "a swap of weights"
+"""What a sampler does at its peak, where that is not a program."""
+SWAP = "a swap of weights"
+"""When a sampler's memory is at its peak, where that is in no program."""
 LISTED = 6
 """Files and collectives of a program that the report names: those that take the most time."""
 
@@ -59,6 +63,7 @@ def learner(
   tx: optax.GradientTransformation,
   objective: Objective,
   usd_per_chip_hour: float,
+  deltas: bool = False,
 ) -> dict[str, Any]:
   """The plan of one optimizer step on `params`, see programs.learner.
 
@@ -66,7 +71,9 @@ def learner(
     ValueError: the run does not divide over the mesh.
   """
   mesh = place.mesh
-  parts = programs.learner(params, cfg, section, tx=tx, objective=objective, mesh=mesh)
+  parts = programs.learner(
+    params, cfg, section, tx=tx, objective=objective, mesh=mesh, deltas=deltas
+  )
   held = {
     "parameters": programs.bytes_per_device(parts.state.policy),
     "optimizer": programs.bytes_per_device(parts.state.opt_state),
@@ -75,6 +82,8 @@ def learner(
   }
   if parts.reference:
     held["reference"] = parts.reference
+  if parts.published:
+    held["published"] = parts.published
   expected = learner_loops(cfg, section, place)
   built = [compile_one(p, place, mesh, expected) for p in parts.programs]
   runs = {"gradients": parts.microbatches, "add": parts.microbatches - 1, "apply": 1}
@@ -117,7 +126,8 @@ def rollout(
   dtype: str,
   usd_per_chip_hour: float,
 ) -> dict[str, Any]:
-  """The plan of one decode step of all slots, half of the longest context cached.
+  """The plan of one decode step of all slots, half of the longest context cached, and of a swap of
+  weights, which takes as much memory again: for a complete version, or for differences from one.
 
   Pairs are taken to be exchanged in two rounds: so few tokens never choose experts evenly.
 
@@ -139,6 +149,7 @@ def rollout(
   over_cache = files_of(layer, paged)
   expected = lambda loop, around: rounds if loop.partition(":")[0] in over_cache else 1.0
   built = compile_one(parts.program, place, mesh, expected)
+  swap = 2 * held["parameters"] + held["cache"]
   per_token = flops.decode_flops_per_token(cfg, context_tokens / 2)
   chips = place.topology.num_chips
   time = timing.of(
@@ -158,6 +169,7 @@ def rollout(
     flops_per_token=per_token,
     dtype=programs.dtype_of(parts.params),
     usd_per_chip_hour=usd_per_chip_hour,
+    swap_bytes=swap,
   )
 
 
@@ -266,6 +278,7 @@ def summed(
   flops_per_token: float,
   dtype: str,
   usd_per_chip_hour: float,
+  swap_bytes: int = 0,
 ) -> dict[str, Any]:
   """One part of the plan, as JSON has it."""
   topology = place.topology
@@ -281,7 +294,7 @@ def summed(
     "chips": chips,
     "mesh": layout.describe(place.axes),
     "parameter_dtype": dtype,
-    "memory": memory(place, built, held),
+    "memory": memory(place, built, held, swap_bytes),
     "programs": [program(b, t, runs[b.name]) for b, t in zip(built, times, strict=True)],
     "compute_from": f"XLA's cycles; kernels {timing.KERNEL_SHARE:.0%} of peak"
     if estimated
@@ -301,19 +314,25 @@ def summed(
   return found | {"advice": advice.of(found)}
 
 
-def memory(place: Slice, built: list[Compiled], held: dict[str, int]) -> dict[str, Any]:
-  """Memory per chip: what is held by its kind, and the rest of the peak as activations."""
+def memory(
+  place: Slice, built: list[Compiled], held: dict[str, int], swap_bytes: int = 0
+) -> dict[str, Any]:
+  """Memory per chip: what is held by its kind, and the rest of the peak: activations of a program,
+  or the next weights where a swap of them takes `swap_bytes`, and that is more.
+  """
   devices = place.topology.chip.devices
   worst = max(built, key=lambda b: b.peak_bytes)
-  rest = max(worst.peak_bytes - sum(held.values()), 0)
-  parts = {name: size * devices for name, size in (held | {"activations": rest}).items()}
+  peak, where = max((worst.peak_bytes, worst.name), (swap_bytes, SWAP))
+  rest = max(peak - sum(held.values()), 0)
+  others = "next weights" if where == SWAP else "activations"
+  parts = {name: size * devices for name, size in (held | {others: rest}).items()}
   capacity = place.topology.chip.hbm_bytes
   return {
     "parts_bytes": parts,
-    "peak_program": worst.name,
-    "peak_bytes": worst.peak_bytes * devices,
+    "peak_program": where,
+    "peak_bytes": peak * devices,
     "capacity_bytes": capacity,
-    "fits": all(b.fits for b in built) and worst.peak_bytes * devices <= capacity,
+    "fits": all(b.fits for b in built) and peak * devices <= capacity,
   }
 
 

@@ -52,6 +52,7 @@ class Learner:
     programs: gradients of a microbatch, their sum (with several), and the update.
     microbatches: of one optimizer step.
     reference: bytes per device of the fixed policy that the loss is measured against, or 0.
+    published: bytes per device of the newest published version, which differences are from, or 0.
   """
 
   state: state.TrainState
@@ -59,6 +60,7 @@ class Learner:
   programs: tuple[Program, ...]
   microbatches: int
   reference: int = 0
+  published: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,7 @@ def learner(
   tx: optax.GradientTransformation,
   objective: train_step.Objective,
   mesh: Mesh,
+  deltas: bool = False,
 ) -> Learner:
   """The programs of `train_step.update` on a mesh.
 
@@ -98,6 +101,7 @@ def learner(
     tx: optimizer of the parameters.
     objective: of the step.
     mesh: of the learner's slice.
+    deltas: whether versions are published as differences.
 
   Raises:
     ValueError: rows or parameters do not divide over the mesh.
@@ -114,10 +118,11 @@ def learner(
     jax.tree.map(_like, one.grads, lora.trained(placed.policy.params)),
     *jax.tree.map(lambda x: _on(mesh, x.shape, x.dtype), (one.sums, one.maxima)),
   )
-  reference = 0
-  if objective.needs_reference:
-    abstract_reference = params_lib.abstract(cfg, dtype_of(params))
-    reference = bytes_per_device(_placed(abstract_reference, sharding.shardings(cfg, mesh)))
+  merged = params_lib.abstract(cfg, dtype_of(params))
+  whole = bytes_per_device(_placed(merged, sharding.shardings(cfg, mesh)))
+  reference = whole if objective.needs_reference else 0
+  published = whole if deltas else 0
+  kept = reference + published
   peaks = grads.maxima.get("attention_score_max")
   optimizer = bytes_per_device((placed.opt_state, placed.key))
   total = bytes_per_device(grads) if microbatches > 1 else 0
@@ -127,14 +132,14 @@ def learner(
       "gradients",
       train_step.gradients,
       (placed.policy.params, batch, cfg, objective),
-      beside=optimizer + total + reference,
+      beside=optimizer + total + kept,
     ),
-    Program("apply", train_step.apply, (placed, grads.grads, tx, peaks), beside=reference),
+    Program("apply", train_step.apply, (placed, grads.grads, tx, peaks), beside=kept),
   ]
   if microbatches > 1:
-    beside = optimizer + params_bytes + reference
+    beside = optimizer + params_bytes + kept
     programs.insert(1, Program("add", train_step.add, (grads, grads), beside=beside))
-  return Learner(placed, batch, tuple(programs), microbatches, reference)
+  return Learner(placed, batch, tuple(programs), microbatches, reference, published)
 
 
 def abstract_batch(

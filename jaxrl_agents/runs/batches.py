@@ -1,4 +1,4 @@
-"""The batches that the loop learns from: played in turns with learning, or ahead of it."""
+"""The batches that the loop learns from: played synchronously, or while the learner trains."""
 
 from __future__ import annotations
 
@@ -458,14 +458,14 @@ def opened(
   start: Start,
   folder: pathlib.Path,
 ) -> Iterator[Batches]:
-  """The batches of a run, played ahead if `fleet.depth` says so.
+  """The batches of a run, played asynchronously if `fleet.depth` says so.
 
   Args:
     config, workers, start: see Batches.
     folder: of the run, in which LEDGER, READY, REPLIES and SCHEDULE lie.
 
   Raises:
-    ValueError: they are to be played ahead in a run of several processes, or the record of
+    ValueError: they are to be played asynchronously in a run of several processes, or the record of
       `fleet.replay` does not fit (runs.schedules).
   """
   if config.fleet.depth and jax.process_count() > 1:

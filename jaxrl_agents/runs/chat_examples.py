@@ -24,6 +24,9 @@ from jaxrl_agents.types import Message, Segment, ToolSpec
 Row = tuple[tuple[Message, ...], tuple[ToolSpec, ...]]
 """The messages of a conversation, of which one at least is an assistant's, and its tools."""
 
+SPELLED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Control tokens that data sets spell within the content of the assistant."""
+
 
 def rows(path: pathlib.Path) -> Iterator[Row]:
   """Yields the conversations of a file of JSON lines in the form of OpenAI's chat API: `messages`,
@@ -49,6 +52,7 @@ def rows(path: pathlib.Path) -> Iterator[Row]:
 def _row(value: Any) -> Row:
   fields = Fields(value)
   messages, tools = dialect.messages_of(fields), dialect.tools_of(fields)
+  messages = tuple(map(_with_reasoning, messages))
   said = [message for message in messages if message.role == "assistant"]
   if not said:
     raise ValueError("no message is of the role assistant, so there is nothing to imitate")
@@ -58,6 +62,15 @@ def _row(value: Any) -> Row:
     if not (message.content or message.tool_calls):
       raise ValueError("a message of the assistant has neither content nor tool_calls")
   return messages, tools
+
+
+def _with_reasoning(message: Message) -> Message:
+  """The message with a thought that its content begins with as its reasoning."""
+  thought, end, rest = message.content.partition("</think>")
+  opened = thought.lstrip().removeprefix("<think>")
+  if message.role != "assistant" or message.reasoning or not end or "<think>" in opened:
+    return message
+  return dataclasses.replace(message, content=rest.lstrip("\n"), reasoning=opened.strip("\n"))
 
 
 def examples(
@@ -104,6 +117,14 @@ def _segments(
 ) -> tuple[Segment, ...]:
   messages = _as_sampled(messages, chat)
   places = [i for i, message in enumerate(messages) if message.role == "assistant"]
+  for i in places:
+    for token in SPELLED:
+      if token in messages[i].content and chat.id_of(token) is not None:
+        raise ValueError(
+          f"a message of the assistant spells the control token {token} within its content, where "
+          "it would be trained as plain letters; put calls into tool_calls, and thoughts into "
+          "reasoning_content or before the rest of the content"
+        )
   turns = []
   for i in places[-1:] if last_only else places:
     reply = spoken(chat, messages[i], messages[:i], most_tokens)

@@ -69,6 +69,7 @@ def planned(
       tx=rl.optimizer(config),
       objective=rl.objective(config),
       usd_per_chip_hour=usd_per_chip_hour,
+      deltas=config.publish.kind == "delta",
     )
   if "rollout" in parts:
     found["rollout"] = plan.rollout(
@@ -89,7 +90,7 @@ def _together(learner: dict[str, Any], rollout: dict[str, Any]) -> dict[str, Any
   kept = lambda memory, names: sum(memory["parts_bytes"].get(name, 0) for name in names)
   peak = max(
     learner["peak_bytes"] + kept(rollout, ("parameters", "cache")),
-    rollout["peak_bytes"] + kept(learner, ("parameters", "optimizer", "reference")),
+    rollout["peak_bytes"] + kept(learner, ("parameters", "optimizer", "reference", "published")),
   )
   capacity = learner["capacity_bytes"]
   return {"peak_bytes": peak, "capacity_bytes": capacity, "fits": peak <= capacity}

@@ -75,7 +75,8 @@ def frozen_engine(
       f"{folder} has a vocabulary of {model.vocab_size} tokens and the policy in training has "
       f"{vocab}; both must use policy.tokenizer={config.policy.tokenizer}"
     )
-  params = weight_files.load(str(folder), model, dtype=config.policy.dtype)
+  sized = dataclasses.replace(config, policy=dataclasses.replace(config.policy, model=model))
+  params = setup.loaded(sized, str(folder))
   return make_engine(config, params, version, clock, model=model)
 
 

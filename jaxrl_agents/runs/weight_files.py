@@ -164,10 +164,25 @@ def load(
   extra = sorted(set(stored) - set(wanted))
   if extra:
     raise ValueError(f"{file}: policy.model has no place for {extra[0]!r} ({len(extra)} in all)")
+  _check_sizes(folder, cfg)
   first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   places = dict.fromkeys(wanted, first) if shardings is None else _flat(shardings)
   placed = [_placed(stored[path], like.dtype, places[path]) for path, like in wanted.items()]
   return jax.tree.unflatten(jax.tree.structure(params_lib.abstract(cfg)), placed)
+
+
+def _check_sizes(folder: pathlib.Path, cfg: PolicyConfig) -> None:
+  """Raises ValueError if the weights were written for another network of the same shapes."""
+  if not (folder / SIZES).is_file():
+    return
+  theirs, ours = dataclasses.asdict(load_sizes(folder)), dataclasses.asdict(cfg)
+  differ = [name for name in ours if name != "kernels" and ours[name] != theirs[name]]
+  if differ:
+    listed = ", ".join(f"{name}={theirs[name]!r}, not {ours[name]!r}" for name in differ)
+    raise ValueError(
+      f"the weights in {folder} are of a policy with {listed}: set policy.model as in "
+      f"{folder / SIZES} (load_sizes returns it), or change that file to compute otherwise"
+    )
 
 
 def digest(folder: pathlib.Path) -> str:

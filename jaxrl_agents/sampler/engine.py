@@ -163,6 +163,7 @@ class Engine:
     self._decode_counts = sorted({-(-slots // _FEWER_ROWS), slots})
     blocks = [b - a for a, b in itertools.pairwise([0, *self._decode_counts])]
     self.params = serving_params.own(params, cfg)
+    self._sizes = serving_params.sizes(self.params)
     used = program_state.used_config(cfg, draft_tokens)
     self._state = serving_params.committed(
       program_state.init(
@@ -297,7 +298,8 @@ class Engine:
         return
 
   def set_params(self, params: dict[str, Any], version: int, *, recompute: bool = False) -> None:
-    """Replaces the weights between two steps (in the manner of PipelineRL).
+    """Replaces the weights between two steps (in the manner of PipelineRL). The old ones are freed
+    before the new ones are copied, so that at most two sets of weights are there at a time.
 
     Running sequences go on with the keys and values that they have, or with `recompute` after these
     were computed again by the new weights; what they sample from now on carries the new version.
@@ -306,7 +308,13 @@ class Engine:
     Raises:
       ValueError: the version goes back, or the parameters have other shapes.
     """
-    self.change_params(lambda _: serving_params.own(params, self.cfg), version, recompute=recompute)
+
+    def change(held: dict[str, Any]) -> dict[str, Any]:
+      self._check_sizes(jax.eval_shape(sharding.served, params), version)
+      jax.tree.map(lambda array: array.delete(), held)
+      return serving_params.own(params, self.cfg)
+
+    self.change_params(change, version, recompute=recompute)
 
   def change_params(
     self,
@@ -325,16 +333,18 @@ class Engine:
         f"version {version} after {self.version}: weight versions never go back; publish the old "
         "weights under a new version"
       )
-    held = serving_params.sizes(self.params)
     params = change(self.params)
-    if serving_params.sizes(params) != held:
+    self._check_sizes(params, version)
+    self.params = params
+    self.version = version
+    self._scheduler.set_version(version, recompute=recompute)
+
+  def _check_sizes(self, params: dict[str, Any], version: int) -> None:
+    if serving_params.sizes(params) != self._sizes:
       raise ValueError(
         f"the parameters of version {version} differ in structure, shape or dtype from those of "
         f"version {self.version}; an engine serves one PolicyConfig: make a new Engine"
       )
-    self.params = params
-    self.version = version
-    self._scheduler.set_version(version, recompute=recompute)
 
   def forget(self) -> None:
     """Drops all requests and what earlier ones left: what follows depends on later calls alone, and

@@ -44,6 +44,19 @@ def test_a_template_of_the_format_is_accepted(tmp_path):
   assert chat.load(str(folder / "tokenizer.json")).name == "qwen3"
 
 
+def test_the_template_of_kimi_k2_5_is_not_taken_for_that_of_kimi_k2(tmp_path):
+  marks = "tool_declare ## Return of "
+  for name, template in (("k2", marks), ("k2_5", f"{marks}{{%- if tools_ts_str -%}}")):
+    (folder := tmp_path / name).mkdir()
+    families.write_tokenizer(folder, families.CONTROL_TOKENS["kimi_k2"])
+    families.write_template(folder, template)
+  assert chat.load(str(tmp_path / "k2")).name == "kimi_k2"
+  with pytest.raises(
+    ValueError, match="has .tools_ts_str.: its prompts are not those of .*kimi_k2"
+  ):
+    chat.load(str(folder))
+
+
 @pytest.mark.parametrize(
   ("generation", "begins"),
   [

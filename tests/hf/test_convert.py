@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -121,6 +122,40 @@ def test_a_checkpoint_of_read_only_files_is_exported_twice(tmp_path):
   for _ in range(2):
     convert.export_weights(tmp_path / "ours" / weight_files.WEIGHTS, hf, tmp_path / "out")
   assert (tmp_path / "out" / "config.json").stat().st_mode & 0o200
+
+
+def test_an_export_that_is_stopped_leaves_the_one_before_it_whole(tmp_path, monkeypatch):
+  hf, arrays = imported(tmp_path)
+  weights = tmp_path / "ours" / weight_files.WEIGHTS
+  convert.import_weights(hf, weights)
+  shards = convert.export_weights(weights, hf, tmp_path / "out", shard_bytes=20_000)
+  copy, left = files.copy, [len(arrays) // 2]
+
+  def stops(*arguments):
+    left[0] -= 1
+    if not left[0]:
+      raise KeyboardInterrupt
+    copy(*arguments)
+
+  monkeypatch.setattr(files, "copy", stops)
+  with pytest.raises(KeyboardInterrupt):
+    convert.export_weights(weights, hf, tmp_path / "out", shard_bytes=20_000)
+  again = checkpoint_reader.tensors(tmp_path / "out")
+  assert all(again[name].tobytes() == array.tobytes() for name, array in arrays.items())
+  assert sorted((tmp_path / "out").glob("model-*")) == sorted(shards)
+
+
+def test_weights_of_another_network_with_the_same_shapes_are_refused(tmp_path):
+  hf, _ = imported(tmp_path)
+  out = tmp_path / "ours"
+  cfg = convert.import_weights(hf, out / weight_files.WEIGHTS)
+  weight_files.save_sizes(cfg, out)
+  other = dataclasses.replace(cfg, rope_theta=2 * cfg.rope_theta)
+  with pytest.raises(
+    ValueError, match=r"policy with rope_theta=.*, not .*: set policy\.model as in"
+  ):
+    weight_files.load(str(out), other)
+  weight_files.load(str(out), dataclasses.replace(cfg, kernels="reference"))
 
 
 def test_heads_and_experts_lie_where_the_policy_looks_for_them(tmp_path):

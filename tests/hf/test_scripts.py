@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from jaxrl_agents import file_digests
 from jaxrl_agents.hf import checkpoint_reader, families
 from jaxrl_agents.runs import weight_files
 from tests.hf import checkpoints
@@ -33,6 +34,7 @@ def test_a_checkpoint_goes_in_and_comes_out_by_the_scripts(tmp_path):
   done = run("import_hf.py", hf=hf, out=ours)
   assert done.returncode == 0 and "tokenizer.json copied" in done.stdout, done.stderr
   assert weight_files.load_sizes(ours) == families.read(hf).cfg
+  assert not file_digests.damage(ours)  # damage on a shared disk is found before a run begins
   done = run("import_hf.py", hf=hf, out=hf)
   assert done.returncode == 2 and "name another folder to write" in done.stderr
   done = run("export_hf.py", checkpoint=ours, hf_config=hf, out=out)

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -92,6 +93,18 @@ def test_a_plan_counts_the_policy_that_a_loss_is_measured_against(tmp_path):
       assert 0 <= parts["parameters"] - parts["reference"] <= 16
     else:
       assert "reference" not in parts
+    assert "published" not in parts
+
+
+@pytest.mark.slow
+def test_a_plan_counts_the_version_that_differences_are_from(tmp_path):
+  file = tmp_path / "plan.json"
+  options = ("--parts=learner", "--topology=cpu:2", "--mesh=fsdp=2", f"--json={file}")
+  rounded = ("--set=policy.dtype=bfloat16", "--set=learner.canary_bound=0.3")
+  done = plan(*SMALL, *options, *rounded, "--set=publish.kind=delta")
+  assert done.returncode == 0, done.stderr
+  parts = json.loads(file.read_text())["learner"]["memory"]["parts_bytes"]
+  assert 0 <= parts["parameters"] - parts["published"] <= 16
 
 
 def test_a_chip_with_learner_and_sampler_holds_the_peak_of_one_and_what_the_other_keeps():
@@ -102,6 +115,21 @@ def test_a_chip_with_learner_and_sampler_holds_the_peak_of_one_and_what_the_othe
     together = pod_plan._together(memory, rollout)
     assert together == {"peak_bytes": whole, "capacity_bytes": 30, "fits": True}
   assert not pod_plan._together(learner | {"peak_bytes": 22, "capacity_bytes": 30}, rollout)["fits"]
+
+
+def test_a_swap_of_weights_may_need_more_memory_than_any_program():
+  place = types.SimpleNamespace(
+    topology=types.SimpleNamespace(chip=types.SimpleNamespace(devices=2, hbm_bytes=24))
+  )
+  built = [types.SimpleNamespace(name="decode", peak_bytes=10, fits=True)]
+  for swap, peak, where, rest in (
+    (9, 20, "decode", {"activations": 6}),
+    (13, 26, plan_lib.SWAP, {"next weights": 12}),
+  ):
+    found = plan_lib.memory(place, built, {"parameters": 4, "cache": 3}, swap)
+    assert found["parts_bytes"] == {"parameters": 8, "cache": 6, **rest}
+    assert (found["peak_program"], found["peak_bytes"]) == (where, peak)
+    assert found["fits"] == (peak <= 24)
 
 
 @pytest.mark.slow

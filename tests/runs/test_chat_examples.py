@@ -74,6 +74,26 @@ def test_a_turn_of_several_calls_becomes_several_turns_where_a_call_ends_a_reply
     assert not segment.loss_mask[end + 1 : end + 2].any()
 
 
+@pytest.mark.parametrize("opening", ["<think>\n", ""])
+def test_a_thought_that_is_spelled_before_the_content_is_reasoning(tmp_path, opening):
+  qwen = families.load(tmp_path, "qwen3")
+  content = f"{opening}One more.\n</think>\n\nTwo."
+  path = file_of(tmp_path, {"messages": [MESSAGES[0], {"role": "assistant", "content": content}]})
+  (segment,), _ = chat_examples.examples(chat_examples.rows(path), qwen, most_tokens=512)
+  trained = segment.tokens[segment.loss_mask]
+  parsed = qwen.parse(trained)
+  assert (parsed.reasoning, parsed.content) == ("One more.", "Two.")
+  assert qwen.id_of("</think>") in trained.tolist()
+
+
+@pytest.mark.parametrize("content", ["<tool_call>{}</tool_call>", "So <think>a</think>b"])
+def test_control_tokens_that_are_spelled_within_the_content_are_refused(tmp_path, content):
+  qwen = families.load(tmp_path, "qwen3")
+  path = file_of(tmp_path, {"messages": [MESSAGES[0], {"role": "assistant", "content": content}]})
+  with pytest.raises(ValueError, match="conversation 1: .*spells the control token <.*tool_calls"):
+    chat_examples.examples(chat_examples.rows(path), qwen, most_tokens=512)
+
+
 @pytest.mark.parametrize(
   ("line", "cause"),
   [

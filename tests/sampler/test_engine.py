@@ -422,7 +422,9 @@ def test_prefixes_of_older_weights_are_not_reused_and_versions_never_go_back(eng
   (prompt,) = prompts(1, seed=10, longest=2)
   prompt = np.concatenate([prompt, np.arange(2, 21, dtype=np.int32)])
   play(engine, [(prompt, limits())])
+  before = jax.tree.leaves(engine.params)
   engine.set_params(draw_params(3), engine.version + 1)
+  assert all(array.is_deleted() for array in before)  # their memory is free for the new ones
   hits = engine.stats.prefix_hit_tokens
   (reply,) = play(engine, [(prompt, limits())])
   assert engine.stats.prefix_hit_tokens == hits and set(reply.versions) == {engine.version}
@@ -431,6 +433,7 @@ def test_prefixes_of_older_weights_are_not_reused_and_versions_never_go_back(eng
   wider = params_lib.init(dataclasses.replace(CFG, vocab_size=41), jax.random.key(0))
   with pytest.raises(ValueError, match="make a new Engine"):
     engine.set_params(wider, engine.version + 1)
+  play(engine, [(prompt, limits())])  # refused weights take nothing away
 
 
 def test_a_reply_goes_on_after_preemption_at_the_end_of_a_page_that_is_still_cached():
