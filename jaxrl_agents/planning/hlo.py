@@ -57,6 +57,8 @@ _CALLED = re.compile(
 _UNESTIMATED = ("fusion", "reshape", "sort")
 _IN_PLACE = '"aliasing_operands":{"lists":[{'
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_UNKNOWN = 2**62
+"""As many estimated cycles and more mean that XLA knows none: kernels of ours have 2^63 - 1."""
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^}]*\})*)\}")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -219,7 +221,7 @@ def _add(current: Computation, shape: str, opcode: str, rest: str, places: dict[
     current.collectives.append((kind, size, _group(rest), file))
     return
   cycles = _CYCLES.search(rest)
-  if cycles:
+  if cycles and int(cycles[1]) < _UNKNOWN:
     current.cycles.append((file, int(cycles[1])))
   elif opcode in _UNESTIMATED and _IN_PLACE not in rest:
     current.moved.append((file, 2 * _bytes(shape)))

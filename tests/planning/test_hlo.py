@@ -42,6 +42,7 @@ StackFrames
   %d = f32[32]{0} all-gather-done(%s)
   %turned = f32[2,4]{1,0} reshape(%x), FRAME=2
   %gathered = f32[4]{0} fusion(%x), kind=kCustom, FRAME=1
+  %k = f32[8]{0} custom-call(%x), FRAME=1, X={"estimated_cycles":"9223372036854775807"}
   %put = f32[8]{0} fusion(%x), X={"aliasing_operands":{"lists":[{"indices":["0","3"]}]}}
   %all-reduce.1 = bf16[64]{0} all-reduce(%y), GROUPS=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
   ROOT %while.1 = (s32[], f32[8]) while(%p), condition=%many, body=%tile, FRAME=2

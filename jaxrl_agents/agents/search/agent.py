@@ -18,9 +18,9 @@ from jaxrl_agents.agents.search import (
   config,
   env,
   expert,
-  fused_answers,
   hop_drills,
   imitation_filter,
+  other_answers,
   step_drills,
   tools,
   view,
@@ -201,25 +201,32 @@ class SearchAgent(Agent):
   def scores(
     self, setting: Setting, tasks: CorpusTasks, groups: Sequence[Group]
   ) -> dict[str, dict[str, Any]]:
-    """The policy's scores, overall and by level; of several rollouts a task also those of the
-    answers fused."""
+    """The policy's scores, overall and by level, and what its searches would have earned with
+    answers that list all they showed; of several rollouts a task also those of the answers fused.
+    """
+    options = setting.options
+    scored: dict[str, Any] = {"max_documents": options.max_documents, "weights": options.reward}
     found: dict[str, dict[str, Any]] = {
       "policy": self.entry(setting, groups),
       "by_level": self._by_level(setting, groups),
+      "all_shown": self.entry(setting, other_answers.all_shown(groups, **scored)),
     }
     if any(len(group.trajectories) > 1 for group in groups):
-      options = setting.options
-      whole = fused_answers.fused(
-        groups, max_documents=options.max_documents, weights=options.reward
-      )
-      found["fused"] = self.entry(setting, whole)
+      found["fused"] = self.entry(setting, other_answers.fused(groups, **scored))
     return found
 
   def compare(
     self, setting: Setting, tasks: CorpusTasks, evaluations: Mapping[str, Sequence[Group]]
   ) -> dict[str, Any]:
-    """Gains over the warm start, and in reward over each other evaluation."""
+    """Gains over the warm start, and in reward over each other evaluation. One of them is the warm
+    start with answers that list all it was shown (`all_shown`), which no training needs.
+    """
+    options = setting.options
     settings: dict[str, Any] = {"resamples": setting.resamples, "seed": setting.seed}
+    listing = other_answers.all_shown(
+      evaluations["warm_start"], max_documents=options.max_documents, weights=options.reward
+    )
+    evaluations = {**evaluations, "warm_start_all_shown": listing}
     found = {
       name: self.entry(setting, groups) | {"by_level": self._by_level(setting, groups)}
       for name, groups in evaluations.items()

@@ -76,6 +76,7 @@ STORY = Story(
     evaluations=(
       "base",
       "warm_start",
+      "warm_start_all_shown",
       "trained",
       "expert",
       "guesser",

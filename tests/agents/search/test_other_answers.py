@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxrl_agents.agents.search import fused_answers, short_ids, view
+from jaxrl_agents.agents.search import other_answers, short_ids, view
 from jaxrl_agents.agents.search.config import SearchReward
 from jaxrl_agents.types import Group, Message, ToolCall, Trajectory
 from tests.agents.search import arena
@@ -25,8 +25,22 @@ def rollout(shown, listed, *, completed=True, error=""):
 
 def fused(task, *rollouts, max_documents=12):
   group = Group(task, rollouts)
-  (found,) = fused_answers.fused([group], max_documents=max_documents, weights=WEIGHTS)
+  (found,) = other_answers.fused([group], max_documents=max_documents, weights=WEIGHTS)
   return found.trajectories[0]
+
+
+def test_an_answer_that_lists_all_that_was_shown_is_scored_as_such():
+  hits = [(i, "x") for i in ("100_0", "101_1", "102_0", "103_0")]
+  task = arena.make_task(gold=("100_0", "101_1"))
+  none = rollout(hits, ["100_0"], completed=False)
+  failed = rollout(hits, [], error="ValueError: x")
+  group = Group(task, (rollout(hits, ["102_0"]), none, failed))
+  (found,) = other_answers.all_shown([group], max_documents=3, weights=WEIGHTS)
+  first, *others = found.trajectories
+  assert others == [none, failed]
+  assert (first.rewards["output_recall"], first.rewards["num_output"]) == (1.0, 3)
+  assert first.rewards["precision"] == pytest.approx(2 / 3)
+  assert first.metrics["reward"] == pytest.approx(0.7 * 0.8 + 0.3 + 1.0)  # F1 of 2/3 and 1
 
 
 def test_the_fused_list_has_the_best_ranks_and_the_length_of_the_lists():

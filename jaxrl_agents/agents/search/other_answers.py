@@ -1,4 +1,7 @@
-"""Several rollouts of a question as one answer: their lists fused by reciprocal rank.
+"""What finished rollouts would have earned with other answers.
+
+fused      several rollouts of a question as one answer: their lists fused by reciprocal rank
+all_shown  each answer lists all that its searches showed: what a policy's searches alone are worth
 
 Context-1 reports four independent rollouts, fused, as a mode of evaluation
 (https://www.trychroma.com/research/context-1); constants as in https://github.com/pat-jj/harness-1.
@@ -36,6 +39,38 @@ def fused(groups: Sequence[Group], *, max_documents: int, weights: SearchReward)
     part, and the reward of these.
   """
   return [_fused(group, max_documents, weights) for group in groups]
+
+
+def all_shown(groups: Sequence[Group], *, max_documents: int, weights: SearchReward) -> list[Group]:
+  """The groups with answers that list all ids which a tool showed, the first `max_documents` of
+  them. Rollouts that failed or gave no answer stay as they are.
+
+  Args:
+    groups, max_documents, weights: see `fused`.
+  """
+
+  def listing(group: Group, each: Trajectory) -> Trajectory:
+    if each.error or not each.rewards["completed"]:
+      return each
+    short = {name: chunk_id for chunk_id, name in group.task.facts.get("short_ids", {}).items()}
+    log = (*each.log[:-1], reward.answer(reward.shown_ids(each.log)[:max_documents]))
+    parts = reward.search_parts(
+      log,
+      each.stop,
+      group.task.facts,
+      ids=short,
+      was_shown=lambda name: True,
+      max_documents=max_documents,
+    )
+    total = reward.search_total(parts, beta=weights.betas[-1], weights=weights)
+    return dataclasses.replace(
+      each, log=log, rewards=parts, metrics={**each.metrics, "reward": total}
+    )
+
+  return [
+    dataclasses.replace(group, trajectories=tuple(listing(group, t) for t in group.trajectories))
+    for group in groups
+  ]
 
 
 def _fused(group: Group, max_documents: int, weights: SearchReward) -> Group:
