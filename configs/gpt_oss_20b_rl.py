@@ -5,7 +5,8 @@ python scripts/plan_pod.py --config=configs/gpt_oss_20b_rl.py --topology=v6e:8x8
 
 With all parameters trained (lora.rank=0 learner.optimizer=adamw8bit), the learner takes 27 of 32
 GiB of each of 64 chips of v6e, and 30 to 34 s for a substep of 8.4 million tokens. A sampler takes
-17 GiB of each, and decodes 35,100 to 35,900 tokens/s in 512 contexts, half full (planned, not run).
+21 GiB of each while weights are swapped, and decodes 34,300 to 35,100 tokens/s in 512 contexts,
+half full (planned, not run).
 
 Sizes are those of https://huggingface.co/openai/gpt-oss-20b/blob/main/config.json.
 """

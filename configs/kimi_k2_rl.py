@@ -5,8 +5,9 @@ python scripts/plan_pod.py --config=configs/kimi_k2_rl.py --topology=v5p:4x8x8 \
   --sampler_topology=v5p:4x4x8 --sampler_mesh=expert=128
 
 In bfloat16 with moments in 8 bits the learner takes 90 of 95 GiB of each of 256 chips of v5p, and
-104 to 156 s for 16.8 million tokens (learner.group_size=16); a sampler takes 75 GiB of each of 128,
-and decodes 19,500 to 21,300 tokens/s in 2,048 contexts, half full (planned, not run).
+104 to 156 s for 16.8 million tokens (learner.group_size=16); a sampler takes 93 GiB of each of 128
+while weights are swapped, and decodes 18,100 to 19,700 tokens/s in 2,048 contexts, half full
+(planned, not run).
 
 Sizes are those of https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/config.json.
 """
