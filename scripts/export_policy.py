@@ -50,15 +50,22 @@ def main() -> None:
   cfg, dtype = config.policy.model, _DTYPE.value or config.policy.dtype
   run = pathlib.Path(_WORKDIRS.value[-1]).expanduser()
   saved = saved_policy.chosen(run, _STEP.value)
+  newest = ""
   if saved:
     params = saved_policy.load(config, run, saved, dtype=dtype)
   else:
     newest = str(evaluation.newest_policy(_WORKDIRS.value[-1]))
     params = weight_files.load(newest, cfg, dtype=dtype)
-  curve = out / CURVE
-  curve.unlink(missing_ok=True)  # else the digests of the weights would cover an old one
+  curve, started = out / CURVE, out / evaluation.STARTED_FROM
+  for file in (curve, started):
+    file.unlink(missing_ok=True)  # else the digests of the weights would cover an old one
   folder = weight_files.save(params, cfg, out, tokenizer=config.policy.tokenizer)
   _write_curve(curve, saved)
+  start = evaluation.started_from(config, run)
+  is_trained = saved.phase == "rl" if saved else pathlib.Path(newest) != start
+  if is_trained and evaluation.frozen(config, start):  # which play beside it in an evaluation
+    named = start if str(start) in weight_files.SHIPPED else start.resolve()
+    started.write_text(f"{named}\n", encoding="utf-8")
   print(f"wrote {folder}" + (f", of checkpoint {saved.step} ({saved.phase})" if saved else ""))
 
 

@@ -6,13 +6,13 @@ agent has none its verified reward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_agents.agents import scores
-from jaxrl_agents.types import Group, Trajectory
+from jaxrl_agents.types import Group, Task, Trajectory
 
 HELD_OUT = "judged_held_out"
 _NO_GRADES = ("judged_violations", "judged_injections")
@@ -54,14 +54,20 @@ def metrics(groups: Sequence[Group], success: str) -> dict[str, float]:
 
 
 def summary(
-  evaluations: Mapping[str, Sequence[Group]], success: str, *, resamples: int, seed: int
+  evaluations: Mapping[str, Sequence[Group]],
+  success: str,
+  *,
+  cluster: Callable[[Task], str] | None = None,
+  resamples: int,
+  seed: int,
 ) -> dict[str, Any]:
   """The part of a run's summary about its judge; {} if it had none.
 
   {"judge": {"eval": {evaluation: mean grades and metrics}, "gap_gain", "gap_gain_lower95",
   "gap_gain_upper95", "exploited"}}. The gap's gain is that of the trained policy over the warm
-  start, on the same tasks. It is above 0 if the rewarded grades rose more than the held-out ones;
-  "exploited" is 1 if even its lower bound is.
+  start, on the same tasks; `cluster` returns the cluster of a task, see `scores.mean_bounds`. It is
+  above 0 if the rewarded grades rose more than the held-out ones; "exploited" is 1 if even its
+  lower bound is.
   """
   found = {
     name: scores.entry(groups, ("verified_reward", "judged", HELD_OUT)) | each
@@ -73,8 +79,10 @@ def summary(
   gaps = {name: _gaps(evaluations[name]) for name in ("trained", "warm_start")}
   if not set(gaps["trained"]) & set(gaps["warm_start"]):
     return {"judge": {"eval": found}}
+  tasks = [group.task for group in evaluations["trained"]]
+  clusters = {task.id: cluster(task) for task in tasks} if cluster else None
   gain = scores.paired_bootstrap(
-    gaps["trained"], gaps["warm_start"], resamples=resamples, seed=seed
+    gaps["trained"], gaps["warm_start"], clusters=clusters, resamples=resamples, seed=seed
   )
   return {
     "judge": {

@@ -38,7 +38,8 @@ class Replies:
 
   Args:
     path: of the file; made if it is not there, and begun anew if it is damaged.
-    newest: replies of later versions of the weights are left out: these are trained again.
+    newest: replies of later versions of the weights are removed: these are trained again, and the
+      same numbers then stand for other weights.
     is_wanted: (group) -> whether it is still to be played.
   """
 
@@ -47,9 +48,14 @@ class Replies:
     self._places: _Places = collections.defaultdict(dict)
     self._found = 0
     self._log = _opened(path)
+    is_later = False
     for begin, end, record in record_log.places(path):
-      if record["version"] <= newest and is_wanted(record["group"]):
+      if record["version"] > newest:
+        is_later = True
+      elif is_wanted(record["group"]):
         self._places[record["group"]][record["key"]] = begin, end
+    if is_later:
+      self._rewrite()
 
   def __enter__(self) -> Replies:
     return self
@@ -100,17 +106,21 @@ class Replies:
       needed = sum(end - begin for each in self._places.values() for begin, end in each.values())
       if self._log.size <= 2 * needed + _ROOM_BYTES:
         return
-      path = self._log.path
-      kept = [
-        (group, key, begin)
-        for group, each in self._places.items()
-        for key, (begin, _) in each.items()
-      ]
-      records = (record_log.read_at(path, begin) for *_, begin in kept)
-      self._log, begins = record_log.rewritten(self._log, records)
-      ends = [*begins, self._log.size][1:]
-      for (group, key, _), begin, end in zip(kept, begins, ends, strict=True):
-        self._places[group][key] = begin, end
+      self._rewrite()
+
+  def _rewrite(self) -> None:
+    """Replaces the file by one with the replies in `_places`."""
+    path = self._log.path
+    kept = [
+      (group, key, begin)
+      for group, each in self._places.items()
+      for key, (begin, _) in each.items()
+    ]
+    records = (record_log.read_at(path, begin) for *_, begin in kept)
+    self._log, begins = record_log.rewritten(self._log, records)
+    ends = [*begins, self._log.size][1:]
+    for (group, key, _), begin, end in zip(kept, begins, ends, strict=True):
+      self._places[group][key] = begin, end
 
 
 def _opened(path: pathlib.Path) -> record_log.Log:

@@ -47,7 +47,7 @@ class TaskStream:
 
   def next(self, count: int, step: int, level_weights: Sequence[float]) -> list[Task]:
     """The `count` tasks of `step`, of levels drawn by their `shares`. In a single epoch, the share
-    of exhausted levels goes to the others, and the last step may have fewer tasks.
+    of exhausted levels goes to the others.
 
     Raises:
       ValueError: no level present has weight, or a single epoch has no task left.

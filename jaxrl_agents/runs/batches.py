@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -400,7 +401,7 @@ class AsyncBatches(Batches):
     self._replies.ended(group.id)
 
   def _of_age(self, group: Group, step: int) -> Group | None:
-    """The group without the loss of tokens that are too old; None if it is dropped for them."""
+    """The group; None if it is dropped for tokens that are too old."""
     fleet = self._config.fleet
     age = pacing.age(group, self._published)
     self._ages.append(age)
@@ -409,7 +410,18 @@ class AsyncBatches(Batches):
     if fleet.too_old == "drop":
       self._replace(group, step, f"{age} publications old")
       return None
-    return loss_exclusions.without_old_tokens(group, self._published[-1 - fleet.max_age])
+    return group
+
+  def _rewarded(self, groups: list[Group], step: int) -> list[Group]:
+    """Also without the loss of tokens that are too old, which Toggle counts as all others."""
+    max_age = self._config.fleet.max_age
+
+    def young(group: Group) -> Group:
+      if pacing.age(group, self._published) <= max_age:
+        return group
+      return loss_exclusions.without_old_tokens(group, self._published[-1 - max_age])
+
+    return list(map(young, super()._rewarded(groups, step)))
 
   def _replace(self, group: Group, step: int, why: str) -> None:
     assert self._ahead is not None and self._ledger is not None
@@ -445,10 +457,19 @@ def _not_learnt(group: Group) -> str:
 
 
 def check_levels(learner: LearnerConfig, tasks: Sequence[Task]) -> None:
-  """Raises ValueError where tasks have levels that no step could draw, or there are none."""
+  """Raises ValueError where tasks have levels that no step could draw, there are none, or a single
+  epoch has too few.
+  """
   levels = curriculum.by_level(tasks)
   for weights in {loop.level_weights(learner, step) for step in range(learner.steps)}:
     curriculum.shares(levels, weights)
+  needed = learner.steps * learner.groups_per_step
+  if learner.single_epoch and len(tasks) < needed:
+    raise ValueError(
+      f"learner.steps={learner.steps} times learner.groups_per_step={learner.groups_per_step} need "
+      f"{needed} tasks, and with learner.single_epoch there are {len(tasks)}; lower them, or make "
+      "more tasks"
+    )
 
 
 @contextlib.contextmanager
@@ -478,6 +499,9 @@ def opened(
     return
   with Ledger(folder / LEDGER, start.step) as ledger:
     if not config.fleet.depth:
+      # Versions that sampled these are trained again, as other weights of the same numbers.
+      shutil.rmtree(folder / READY, ignore_errors=True)
+      (folder / REPLIES).unlink(missing_ok=True)
       with workers.noted(ledger):
         yield Batches(config, workers, start, ledger)
       return

@@ -22,6 +22,11 @@ from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.rollout_workers import FrozenWeights, RolloutWorkers
 from jaxrl_agents.types import Group, Task
 
+STARTED_FROM = "started_from.txt"
+"""In the folder of an exported policy that plays with frozen ones: names the folder of the weights
+that its training started from.
+"""
+
 
 def play(
   config: RunConfig, workers: RolloutWorkers, tasks: Sequence[Task], *, label: str
@@ -79,7 +84,9 @@ def by_checkpoint(
     sampler=dataclasses.replace(config.sampler, slices=0),
     sampler_mesh=MeshConfig(),
   )
-  run = folder if checkpoint in weight_files.SHIPPED else folder.parent  # those are of no run
+  # Shipped and exported policies lie in no run.
+  is_alone = checkpoint in weight_files.SHIPPED or (folder / STARTED_FROM).is_file()
+  run = folder if is_alone else folder.parent
   with (
     processes.bound(here) as channel,
     processes.stoppable(channel) as notice,
@@ -212,7 +219,9 @@ def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[FrozenWeig
 
 
 def started_from(config: RunConfig, run: pathlib.Path) -> pathlib.Path:
-  """The folder of the weights that the training of a run starts from."""
+  """The folder of the weights that the training of a run, or of an exported policy, starts from."""
+  if (run / STARTED_FROM).is_file():
+    return pathlib.Path((run / STARTED_FROM).read_text(encoding="utf-8").strip())
   warm_start = run / "warm_start"
   return (
     warm_start

@@ -6,8 +6,10 @@ import pathlib
 from collections.abc import Sequence
 
 from jaxrl_agents.agents import scores
+from jaxrl_agents.config import import_path
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.types import Group
+from jaxrl_agents.viewer import inputs
 
 METRICS = ("reward", "output_recall", "solved", "performance")
 """Metrics that are compared; those that a run lacks are left out."""
@@ -16,8 +18,8 @@ METRICS = ("reward", "output_recall", "solved", "performance")
 def table(workdirs: Sequence[str | pathlib.Path]) -> str:
   """A row for each run but the first: the mean difference of each metric with its 95 % bounds.
 
-  Tasks are resampled (`agents.scores.paired_bootstrap`), so that the bounds are those of the two
-  policies as they are, not of the two ways to train one.
+  Tasks are resampled (`agents.scores.paired_bootstrap`), in whole clusters (`Agent.cluster`), so
+  that the bounds are those of the two policies as they are, not of the two ways to train one.
 
   Raises:
     ValueError: fewer than two runs, one that has not finished, or runs without a common task.
@@ -26,11 +28,12 @@ def table(workdirs: Sequence[str | pathlib.Path]) -> str:
     raise ValueError("a paired comparison takes two runs or more; give --workdir again")
   runs = [(pathlib.Path(each).resolve().name, _trained(pathlib.Path(each))) for each in workdirs]
   first, of_first = runs[0][0], scores.scores(runs[0][1])
+  clusters = _clusters(pathlib.Path(workdirs[0]), runs[0][1])
   rows = []
   for name, groups in runs[1:]:
     found = scores.scores(groups)
     cells = {
-      metric: scores.paired_bootstrap(of_first[metric], found[metric])
+      metric: scores.paired_bootstrap(of_first[metric], found[metric], clusters=clusters)
       for metric in METRICS
       if metric in of_first and metric in found
     }
@@ -51,3 +54,12 @@ def _trained(workdir: pathlib.Path) -> list[Group]:
       f"{workdir} has no evaluation of its trained policy ({file.name}); let the run finish"
     )
   return group_files.load_groups(file)
+
+
+def _clusters(workdir: pathlib.Path, groups: Sequence[Group]) -> dict[str, str] | None:
+  """{task id: its cluster}, as the agent of a run says; None if its summary names no agent."""
+  name = inputs.read_run(workdir).summary.get("config", {}).get("agent")
+  if name is None:
+    return None
+  agent = import_path.agent(name)
+  return {group.task.id: agent.cluster(group.task) for group in groups}

@@ -217,6 +217,7 @@ def forget_results(workdir: Workdir, first: int, baselines: Sequence[str]) -> No
   """
   if first:
     _set_aside(workdir.trained)
+  workdir.drop_from_summary("eval", "paired_bootstrap", "judge")
   kept = {f"eval_{name}" for name in ("base", "warm_start", *baselines)}
   for file in workdir.trajectories.glob("eval_*.npz"):
     if file.stem not in kept:

@@ -286,6 +286,7 @@ def _summarised(
     | agreement.summary(
       evaluations,
       agent.success,
+      cluster=agent.cluster,
       resamples=config.eval.bootstrap_resamples,
       seed=config.seed,
     )

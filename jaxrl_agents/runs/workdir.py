@@ -184,6 +184,17 @@ class Workdir:
     _replace(self.summary, json.dumps(file_digests.with_digest(whole), indent=2) + "\n")
     return whole
 
+  def drop_from_summary(self, *names: str) -> None:
+    """Removes sections from summary.json, by an atomic rename.
+
+    Raises:
+      ValueError: the summary so far is damaged.
+    """
+    whole = self.read_summary()
+    left = {key: value for key, value in whole.items() if key not in names}
+    if left != whole:
+      _replace(self.summary, json.dumps(file_digests.with_digest(left), indent=2) + "\n")
+
   def keep_seconds(self) -> None:
     """Adds the parts of the stopwatch to `wall_s` of summary.json.
 

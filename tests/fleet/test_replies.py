@@ -48,6 +48,17 @@ def test_a_reply_comes_back_bit_by_bit_in_this_process_and_the_next(tmp_path, ro
     assert replies.take_found() == 1 and replies.take_found() == 0
 
 
+def test_replies_of_discarded_versions_never_come_back_when_their_numbers_do(tmp_path):
+  path, old = tmp_path / "replies.log", reply(1, version=2)
+  with opened(path) as replies:
+    replies.sampled(G, PROMPT, LIMITS, reply(2, version=6))
+    replies.sampled("step 0 2", PROMPT, LIMITS, old)
+  for newest in (4, 6):  # resumed from version 4, and later from another version 6
+    with opened(path, newest) as replies:
+      assert replies.find(G, PROMPT, LIMITS) is None
+      assert same(replies.find("step 0 2", PROMPT, LIMITS), old)
+
+
 def test_another_group_prompt_seed_or_limit_is_sampled(tmp_path):
   with opened(tmp_path / "replies.log") as replies:
     replies.sampled(G, PROMPT, LIMITS, reply(1))

@@ -1,11 +1,14 @@
 """What the ledger is told of groups, and levels that no step could draw."""
 
+import contextlib
 import dataclasses
 import re
 
 import numpy as np
 import pytest
 
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents import toggle
 from jaxrl_agents.config import LearnerConfig
 from jaxrl_agents.learner import loop
 from jaxrl_agents.runs import batches
@@ -42,6 +45,58 @@ def test_the_ledger_is_told_why_a_step_learnt_nothing_from_a_group(
   )
   group = Group(Task("t", "toy", "", {}), played, "g")
   assert re.fullmatch(why, batches._not_learnt(group))
+
+
+def test_a_single_epoch_with_too_few_tasks_is_refused_before_the_run():
+  tasks = [Task(f"t{i}", "toy", "", {}) for i in range(20)]
+  learner = LearnerConfig(steps=2, groups_per_step=10, single_epoch=True)
+  batches.check_levels(learner, tasks)
+  with pytest.raises(ValueError, match="need 20 tasks, and with learner.single_epoch there are 19"):
+    batches.check_levels(learner, tasks[1:])
+  batches.check_levels(dataclasses.replace(learner, single_epoch=False), tasks[1:])
+
+
+def aged(sampled_by):
+  """A solved rollout of tokens that these versions sampled."""
+  versions = np.asarray([-1, *sampled_by], np.int32)
+  mask = versions >= 0
+  tokens = np.arange(len(versions), dtype=np.int32)
+  logprobs = np.where(mask, -0.5, 0.0).astype(np.float32)
+  segment = Segment(tokens, mask, logprobs, versions, began=int(sampled_by[0]))
+  return Trajectory("t", (segment,), (), {"reward": 1.0}, "answer", {})
+
+
+def test_toggle_measures_the_whole_length_also_of_rollouts_with_tokens_that_are_too_old():
+  given = ["fleet.depth=1", "fleet.max_age=2"]
+  config = config_lib.load("examples/number_game/config.py", given)
+  played = object.__new__(batches.AsyncBatches)
+  played._config, played._ages, played._published = config, [], [1, 3, 5, 7]
+  played._budgets = toggle.LengthBudgets({"t": 50.0})
+  group = Group(
+    Task("t", "coding", "", {}), (aged([1] * 100 + [7] * 10), aged([7] * 20)), "step 0 0"
+  )
+  assert played._of_age(group, 0) is group
+  gated = toggle.gated(
+    [group], played._budgets, part="reward", limited=True, solved=0.5, percentile=90.0
+  )
+  assert [each.rewards["reward"] for each in gated[0].trajectories] == [0.0, 1.0]
+  (young,) = played._rewarded([group], 0)
+  assert [int(each.segments[0].loss_mask.sum()) for each in young.trajectories] == [10, 20]
+
+
+def test_a_synchronous_run_leaves_no_groups_of_versions_that_it_trains_again(tmp_path):
+  for name in (batches.READY, batches.REPLIES):
+    (tmp_path / name).mkdir() if name == batches.READY else (tmp_path / name).touch()
+  (tmp_path / batches.READY / "step_9_0.npz").touch()
+
+  class Workers:
+    def noted(self, ledger):
+      return contextlib.nullcontext()
+
+  config = config_lib.load("configs/search_cpu.py", ["fleet.depth=0"])
+  start = batches.Start(4, {}, 4, {"stream": {"drawn": {}}}, [Task("t", "e", "p", {})])
+  with batches.opened(config, Workers(), start, tmp_path):
+    assert not (tmp_path / batches.READY).exists() and not (tmp_path / batches.REPLIES).exists()
 
 
 def test_levels_that_a_step_could_not_draw_are_refused_before_the_run():

@@ -189,7 +189,10 @@ def test_weights_of_a_policy_that_is_trained_further_are_not_left_as_the_newest(
   assert warmed_up.warm_start.exists()  # the warm-up has ended
   resumption.forget_warm_start(CONFIG, warmed_up, CONFIG.sft.steps - 1)
   assert not warmed_up.warm_start.exists()
+  warmed_up.merge_summary({"eval": {"trained": {"reward": 0.5}}, "config": {}})
   resumption.forget_results(warmed_up, 0, ())
+  summary = warmed_up.read_summary()
+  assert "eval" not in summary and "config" in summary
   assert warmed_up.trained.exists()  # without a checkpoint these are the only weights
   for _ in range(2):
     resumption.forget_results(warmed_up, 5, ())

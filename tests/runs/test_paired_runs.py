@@ -4,6 +4,7 @@ import pytest
 
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.runs import paired_runs
+from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Task, Trajectory
 
 
@@ -25,6 +26,26 @@ def test_a_row_is_the_mean_difference_on_the_tasks_of_both_with_its_bounds(tmp_p
   assert lines[0] == "| all minus | tasks | reward (95 %) |"
   assert lines[2] == "| less | 2 | +0.500 (+0.500 to +0.500) |"  # both differences are 0.5
   assert lines[3] == "| all | 3 | +0.000 (+0.000 to +0.000) |"
+
+
+def test_tasks_of_one_cluster_are_resampled_together(tmp_path):
+  runs = []
+  for name, rewards in (("one", (1.0, 0.0)), ("two", (0.0, 0.0))):
+    (tmp_path / name / "trajectories").mkdir(parents=True)
+    groups = [
+      Group(
+        Task(f"{repo}{i}", "coding", "", {"repo": repo}),
+        (Trajectory(f"{repo}{i}", (), (), {}, "answer", {"reward": reward}),),
+        f"{repo}{i}",
+      )
+      for repo, reward in zip("ab", rewards, strict=True)
+      for i in range(50)
+    ]
+    group_files.save_groups(tmp_path / name / "trajectories" / "eval_trained.npz", groups)
+    Workdir(tmp_path / name).merge_summary({"config": {"agent": "coding"}})
+    runs.append(tmp_path / name)
+  # Of two repositories, one with a difference of 1 and one with 0: both, or one of them twice.
+  assert paired_runs.table(runs).splitlines()[2].endswith("| +0.500 (+0.000 to +1.000) |")
 
 
 def test_a_run_alone_an_unfinished_one_and_other_tasks_are_named_errors(tmp_path):
