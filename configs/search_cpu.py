@@ -39,8 +39,9 @@ def get_config() -> config.RunConfig:
       max_new_tokens=160,
       max_documents=12,
       short_ids=True,
+      show_hint="all",  # what a policy is trained with, it is evaluated with
       hasty=0.0,
-      generous=0.0,
+      generous=0.5,
       reward=SearchReward(betas=(2.0,)),  # 16 steps are too few for a schedule
       system_prompt="",  # the base was trained without one
     ),

@@ -69,7 +69,8 @@ class SearchConfig:
     max_documents: documents of an answer that count.
     short_ids: the policy sees chunk ids as numbers drawn for each task (agents.search.short_ids).
     can_prune: the policy has the tool prune_chunks.
-    show_hint: the policy reads the hint above the threshold (in training tasks only).
+    show_hint: tasks in which the policy reads the hint above the threshold: those of training, as
+      Context-1's report says, all, as its published harness does, or none.
     tool_deadline_s: of one call.
     tool_latency_s: median of a delay before each call, as of a service on a network.
     system_prompt: first message: "environment" for `view.system_prompt`, which explains tools,
@@ -99,7 +100,7 @@ class SearchConfig:
   max_documents: Count = 30
   short_ids: bool = False
   can_prune: bool = True
-  show_hint: bool = True
+  show_hint: Literal["training", "all", "none"] = "training"
   tool_deadline_s: Positive = 10.0
   tool_latency_s: NotNegative = 0.0
   system_prompt: str = ENVIRONMENT

@@ -88,8 +88,8 @@ class SearchEnv:
     if room < 1:
       return self._context(stop=Stop.CONTEXT_OVERFLOW)
     notices: tuple[Message, ...] = ()
-    training = self._task.split == "train"
-    if usage > self._limits.threshold_tokens and self._limits.show_hint and training:
+    hinted = ("training", "all") if self._task.split == "train" else ("all",)
+    if usage > self._limits.threshold_tokens and self._limits.show_hint in hinted:
       text = view.over_threshold_notice(
         usage, self._limits.threshold_tokens, self._limits.can_prune
       )

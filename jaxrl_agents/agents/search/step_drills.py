@@ -29,7 +29,7 @@ FULL = 0.25
 """How often a turn ends above the threshold of the context, if a wrong hit is in sight."""
 
 HINTED = 0.5
-"""How often a prompt above the threshold has the notice that training tasks show."""
+"""How often a prompt above the threshold has the notice, where training tasks alone show it."""
 
 PIECE_WORDS = (8, 20, 40, 100, 100)
 """A drill shows one of these numbers of words of each hit."""
@@ -188,7 +188,8 @@ class _Drill:
       place += 1
     prompt = list(self._messages)
     above = self._used > self._limits.threshold_tokens
-    if above and self._limits.show_hint and draw.random() < HINTED:
+    share = {"none": 0.0, "training": HINTED, "all": 1.0}[self._limits.show_hint]
+    if above and draw.random() < share:
       notice = view.over_threshold_notice(
         self._used, self._limits.threshold_tokens, can_prune=self._limits.can_prune
       )

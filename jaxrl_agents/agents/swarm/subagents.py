@@ -125,7 +125,7 @@ def _bounded(
     token_budget=limits.sub_token_budget,
     threshold_tokens=limits.sub_token_budget // 2,
     can_prune=False,
-    show_hint=False,
+    show_hint="none",
   )
   return dataclasses.replace(services, limits=own)
 

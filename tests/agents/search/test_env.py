@@ -160,7 +160,7 @@ def test_the_usage_line_ends_the_last_result_of_a_turn_and_stays(services):
   assert prompts(services, trajectory)[-1].count("[Token usage: ") == 2
 
 
-def test_the_notice_above_the_threshold_is_shown_once_in_training_only(limited):
+def test_the_notice_above_the_threshold_is_shown_once_and_by_default_in_training_only(limited):
   services = limited(threshold_tokens=100)
   turns = [calls(("search_corpus", "river")), calls(("grep_corpus", "zzz")), answer()]
   trajectory = play(services, turns)
@@ -169,11 +169,13 @@ def test_the_notice_above_the_threshold_is_shown_once_in_training_only(limited):
   assert len(trajectory.segments) == 2  # the first notice vanishes: that breaks the prefix
   assert sum(m.ephemeral for m in trajectory.log) == 2
   for other in (
-    play(limited(threshold_tokens=100, show_hint=False), turns),
+    play(limited(threshold_tokens=100, show_hint="none"), turns),
     play(services, turns, make_task(split="test")),
   ):
     assert not any(m.ephemeral for m in other.log)
     assert len(other.segments) == 1
+  hinted = limited(threshold_tokens=100, show_hint="all")
+  assert sum(m.ephemeral for m in play(hinted, turns, make_task(split="test")).log) == 2
 
 
 def test_a_context_without_room_for_a_reply_ends_the_episode_as_an_overflow(limited):
