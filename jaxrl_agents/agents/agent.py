@@ -193,7 +193,7 @@ class Agent(abc.ABC):
     Raises:
       ValueError: the agent serves none, or needs a task for them.
     """
-    raise ValueError(f"agent {self.name} serves no tools; give it a method served")
+    raise ValueError(f"agent {self.name} serves no tools; give it a method tools_to_serve")
 
   def max_turn_s(self, options: Any, stall_s: float) -> float:
     """Most seconds of a turn, its tools included."""

@@ -185,8 +185,8 @@ def _check_template(folder: pathlib.Path, name: str) -> None:
   if other := [mark for mark in FORMATS[name].other_marks if mark in template]:
     raise ValueError(
       f"the chat template in {folder} has {other[0]!r}: its prompts are not those of the chat "
-      f"format {name!r}, whose control tokens it has; supported are {', '.join(FORMATS)}; remove "
-      "the template to use that format all the same"
+      f"format {name!r}, whose control tokens it has; supported are {', '.join(FORMATS)}; to "
+      "use that format all the same, name the tokenizer of such a model in policy.tokenizer"
     )
   if template and absent:
     raise ValueError(

@@ -43,11 +43,11 @@ class TaskStream:
     self._epoch: dict[int, dict[str, Task]] = {}
     if single_epoch:
       orders = {level: self._order(level, 0) for level in levels}
-      self._epoch = {level: {_mark(t): t for t in order} for level, order in orders.items()}
+      self._epoch = {level: {mark(t): t for t in order} for level, order in orders.items()}
 
   def next(self, count: int, step: int, level_weights: Sequence[float]) -> list[Task]:
     """The `count` tasks of `step`, of levels drawn by their `shares`. In a single epoch, the share
-    of exhausted levels goes to the others.
+    of exhausted levels goes to the others, and the last draw may have fewer tasks.
 
     Raises:
       ValueError: no level present has weight, or a single epoch has no task left.
@@ -138,7 +138,7 @@ def shares(
   return found
 
 
-def _mark(task: Task) -> str:
+def mark(task: Task) -> str:
   """A key of the task's content, since its id may be reused."""
   what = json.dumps([task.prompt, task.facts], sort_keys=True, default=str)
   return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()

@@ -23,7 +23,7 @@ def of(part: dict[str, Any]) -> list[str]:
   memory = part["memory"]
   parts = memory["parts_bytes"]
   if not memory["fits"]:
-    largest = max(parts, key=lambda name: parts[name])
+    largest = max(reversed(parts), key=lambda name: parts[name])
     over = (memory["peak_bytes"] - memory["capacity_bytes"]) / 2**30
     return [
       f"memory binds: {over:.1f} GiB too much; {largest} are the most "

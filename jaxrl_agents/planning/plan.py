@@ -23,8 +23,6 @@ from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.policy.experts import all_to_all, local, moe
 
 SWAP = "a swap of weights"
-"""What a sampler does at its peak, where that is not a program."""
-SWAP = "a swap of weights"
 """When a sampler's memory is at its peak, where that is in no program."""
 LISTED = 6
 """Files and collectives of a program that the report names: those that take the most time."""
@@ -127,7 +125,8 @@ def rollout(
   usd_per_chip_hour: float,
 ) -> dict[str, Any]:
   """The plan of one decode step of all slots, half of the longest context cached, and of a swap of
-  weights, which takes as much memory again: for a complete version, or for differences from one.
+  weights, which takes as much memory again: for a complete version, or for differences from one (a
+  repair of damaged differences takes it twice).
 
   Pairs are taken to be exchanged in two rounds: so few tokens never choose experts evenly.
 

@@ -461,13 +461,15 @@ def check_levels(learner: LearnerConfig, tasks: Sequence[Task]) -> None:
   epoch has too few.
   """
   levels = curriculum.by_level(tasks)
+  drawn: set[int] = set()
   for weights in {loop.level_weights(learner, step) for step in range(learner.steps)}:
-    curriculum.shares(levels, weights)
+    drawn |= {level for level, share in curriculum.shares(levels, weights).items() if share}
+  there = len({curriculum.mark(task) for level in drawn for task in levels[level]})
   needed = learner.steps * learner.groups_per_step
-  if learner.single_epoch and len(tasks) < needed:
+  if learner.single_epoch and there < needed:
     raise ValueError(
       f"learner.steps={learner.steps} times learner.groups_per_step={learner.groups_per_step} need "
-      f"{needed} tasks, and with learner.single_epoch there are {len(tasks)}; lower them, or make "
+      f"{needed} tasks, and with learner.single_epoch there are {there}; lower them, or make "
       "more tasks"
     )
 

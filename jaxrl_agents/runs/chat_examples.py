@@ -115,6 +115,8 @@ def _segments(
   most_tokens: int,
   last_only: bool,
 ) -> tuple[Segment, ...]:
+  last = max(i for i, message in enumerate(messages) if message.role == "assistant")
+  first = len(_as_sampled(messages[:last], chat)) if last_only else 0
   messages = _as_sampled(messages, chat)
   places = [i for i, message in enumerate(messages) if message.role == "assistant"]
   for i in places:
@@ -126,7 +128,7 @@ def _segments(
           "reasoning_content or before the rest of the content"
         )
   turns = []
-  for i in places[-1:] if last_only else places:
+  for i in (place for place in places if place >= first):
     reply = spoken(chat, messages[i], messages[:i], most_tokens)
     turns.append(Turn(chat.render(messages[:i], tools), reply))
   return to_segments(turns)

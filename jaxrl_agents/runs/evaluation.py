@@ -219,9 +219,18 @@ def frozen(config: RunConfig, start: pathlib.Path) -> dict[str, tuple[FrozenWeig
 
 
 def started_from(config: RunConfig, run: pathlib.Path) -> pathlib.Path:
-  """The folder of the weights that the training of a run, or of an exported policy, starts from."""
-  if (run / STARTED_FROM).is_file():
-    return pathlib.Path((run / STARTED_FROM).read_text(encoding="utf-8").strip())
+  """The folder of the weights that the training of a run, or of an exported policy, starts from.
+
+  Raises:
+    ValueError: an exported policy names weights that are not there any more.
+  """
+  if (file := run / STARTED_FROM).is_file():
+    start = pathlib.Path(file.read_text(encoding="utf-8").strip())
+    if not (weight_files.place(start) / weight_files.WEIGHTS).is_file():
+      raise ValueError(
+        f"{file} names {start}, where no weights are; write the folder into it where they are now"
+      )
+    return start
   warm_start = run / "warm_start"
   return (
     warm_start

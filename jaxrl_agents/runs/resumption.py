@@ -128,9 +128,9 @@ def check_start(workdir: Workdir, progress: dict[str, Any]) -> None:
   """Raises ValueError if the warm start is no longer the one that a resumed run began with."""
   if progress.get("start", digest := weight_files.digest(workdir.warm_start)) != digest:
     raise ValueError(
-      f"{workdir.warm_start} is {'not the one' if digest else 'missing, the warm start'} that the "
-      f"training in {workdir.checkpoints / 'rl'} began with; restore it from a copy, or begin "
-      "again in another --workdir"
+      f"{workdir.warm_start}, which the training in {workdir.checkpoints / 'rl'} began with, "
+      f"{'is another one now' if digest else 'is missing'}; restore it from a copy, or begin again "
+      "in another --workdir"
     )
 
 

@@ -181,7 +181,8 @@ def _check_sizes(folder: pathlib.Path, cfg: PolicyConfig) -> None:
     listed = ", ".join(f"{name}={theirs[name]!r}, not {ours[name]!r}" for name in differ)
     raise ValueError(
       f"the weights in {folder} are of a policy with {listed}: set policy.model as in "
-      f"{folder / SIZES} (load_sizes returns it), or change that file to compute otherwise"
+      f"{folder / SIZES} (load_sizes returns it); to compute otherwise, change that file and "
+      f"remove the {file_digests.NAME} beside it"
     )
 
 

@@ -249,11 +249,11 @@ def test_a_warm_start_that_was_exchanged_under_a_run_is_refused(written, tmp_pat
   progress = {"start": weight_files.digest(workdir.warm_start)}
   resumption.check_start(workdir, progress)
   weight_files.save(params_lib.init(CFG, jax.random.key(1)), CFG, workdir.warm_start)
-  with pytest.raises(ValueError, match="warm_start is not the one that the checkpoints"):
+  with pytest.raises(ValueError, match="warm_start, which the training in .* is another one now"):
     resumption.check_start(workdir, progress)
   shutil.rmtree(workdir.warm_start)
   with pytest.raises(
-    ValueError, match="warm_start is gone that .*begin again in another --workdir"
+    ValueError, match="warm_start, which the .* is missing; .*begin again in another --workdir"
   ):
     resumption.check_start(workdir, progress)
 

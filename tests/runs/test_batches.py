@@ -48,12 +48,19 @@ def test_the_ledger_is_told_why_a_step_learnt_nothing_from_a_group(
 
 
 def test_a_single_epoch_with_too_few_tasks_is_refused_before_the_run():
-  tasks = [Task(f"t{i}", "toy", "", {}) for i in range(20)]
+  tasks = [Task(f"t{i}", "toy", f"q{i}", {"level": i % 2}) for i in range(20)]
   learner = LearnerConfig(steps=2, groups_per_step=10, single_epoch=True)
   batches.check_levels(learner, tasks)
   with pytest.raises(ValueError, match="need 20 tasks, and with learner.single_epoch there are 19"):
     batches.check_levels(learner, tasks[1:])
   batches.check_levels(dataclasses.replace(learner, single_epoch=False), tasks[1:])
+  with pytest.raises(ValueError, match="there are 19"):
+    batches.check_levels(learner, [*tasks[1:], dataclasses.replace(tasks[1], id="again")])
+  one_level = dataclasses.replace(
+    learner, level_weights_early=(1.0, 0.0), level_weights_late=(1.0, 0.0)
+  )
+  with pytest.raises(ValueError, match="there are 10"):
+    batches.check_levels(one_level, tasks)
 
 
 def aged(sampled_by):
@@ -67,7 +74,7 @@ def aged(sampled_by):
 
 
 def test_toggle_measures_the_whole_length_also_of_rollouts_with_tokens_that_are_too_old():
-  given = ["fleet.depth=1", "fleet.max_age=2"]
+  given = ["fleet.depth=1", "fleet.max_age=2", "toggle.phase_steps=4", "toggle.solved=0.5"]
   config = config_lib.load("examples/number_game/config.py", given)
   played = object.__new__(batches.AsyncBatches)
   played._config, played._ages, played._published = config, [], [1, 3, 5, 7]
@@ -76,11 +83,8 @@ def test_toggle_measures_the_whole_length_also_of_rollouts_with_tokens_that_are_
     Task("t", "coding", "", {}), (aged([1] * 100 + [7] * 10), aged([7] * 20)), "step 0 0"
   )
   assert played._of_age(group, 0) is group
-  gated = toggle.gated(
-    [group], played._budgets, part="reward", limited=True, solved=0.5, percentile=90.0
-  )
-  assert [each.rewards["reward"] for each in gated[0].trajectories] == [0.0, 1.0]
-  (young,) = played._rewarded([group], 0)
+  (young,) = played._rewarded([group], 0)  # of the limited phase: 110 tokens are too many
+  assert [each.metrics["reward"] for each in young.trajectories] == [0.0, 1.0]
   assert [int(each.segments[0].loss_mask.sum()) for each in young.trajectories] == [10, 20]
 
 

@@ -70,6 +70,11 @@ def test_a_turn_of_several_calls_becomes_several_turns_where_a_call_ends_a_reply
   text = harmony.decode(segment.tokens.tolist())
   places = [text.index(part) for part in ("I add.", '{"a": 1}', ">2<", '{"a": 2}', ">3<", "Two.")]
   assert places == sorted(places) and text.count("I add.") == 1
+  path = file_of(tmp_path, {"messages": given[:2], "tools": [TOOL]})
+  rows = chat_examples.rows(path)
+  (last,), _ = chat_examples.examples(rows, harmony, most_tokens=1_024, last_only=True)
+  text = harmony.decode(last.tokens[last.loss_mask].tolist())
+  assert "I add." in text and text.count("<|call|>") == 2
   for end in np.flatnonzero(np.isin(segment.tokens, harmony.stop_tokens)):
     assert not segment.loss_mask[end + 1 : end + 2].any()
 

@@ -39,3 +39,14 @@ def test_sub_agents_may_be_of_another_size_but_not_of_another_vocabulary(tmp_pat
   assert engine.version == 2
   with pytest.raises(ValueError, match="320 tokens .* must use policy.tokenizer"):
     rollout_workers.frozen_engine(CONFIG, tmp_path / "foreign", 0)
+
+
+def test_an_exported_policy_names_the_weights_that_its_training_started_from(tmp_path):
+  config = config_lib.load("configs/swarm_cpu.py")
+  (tmp_path / "policy").mkdir()
+  named = tmp_path / "policy" / evaluation.STARTED_FROM
+  named.write_text("base\n")  # a shipped policy, which has no folder of the run
+  assert evaluation.started_from(config, tmp_path / "policy") == pathlib.Path("base")
+  named.write_text(f"{tmp_path}/run/warm_start\n")
+  with pytest.raises(ValueError, match=r"started_from\.txt names .*/run/warm_start, where no weights"):
+    evaluation.started_from(config, tmp_path / "policy")

@@ -107,7 +107,9 @@ async def run():
   playing = asyncio.create_task(
     starting.command(words, Task("t", "external", "p", {}), address, folder, 90.0)
   )
-  while not (folder.parent / "pid").exists() or playing.done():
+  while not (folder.parent / "pid").exists():
+    if playing.done():
+      playing.result()
     await asyncio.sleep(0.05)
   os._exit(0)
 
