@@ -76,8 +76,11 @@ ENDED = {
   ("harness/worker_process.py", "connection.recv()"): "ends with the main process",
   ("harness/worker_process.py", "outbox.get()"): "a thread of its own, which ends with the process",
   ("learner/barriers.py", "multihost_utils.process_allgather(tree, tiled=True)"): "all have met",
-  ("runs/serving.py", "stop.wait()"): "a server runs until it is stopped",
-  ("runs/tinker_service.py", "stop.wait()"): "a server runs until it is stopped",
+  ("runs/serving.py", "event.wait()"): "a server runs until it is stopped, or its engine fails",
+  (
+    "runs/serving.py",
+    "asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)",
+  ): "a server runs until it is stopped, or its engine fails",
   ("sandbox/host/backends.py", "self._control.recv(1 << 16)"): "the socket does not block",
   ("sandbox/host/interruptible.py", "done.result()"): "the future is done",
   (

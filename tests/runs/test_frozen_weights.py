@@ -48,5 +48,7 @@ def test_an_exported_policy_names_the_weights_that_its_training_started_from(tmp
   named.write_text("base\n")  # a shipped policy, which has no folder of the run
   assert evaluation.started_from(config, tmp_path / "policy") == pathlib.Path("base")
   named.write_text(f"{tmp_path}/run/warm_start\n")
-  with pytest.raises(ValueError, match=r"started_from\.txt names .*/run/warm_start, where no weights"):
+  with pytest.raises(
+    ValueError, match=r"started_from\.txt names .*/run/warm_start, where no weights"
+  ):
     evaluation.started_from(config, tmp_path / "policy")

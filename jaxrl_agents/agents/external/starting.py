@@ -161,9 +161,9 @@ async def _ends_with_us(group: int, folder: pathlib.Path) -> AsyncIterator[None]
   try:
     yield
   finally:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, TimeoutError):
       watcher.kill()
-    await watcher.wait()
+      await asyncio.wait_for(watcher.wait(), GRACE_S)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
