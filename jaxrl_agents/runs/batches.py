@@ -456,7 +456,7 @@ def _not_learnt(group: Group) -> str:
   return "all its advantages are 0"
 
 
-def check_levels(learner: LearnerConfig, tasks: Sequence[Task]) -> None:
+def check_tasks(learner: LearnerConfig, tasks: Sequence[Task]) -> None:
   """Raises ValueError where tasks have levels that no step could draw, there are none, or a single
   epoch has too few.
   """

@@ -59,7 +59,7 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> dict[str, Any]:
   Raises:
     ValueError: the tasks have levels that the stream of the learner cannot draw.
   """
-  batches_lib.check_levels(config.learner, corpus.tasks["train"])
+  batches_lib.check_tasks(config.learner, corpus.tasks["train"])
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     with contextlib.ExitStack() as stack:
       names = ("learner", "sampler", "publisher")

@@ -50,17 +50,17 @@ def test_the_ledger_is_told_why_a_step_learnt_nothing_from_a_group(
 def test_a_single_epoch_with_too_few_tasks_is_refused_before_the_run():
   tasks = [Task(f"t{i}", "toy", f"q{i}", {"level": i % 2}) for i in range(20)]
   learner = LearnerConfig(steps=2, groups_per_step=10, single_epoch=True)
-  batches.check_levels(learner, tasks)
+  batches.check_tasks(learner, tasks)
   with pytest.raises(ValueError, match="need 20 tasks, and with learner.single_epoch there are 19"):
-    batches.check_levels(learner, tasks[1:])
-  batches.check_levels(dataclasses.replace(learner, single_epoch=False), tasks[1:])
+    batches.check_tasks(learner, tasks[1:])
+  batches.check_tasks(dataclasses.replace(learner, single_epoch=False), tasks[1:])
   with pytest.raises(ValueError, match="there are 19"):
-    batches.check_levels(learner, [*tasks[1:], dataclasses.replace(tasks[1], id="again")])
+    batches.check_tasks(learner, [*tasks[1:], dataclasses.replace(tasks[1], id="again")])
   one_level = dataclasses.replace(
     learner, level_weights_early=(1.0, 0.0), level_weights_late=(1.0, 0.0)
   )
   with pytest.raises(ValueError, match="there are 10"):
-    batches.check_levels(one_level, tasks)
+    batches.check_tasks(one_level, tasks)
 
 
 def aged(sampled_by):
@@ -107,10 +107,10 @@ def test_levels_that_a_step_could_not_draw_are_refused_before_the_run():
   tasks = [Task(f"t{level}", "toy", "", {"level": level}) for level in (0, 2)]
   learner = LearnerConfig(steps=10, level_weights_early=(1.0,), level_weights_late=(0.0, 1.0, 0.0))
   with pytest.raises(ValueError, match=r"no weight to the levels present, \[0, 2\]; set learner"):
-    batches.check_levels(learner, tasks)
+    batches.check_tasks(learner, tasks)
   only_early = dataclasses.replace(learner, level_switch=1.0)
-  batches.check_levels(only_early, tasks)
+  batches.check_tasks(only_early, tasks)
   assert loop.level_weights(only_early, 10) == (1.0,)  # of a group that replaces another one
-  batches.check_levels(LearnerConfig(), tasks)
+  batches.check_tasks(LearnerConfig(), tasks)
   with pytest.raises(ValueError, match="'t3' has the field level='hard'"):
-    batches.check_levels(learner, [*tasks, Task("t3", "toy", "", {"level": "hard"})])
+    batches.check_tasks(learner, [*tasks, Task("t3", "toy", "", {"level": "hard"})])

@@ -67,7 +67,8 @@ STORY = Story(
     "Gain is trained minus warm start on the same tasks; its lower bound is from a paired "
     "bootstrap over tasks. The script without gold searches for each clue of the question and "
     "lists the first hits; the one beside it also searches with names that stand in the hits. The "
-    "script with gold knows which chunks to list, once a search has shown them."
+    'script with gold knows which chunks to list, once a search has shown them. "Warm start all '
+    'shown" is what the warm start would earn if each answer listed all that its searches showed.'
   ),
   limits=limits,
   addition=hasty_note("search"),
