@@ -16,7 +16,8 @@ SMALL = [
   "policy.init=scratch", "sampler.draft_tokens=0", "sampler.slots=8", "workers.processes=1",
   "sft.mtp_steps=0", "sft.steps=1", "sft.warmup_steps=0", "sft.demonstration_tasks=3",
   "sft.rollouts_per_task=1", "sft.rows_per_step=2", "learner.steps=1", "learner.groups_per_step=2",
-  "learner.group_size=2", "learner.substeps=1", "learner.rows_per_microbatch=2",
+  "learner.group_size=2", "learner.substeps=1", "learner.warmup_steps=0",
+  "learner.rows_per_microbatch=2",
   "toggle.phase_steps=1", "eval.tasks=2",
 ]  # fmt: skip
 
