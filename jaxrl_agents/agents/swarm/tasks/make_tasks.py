@@ -7,7 +7,8 @@
 No prompt tells how to proceed. A wide or deep task is kept if an ideal plan of sub-agents takes at
 most `share` of a single agent's steps, and a single agent finds at most half of the rows within
 that budget. A narrow task is kept if a single agent is within the budget and a plan of sub-agents
-is not. Every look-up was tried: a search for its query shows the line that answers it.
+is not. Every look-up was tried: a search for its query shows the line that answers it. All look-ups
+of a task are in modules of its split.
 
 `sized_tables` makes tasks of every size instead, which nobody's plan chooses.
 
@@ -91,7 +92,8 @@ def make(
   clues: dict[str, tuple[Clue, ...]] = {}
   for split in SPLITS:
     own = {
-      key: [r for r in each if splits.split_of(r.group) == split] for key, each in rows.items()
+      key: [r for r in each if {splits.split_of(group) for group in r.groups} == {split}]
+      for key, each in rows.items()
     }
     limit = limits[split]
     if sized.max_rows:

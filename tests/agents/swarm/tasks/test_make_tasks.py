@@ -172,6 +172,36 @@ def test_splits_share_no_module_and_no_prompt(corpus, made):
   assert len(set(prompts)) == len(prompts)
 
 
+def test_no_chain_leads_from_a_module_of_one_split_into_one_of_another(tmp_path):
+  modules = {split: [] for split in splits.SPLITS}
+  for i in range(200):
+    word = "".join("bcdfghklmn"[int(digit)] + "aeiou"[i % 5] for digit in f"{i:03d}") + "x"
+    modules[splits.split_of(word)].append(word)
+  train, test = modules["train"][:12], modules["test"][:12]
+  texts = {word: f"class {word.title()}(Base{word}):\n  pass\n" for word in (*train, *test)}
+  for bases in (train, test):  # in each split, a half of the chains ends in the other one
+    for own, base in zip((train[:6] + test[:6]), bases, strict=True):
+      texts[own] += f"\n\nclass My{own}{base}({base.title()}):\n  pass\n"
+  documents = [
+    Document(str(i), word, text, {"source": word, "kind": "python"})
+    for i, (word, text) in enumerate(sorted(texts.items()))
+  ]
+  chunks = chunks_lib.cut(documents, COUNT, max_tokens=10)
+  made = make(
+    documents,
+    chunks,
+    index_lib.build(chunks, tmp_path, rank=16),
+    limits={"train": 9, "dev": 0, "test": 9},
+    kinds={"narrow class chain": 1.0},
+    budgets=Budgets(max_shown=9),
+  )
+  source = {document.id: document.metadata["source"] for document in documents}
+  for split in ("train", "test"):
+    asked = [row for task in made.tasks[split] for row in task.facts["rows"]]
+    chunk_ids = {chunk_id for row in asked for chunk_id in row["chunk_ids"]}
+    assert {splits.split_of(source[reward.document_of(i)]) for i in chunk_ids} == {split}
+
+
 def test_deep_tasks_ask_for_the_only_chain_that_ends_as_asked(tmp_path):
   tops = ["Alga", "Birch", "Cedar", "Daisy", "Elder", "Ferns", "Grass", "Hazel"]
   text = "".join(
