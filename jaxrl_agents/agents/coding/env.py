@@ -168,6 +168,7 @@ class CodingEnv:
       ),
       summaries=self._talk.summaries,
       test_runs=self._workspace.test_runs,
+      edits=self._workspace.edits,
       count=self._chat.count,
     )
 

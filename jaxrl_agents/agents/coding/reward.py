@@ -151,6 +151,7 @@ def coding_parts(
   broken: int,
   summaries: int,
   test_runs: int = 0,
+  edits: int = 0,
   count: Callable[[str], int],
 ) -> dict[str, float]:
   """The measured parts of one coding episode.
@@ -165,6 +166,7 @@ def coding_parts(
     broken: number of calls that could not run, see `broken_calls`.
     summaries: how often the context was replaced by a summary.
     test_runs: counted runs of the tests (`CodingConfig.test_runs`).
+    edits: those that were carried out (`CodingConfig.max_edits`).
     count: counts the tokens of a text.
 
   Returns:
@@ -173,7 +175,6 @@ def coding_parts(
   made = calls(log)
   left, todos = open_todos(log)
   took = spent(log, stop, count)
-  edits = [call for call in made if call.name in EDITING]
   last = log[-1].content if stop == "answer" and log else ""
   return {
     "solved": float(verdict["solved"] and not verdict["suspicious"]),
@@ -197,7 +198,7 @@ def coding_parts(
     "tool_entropy": entropy(made),
     "comment_share": comment_share(added),
     "todos": float(todos),
-    "edits": float(len(edits)),
+    "edits": float(edits),
     "summaries": float(summaries),
     "test_runs": float(test_runs),
   }

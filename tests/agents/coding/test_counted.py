@@ -68,6 +68,12 @@ def test_edits_beyond_the_limit_change_nothing_and_failed_ones_and_undoing_do_no
   assert told[1].startswith("Error: ")
 
 
+def test_an_evaluation_counts_the_edits_that_were_carried_out_and_no_refused_ones():
+  missing = ("edit_file", {"path": "main.py", "old": "absent", "new": "x"})
+  trajectory = play([turn(missing, missing), turn(MEND), turn(missing), DONE], **COUNTED)
+  assert (trajectory.rewards["edits"], trajectory.rewards["solved"]) == (1.0, 1.0)
+
+
 def test_lines_are_shown_with_their_numbers_and_replaced_inserted_and_removed_by_them():
   change = lambda first, last, new: (
     "replace_lines",
