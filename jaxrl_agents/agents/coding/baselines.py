@@ -26,7 +26,7 @@ from jaxrl_agents.agents.coding.scripted_edits import DONE, check_call, make_pla
 from jaxrl_agents.agents.coding.services import CodingServices
 from jaxrl_agents.agents.random_draws import seeded
 from jaxrl_agents.harness.scripted_player import Scripted
-from jaxrl_agents.types import Context, Group, Message, Task
+from jaxrl_agents.types import Context, Group, Message, Task, Trajectory
 
 ENUMERATION = "enumeration_16"
 """Blind enumeration of at most 16 edits: that bounds its time where an episode has many turns."""
@@ -47,6 +47,8 @@ FAULTLESS = ExpertNoise(scales=(0.0,), unchecked=0.0, hasty=0.0)
 _ENUMERATION = re.compile(r"enumeration_(\d+)")
 _TRIED = "Some edits were tried."
 _UNREPAIRED = {"solved": 0.0, "mended": 0.0, "mended_hidden": 0.0}
+_SPENT = ("effort", "turns", "tool_calls", "test_runs")
+"""Parts that grow with each try."""
 
 
 def player(name: str, task: Task, services: CodingServices, seed: int) -> Scripted | None:
@@ -121,17 +123,24 @@ class Enumerator:
 def at_equal_edits(enumeration: Sequence[Group], policy: Sequence[Group]) -> list[Group]:
   """What an enumeration reaches with as many edits as the policy makes on average, rounded up.
 
-  An episode that needed more edits counts as one that ended without a repair.
+  An episode that needed more edits counts as one that ended without a repair, after a share of its
+  effort: all tries cost about the same, and it pays for those alone that it may make.
   """
   made = [t.rewards["edits"] for group in policy for t in group.trajectories if not t.error]
   most = math.ceil(float(np.mean(made))) if made else 0
   cut = []
   for group in enumeration:
     rollouts = [
-      t
-      if t.error or t.rewards["edits"] <= most
-      else dataclasses.replace(t, rewards={**t.rewards, **_UNREPAIRED, "edits": float(most)})
-      for t in group.trajectories
+      t if t.error or t.rewards["edits"] <= most else _cut(t, most) for t in group.trajectories
     ]
     cut.append(dataclasses.replace(group, trajectories=tuple(rollouts)))
   return cut
+
+
+def _cut(rollout: Trajectory, most: int) -> Trajectory:
+  """A rollout of more than `most` edits as one that ended after so many, without a repair."""
+  parts = rollout.rewards
+  share = most / parts["edits"]
+  spent = {name: share * parts[name] for name in _SPENT if name in parts}
+  cut = {**parts, **spent, **_UNREPAIRED, "edits": float(most)}
+  return dataclasses.replace(rollout, rewards=cut)

@@ -82,3 +82,15 @@ def test_enumeration_at_equal_edits_is_cut_at_the_policys_mean_rounded_up():
   [cut] = baselines.at_equal_edits(played, policy)
   assert [t.rewards["solved"] for t in cut.trajectories] == [1.0, 0.0]
   assert [t.rewards["edits"] for t in cut.trajectories] == [2.0, 2.0]
+
+
+def test_enumeration_that_is_cut_pays_for_the_tries_that_are_left_and_no_others():
+  """`clamp` is not mended by the first edits: the cut episode is as one that made no more."""
+  task = Task("c", "coding", "", {})
+  long, short = play("enumeration_16"), play("enumeration_2")
+  assert (long.rewards["edits"] > 4, short.rewards["edits"]) == (True, 2.0)
+  [cut] = baselines.at_equal_edits([Group(task, (long,))], [Group(task, (short,))])
+  (found,) = cut.trajectories
+  assert found.rewards["effort"] == pytest.approx(short.rewards["effort"], rel=0.25)
+  totals = [reward.coding_total(each.rewards) for each in (found, short, long)]
+  assert totals[0] == pytest.approx(totals[1], abs=0.01) and totals[2] > 0.9
