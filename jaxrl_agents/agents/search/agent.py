@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -204,15 +204,13 @@ class SearchAgent(Agent):
     """The policy's scores, overall and by level, and what its searches would have earned with
     answers that list all they showed; of several rollouts a task also those of the answers fused.
     """
-    options = setting.options
-    scored: dict[str, Any] = {"max_documents": options.max_documents, "weights": options.reward}
     found: dict[str, dict[str, Any]] = {
       "policy": self.entry(setting, groups),
       "by_level": self._by_level(setting, groups),
-      "all_shown": self.entry(setting, other_answers.all_shown(groups, **scored)),
+      "all_shown": self.entry(setting, _with(other_answers.all_shown, setting, groups)),
     }
     if any(len(group.trajectories) > 1 for group in groups):
-      found["fused"] = self.entry(setting, other_answers.fused(groups, **scored))
+      found["fused"] = self.entry(setting, _with(other_answers.fused, setting, groups))
     return found
 
   def compare(
@@ -221,11 +219,8 @@ class SearchAgent(Agent):
     """Gains over the warm start, and in reward over each other evaluation. One of them is the warm
     start with answers that list all it was shown (`all_shown`), which no training needs.
     """
-    options = setting.options
     settings: dict[str, Any] = {"resamples": setting.resamples, "seed": setting.seed}
-    listing = other_answers.all_shown(
-      evaluations["warm_start"], max_documents=options.max_documents, weights=options.reward
-    )
+    listing = _with(other_answers.all_shown, setting, evaluations["warm_start"])
     evaluations = {**evaluations, "warm_start_all_shown": listing}
     found = {
       name: self.entry(setting, groups) | {"by_level": self._by_level(setting, groups)}
@@ -247,3 +242,14 @@ class SearchAgent(Agent):
 
 
 AGENT = SearchAgent()
+
+
+def _with(
+  others: Callable[..., list[Group]], setting: Setting, groups: Sequence[Group]
+) -> list[Group]:
+  """The groups with other answers, and rewards as all evaluations have them: a judge's grade has
+  its weight in them.
+  """
+  options = setting.options
+  found = others(groups, max_documents=options.max_documents, weights=options.reward)
+  return agent_lib.rewarded(AGENT, options, found, judge_weight=setting.judge_weight)

@@ -43,7 +43,8 @@ def fused(groups: Sequence[Group], *, max_documents: int, weights: SearchReward)
 
 def all_shown(groups: Sequence[Group], *, max_documents: int, weights: SearchReward) -> list[Group]:
   """The groups with answers that list all ids which a tool showed, the first `max_documents` of
-  them. Rollouts that failed or gave no answer stay as they are.
+  them. Rollouts that failed or gave no answer stay as they are. A judge's grades stay those of the
+  rollouts' own answers, which it saw; its weight is for `agents.agent.rewarded` to add.
 
   Args:
     groups, max_documents, weights: see `fused`.
@@ -63,6 +64,7 @@ def all_shown(groups: Sequence[Group], *, max_documents: int, weights: SearchRew
       max_documents=max_documents,
     )
     total = reward.search_total(parts, beta=weights.betas[-1], weights=weights)
+    parts |= {name: grade for name, grade in each.rewards.items() if name.startswith("judged")}
     return dataclasses.replace(
       each, log=log, rewards=parts, metrics={**each.metrics, "reward": total}
     )

@@ -4,8 +4,12 @@ import dataclasses
 
 import pytest
 
+from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents.search import other_answers, short_ids, view
+from jaxrl_agents.agents.search.agent import AGENT
 from jaxrl_agents.agents.search.config import SearchReward
+from jaxrl_agents.runs import agent_setting
 from jaxrl_agents.types import Group, Message, ToolCall, Trajectory
 from tests.agents.search import arena
 
@@ -99,3 +103,36 @@ def test_failed_rollouts_are_left_out_and_failed_groups_stay_failed():
   task = arena.make_task(gold=("100_0",))
   assert fused(task, failed, rollout([("100_0", "x")], ["100_0"])).rewards["output_recall"] == 1.0
   assert fused(task, failed, failed) == failed
+
+
+def test_a_judges_grade_counts_for_other_answers_as_for_those_of_the_policy():
+  """The rollout lists all it was shown, so that nothing is gained by listing it again."""
+  overrides = ["eval.bootstrap_resamples=10", "judge.url=http://127.0.0.1:1/v1", "judge.weight=0.5"]
+  setting = agent_setting.setting(config_lib.load("configs/search_cpu.py", overrides))
+  facts = {**arena.make_task(gold=("100_0",)).facts, "short_ids": {"100_0": "7"}}
+  task = dataclasses.replace(arena.make_task(), facts=facts)
+  played = rollout([("7", "x")], ["7"])
+  played = dataclasses.replace(
+    played,
+    rewards={
+      **played.rewards,
+      "precision": 1.0,
+      "output_recall": 1.0,
+      "f1": 1.0,
+      "answer_found": 1.0,
+      "trajectory_recall": 1.0,
+      "tool_calls": 1.0,
+      "num_output": 1.0,
+      "judged": 0.8,
+    },
+  )
+  groups = agent_lib.rewarded(
+    AGENT, setting.options, [Group(task, (played, played))], judge_weight=setting.judge_weight
+  )
+  found = AGENT.scores(setting, None, groups)
+  assert found["policy"]["reward"] == pytest.approx(2.0 + 0.5 * 0.8)
+  for name in ("all_shown", "fused"):
+    assert found[name]["reward"] == pytest.approx(found["policy"]["reward"]), name
+  evaluations = {"warm_start": groups, "trained": groups}
+  bootstrap = AGENT.compare(setting, None, evaluations)["paired_bootstrap"]
+  assert bootstrap["trained_minus_warm_start_all_shown"] == pytest.approx(0.0)
