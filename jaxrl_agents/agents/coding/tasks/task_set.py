@@ -28,7 +28,7 @@ from jaxrl_agents.agents.coding.tasks import call_repos, functions, make_tasks, 
 from jaxrl_agents.agents.coding.tasks.functions import Cut
 from jaxrl_agents.corpus import documents, frozen_sets, rows
 from jaxrl_agents.corpus.documents import Document
-from jaxrl_agents.corpus.splits import SPLITS
+from jaxrl_agents.corpus.splits import SPLITS, split_of
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Task
 
@@ -95,25 +95,23 @@ async def make(
   plans = [plan for plan in every if f"{plan} ".startswith(DAMAGE[damage])]
   jobs: list[Callable[[], AsyncIterator[tuple[Repo, Task]]]] = []
   groups_of = cuts_by_module(sources) if "calls" in kinds else [[] for _ in sources]
-  for source, groups in zip(sources, groups_of, strict=True):
+  suites_of = [_suites(source, report) if "suite" in kinds else [] for source in sources]
+  groups_of, left_out = _apart(groups_of, [repo for suites in suites_of for repo in suites])
+  if left_out:
+    report(
+      f"{left_out} functions are left out, as repositories with tests of another split hold them; "
+      "for tasks of these functions, make tasks of calls alone"
+    )
+  for source, groups, suites in zip(sources, groups_of, suites_of, strict=True):
     picked = random.Random(f"{seed} {source}").sample(groups, min(max_repos, len(groups)))
     jobs += [
       functools.partial(_of_calls, boxes, judge, cuts, plans, max_files, per_repo, seed, tally)
       for cuts in picked
     ]
-    if "suite" in kinds and source.startswith(documents.PACKAGE):
-      report(f"{source}: functions alone; for tasks of its tests, name its folder or an sdist")
-    elif "suite" in kinds:
-      found = list(suite_repos.library()) if source == PYTHON else [suite_repos.folder(source)]
-      if not found:
-        report(
-          f"{source}: this interpreter came without the tests of its library (Debian and Ubuntu: "
-          "apt install libpython3-testsuite); name a folder or an sdist for tasks of tests"
-        )
-      picked_repos = random.Random(f"{seed} {source}").sample(found, min(max_repos, len(found)))
-      jobs += [
-        functools.partial(_of_suite, judge, repo, per_repo, seed, tally) for repo in picked_repos
-      ]
+    picked_repos = random.Random(f"{seed} {source}").sample(suites, min(max_repos, len(suites)))
+    jobs += [
+      functools.partial(_of_suite, judge, repo, per_repo, seed, tally) for repo in picked_repos
+    ]
   report(f"{len(jobs)} modules to try")
   made = [pair for each in await make_tasks.gathered(jobs, at_once=AT_ONCE) for pair in each]
   report(f"{tally.tried} kinds of damage tried, {len(made)} valid tasks")
@@ -158,6 +156,41 @@ def cuts_by_module(sources: Sequence[str]) -> list[list[list[Cut]]]:
         groups.append(cuts)
     found.append(groups)
   return found
+
+
+def _suites(source: str, report: Callable[[str], None]) -> list[Repo]:
+  """The repositories of a source that have tests of their own."""
+  if source.startswith(documents.PACKAGE):
+    report(f"{source}: functions alone; for tasks of its tests, name its folder or an sdist")
+    return []
+  found = list(suite_repos.library()) if source == PYTHON else [suite_repos.folder(source)]
+  if not found:
+    report(
+      f"{source}: this interpreter came without the tests of its library (Debian and Ubuntu: "
+      "apt install libpython3-testsuite); name a folder or an sdist for tasks of tests"
+    )
+  return found
+
+
+def _apart(
+  groups_of: Sequence[Sequence[Sequence[Cut]]], suites: Sequence[Repo]
+) -> tuple[list[list[list[Cut]]], int]:
+  """(the functions of each source without those that a repository of another split holds, their
+  number): whoever trains on tasks of such a repository could read there how a function should be.
+  """
+  keys = {cut: functions.keys(cut.text) for groups in groups_of for cuts in groups for cut in cuts}
+  wanted = set[str]().union(*keys.values())
+  held: dict[str, set[str]] = collections.defaultdict(set)  # {key: splits of repositories}
+  for repo in suites:
+    parsed = (suite_repos.parsed(path, text) for path, text in repo.files.items())
+    for source in filter(None, parsed):
+      for key in functions.keys(source.text) & wanted:
+        held[key].add(split_of(repo.group))
+  fits = {
+    cut for cut, own in keys.items() if all(held[key] <= {split_of(cut.module)} for key in own)
+  }
+  kept = [[[cut for cut in cuts if cut in fits] for cuts in groups] for groups in groups_of]
+  return [[cuts for cuts in groups if cuts] for groups in kept], len(keys) - len(fits)
 
 
 def _refuse_rows(source: str) -> None:

@@ -244,6 +244,38 @@ def test_a_function_that_stands_in_two_modules_is_cut_out_of_the_first_alone(tmp
   assert names == [[["label", "wrapped"], ["kept", "g"]], [["g"]]]
 
 
+def test_no_function_of_one_split_stands_in_a_repository_with_tests_of_another(tmp_path):
+  folder = tmp_path / "wares"
+  folder.mkdir()
+  named = {split_of(f"clock{i}"): f"clock{i}" for i in range(40)}
+  for name in named.values():
+    (folder / f"{name}.py").write_text(CLOCK.replace("24", name.removeprefix("clock") or "24"))
+  (folder / "shop.py").write_text(SHOP)
+  (folder / "test_shop.py").write_text(SHOP_TESTS)
+  told: list[str] = []
+  asked: list[str] = []
+
+  async def of_calls(boxes, judge, cuts, *_):
+    asked.extend(cut.module for cut in cuts)
+    return
+    yield
+
+  async def of_suite(*_):
+    return
+    yield
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(task_set, "_of_calls", of_calls)
+    patch.setattr(task_set, "_of_suite", of_suite)
+    for kinds in (("calls", "suite"), ("calls",)):
+      with pytest.raises(ValueError, match="no task could be made"):
+        asyncio.run(task_set.make(None, [str(folder)], kinds=kinds, report=told.append))
+      found = {split_of(module) for module in asked}
+      assert found == ({split_of("wares")} if "suite" in kinds else set(named)), asked
+      asked.clear()
+  assert any("functions are left out" in line for line in told)
+
+
 @pytest.mark.slow
 def test_tests_that_do_not_end_make_no_task(monkeypatch):
   monkeypatch.setattr(make_tasks, "MAX_SUITE_S", 1.0)
