@@ -10,7 +10,7 @@ from jaxrl_agents.agents import scores as scores_lib
 from jaxrl_agents.types import Group
 
 SIZES = ((1, 4), (5, 9), (10, 19), (20, 29), (30, 40))
-"""Least and most rows of the tables that are scored together."""
+"""Least and most rows of the tables that are scored together; larger ones by twenties."""
 
 Entry = Callable[[Sequence[Group]], dict[str, float]]
 """The scores of some groups."""
@@ -27,12 +27,12 @@ def by_kind(groups: Sequence[Group], entry: Entry) -> dict[str, dict[str, float]
 def by_size(groups: Sequence[Group], entry: Entry) -> dict[str, dict[str, float]]:
   """The scores of tables, without questions, by their number of rows."""
   found = {}
-  for least, most in SIZES:
-    own = [
-      group
-      for group in groups
-      if form(group) != "deep" and least <= len(group.task.facts["rows"]) <= most
-    ]
+  tables = [group for group in groups if form(group) != "deep"]
+  largest = max((len(group.task.facts["rows"]) for group in tables), default=0)
+  last = SIZES[-1][1]
+  larger = [(end + 1, end + 20) for end in range(last, largest, 20)]
+  for least, most in (*SIZES, *larger):
+    own = [group for group in tables if least <= len(group.task.facts["rows"]) <= most]
     if own:
       found[f"{least}-{most}"] = entry(own)
   return found

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.agents.swarm import comparison
 from jaxrl_agents.agents.swarm.agent import AGENT
 from jaxrl_agents.runs import agent_setting
 from jaxrl_agents.types import Group, Task, Trajectory
@@ -73,3 +74,13 @@ def test_gains_over_both_single_agents_are_of_all_tasks_and_of_tables_alone():
     assert bootstrap[f"{name}_wide_item_f1_gain"] == pytest.approx(0.0)
     assert bootstrap[f"{name}_performance_gain"] == pytest.approx(0.0)
     assert bootstrap[f"{name}_critical_steps_gain"] == pytest.approx((12 + 16 + 15) / -4)
+
+
+def test_every_table_is_scored_by_its_size_however_many_rows_it_has():
+  groups = [
+    Group(Task(f"t{n}", "swarm", "", {"kind": "wide def", "rows": [{}] * n}), ())
+    for n in (4, 40, 41, 60, 61, 95)
+  ]
+  found = comparison.by_size(groups, len)
+  assert found == {"1-4": 1, "30-40": 1, "41-60": 2, "61-80": 1, "81-100": 1}
+  assert comparison.by_size([], len) == {}
