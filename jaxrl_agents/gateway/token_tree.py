@@ -211,7 +211,11 @@ def _words(message: Message) -> str:
 
 
 def _arguments(call: ToolCall) -> str:
-  return call.raw or json.dumps(_as_doubles(dict(call.arguments)), sort_keys=True)
+  """The arguments of a call in one form. The messages dialect has those that are no JSON object
+  below "raw", where it cannot be told whether the policy wrote an object with that name.
+  """
+  arguments = {"raw": call.raw} if call.raw else dict(call.arguments)
+  return json.dumps(_as_doubles(arguments), sort_keys=True)
 
 
 def _as_doubles(value: Any) -> Any:

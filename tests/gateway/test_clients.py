@@ -3,10 +3,11 @@
 import time
 
 import anthropic
+import numpy as np
 import openai
 import pytest
 
-from tests.gateway.serving import SERVICE_KEY, Says, calls, serving, tool, words
+from tests.gateway.serving import CHAT, SERVICE_KEY, Says, calls, serving, tool, words
 
 WEATHER = {"type": "object", "properties": {"what": {"type": "string"}}}
 
@@ -247,3 +248,25 @@ def test_the_service_key_with_a_session_id_opens_a_session_of_that_name():
       )
     assert [len(gateway.registry.of_id(n).tree.calls) for n in ("r1", "r2")] == [2, 1]
     assert len(gateway.registry.sessions()) == 2
+
+
+@pytest.mark.parametrize("arguments", ['{"raw": "ls -la"}', '{"raw": oops}'])
+def test_a_call_of_a_tool_with_a_parameter_raw_comes_back_as_it_was_sampled(arguments):
+  marks = [CHAT.id_of(name) for name in ("<|call|>", "<|/call|>", "<|end|>")]
+  written = np.asarray([marks[0], *CHAT.encode(f"run{arguments}"), *marks[1:]], np.int32)
+  with serving(Says(written, "done")) as gateway:
+    session = gateway.open()
+    client = anthropic_of(gateway, session)
+    schema = {"type": "object", "properties": {"raw": {"type": "string"}}}
+    tools = [{"name": "run", "input_schema": schema}]
+    ask = lambda: client.messages.create(model="m", max_tokens=60, messages=messages, tools=tools)
+    messages = [{"role": "user", "content": "go"}]
+    (block,) = ask().content
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "dust"}
+    messages += [
+      {"role": "assistant", "content": [block.to_dict()]},
+      {"role": "user", "content": [result]},
+    ]
+    ask()
+    left = gateway.left(session)
+  assert trained_text(left) == [f"<|call|>run{arguments}<|/call|><|end|>done<|end|>"]

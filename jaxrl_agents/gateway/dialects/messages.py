@@ -112,9 +112,8 @@ def _messages(fields: Fields, known: Mapping[str, ToolSpec]) -> list[Message]:
     elif kind == "redacted_thinking" and role == "assistant":
       continue
     elif kind == "tool_use" and role == "assistant":
-      calls.append(
-        _call(part.need("id", str), part.need("name", str), part.take("input", dict, {}))
-      )
+      call_id, name = part.need("id", str), part.need("name", str)
+      calls.append(_call(call_id, name, part.take("input", dict, {}), known.get(name)))
     elif kind == "tool_result" and role == "user":
       text = _result(part, known)
       results.append(Message("tool", text, tool_call_id=part.need("tool_use_id", str)))
@@ -128,11 +127,17 @@ def _messages(fields: Fields, known: Mapping[str, ToolSpec]) -> list[Message]:
   return [*results, *own]
 
 
-def _call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
-  """A call of an earlier reply; see `_blocks` for arguments that are no JSON object."""
+def _call(call_id: str, name: str, arguments: dict[str, Any], tool: ToolSpec | None) -> ToolCall:
+  """A call of an earlier reply; see `_blocks` for arguments that are no JSON object. Where the tool
+  has a parameter "raw", that is what is meant.
+  """
   raw = arguments.get("raw")
-  if isinstance(raw, str) and len(arguments) == 1 and (call := call_of(call_id, name, raw)).raw:
-    return call
+  properties = tool.parameters.get("properties") if tool else None
+  declared = isinstance(properties, Mapping) and "raw" in properties
+  if isinstance(raw, str) and len(arguments) == 1 and not declared:
+    call = call_of(call_id, name, raw)
+    if call.raw:
+      return call
   return ToolCall(call_id, name, arguments)
 
 
