@@ -144,9 +144,13 @@ class ExternalEpisode:
       return dict(trajectory.rewards)
     measure = import_path.load(options.reward, "external.reward")
     measured = functools.partial(measure, self._task, outcome, trajectory)
+    deadline = asyncio.timeout(options.timeout_s)
     try:
-      found = await asyncio.wait_for(starting.in_thread(measured), options.timeout_s)
+      async with deadline:
+        found = await starting.in_thread(measured)
     except TimeoutError:
+      if not deadline.expired():
+        raise
       raise EpisodeError(f"external.reward took longer than {options.timeout_s:g} s") from None
     return parts_of(found)
 

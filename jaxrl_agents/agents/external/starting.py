@@ -220,11 +220,13 @@ async def function(
     running = _awaited(call(*arguments))
   else:
     running = in_thread(functools.partial(call, *arguments))
+  deadline = asyncio.timeout(timeout_s)
   try:
-    return Outcome(folder, result=await asyncio.wait_for(running, timeout_s))
-  except TimeoutError:
-    return Outcome(folder, timed_out=True)
+    async with deadline:
+      return Outcome(folder, result=await running)
   except Exception as error:
+    if isinstance(error, TimeoutError) and deadline.expired():
+      return Outcome(folder, timed_out=True)
     said = "".join(traceback.format_exception(error))
     return Outcome(folder, exit_status=1, errors=said[-KEPT_BYTES:])
 

@@ -85,6 +85,24 @@ def raises(task, base_url, api_key, folder):
   raise KeyError("nothing of that name")
 
 
+def loses_patience(task, base_url, api_key, folder):
+  """Fails after a call, since a tool of its own took too long."""
+  talk(base_url, api_key, task.prompt, turns=1)
+  raise TimeoutError("the tool did not answer")
+
+
+async def loses_patience_later(task, base_url, api_key, folder):
+  """The same in a coroutine."""
+  import asyncio
+
+  await asyncio.to_thread(loses_patience, task, base_url, api_key, folder)
+
+
+def impatient(task, outcome, trajectory):
+  """A reward that fails, since its judge took too long."""
+  raise TimeoutError("the judge did not answer")
+
+
 def asks_too_often(task, base_url, api_key, folder):
   """Asks until it is refused, of which its client makes an exception."""
   talk(base_url, api_key, task.prompt, turns=50)

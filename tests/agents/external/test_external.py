@@ -82,6 +82,20 @@ def test_an_agent_that_fails_after_a_call_is_judged_with_its_words():
     assert trajectory.metrics["agent_failed"] == 1.0 and trajectory.segments
 
 
+@pytest.mark.parametrize("name", ["loses_patience", "loses_patience_later"])
+def test_an_agent_that_raises_a_timeout_of_its_own_has_failed_and_not_used_up_its_time(name):
+  chosen = options(function=f"{MODULE}:{name}", reward=f"{MODULE}:failed")
+  (trajectory,) = play(chosen, rollouts=1).trajectories
+  assert trajectory.rewards == {"reward": 1.0} and trajectory.metrics["agent_failed"] == 1.0
+  assert trajectory.stop == "answer"
+
+
+def test_a_reward_that_raises_a_timeout_of_its_own_fails_its_rollout_with_its_words():
+  chosen = options(function=f"{MODULE}:function", reward=f"{MODULE}:impatient")
+  (trajectory,) = play(chosen, rollouts=1).trajectories
+  assert "the judge did not answer" in trajectory.error
+
+
 @pytest.mark.parametrize("name", ["exits", "exits_later"])
 def test_an_agent_that_calls_sys_exit_ends_alone(name):
   chosen = options(function=f"{MODULE}:{name}", reward=f"{MODULE}:failed")
