@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -46,16 +47,26 @@ async def body_of(http: HttpRequest) -> bytes:
 
 
 def as_json(raw: bytes) -> Any:
-  """The JSON value of a body; {} if it is empty.
+  """The JSON value of a body; {} if it is empty. It can be written as JSON in UTF-8 again.
 
   Raises:
-    Refusal: 400, it is not valid.
+    Refusal: 400, it is not valid, or has a number that JSON cannot write.
   """
   try:
-    value = json.loads(raw or b"{}")
-    return _whole_characters(value) if b"\\ud" in raw.lower() else value
+    text = raw.decode(json.detect_encoding(raw), "replace") or "{}"
+    value = json.loads(text, parse_constant=_no_number, parse_float=_number)
+    return _whole_characters(value) if "\\ud" in text.lower() else value
   except (ValueError, RecursionError) as error:
     raise Refusal(400, f"the body is not valid JSON: {error}") from None
+
+
+def _no_number(text: str) -> float:
+  raise ValueError(f"{text} is no number of JSON; send null or a number in its place")
+
+
+def _number(text: str) -> float:
+  value = float(text)
+  return value if math.isfinite(value) else _no_number(text)
 
 
 def _whole_characters(value: Any) -> Any:

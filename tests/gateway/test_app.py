@@ -356,6 +356,24 @@ def test_halves_of_characters_in_a_request_are_replaced():
   assert "a \ufffd b \U0001f600" in words(gateway.served.sampler.asked[0][0])
 
 
+def test_bytes_of_a_request_that_are_no_characters_are_replaced():
+  with serving(Says("fine")) as gateway:
+    raw = b'{"model": "\xed\xa0\xbd", "messages": [{"role": "user", "content": "a \xed\xa0\xbd"}]}'
+    session = gateway.open()
+    status, _, found = send(gateway, "POST", "/v1/chat/completions", raw, session.key)
+    assert status == 200 and set(found["model"]) == {"\ufffd"}
+    gateway.left(session)
+    status, _, left = send(gateway, "GET", f"/sessions/{session.id}/trajectory", key=SERVICE_KEY)
+  assert status == 200 and left["log"][0]["content"].startswith("a \ufffd")
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
+def test_a_number_that_the_export_of_a_session_could_not_write_is_refused(gateway, number):
+  raw = b'{"metadata": {"score": ' + number + b"}}"
+  status, _, found = send(gateway, "POST", "/sessions", raw, SERVICE_KEY)
+  assert status == 400 and f"{number.decode()} is no number of JSON" in found["error"]["message"]
+
+
 def test_a_session_is_finished_when_its_last_call_is_recorded():
   with serving(Says("slow", delay_s=0.6)) as gateway:
     session = gateway.open()
