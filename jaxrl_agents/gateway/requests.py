@@ -79,6 +79,7 @@ class Request:
     stop_tokens: ids that end a reply besides those of the chat format.
     temperature, top_p: as asked; they hold where the session is of no training run.
     may_call: whether calls in the reply are given out as calls; else they are text.
+    text_tools: names of tools whose calls are given out as one text, their argument "input".
     without_effect: fields of the request that change nothing.
   """
 
@@ -94,6 +95,7 @@ class Request:
   temperature: float | None = None
   top_p: float | None = None
   may_call: bool = True
+  text_tools: frozenset[str] = frozenset()
   without_effect: tuple[str, ...] = ()
 
 

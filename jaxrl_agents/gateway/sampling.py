@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.types import Generation, Message, SamplingLimits
+from jaxrl_agents.types import Generation, Message, SamplingLimits, ToolCall
 
 
 def cut(
@@ -48,6 +48,7 @@ def message_of(
   *,
   call_ids: str,
   may_call: bool,
+  text_tools: frozenset[str] = frozenset(),
   as_text: bool = False,
 ) -> Message:
   """The reply as the agent gets it.
@@ -59,6 +60,8 @@ def message_of(
     call_ids: first part of the ids of its calls.
     may_call: whether calls are given out as such; else, and where a call has no readable name, the
       reply is text alone, with its calls as the policy wrote them.
+    text_tools: names of tools whose calls have the argument "input" alone: what else the policy
+      wrote beside it does not reach the agent, and does not come back.
     as_text: whether it is handed out as it was sampled, since its prompt was no conversation.
   """
   if as_text:
@@ -71,8 +74,14 @@ def message_of(
     content, calls = spelled(chat, generation.tokens), ()
   if stop_text:
     content = content.split(stop_text)[0]
+  calls = tuple(_as_one_text(call) if call.name in text_tools else call for call in calls)
   named = tuple(dataclasses.replace(call, id=f"{call_ids}_{i}") for i, call in enumerate(calls))
   return dataclasses.replace(said, content=content, tool_calls=named, tokens=generation.tokens)
+
+
+def _as_one_text(call: ToolCall) -> ToolCall:
+  text = call.arguments.get("input")
+  return dataclasses.replace(call, arguments={"input": text}) if isinstance(text, str) else call
 
 
 def spelled(chat: Chat, tokens: np.ndarray) -> str:

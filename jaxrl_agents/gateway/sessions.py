@@ -428,6 +428,7 @@ class Session:
       stop_text,
       call_ids=f"call_{name}",
       may_call=request.may_call,
+      text_tools=request.text_tools,
       as_text=bool(request.text) or request.prompt is not None,
     )
     turn = Turn(prompt, generation)

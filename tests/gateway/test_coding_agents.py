@@ -62,6 +62,22 @@ def test_tools_of_namespaces_are_offered_by_joint_names_and_called_by_their_own(
   assert trained_text(left) == [f"{sampled}<|end|>done<|end|>"]
 
 
+def test_a_call_of_a_custom_tool_with_more_than_its_input_comes_back_as_it_was_sampled():
+  with serving(Says(calls(("patch", {"input": "x", "why": "y"})), "done")) as gateway:
+    session = gateway.open()
+    items = [{"role": "user", "content": "go"}]
+    tools = [{"type": "custom", "name": "patch"}]
+    ask = lambda: codex_of(gateway, session).responses.create(model="m", input=items, tools=tools)
+    (made,) = ask().output
+    assert (made.type, made.input) == ("custom_tool_call", "x")
+    output = {"type": "custom_tool_call_output", "call_id": made.call_id, "output": "patched"}
+    items += [made.to_dict(), output]
+    ask()
+    left = gateway.left(session)
+  sampled = '<|call|>patch{"input": "x", "why": "y"}<|/call|><|end|>'
+  assert trained_text(left) == [f"{sampled}done<|end|>"]
+
+
 def test_two_tools_of_one_joint_name_are_refused():
   with serving(Says("x")) as gateway:
     tools = [

@@ -63,6 +63,7 @@ def parse(body: Any, chat: Chat) -> Asked:
     temperature=fields.number("temperature", least=0, most=2),
     top_p=fields.top_p(),
     may_call=choice != "none",
+    text_tools=frozenset(tool.name for tool in offer.tools if tool.parameters is CUSTOM_SCHEMA),
     without_effect=(
       *fields.rest(),
       *offer.left_out,
@@ -268,15 +269,15 @@ def _items(asked: Asked, reply: Reply) -> list[dict[str, Any]]:
     part = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
     said = {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
     items.append({"id": f"msg_{reply.id}", **said})
-  custom = {tool.name for tool in asked.request.tools if tool.parameters is CUSTOM_SCHEMA}
   for i, call in enumerate(message.tool_calls):
     namespace = asked.namespaces.get(call.name, "")
     name = call.name.removeprefix(joint(namespace, ""))
     made = {"id": f"fc_{reply.id}_{i}", "call_id": call.id, "name": name}
     if namespace:
       made["namespace"] = namespace
-    if call.name in custom and isinstance(call.arguments.get("input"), str):
-      items.append({**made, "type": "custom_tool_call", "input": call.arguments["input"]})
+    text = call.arguments.get("input")
+    if call.name in asked.request.text_tools and isinstance(text, str):
+      items.append({**made, "type": "custom_tool_call", "input": text})
     else:
       function = {"type": "function_call", "arguments": arguments_of(call), "status": "completed"}
       items.append({**made, **function})
