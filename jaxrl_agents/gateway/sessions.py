@@ -324,10 +324,8 @@ class Session:
 
   def _check_open(self, request: Request) -> None:
     limits = self.limits
-    if (state := self.state) != "open":
-      raise Refusal(
-        409, f"session {self.id} is {state}; open another one", code="session_closed", retry=False
-      )
+    if self.state != "open":
+      raise self._closed()
     for name, value, most, field in (
       ("calls", self._num_calls + 1, limits.calls, ""),
       ("sampled tokens", self._num_tokens + 1, limits.tokens, ""),
@@ -367,6 +365,8 @@ class Session:
     except Refusal:
       raise
     except asyncio.CancelledError:
+      if self._closing:  # by `finish`, and the agent is told so
+        raise self._closed() from None
       raise
     except Exception as error:  # no agent is to blame: the rollout must not be learned from
       self.error = self.error or f"{type(error).__name__}: {error}"
@@ -374,6 +374,14 @@ class Session:
     finally:
       self._promised -= promised
       self._run(-request.n)
+
+  def _closed(self) -> Refusal:
+    return Refusal(
+      409,
+      f"session {self.id} is {self.state}; open another one",
+      code="session_closed",
+      retry=False,
+    )
 
   def _too_long(self, size: str) -> Refusal:
     most = self.served.max_context_tokens

@@ -12,7 +12,7 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from jaxrl_agents.gateway import http_requests, sse
+from jaxrl_agents.gateway import http_requests, sessions, sse
 from jaxrl_agents.gateway import registry as registry_lib
 from jaxrl_agents.gateway.app import make_app
 from jaxrl_agents.gateway.registry import Registry
@@ -392,6 +392,23 @@ def test_a_session_is_finished_when_its_last_call_is_recorded():
     asking.join(), ending.join()
     _, _, left = send(gateway, "GET", f"{place}/trajectory", key=SERVICE_KEY)
   assert state["sampled_tokens"] > 0 and left["metrics"]["turns"] == 1
+
+
+@pytest.mark.parametrize("grace_s", [5.0, 0.05])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_whose_session_ends_before_its_reply_is_told_so(monkeypatch, stream, grace_s):
+  monkeypatch.setattr(sessions, "DRAIN_S", 0.2)
+  monkeypatch.setattr(sse, "GRACE_S", grace_s)
+  with serving(Says("slow", delay_s=20)) as gateway:
+    session, got = gateway.open(), []
+    asking = threading.Thread(target=lambda: got.extend(chat(gateway, session, stream=stream)[::2]))
+    asking.start()
+    time.sleep(0.5)
+    left = gateway.left(session)
+    asking.join()
+  begun = stream and grace_s < 0.5
+  assert got[0] == (200 if begun else 409) and "is finished; open another one" in str(got[1])
+  assert "1 calls were still being sampled" in left.error
 
 
 def test_the_replies_to_one_request_together_stay_within_the_tokens_of_a_session():
