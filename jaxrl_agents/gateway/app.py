@@ -87,10 +87,29 @@ def make_app(
     Route("/sessions/{id}/trajectory", gateway.trajectory),
     Route("/feedback", gateway.feedback, methods=["POST"]),
   ]
-  return Starlette(routes=routes)
+  known = ", ".join(dialects)
+  handlers = {status: _unrouted(status, known) for status in (404, 405)}
+  return Starlette(routes=routes, exception_handlers=handlers)
 
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def _unrouted(status: int, known: str) -> Callable[[HttpRequest, Exception], Awaitable[Response]]:
+  """The handler of requests that no route takes: client libraries add a path to their base URL, and
+  it depends on the library whether that begins with /v1.
+  """
+
+  async def handler(http: HttpRequest, _: Exception) -> Response:
+    # The path is not repeated, as it may hold a key.
+    wrong = f"there is no {http.method} of this path" if status == 405 else "there is no such path"
+    text = (
+      f"{wrong}; replies come from a POST to {known}: the base URL of openai ends with /v1, that "
+      "of anthropic does not"
+    )
+    return _refused(http, Refusal(status, text, code="unknown_route", retry=False))
+
+  return handler
 
 
 def _guarded(handler: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:

@@ -191,6 +191,19 @@ def test_an_equal_request_that_is_no_repetition_is_another_draw():
     assert len(set(seeds)) == 2
 
 
+def test_a_base_url_that_is_wrong_is_refused_with_the_right_one():
+  with serving(Says("x")) as gateway:
+    key, ask = gateway.open().key, {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    with pytest.raises(openai.NotFoundError, match="base URL of openai ends with /v1"):
+      openai.OpenAI(base_url=gateway.url, api_key=key).chat.completions.create(**ask)
+    other = anthropic.Anthropic(base_url=f"{gateway.url}/v1", api_key=key)
+    with pytest.raises(anthropic.NotFoundError, match="that of anthropic does not") as caught:
+      other.messages.create(max_tokens=5, **ask)
+    assert caught.value.body["error"]["type"] == "not_found_error" and key not in str(caught.value)
+    with pytest.raises(openai.APIStatusError, match="there is no GET of this path"):
+      openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key).get("/responses", cast_to=object)
+
+
 def test_errors_reach_the_clients_as_their_own_kinds():
   with serving(Says("x"), max_context_tokens=20) as gateway:
     session = gateway.open()
