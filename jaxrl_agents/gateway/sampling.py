@@ -72,11 +72,12 @@ def message_of(
   content, calls = said.content, said.tool_calls
   if calls and not (may_call and all(c.name and (c.raw or not c.error) for c in calls)):
     content, calls = spelled(chat, generation.tokens), ()
+  thought = said.reasoning
   if stop_text:
-    content = content.split(stop_text)[0]
+    content, thought = content.split(stop_text)[0], thought.split(stop_text)[0]
   calls = tuple(_as_one_text(call) if call.name in text_tools else call for call in calls)
   named = tuple(dataclasses.replace(call, id=f"{call_ids}_{i}") for i, call in enumerate(calls))
-  return dataclasses.replace(said, content=content, tool_calls=named, tokens=generation.tokens)
+  return Message("assistant", content, named, tokens=generation.tokens, reasoning=thought)
 
 
 def _as_one_text(call: ToolCall) -> ToolCall:

@@ -7,6 +7,8 @@ import numpy as np
 import openai
 import pytest
 
+from jaxrl_agents.types import Message
+from tests.chat import families
 from tests.gateway.serving import CHAT, SERVICE_KEY, Says, calls, serving, tool, words
 
 WEATHER = {"type": "object", "properties": {"what": {"type": "string"}}}
@@ -166,6 +168,19 @@ def test_a_stop_text_ends_the_reply_and_what_was_sampled_after_it_is_not_trained
       model="m", max_tokens=50, messages=[{"role": "user", "content": "a"}], stop_sequences=["th"]
     )
     assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", "th")
+
+
+def test_a_stop_text_within_a_thought_is_not_given_out(tmp_path):
+  thinks = families.load(tmp_path / "qwen3", "qwen3")
+  reply = thinks.encode_reply(Message("assistant", "yes", reasoning="so. Observation: more"))
+  with serving(Says(reply)) as gateway:
+    session = gateway.open(chat=thinks)
+    found = openai_of(gateway, session).chat.completions.create(
+      model="m", messages=[{"role": "user", "content": "a"}], stop=["Observation:"]
+    )
+    assert found.choices[0].message.reasoning_content == "so. "
+    (segment,) = gateway.left(session).segments
+  assert thinks.decode(segment.tokens[segment.loss_mask]).endswith("so. Observation:")
 
 
 def test_a_client_that_repeats_a_request_after_a_timeout_gets_the_reply_of_the_first():
