@@ -266,6 +266,15 @@ def test_models_and_completions_answer():
     assert words(segment.tokens) == "onceand so on<|end|>"
 
 
+@pytest.mark.parametrize(("asked", "told"), [(0, True), (1, True), (False, False), (None, False)])
+def test_no_likeliest_tokens_beside_the_sampled_one_are_log_probabilities_too(asked, told):
+  with serving(Says("and so on")) as gateway:
+    found = openai_of(gateway, gateway.open()).completions.create(
+      model="m", prompt="once", logprobs=asked
+    )
+  assert (found.choices[0].logprobs is not None) == told
+
+
 def test_the_service_key_with_a_session_id_opens_a_session_of_that_name():
   with serving(Says("one")) as gateway:
     client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=SERVICE_KEY)

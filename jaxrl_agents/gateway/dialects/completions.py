@@ -37,9 +37,10 @@ def parse(body: Any, chat: Chat) -> Asked:
     raise Refusal(400, "prompt is empty; send a text or an array of ids", param="prompt")
   extra = fields.inside(fields.take("stream_options", dict, {}), "stream_options")
   usage = extra.take("include_usage", bool, False)
-  logprobs = fields.take("logprobs", (int, bool), 0)
-  if logprobs not in (0, 1):
+  logprobs = fields.take("logprobs", (int, bool))  # 0 asks for those of the sampled tokens alone
+  if logprobs not in (None, 0, 1):
     raise Refusal(400, f"logprobs={logprobs}; only the sampled token's is known", param="logprobs")
+  told = logprobs is not None and logprobs is not False
   model, stream = fields.take("model", str, ""), fields.take("stream", bool, False)
   ids = fields.take("return_token_ids", bool, False)
   request = Request(
@@ -54,7 +55,7 @@ def parse(body: Any, chat: Chat) -> Asked:
     may_call=False,
     without_effect=fields.rest(),
   )
-  return Asked(request, model, stream, logprobs=bool(logprobs), usage=usage, ids=ids)
+  return Asked(request, model, stream, logprobs=told, usage=usage, ids=ids)
 
 
 def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
