@@ -100,11 +100,23 @@ def _policy_files(config: RunConfig) -> dict[str, str]:
   }
 
 
-def forget_warm_start(config: RunConfig, workdir: Workdir, first: int) -> None:
-  """As `forget_results`, of a warm-up that is about to go on from step `first`, unless
-  reinforcement learning has begun from its weights.
+def check_warm_start_is_free(config: RunConfig, workdir: Workdir, first: int) -> None:
+  """Raises ValueError if a warm-up that has steps to make, from step `first` on, would replace the
+  weights that reinforcement learning in the same folder has begun with.
   """
-  if first < config.sft.steps and not any(workdir.checkpoints.glob("rl/*")):
+  begun = workdir.checkpoints / "rl"
+  if first < config.sft.steps and any(each.name.isdigit() for each in begun.glob("*")):
+    raise ValueError(
+      f"the training in {begun} began with other weights than this warm-up will end with ({first} "
+      f"of sft.steps={config.sft.steps} are made), and cannot go on with these; choose another "
+      "--workdir (copy demonstrations/ and checkpoints/sft/ into it to go on with this warm-up), "
+      f"or remove {begun} to give the training up"
+    )
+
+
+def forget_warm_start(config: RunConfig, workdir: Workdir, first: int) -> None:
+  """As `forget_results`, of a warm-up that is about to go on from step `first`."""
+  if first < config.sft.steps:
     _set_aside(workdir.warm_start)
 
 

@@ -31,7 +31,8 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
 
   Raises:
     Preempted: SIGTERM came; what is finished is saved.
-    ValueError: the folder has a warm-up of another agent or chat format.
+    ValueError: the folder has a warm-up of another agent or chat format, or a training that has
+      begun with the weights that this warm-up would replace.
   """
   with processes.bound(config) as channel, processes.stoppable(channel) as notice:
     if channel.is_first:
@@ -46,6 +47,7 @@ def train(config: RunConfig, corpus: Tasks, workdir: Workdir) -> None:
     sources = demonstrations.digests(workdir, rates)
     check_sources(workdir, progress, sources)
     check_steps(config, workdir, first)
+    resumption.check_warm_start_is_free(config, workdir, first)
     if channel.is_first and first:
       resumption.forget_warm_start(config, workdir, first)
     rows = batches(config, workdir, rates, first)

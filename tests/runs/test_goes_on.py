@@ -203,8 +203,9 @@ def test_weights_of_a_policy_that_is_trained_further_are_not_left_as_the_newest(
   assert not before.exists()
 
 
-def test_a_warm_start_that_reinforcement_learning_began_from_stays(warmed_up):
-  warmed_up.warm_start.mkdir()
+def test_a_warm_start_that_reinforcement_learning_began_from_is_not_replaced(warmed_up):
+  resumption.check_warm_start_is_free(CONFIG, warmed_up, 1)
   (warmed_up.checkpoints / "rl" / "3").mkdir(parents=True)
-  resumption.forget_warm_start(CONFIG, warmed_up, 1)
-  assert warmed_up.warm_start.exists()
+  resumption.check_warm_start_is_free(CONFIG, warmed_up, CONFIG.sft.steps)  # it has ended
+  with pytest.raises(ValueError, match=r"1 of sft.steps=100 are made.* another --workdir"):
+    resumption.check_warm_start_is_free(CONFIG, warmed_up, 1)
