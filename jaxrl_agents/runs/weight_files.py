@@ -55,6 +55,8 @@ def save(
   parts = folder / "parts"
   if jax.process_count() > 1:
     part, count = jax.process_index(), jax.process_count()
+    if processes.is_first():
+      shutil.rmtree(parts, ignore_errors=True)  # left by a save that was killed
     store.publish(params, 0, parts, part=part, parts=count, meet=processes.wait_for_all)
     if not processes.is_first():
       processes.wait_for_all("saved")

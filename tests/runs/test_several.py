@@ -12,7 +12,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import weight_files
+from jaxrl_agents.weights import store
 from tests import forced_devices
 from tests.runs.small_run import CFG
 
@@ -40,10 +42,10 @@ def start(script, folder, cache, devices, **options):
   )
 
 
-def start_both(folder, cache, devices=1, mesh=SMALL, **options):
+def start_both(folder, cache, devices=1, mesh=SMALL, script="small_run.py", **options):
   address = f"127.0.0.1:{free_port()}"
   return [
-    start("small_run.py", folder, cache, devices, processes=[address, 2, i], mesh=mesh, **options)
+    start(script, folder, cache, devices, processes=[address, 2, i], mesh=mesh, **options)
     for i in range(2)
   ]
 
@@ -104,6 +106,20 @@ def test_two_processes_of_four_devices_play_and_train_as_one_of_eight(one, cache
   held = np.load(tmp_path / "params.npz")
   for i, saved in enumerate(jax.tree.leaves(weight_files.load(str(tmp_path / "trained"), CFG))):
     np.testing.assert_array_equal(saved, held[f"p{i}"])
+  assert not list(tmp_path.rglob("part*"))
+
+
+@pytest.mark.timeout(400)
+def test_processes_that_were_killed_while_they_joined_what_they_saved_save_it_again(
+  cache, tmp_path
+):
+  left = np.ones(2, np.float32)  # of whatever they had before
+  store.publish({"embed": left}, 0, tmp_path / "trained" / "parts")
+  for process in start_both(tmp_path / "trained", cache, script="two_saves.py"):
+    ended(process)
+  found = weight_files.load(str(tmp_path / "trained"), CFG)
+  expected = params_lib.init(CFG, jax.random.key(0))
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
   assert not list(tmp_path.rglob("part*"))
 
 
