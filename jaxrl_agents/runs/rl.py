@@ -191,19 +191,31 @@ def _start(config: RunConfig, workdir: Workdir, *, tasks: str, is_first: bool) -
   in the folder only what lies before its first step. `tasks` is the digest of the tasks.
 
   Raises:
-    ValueError: the folder is of another run, or its warm start has changed.
+    ValueError: the folder is of another run or of one with more steps, or its warm start has
+      changed.
   """
   tx, minimised = optimizer(config), objective(config)
   manager = checkpoint.open_manager(workdir.checkpoints / "rl")
   with setup.learner_devices(config):
     params = setup.with_adapters(config, setup.warm_params(config, workdir))
     step, state, progress = setup.restored(manager, setup.fresh_state(config, params, tx))
+    check_steps(config, workdir, step)
     reference = setup.warm_params(config, workdir) if minimised.needs_reference else None
   resumption.check_start(workdir, progress)
   warm_start = weight_files.digest(workdir.warm_start)
   if is_first:
     _begin(config, workdir, step, int(state.policy.version), warm_start, tasks=tasks)
   return Beginning(step, state, progress, warm_start, reference, manager, tx, minimised)
+
+
+def check_steps(config: RunConfig, workdir: Workdir, first: int) -> None:
+  """Raises ValueError if a resumed run has `first` steps behind it, more than `learner.steps`."""
+  if first > config.learner.steps:
+    raise ValueError(
+      f"the checkpoint in {workdir.checkpoints / 'rl'} has {first} steps, and learner.steps="
+      f"{config.learner.steps}; set learner.steps={first} or more, or begin again in another "
+      "--workdir"
+    )
 
 
 def _learn(

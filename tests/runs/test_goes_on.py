@@ -182,6 +182,12 @@ def test_reinforcement_learning_may_have_other_options_than_the_warm_up(warmed_u
   assert len(resumption.check_warm_up(changed("seed=7", "learner.steps=9"), warmed_up)) == 2
 
 
+def test_a_run_with_more_steps_behind_it_than_asked_for_is_refused(begun):
+  rl.check_steps(changed("learner.steps=3"), begun, 3)  # it has ended
+  with pytest.raises(ValueError, match="has 4 steps, and learner.steps=3; set learner.steps=4 or"):
+    rl.check_steps(changed("learner.steps=3"), begun, 4)
+
+
 def test_weights_of_a_policy_that_is_trained_further_are_not_left_as_the_newest(warmed_up):
   for folder in (warmed_up.warm_start, warmed_up.trained):
     folder.mkdir()
