@@ -59,8 +59,9 @@ class TaskStream:
     left = {level: len(self._fresh(level)) for level, weight in share.items() if weight}
     if not any(left.values()):
       raise ValueError(
-        f"a single epoch has 0 tasks left, and step {step} needs {count}; make more tasks, or "
-        "lower learner.steps, learner.groups_per_step or learner.resample_constant"
+        f"a single epoch has 0 tasks left, and step {step} needs {count} of the levels {[*left]}; "
+        "make more tasks, or lower learner.steps, learner.groups_per_step or "
+        "learner.resample_constant"
       )
     drawn = []
     for _ in range(min(count, sum(left.values()))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -458,20 +459,33 @@ def _not_learnt(group: Group) -> str:
 
 def check_tasks(learner: LearnerConfig, tasks: Sequence[Task]) -> None:
   """Raises ValueError where tasks have levels that no step could draw, there are none, or a single
-  epoch has too few.
+  epoch has too few, for all steps or for those before or after `learner.level_switch` alone.
   """
   levels = curriculum.by_level(tasks)
-  drawn: set[int] = set()
-  for weights in {loop.level_weights(learner, step) for step in range(learner.steps)}:
-    drawn |= {level for level, share in curriculum.shares(levels, weights).items() if share}
-  there = len({curriculum.mark(task) for level in drawn for task in levels[level]})
-  needed = learner.steps * learner.groups_per_step
-  if learner.single_epoch and there < needed:
+  phases = collections.Counter(loop.level_weights(learner, step) for step in range(learner.steps))
+  drawn = {
+    weights: {level for level, share in curriculum.shares(levels, weights).items() if share}
+    for weights in phases
+  }
+  if not learner.single_epoch:
+    return
+  count = lambda of: len({curriculum.mark(task) for level in of for task in levels[level]})
+  there, needed = count(set().union(*drawn.values())), learner.steps * learner.groups_per_step
+  if there < needed:
     raise ValueError(
       f"learner.steps={learner.steps} times learner.groups_per_step={learner.groups_per_step} need "
       f"{needed} tasks, and with learner.single_epoch there are {there}; lower them, or make "
       "more tasks"
     )
+  for weights, steps in phases.items():
+    there, needed = count(drawn[weights]), steps * learner.groups_per_step
+    if there < needed:
+      raise ValueError(
+        f"{steps} of learner.steps={learner.steps} draw from the levels {sorted(drawn[weights])} "
+        f"alone; times learner.groups_per_step={learner.groups_per_step} they need {needed} tasks, "
+        f"and with learner.single_epoch there are {there}; change learner.level_switch, "
+        "learner.level_weights_early or learner.level_weights_late, or make more tasks"
+      )
 
 
 @contextlib.contextmanager

@@ -63,6 +63,27 @@ def test_a_single_epoch_with_too_few_tasks_is_refused_before_the_run():
     batches.check_tasks(one_level, tasks)
 
 
+def test_a_single_epoch_whose_early_steps_alone_have_too_few_tasks_is_refused_before_the_run():
+  """5 of 10 steps draw 2 tasks of level 0 each: 10 are needed. Of level 1 there are plenty."""
+  easy = [Task(f"e{i}", "toy", f"e{i}", {"level": 0}) for i in range(10)]
+  hard = [Task(f"h{i}", "toy", f"h{i}", {"level": 1}) for i in range(100)]
+  learner = LearnerConfig(
+    steps=10,
+    groups_per_step=2,
+    single_epoch=True,
+    level_weights_early=(1.0, 0.0),
+    level_weights_late=(0.0, 1.0),
+    level_switch=0.5,
+  )
+  more = [Task(f"m{i}", "toy", f"m{i}", {"level": 0}) for i in range(90)]
+  batches.check_tasks(learner, easy + hard)
+  with pytest.raises(ValueError, match=r"5 of .* the levels \[0\] alone; .* 10 tasks, .* are 9;"):
+    batches.check_tasks(learner, easy[1:] + hard)
+  with pytest.raises(ValueError, match=r"5 of .* the levels \[1\] alone; .* 10 tasks, .* are 8;"):
+    batches.check_tasks(learner, [*easy, *more, *hard[:8]])
+  batches.check_tasks(dataclasses.replace(learner, single_epoch=False), easy[1:] + hard)
+
+
 def aged(sampled_by):
   """A solved rollout of tokens that these versions sampled."""
   versions = np.asarray([-1, *sampled_by], np.int32)
