@@ -182,11 +182,14 @@ def distilled(
 def batches(
   config: RunConfig, workdir: Workdir, rates: dict[str, float], first: int
 ) -> Iterator[list[packing.Batch]]:
-  """Microbatches of each step from `first` on: drills leave the mixture after `copy_phase`."""
+  """Microbatches of each step from `first` on: copies, also those of configs that `sft.beside`
+  names, leave the mixture after `copy_phase`.
+  """
   seqio_tasks = demonstrations.seqio_tasks()
   sft, learner = config.sft, config.learner
-  switch = int(sft.copy_phase * sft.steps) if "copies" in rates else 0
-  later = {name: rate for name, rate in rates.items() if name != "copies"} or rates
+  copies = {name for name in rates if name == "copies" or name.endswith("_copies")}
+  switch = int(sft.copy_phase * sft.steps) if copies else 0
+  later = {name: rate for name, rate in rates.items() if name not in copies} or rates
   phases = [(rates, 0, switch), (later, switch, sft.steps + sft.mtp_steps)]
   for number, (mixture, start, stop) in enumerate(phases):
     if first >= stop or start == stop:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_agents.learner import preemption
+from jaxrl_agents.learner import preemption, segment_files
 from jaxrl_agents.learner.preemption import Preempted
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.runs import setup, sft
@@ -66,6 +66,23 @@ def test_sigterm_saves_the_step_it_came_in_and_the_next_run_ends_as_one_that_was
     sft.imitate(CONFIG, fresh(), rows(), 0, save=save, log=log, notice=notice)
   for found, expected in zip(jax.tree.leaves(stopped), jax.tree.leaves(saved[4]), strict=True):
     assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.slow
+def test_copies_of_another_config_leave_the_mixture_after_the_copy_phase_too(tmp_path):
+  """Ids from 100 on are those of copies; they end after half of 4 steps."""
+  workdir = Workdir(tmp_path)
+  for name, first_id in (("demonstrations", 0), ("other_copies", 100)):
+    segments = [
+      segment_files.to_imitate(np.arange(4, dtype=np.int32) + first_id, np.arange(4) > 0)
+      for _ in range(8)
+    ]
+    segment_files.write_segments(workdir.demonstrations / name, segments)
+  config = configured(sft={**SFT, "copy_phase": 0.5}, learner={"row_tokens": 16})
+  rates = {"demonstrations": 1.0, "other_copies": 1.0}
+  steps = list(sft.batches(config, workdir, rates, 0))
+  has_copies = [any((batch.tokens >= 100).any() for batch in step) for step in steps]
+  assert has_copies == [True, True, False, False]
 
 
 def test_a_warm_up_with_more_steps_behind_it_than_asked_for_is_refused(tmp_path):
