@@ -62,7 +62,7 @@ def get_config() -> config.RunConfig:
       substeps=2,
       lr=5e-4,
       schedule="cosine",
-      warmup_steps=3,
+      warmup_steps=4,
       row_tokens=2_048,
       rollout_row_tokens=(5_120,),  # a substep fits one microbatch
       rows_per_microbatch=2,

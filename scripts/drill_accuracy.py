@@ -116,9 +116,8 @@ def of_searches(config: RunConfig, tasks: CorpusTasks, setting: Setting) -> list
   given = (tasks.tasks[_SPLIT.value], text, search, setting.chat)
   shared: dict[str, Any] = {"count": -(-_DRILLS.value // 2), "seed": config.seed + 1}
   made = []
-  options = config.agent_config
-  shares = {"generous": options.generous, "hard": options.hard_drills}
-  for each in hop_drills.hop_drills(*given, **shares, **shared):
+  generous = config.agent_config.generous
+  for each in hop_drills.hop_drills(*given, generous=generous, **shared):
     tokens, kind = np.concatenate([each.prompt, each.reply]), "hop"
     kind += ", made-up names" if each.renamed else ""
     name = [("first_token", [each.name_at])]

@@ -24,6 +24,7 @@ SHORT = (
   "sft.rows_per_step=8",
   "sft.demonstration_tasks=24",
   "learner.steps=2",
+  "learner.warmup_steps=0",
   "learner.groups_per_step=4",
   "eval.tasks=12",
 )

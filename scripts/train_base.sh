@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Trains a base policy. That of the search agent is trained from scratch: on drills alone, on
-# episodes and drills, then on new ones of which half of the drills are hard. Those of the swarm and
-# of the coding agent go on from the shipped base of the search agent, that of the coding agent
-# first on code alone. The stages before the last lie in WORKDIR/first and WORKDIR/second.
+# Trains a base policy. That of the search agent is trained from scratch, first on drills alone;
+# those of the swarm and of the coding agent go on from the shipped base of the search agent, that
+# of the coding agent first on code alone. The first stage of both lies in WORKDIR/first.
 #   scripts/train_base.sh search WORKDIR             policy and curve.csv in WORKDIR/base
 #   scripts/train_base.sh search WORKDIR --export    also in jaxrl_agents/assets/search_base
 #   scripts/train_base.sh coding WORKDIR             for configs/coding_counted_cpu.py
@@ -26,30 +25,26 @@ fi
 python=${PYTHON:-python}
 config=configs/${agent}_base_cpu.py
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
-first=() second=() last=()
+stages=(--workdir="$workdir")
+first=()
 case "$agent" in
 search)
   first=(--set "sft.rates=(0,0,0,1)" --set sft.steps=600 --set sft.lr=3e-3
     --set sft.demonstration_tasks=20 --set sft.practice_tasks=10 --set sft.mtp_steps=2)
-  second=(--set sft.steps=1800)
-  last=(--set search.hard_drills=0.5 --set "sft.rates=(1.5,2.5,0,4)" --set sft.steps=1300
-    --set sft.lr=1e-3 --set seed=1)
   ;;
 coding)
   first=(--set "sft.rates=(0,0,0,1)" --set coding.drill_texts=1.0 --set sft.steps=520 --set sft.lr=2e-3 --set sft.mtp_steps=2)
   ;;
 esac
-stages=() init=()
-train() { # FOLDER, flags of the stage: goes on from the stage before, and is over once it has weights
-  stages+=(--workdir="$1")
-  if [ "$1" = "$workdir" ] || [ ! -d "$1/warm_start" ]; then
-    "$python" scripts/train_sft.py --config="$config" --workdir="$1" "${init[@]}" "${@:2}"
+init=()
+if [ ${#first[@]} -gt 0 ]; then
+  stages=(--workdir="$workdir/first" "${stages[@]}")
+  init=(--set "policy.init=$workdir/first/warm_start")
+  if [ ! -d "$workdir/first/warm_start" ]; then
+    "$python" scripts/train_sft.py --config="$config" --workdir="$workdir/first" "${first[@]}" "$@"
   fi
-  init=(--set "policy.init=$1/warm_start")
-}
-if [ ${#first[@]} -gt 0 ]; then train "$workdir/first" "${first[@]}" "$@"; fi
-if [ ${#second[@]} -gt 0 ]; then train "$workdir/second" "${second[@]}" "$@"; fi
-train "$workdir" "${last[@]}" "$@"
+fi
+"$python" scripts/train_sft.py --config="$config" --workdir="$workdir" "${init[@]}" "$@"
 for place in "${places[@]}"; do
   "$python" scripts/export_policy.py --config="$config" "${stages[@]}" --out="$place" --dtype=bfloat16
 done

@@ -174,7 +174,6 @@ def test_a_swarm_that_prunes_is_an_error():
   for override, told in (
     ("swarm.search.hops=true", "swarm.search.hops=True has no effect on a swarm"),
     ("swarm.search.generous=0.5", "swarm.search.generous=0.5 has no effect on a swarm"),
-    ("swarm.search.hard_drills=0.5", "swarm.search.hard_drills=0.5 has no effect on a swarm"),
     ("swarm.search.max_documents=3", "swarm.search.max_documents=3 has no effect"),
     ("swarm.search.token_budget=640", "swarm.search.threshold_tokens=640 must be below swarm.sea"),
   ):

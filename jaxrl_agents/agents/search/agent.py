@@ -189,8 +189,8 @@ class SearchAgent(Agent):
     hops = round(HOP_DRILLS * count)
     linked = tasks.hop_practice(max(LEAST_PRACTICE, hops // 4), setting.seed + 2, found=False)
     given = (linked, text, best_chunks, setting.chat)
-    shares = {"generous": options.generous, "hard": options.hard_drills}
-    for drill in hop_drills.hop_drills(*given, **shares, count=hops, seed=setting.seed):
+    generous = options.generous
+    for drill in hop_drills.hop_drills(*given, generous=generous, count=hops, seed=setting.seed):
       yield agent_lib.reply_alone(drill.prompt, drill.reply)
     yield from step_drills.step_drills(*given, options, count=count - hops, seed=setting.seed)
 

@@ -80,8 +80,6 @@ class SearchConfig:
     hasty: share of the demonstrator's episodes in which it searches for one clue and answers.
     generous: share of its episodes in which it lists all hits, and not only those that it knows to
       be right.
-    hard_drills: share of the drills that are hard: two definitions are shown where a name is to be
-      taken from one of them, and words come twice in a clue that is to be copied.
     rerank: orders the hits of a search anew.
     reward: weights of the reward.
   """
@@ -109,7 +107,6 @@ class SearchConfig:
   hops: bool = False
   hasty: Share = 0.3
   generous: Share = 0.25
-  hard_drills: Share = 0.0
   rerank: Reranker = Reranker()
   reward: SearchReward = SearchReward()
 

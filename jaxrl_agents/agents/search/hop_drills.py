@@ -10,7 +10,6 @@ they cannot be memorised.
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,9 +35,6 @@ WHOLE_QUESTION = 0.3
 
 HITS = (1, 1, 2)
 """A search of a drill has one of these numbers of hits."""
-
-HARD_PIECE_WORDS = (20, 40, 100)
-"""The same as PIECE_WORDS for hard drills, which have two hits that each define a name."""
 
 _SYLLABLES = tuple(
   c + v + end for c in "bdfghjklmnprstvwz" for v in "aeiou" for end in ("", "n", "r")
@@ -68,7 +64,6 @@ def hop_drills(
   chat: Chat,
   *,
   generous: float,
-  hard: float = 0.0,
   count: int,
   seed: int,
 ) -> Iterator[HopDrill]:
@@ -80,7 +75,6 @@ def hop_drills(
     search: the chunks that a query finds, best first.
     chat: template and tokenizer.
     generous: share of the drills whose reply lists all hits.
-    hard: share of the drills in which two hits, in random order, each define a name.
     count: how many.
     seed: of all that is random.
 
@@ -107,7 +101,7 @@ def hop_drills(
   for number in range(count):
     draw = random.Random(f"{seed}/{number}")
     task, place = draw.choice(places)
-    yield _drill(task, place, chunk_text, hits_of, words, chat, generous, hard, draw)
+    yield _drill(task, place, chunk_text, hits_of, words, chat, generous, draw)
 
 
 def _refers(clue: Mapping[str, Any]) -> bool:
@@ -122,7 +116,6 @@ def _drill(
   words: Sequence[str],
   chat: Chat,
   generous: float,
-  hard: float,
   draw: random.Random,
 ) -> HopDrill:
   """A question, the search for the clue that clue `place` refers to, and its hits, of which the
@@ -132,15 +125,10 @@ def _drill(
   source = clues[clues[place]["refers_to"]]
   name, query = source["name"], hops.query_of(clues, clues[place]["refers_to"])
   right = [i for i in source["chunk_ids"] if name in code_names.defined(chunk_text(i))]
-  if hard and draw.random() < hard:
-    others = [hit.id for hit in hits_of(query)] + [i for clue in clues for i in clue["chunk_ids"]]
-    shown = with_rival(right, others, chunk_text, draw)
-    length = draw.choice(HARD_PIECE_WORDS)
-  else:
-    shown = {chunk.id: chunk.text for chunk in hits_of(query)[: draw.choice(HITS)]}
-    if not any(i in shown for i in right):
-      shown = {right[0]: chunk_text(right[0])}
-    length = draw.choice(PIECE_WORDS)
+  shown = {chunk.id: chunk.text for chunk in hits_of(query)[: draw.choice(HITS)]}
+  if not any(i in shown for i in right):
+    shown = {right[0]: chunk_text(right[0])}
+  length = draw.choice(PIECE_WORDS)
   pieces = {i: piece(text, name, length, draw) for i, text in shown.items()}
   texts, new = [*pieces.values(), query], dict[str, str]()
   if draw.random() < RENAMED:
@@ -162,22 +150,6 @@ def _drill(
   wanted, other = reply(new.get(name, name)), reply("\N{SECTION SIGN}")
   name_at = next(i for i, pair in enumerate(zip(wanted, other, strict=False)) if pair[0] != pair[1])
   return HopDrill(chat.render(messages), wanted, name_at, bool(new))
-
-
-def with_rival(
-  right: Sequence[str],
-  others: Sequence[str],
-  chunk_text: Callable[[str], str],
-  draw: random.Random,
-) -> dict[str, str]:
-  """{chunk: its text} of the first of the right chunks and of the first other one that defines a
-  name too, in random order.
-  """
-  defines = lambda i: bool(code_names.defined(chunk_text(i)))
-  rivals = (i for i in others if i not in right and defines(i))
-  shown = [right[0], *itertools.islice(rivals, 1)]
-  draw.shuffle(shown)
-  return {i: chunk_text(i) for i in shown}
 
 
 def _question(task: Task, place: int, draw: random.Random) -> tuple[str, int, int]:

@@ -52,9 +52,6 @@ REPEATED = 0.08
 done so must not go on with it.
 """
 
-REPEATED_WORDS = (1, 2, 3)
-"""In a hard drill, one of these numbers of words of a clue comes twice."""
-
 TWIN = 0.5
 """Share of these drills in which a clue has most of its words from the one before it, so that only
 its number says which of the two is meant.
@@ -86,8 +83,8 @@ def step_drills(
 
   Args:
     tasks, chunk_text, search, chat: as of `hop_drills.hop_drills`.
-    limits: of the context, whether it can be pruned, how often all hits are listed, and how many
-      drills are hard. A drill ends before it fills the context so that tools would refuse.
+    limits: of the context, whether it can be pruned, and how often all hits are listed. A drill
+      ends before it fills the context so that tools would refuse.
     count: how many.
     seed: of all that is random.
   """
@@ -144,18 +141,6 @@ class _Drill:
     self._generous = draw.random() < limits.generous
     self._used = 0
 
-  def _is_hard(self) -> bool:
-    """Drawn anew for each clue."""
-    return self._limits.hard_drills > 0 and self._draw.random() < self._limits.hard_drills
-
-  def _with_repetition(self, text: str) -> str:
-    """The text, some words of which come again after them."""
-    draw, words = self._draw, text.split()
-    first = draw.randrange(len(words))
-    again = words[first : first + draw.choice(REPEATED_WORDS)]
-    at = draw.randint(first + len(again), len(words))
-    return " ".join([*words[:at], *again, *words[at:]])
-
   def _replaced(self, question: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """The question with replaced words, and the texts of its clues."""
     draw, texts = self._draw, list[str]()
@@ -166,8 +151,6 @@ class _Drill:
       is_twin = place == self._twin > 0
       known, share = (texts[-1], TWIN_WORDS) if is_twin else (clue["text"], STRANGE_WORDS)
       text = " ".join(draw.choice(words) if draw.random() < share else w for w in known.split())
-      if not is_twin and self._is_hard():
-        text = self._with_repetition(text)
       head, _, rest = rest.partition(clue["text"])
       before += head + text
       texts.append(text)
@@ -190,9 +173,6 @@ class _Drill:
         right = [i for i in right if defines(i)] or right
       if place == self._twin > 0:  # its words say nothing about its hits
         hits = {}
-      elif place in self._referred and self._is_hard():
-        others = [hit.id for hit in hits_of(hops.query_of(self._clues, place))]
-        hits = hop_drills.with_rival(right, others, chunk_text, draw)
       if not any(i in hits or i in self._seen for i in right):
         pairs = [(right[0], chunk_text(right[0])), *list(hits.items())[:-1]]
         draw.shuffle(pairs)

@@ -131,7 +131,7 @@ def check(options: SwarmConfig) -> None:
       "swarm.search.can_prune=True has no effect: a swarm splits contexts and does not prune them; "
       "set swarm.search.can_prune=False"
     )
-  demonstrator = ("hasty", "generous", "hard_drills")
+  demonstrator = ("hasty", "generous")
   for name in ("hops", *demonstrator, "max_documents", "reward", "show_hint"):
     value, default = (getattr(each, name) for each in (options.search, SearchConfig()))
     if value != default:

@@ -220,42 +220,6 @@ def test_drills_quote_the_name_that_a_hit_defines_which_is_mostly_made_up(made):
   assert set(listed) == {1, 2}
 
 
-def test_hard_drills_of_hops_show_two_definitions_in_random_order(made):
-  talk, index = chat_lib.load("base"), made[1]
-  text = lambda i: index.chunk(i).text
-  search = lambda query: [hit.chunk for hit in index.search(query, limit=4, settings=FUSION)]
-  given = (made[0].tasks["train"], text, search, talk)
-  places = []
-  for drill in hop_drills.hop_drills(*given, generous=0.0, hard=1.0, count=40, seed=1):
-    prompt, reply = talk.decode(drill.prompt), talk.parse(drill.reply)
-    name = reply.tool_calls[0].arguments["query"].rpartition("; ")[2]
-    hits = prompt.split("# DOCUMENT ID: ")[1:]
-    assert len(hits) == 2 and all(map(code_names.defined, hits))
-    (listed,) = reward.answer_ids(reply.content)
-    place = next(i for i, hit in enumerate(hits) if hit.startswith(f"{listed} "))
-    assert name in code_names.defined(hits[place])
-    places.append(place)
-  assert 10 < sum(places) < 30
-
-
-def test_in_hard_drills_of_steps_words_of_a_clue_come_twice_and_are_copied(made):
-  talk, index = chat_lib.load("base"), made[1]
-  search = lambda query: [hit.chunk for hit in index.search(query, limit=4, settings=FUSION)]
-  given = (made[0].tasks["train"], lambda i: index.chunk(i).text, search, talk)
-  twice = {}
-  for hard in (0.0, 1.0):
-    limits = SearchConfig(threshold_tokens=1_024, token_budget=1_536, hard_drills=hard)
-    copies = []
-    for tokens, _ in step_drills.step_drills(*given, limits, count=60, seed=1):
-      question, _, rest = talk.decode(tokens).partition("<|end|><|assistant|>")
-      for query in re.findall(r'search_corpus{"query": "(.*?)"}', rest):
-        words = query.partition("; ")[0].split()
-        assert " ".join(words) in " ".join(question.split())
-        copies.append(len(words) - len(set(words)))
-    twice[hard] = np.mean(copies)
-  assert twice[1.0] > 1.5 * twice[0.0]
-
-
 def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_last_clue(made):
   talk, index = chat_lib.load("base"), made[1]
   tasks = made[0].tasks["train"]
