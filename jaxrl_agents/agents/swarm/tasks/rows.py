@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.swarm import tables
 from jaxrl_agents.agents.swarm.tasks import facts as swarm_facts
 from jaxrl_agents.agents.swarm.tasks.budgets import Budgets
 from jaxrl_agents.agents.swarm.tasks.facts import Fact
@@ -124,15 +125,19 @@ def facts_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def pick(rows: Sequence[Row], count: int, draw: random.Random) -> list[Row] | None:
-  """Random rows of which no two have their first answer in the same chunk and few share a value."""
+  """Random rows of which no two have their first answer in the same chunk or names that a table
+  takes for one (`tables.normal`), and few share a value.
+  """
   picked: list[Row] = []
   chunks: set[str] = set()
+  names: set[str] = set()
   values: collections.Counter[str] = collections.Counter()
   for row in draw.sample(rows, len(rows)):
-    value = list(row.cells.values())[1]
-    if row.chunk_ids[0] not in chunks and values[value] <= count // 4:
+    value, name = list(row.cells.values())[1], tables.normal(row.name)
+    if row.chunk_ids[0] not in chunks and name not in names and values[value] <= count // 4:
       picked.append(row)
       chunks.add(row.chunk_ids[0])
+      names.add(name)
       values[value] += 1
     if len(picked) == count:
       return picked

@@ -30,6 +30,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents.swarm import tables
 from jaxrl_agents.agents.swarm.config import TablesConfig
 from jaxrl_agents.agents.swarm.tasks import budgets as swarm_steps
 from jaxrl_agents.agents.swarm.tasks import rows as rows_lib
@@ -140,7 +141,9 @@ def _drawn(
 
 
 def _sharing(rows: Sequence[Row], count: int, draw: random.Random) -> _Drawn | None:
-  """Rows of which two have the same value, and no others have, all in chunks of their own."""
+  """Rows of which two have the same value, and no others have, in chunks and with names of their
+  own.
+  """
   by_value: dict[str, list[Row]] = collections.defaultdict(list)
   for row in rows:
     by_value[_value(row)].append(row)
@@ -149,14 +152,22 @@ def _sharing(rows: Sequence[Row], count: int, draw: random.Random) -> _Drawn | N
     return None
   value = draw.choice(shared)
   first = draw.choice(by_value[value])
-  second = draw.choice([row for row in by_value[value] if row.chunk_ids != first.chunk_ids])
-  picked, values = [first, second], {value}
+  name = lambda row: tables.normal(row.name)
+  others = [row for row in by_value[value] if row.chunk_ids != first.chunk_ids]
+  others = [row for row in others if name(row) != name(first)]
+  if not others:
+    return None
+  picked, values = [first, draw.choice(others)], {value}
   chunks = {chunk_id for row in picked for chunk_id in row.chunk_ids}
+  names = set(map(name, picked))
   for row in draw.sample(rows, len(rows)):
     if len(picked) == count:
       break
-    if _value(row) not in values and chunks.isdisjoint(row.chunk_ids):
+    if _value(row) in values or name(row) in names:
+      continue
+    if chunks.isdisjoint(row.chunk_ids):
       picked.append(row)
+      names.add(name(row))
       chunks.update(row.chunk_ids)
       values.add(_value(row))
   draw.shuffle(picked)

@@ -123,6 +123,19 @@ def test_a_question_names_no_two_definitions_of_one_chunk(pools):
     assert len(set(chunks)) == len(chunks)
 
 
+def test_no_two_names_of_a_table_differ_in_case_alone(pools):
+  lower = lambda r: r.name.lower()
+  twins = [
+    dataclasses.replace(
+      r, name=lower(r), cells={**r.cells, "name": lower(r)}, chunk_ids=(f"{r.chunk_ids[0]} twin",)
+    )
+    for r in pools["def"]
+  ]
+  for task in make({**pools, "def": [*pools["def"], *twins]}):
+    names = [row["cells"]["name"].lower() for row in task.facts["rows"]]
+    assert len(set(names)) == len(names)
+
+
 def test_names_are_numbered_downwards_so_that_the_last_one_is_number_1(tasks):
   for task in tasks:
     numbers = [int(number) for number in re.findall(r"(?<!\w)(\d+)\. ", task.prompt)]
