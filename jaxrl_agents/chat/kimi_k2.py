@@ -43,8 +43,6 @@ CONTROL_TOKENS = (
 )
 THOUGHT_TOKENS = ("<think>", "</think>")
 TEMPLATE_MARKS = ("tool_declare", "## Return of ")
-OTHER_MARKS = ("tools_ts_str",)
-"""What the template of Kimi K2.5 has: tools in TypeScript, and a thought that the prompt opens."""
 DEFAULT_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
 
 ROLE_TOKENS = {
@@ -64,15 +62,14 @@ class KimiK2Format:
     self._vocabulary = vocabulary
     self._id = vocabulary.ids_by_name(CONTROL_TOKENS)
     self._thought = tuple(vocabulary.ids_by_name(THOUGHT_TOKENS).values())
+    self._opening = self._header("assistant")
     self.stop_tokens: tuple[int, ...] = (self._id["<|im_end|>"], self._id["[EOS]"])
 
   def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
     """See `Chat.render`. Without a system message, the published default is used."""
     parts: list[Part] = []
     if tools:
-      declared = [replies.declaration(tool) for tool in tools]
-      text = json.dumps(declared, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-      parts += self._turn("tool_declare", text)
+      parts += self._turn("tool_declare", self._declared(tools))
     if not messages or messages[0].role != "system":
       parts += self._turn("system", DEFAULT_SYSTEM)
     labels: dict[str, str] = {}
@@ -86,14 +83,11 @@ class KimiK2Format:
         parts += self._turn("tool", f"## Return of {label}\n{message.content}")
       else:
         parts += self._turn(message.role, message.content)
-    return self._vocabulary.ids([*parts, *self._header("assistant")])
+    return self._vocabulary.ids([*parts, *self._opening])
 
   def encode_reply(self, reply: Message, earlier: Sequence[Message]) -> np.ndarray:
     """See `Chat.encode_reply`. Calls without a label are numbered on from those of `earlier`."""
-    parts: list[Part] = []
-    if self._thought:
-      parts += [self._thought[0], reply.reasoning, self._thought[1]]
-    parts.append(reply.content)
+    parts = [*self._encoded_thought(reply.reasoning), reply.content]
     if reply.tool_calls:
       parts.append(self._id["<|tool_calls_section_begin|>"])
     for call, label in zip(reply.tool_calls, _labels(reply, earlier), strict=True):
@@ -108,9 +102,7 @@ class KimiK2Format:
     body = tokens.tolist()
     if body and body[-1] in self.stop_tokens:
       body.pop()
-    thought: list[int] = []
-    if self._thought:
-      thought, body = replies.split_thought(body, *self._thought)
+    thought, body = self._split_thought(body)
     content, *pieces = self._cut_at_calls(body)
     in_section = self._id["<|tool_calls_section_begin|>"] in content
     found: list[ToolCall] = []
@@ -129,6 +121,18 @@ class KimiK2Format:
       tokens=tokens,
       reasoning=self._vocabulary.decode(thought).strip(),
     )
+
+  def _declared(self, tools: Sequence[ToolSpec]) -> str:
+    declared = [replies.declaration(tool) for tool in tools]
+    return json.dumps(declared, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+  def _encoded_thought(self, text: str) -> list[Part]:
+    """What stands before the content of a reply."""
+    return [self._thought[0], text, self._thought[1]] if self._thought else []
+
+  def _split_thought(self, body: list[int]) -> tuple[list[int], list[int]]:
+    """The ids of the thought, and those after it."""
+    return replies.split_thought(body, *self._thought) if self._thought else ([], body)
 
   def _cut_at_calls(self, body: list[int]) -> list[list[int]]:
     """The ids before the first token that begins a call, and those after each."""
@@ -167,7 +171,7 @@ class KimiK2Format:
     reply = message.tokens if message.tokens is not None else self.encode_reply(message, earlier)
     end = self._id["<|im_end|>"]
     ended = len(reply) and int(reply[-1]) == end
-    return [*self._header("assistant"), reply, *(() if ended else (end,))]
+    return [*self._opening, reply, *(() if ended else (end,))]
 
   def _turn(self, role: str, text: str) -> list[Part]:
     return [*self._header(role), text, self._id["<|im_end|>"]]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import tokenizers
 
 from jaxrl_agents import file_digests
-from jaxrl_agents.chat import base_format, harmony, kimi_k2, qwen3
+from jaxrl_agents.chat import base_format, harmony, kimi_k2, kimi_k25, qwen3
 from jaxrl_agents.chat.chat import Chat, Format
 from jaxrl_agents.chat.vocabulary import Vocabulary, with_control_tokens
 
@@ -33,7 +33,6 @@ class Family:
       to be told.
     always_thinks: a string in the published template of models that were trained with the level
       "on" alone, which is theirs untold.
-    other_marks: strings of templates with the same tokens and marks whose prompts are others.
   """
 
   make: Callable[[Vocabulary], Format]
@@ -41,7 +40,6 @@ class Family:
   template_marks: tuple[str, ...]
   thinking: Mapping[str, Callable[[Vocabulary], Format]] = dataclasses.field(default_factory=dict)
   always_thinks: str = ""
-  other_marks: tuple[str, ...] = ()
 
 
 FORMATS: Mapping[str, Family] = {
@@ -56,11 +54,15 @@ FORMATS: Mapping[str, Family] = {
     },
     qwen3.ALWAYS_THINKS,
   ),
-  "kimi_k2": Family(
-    kimi_k2.KimiK2Format,
-    kimi_k2.CONTROL_TOKENS,
-    kimi_k2.TEMPLATE_MARKS,
-    other_marks=kimi_k2.OTHER_MARKS,
+  "kimi_k2": Family(kimi_k2.KimiK2Format, kimi_k2.CONTROL_TOKENS, kimi_k2.TEMPLATE_MARKS),
+  "kimi_k25": Family(
+    kimi_k25.KimiK25Format,
+    kimi_k25.CONTROL_TOKENS,
+    kimi_k25.TEMPLATE_MARKS,
+    {
+      level: functools.partial(kimi_k25.KimiK25Format, thinking=level)
+      for level in (kimi_k25.THINKING, kimi_k25.UNTHINKING)
+    },
   ),
   "harmony": Family(
     harmony.HarmonyFormat,
@@ -97,18 +99,19 @@ def load(path: str = "base", thinking: str = "model") -> Chat:
     raise ValueError(
       f"the tokenizer in {file.parent} is damaged: {problem}; restore the folder from a copy"
     )
+  template = chat_template(file.parent)
   try:
     text = file.read_text("utf-8")
     tokenizer = tokenizers.Tokenizer.from_str(text)
-    name = detect(tokenizer.get_added_tokens_decoder().values())
+    name = detect(tokenizer.get_added_tokens_decoder().values(), template)
     if name != "own":
       tokenizer = tokenizers.Tokenizer.from_str(with_control_tokens(text))
   except Exception as error:  # the Rust side raises plain Exception
     raise ValueError(f"{file} cannot be read as a tokenizer: {error}") from error
-  _check_template(file.parent, name)
+  _check_template(file.parent, name, template)
   family = FORMATS[name]
   levels = {"model": family.make, **family.thinking}
-  if family.always_thinks and family.always_thinks in chat_template(file.parent):
+  if family.always_thinks and family.always_thinks in template:
     levels["model"] = levels[qwen3.THINKING]
   if thinking not in levels:
     raise ValueError(
@@ -130,8 +133,9 @@ def tokenizer_files(path: str) -> list[pathlib.Path]:
   return [file, *(each for each in beside if each.is_file())]
 
 
-def detect(tokens: Iterable[tokenizers.AddedToken]) -> str:
-  """The name in FORMATS of the format whose tokens are among the added tokens.
+def detect(tokens: Iterable[tokenizers.AddedToken], template: str = "") -> str:
+  """The name in FORMATS of the format whose tokens are among the added tokens; of several the one
+  with the most marks in the chat template, or the first.
 
   Raises:
     ValueError: there is none; the message lists the formats and what the nearest lacks.
@@ -148,7 +152,8 @@ def detect(tokens: Iterable[tokenizers.AddedToken]) -> str:
       f"its added tokens are of none of the chat formats {', '.join(FORMATS)}; the nearest is "
       f"{nearest!r}, for which it lacks {', '.join(lacking[nearest])}"
     )
-  return nearest
+  known_marks = lambda name: sum(mark in template for mark in FORMATS[name].template_marks)
+  return max((name for name in FORMATS if not lacking[name]), key=known_marks)
 
 
 def chat_template(folder: pathlib.Path) -> str:
@@ -179,15 +184,8 @@ def _file(path: str) -> pathlib.Path:
   return file
 
 
-def _check_template(folder: pathlib.Path, name: str) -> None:
-  template = chat_template(folder)
+def _check_template(folder: pathlib.Path, name: str, template: str) -> None:
   absent = [mark for mark in FORMATS[name].template_marks if mark not in template]
-  if other := [mark for mark in FORMATS[name].other_marks if mark in template]:
-    raise ValueError(
-      f"the chat template in {folder} has {other[0]!r}: its prompts are not those of the chat "
-      f"format {name!r}, whose control tokens it has; supported are {', '.join(FORMATS)}; to "
-      "use that format all the same, name the tokenizer of such a model in policy.tokenizer"
-    )
   if template and absent:
     raise ValueError(
       f"the tokenizer in {folder} has the control tokens of the chat format {name!r}, but its chat "

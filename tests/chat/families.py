@@ -5,7 +5,7 @@ import json
 import tokenizers
 
 from jaxrl_agents import chat
-from jaxrl_agents.chat import base_format, harmony, kimi_k2, qwen3
+from jaxrl_agents.chat import base_format, harmony, kimi_k2, kimi_k25, qwen3
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
 
 # Which tokens the published tokenizer.json files mark as special. Qwen's tags are ordinary ones.
@@ -14,9 +14,12 @@ CONTROL_TOKENS = {
   "own": base_format.CONTROL_TOKENS,
   "qwen3": qwen3.CONTROL_TOKENS,
   "kimi_k2": (*kimi_k2.CONTROL_TOKENS, *kimi_k2.THOUGHT_TOKENS),
+  "kimi_k25": kimi_k25.CONTROL_TOKENS,
   "harmony": harmony.CONTROL_TOKENS,
 }
-FAMILIES = ("qwen3", "kimi_k2", "harmony")
+TEMPLATES = {"kimi_k25": " ".join(kimi_k25.TEMPLATE_MARKS)}
+"""Of families that have the tokens of another one."""
+FAMILIES = ("qwen3", "kimi_k2", "kimi_k25", "harmony")
 TEXT = """the user asks for documents about rivers and the assistant searches the corpus system tool
 functions.search_corpus {"query": "river", "name": "arguments"} json analysis commentary final 0123
 """
@@ -80,4 +83,7 @@ def write_template(folder, template):
 
 def load(folder, family, thinking="model"):
   """The chat of a small tokenizer of the family."""
-  return chat.load(str(write_tokenizer(folder, CONTROL_TOKENS[family])), thinking)
+  write_tokenizer(folder, CONTROL_TOKENS[family])
+  if family in TEMPLATES:
+    write_template(folder, TEMPLATES[family])
+  return chat.load(str(folder), thinking)

@@ -81,6 +81,7 @@ def test_a_prune_opens_a_segment_in_which_results_still_name_their_calls(family)
   quoted = {
     "qwen3": "<tool_response>\nPruned",
     "kimi_k2": "## Return of functions.prune_chunks:1\nPruned",
+    "kimi_k25": "## Return of functions.prune_chunks:1\nPruned",
     "harmony": "functions.prune_chunks to=assistant<|channel|>commentary<|message|>Pruned",
   }
   assert quoted[family.chat.name] in text
