@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import tokenizers
 
 from jaxrl_agents import file_digests
-from jaxrl_agents.chat import base_format, harmony, kimi_k2, kimi_k25, qwen3
+from jaxrl_agents.chat import base_format, deepseek_v31, harmony, kimi_k2, kimi_k25, qwen3
 from jaxrl_agents.chat.chat import Chat, Format
 from jaxrl_agents.chat.vocabulary import Vocabulary, with_control_tokens
 
@@ -62,6 +62,15 @@ FORMATS: Mapping[str, Family] = {
     {
       level: functools.partial(kimi_k25.KimiK25Format, thinking=level)
       for level in (kimi_k25.THINKING, kimi_k25.UNTHINKING)
+    },
+  ),
+  "deepseek_v31": Family(
+    deepseek_v31.DeepSeekV31Format,
+    deepseek_v31.CONTROL_TOKENS,
+    deepseek_v31.TEMPLATE_MARKS,
+    {
+      level: functools.partial(deepseek_v31.DeepSeekV31Format, thinking=level)
+      for level in (deepseek_v31.THINKING, deepseek_v31.UNTHINKING)
     },
   ),
   "harmony": Family(

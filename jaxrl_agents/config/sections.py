@@ -73,7 +73,8 @@ class PolicySection:
     dtype: of parameters and of the computation, except for softmax, norms, routers and losses;
       bfloat16 parameters have a float32 master in the optimizer.
     thinking: how much the prompts tell the policy to think: "model", as the model does untold;
-      "on" or "off", which Qwen3 and Kimi K2.5 have; "low", "medium" or "high", which gpt-oss has.
+      "on" or "off", which Qwen3, Kimi K2.5 and DeepSeek-V3.1 have; "low", "medium" or "high", which
+      gpt-oss has.
   """
 
   model: PolicyConfig

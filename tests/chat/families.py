@@ -5,7 +5,7 @@ import json
 import tokenizers
 
 from jaxrl_agents import chat
-from jaxrl_agents.chat import base_format, harmony, kimi_k2, kimi_k25, qwen3
+from jaxrl_agents.chat import base_format, deepseek_v31, harmony, kimi_k2, kimi_k25, qwen3
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
 
 # Which tokens the published tokenizer.json files mark as special. Qwen's tags are ordinary ones.
@@ -15,11 +15,12 @@ CONTROL_TOKENS = {
   "qwen3": qwen3.CONTROL_TOKENS,
   "kimi_k2": (*kimi_k2.CONTROL_TOKENS, *kimi_k2.THOUGHT_TOKENS),
   "kimi_k25": kimi_k25.CONTROL_TOKENS,
+  "deepseek_v31": deepseek_v31.CONTROL_TOKENS,
   "harmony": harmony.CONTROL_TOKENS,
 }
 TEMPLATES = {"kimi_k25": " ".join(kimi_k25.TEMPLATE_MARKS)}
 """Of families that have the tokens of another one."""
-FAMILIES = ("qwen3", "kimi_k2", "kimi_k25", "harmony")
+FAMILIES = ("qwen3", "kimi_k2", "kimi_k25", "deepseek_v31", "harmony")
 TEXT = """the user asks for documents about rivers and the assistant searches the corpus system tool
 functions.search_corpus {"query": "river", "name": "arguments"} json analysis commentary final 0123
 """

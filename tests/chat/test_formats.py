@@ -123,7 +123,7 @@ def test_a_reply_is_parsed_back(chats, family, content, arguments):
   np.testing.assert_array_equal(parsed.tokens, ids)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "deepseek_v31"])
 def test_a_thought_is_set_apart_from_what_is_said(chats, family):
   reply = Message("assistant", "Yes.", (ToolCall("", "clock", {}),), reasoning="It is\n\nnoon.")
   parsed = chats[family].parse(chats[family].encode_reply(reply))

@@ -17,9 +17,8 @@ def test_the_shipped_tokenizer_is_of_our_own_format():
 def test_tokens_of_no_format_are_an_error_that_names_the_formats_and_what_is_missing(tmp_path):
   tokens = [token for token in qwen3.CONTROL_TOKENS if "think" not in token]
   folder = families.write_tokenizer(tmp_path, tokens)
-  expected = (
-    "none of the chat formats own, qwen3, kimi_k2, kimi_k25, harmony; the nearest is 'qwen3'"
-  )
+  known = "own, qwen3, kimi_k2, kimi_k25, deepseek_v31, harmony"
+  expected = f"none of the chat formats {known}; the nearest is 'qwen3'"
   with pytest.raises(ValueError, match=f"{expected}, for which it lacks <think>, </think>"):
     chat.load(str(folder))
 
@@ -84,6 +83,7 @@ def test_a_model_whose_template_opens_a_thought_is_prompted_as_it_was_trained(
     ("kimi_k2", "high", "model"),
     ("kimi_k25", "high", "model, on, off"),
     ("qwen3", "low", "model, on, off"),
+    ("deepseek_v31", "high", "model, on, off"),
     ("harmony", "off", "model, low, medium, high"),
   ],
 )

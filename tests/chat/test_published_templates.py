@@ -1,9 +1,9 @@
 """Our prompts against the chat templates that the models are published with, rendered by
 transformers.
 
-JAXRL_CHAT_TEMPLATES names a folder with qwen3.jinja, kimi_k2.jinja (of Kimi-K2-Thinking) and
-harmony.jinja (of gpt-oss), taken from the models' pages; without it and transformers these tests
-are skipped. Where our rendering departs on purpose, the test says how.
+JAXRL_CHAT_TEMPLATES names a folder with qwen3.jinja, kimi_k2.jinja (of Kimi-K2-Thinking),
+deepseek_v31.jinja and harmony.jinja (of gpt-oss), taken from the models' pages; without it and
+transformers these tests are skipped. Where our rendering departs on purpose, the test says how.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import re
 import numpy as np
 import pytest
 
-from jaxrl_agents.chat import replies
+from jaxrl_agents.chat import deepseek_v31, replies
 from jaxrl_agents.types import Message
 from tests.chat import families
 from tests.chat.families import CALLS, CLOCK, CONVERSATION, SEARCH
@@ -124,6 +124,18 @@ def test_kimi_k2_renders_the_text_and_the_ids_of_its_template(transformers, tmp_
   assert chat.decode(rendered) == text
   whole = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
   np.testing.assert_array_equal(rendered, whole(text)["input_ids"])
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_deepseek_v31_renders_the_text_of_its_template(transformers, tmp_path, name):
+  """The template leaves tools to the system prompt, and takes arguments as text."""
+  chat = families.load(tmp_path, "deepseek_v31")
+  records = plain(CONVERSATIONS[name])
+  for call in (call for record in records for call in record.get("tool_calls", ())):
+    call["function"]["arguments"] = replies.json_text(call["function"]["arguments"])
+  begin = {"bos_token": deepseek_v31.BEGIN}
+  text = published(transformers, tmp_path, "deepseek_v31", records, [], **begin)
+  assert chat.decode(chat.render(CONVERSATIONS[name])) == text
 
 
 @pytest.mark.parametrize("tools", [(), (SEARCH, CLOCK)], ids=["no tools", "tools"])

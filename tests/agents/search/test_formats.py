@@ -82,6 +82,7 @@ def test_a_prune_opens_a_segment_in_which_results_still_name_their_calls(family)
     "qwen3": "<tool_response>\nPruned",
     "kimi_k2": "## Return of functions.prune_chunks:1\nPruned",
     "kimi_k25": "## Return of functions.prune_chunks:1\nPruned",
+    "deepseek_v31": "<｜tool▁output▁begin｜>Pruned",
     "harmony": "functions.prune_chunks to=assistant<|channel|>commentary<|message|>Pruned",
   }
   assert quoted[family.chat.name] in text
