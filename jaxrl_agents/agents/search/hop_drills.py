@@ -33,7 +33,7 @@ PIECE_WORDS = (8, 12, 20, 40, 80)
 WHOLE_QUESTION = 0.3
 """Share of the drills with the whole question; the rest has the two clues alone."""
 
-HITS = (1, 1, 2)
+HITS = (1, 2, 2)
 """A search of a drill has one of these numbers of hits."""
 
 _SYLLABLES = tuple(

@@ -52,6 +52,13 @@ REPEATED = 0.08
 done so must not go on with it.
 """
 
+TWICE = 0.5
+"""How often words of such a clue come twice, so that what follows a word depends on more than it.
+"""
+
+WORDS_TWICE = (1, 2, 3)
+"""One of these numbers of words comes twice."""
+
 TWIN = 0.5
 """Share of these drills in which a clue has most of its words from the one before it, so that only
 its number says which of the two is meant.
@@ -62,11 +69,6 @@ TWIN_WORDS = 0.2
 
 HITS = (1, 2, 2, 2)
 """A search of a drill has one of these numbers of hits."""
-
-SHUFFLED = 0.5
-"""How often the hits of a clue in its own words are in random order, so that the policy compares
-them with the clue and does not just take the first.
-"""
 
 
 def step_drills(
@@ -150,7 +152,8 @@ class _Drill:
     for place, clue in enumerate(self._clues):
       is_twin = place == self._twin > 0
       known, share = (texts[-1], TWIN_WORDS) if is_twin else (clue["text"], STRANGE_WORDS)
-      text = " ".join(draw.choice(words) if draw.random() < share else w for w in known.split())
+      drawn = [draw.choice(words) if draw.random() < share else word for word in known.split()]
+      text = " ".join(drawn if is_twin or draw.random() >= TWICE else _with_repetition(drawn, draw))
       head, _, rest = rest.partition(clue["text"])
       before += head + text
       texts.append(text)
@@ -174,12 +177,8 @@ class _Drill:
       if place == self._twin > 0:  # its words say nothing about its hits
         hits = {}
       if not any(i in hits or i in self._seen for i in right):
-        pairs = [(right[0], chunk_text(right[0])), *list(hits.items())[:-1]]
-        draw.shuffle(pairs)
-        hits = dict(pairs)
+        hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
       fresh = [i for i in hits if i not in self._found]
-      if not self._is_strange and draw.random() < SHUFFLED:
-        draw.shuffle(fresh)
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
       if draw.random() < FAILED:
         self._fail(place)
@@ -295,3 +294,11 @@ class _Drill:
 
   def _wrong(self) -> list[str]:
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
+
+
+def _with_repetition(words: Sequence[str], draw: random.Random) -> list[str]:
+  """The words, with a few of them a second time somewhere after the first."""
+  first = draw.randrange(len(words))
+  again = words[first : first + draw.choice(WORDS_TWICE)]
+  at = draw.randint(first + len(again), len(words))
+  return [*words[:at], *again, *words[at:]]

@@ -232,7 +232,7 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     count=180,
     seed=1,
   )
-  answers = pruned = strange = generous = failed = repeats = 0
+  answers = pruned = strange = generous = failed = repeats = doubled = 0
   for tokens, trained in drills:
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False))
     start, stop = int(edges[-2]), int(edges[-1])
@@ -282,7 +282,10 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     if not same:  # some words of its clues are those of other clues
       strange += 1
       question = prompt.partition("<|end|>")[0]
-      assert all(query.partition("; ")[0].strip() in question for query in asked)
+      described = [query.partition("; ")[0].split() for query in asked]
+      assert all(" ".join(words) in question for words in described)
+      pairs = [list(itertools.pairwise(words)) for words in described]
+      doubled += sum(len(set(each)) < len(each) for each in pairs)
       continue
     clues = same[0].facts["clues"]
     wanted = [f" {query(same[0], clue)}" for clue in clues]
@@ -303,7 +306,26 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
       pruned += 1
       assert set(call.arguments["chunk_ids"]) == set(shown) - right != set()
   assert 60 < answers < 120 and pruned > 3 and 40 < strange < 100 and 5 < generous < 60
-  assert 5 < failed < 60 and 5 < repeats < 60
+  assert 5 < failed < 60 and 5 < repeats < 60 and doubled > 5
+
+
+def test_a_drill_whose_search_misses_shows_what_was_wanted_first(made):
+  talk, index = chat_lib.load("base"), made[1]
+  task = next(task for task in made[0].tasks["train"] if task.facts["level"] == 1)
+  right = {i for clue in task.facts["clues"] for i in clue["chunk_ids"]}
+  others = [chunk for chunk in made[0].chunks if chunk.id not in right][:4]
+  text = lambda chunk_id: index.chunk(chunk_id).text
+  limits = SearchConfig(threshold_tokens=1_024, token_budget=1_536)
+  searched = 0
+  for tokens, _ in step_drills.step_drills(
+    [task], text, lambda query: others, talk, limits, count=20, seed=1
+  ):
+    results = re.findall(r"<\|tool\|>(.*?)<\|end\|>", talk.decode(tokens), re.DOTALL)
+    shown = [reward.hit_ids(result) for result in results]
+    wanted = [hits[0] for hits in shown if len(hits) > 1]
+    searched += len(wanted)
+    assert set(wanted) <= right
+  assert searched > 5
 
 
 def test_drills_without_hops_are_refused():
