@@ -1,5 +1,6 @@
 """Checkpoints of Hugging Face in and out, as a user types it."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import pytest
 
 from jaxrl_agents import file_digests
-from jaxrl_agents.hf import checkpoint_reader, families
+from jaxrl_agents.hf import checkpoint_reader, convert, families
 from jaxrl_agents.runs import weight_files
 from tests.hf import checkpoints
 
@@ -50,3 +51,14 @@ def test_a_checkpoint_goes_in_and_comes_out_by_the_scripts(tmp_path):
   done = run("export_hf.py", checkpoint=hf, hf_config=hf, out=tmp_path / "no")
   assert done.returncode == 2
   assert f"error: no policy.json in {hf}; name a folder that" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_policy_that_was_trained_with_other_kernels_is_exported(tmp_path):
+  hf, ours, out = tmp_path / "hf", tmp_path / "ours", tmp_path / "out"
+  arrays = checkpoints.write(hf, checkpoints.QWEN3)
+  cfg = convert.import_weights(hf, ours / weight_files.WEIGHTS)
+  weight_files.save_sizes(dataclasses.replace(cfg, kernels="reference"), ours)
+  done = run("export_hf.py", checkpoint=ours, hf_config=hf, out=out)
+  assert done.returncode == 0, done.stderr
+  assert checkpoint_reader.tensors(out).keys() == arrays.keys()
