@@ -203,12 +203,10 @@ def importance_sampling(logprobs: jax.Array, batch: Batch) -> jax.Array:
 
 
 def around_one(options: Mapping[str, Any]) -> tuple[float, float]:
-  """The bounds [1 - epsilon_low, 1 + epsilon_high] of a ratio; `epsilon` stands for both. A loss
-  without such options has none.
+  """The bounds [1 - epsilon_low, 1 + epsilon_high] of a ratio; `epsilon` stands for both. On a side
+  without such an option there is none.
   """
-  if not options.keys() & {"epsilon", "epsilon_low", "epsilon_high"}:
-    return 0.0, math.inf
-  epsilon = options.get("epsilon", 0.0)
+  epsilon = options.get("epsilon", math.inf)
   return 1 - options.get("epsilon_low", epsilon), 1 + options.get("epsilon_high", epsilon)
 
 

@@ -243,6 +243,21 @@ def test_clipped_counts_tokens_below_and_above_the_bounds_of_the_loss():
   assert outside("gspo") == [[], [0, 1, 2, 3]]
 
 
+def test_a_loss_that_clips_one_side_alone_counts_the_tokens_of_that_side():
+  def low(logprobs, batch, *, epsilon_low: float = 0.2):
+    return -logprobs
+
+  def high(logprobs, batch, *, epsilon_high: float = 0.2):
+    return -logprobs
+
+  batch = make_batch(np.zeros((1, 4)), 1.0)
+  logprobs = jnp.log(jnp.array([[0.7, 0.9, 1.1, 3.0]]))
+  clipped = lambda function: losses.PolicyLoss(function).clipped(logprobs, batch)
+  counted = lambda function: [np.flatnonzero(side[0]).tolist() for side in clipped(function)]
+  assert counted(low) == [[0], []]
+  assert counted(high) == [[], [3]]
+
+
 def test_the_weights_of_stale_tokens_that_a_loss_caps_or_drops_are_counted():
   # pi_old / mu is 0.4, 1, 1.5 and 3; the fifth token has no loss.
   batch = make_batch(np.zeros((1, 5)), 1.0, [[1, 1, 1, 1, 0]])
