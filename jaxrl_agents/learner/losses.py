@@ -261,19 +261,27 @@ class PolicyLoss:
     """A copy with other values for some options.
 
     Raises:
-      ValueError: the signature lacks an option, or a value has another type.
+      ValueError: the signature lacks an option, a value has another type, or the function cannot be
+        called with the options.
     """
-    taken, name = self.all_options, self.function.__name__
+    taken, name = self.all_options, getattr(self.function, "__name__", repr(self.function))
     for option, value in options.items():
       if option not in taken:
         raise ValueError(f"the loss {name} has no option {option!r}; {_nearest(option, taken)}")
-      if isinstance(taken[option], bool) != isinstance(value, bool):
-        raise ValueError(
-          f"{option}={value!r} of the loss {name} must be a {type(taken[option]).__name__}"
-        )
-    return dataclasses.replace(
-      self, options=tuple(sorted({**dict(self.options), **options}.items()))
-    )
+      default = taken[option]
+      is_number = isinstance(value, int | float) or not isinstance(default, int | float)
+      if isinstance(default, bool) != isinstance(value, bool) or not is_number:
+        kind = type(default).__name__
+        raise ValueError(f"{option}={value!r} of the loss {name} must be a {kind}")
+    chosen = {**dict(self.options), **options}
+    try:
+      inspect.signature(self.function).bind(None, None, **chosen)
+    except TypeError as error:
+      raise ValueError(
+        f"the loss {name} cannot be called with (logprobs, batch) and the options {chosen}: "
+        f"{error}; let it take both, and give its options defaults"
+      ) from None
+    return dataclasses.replace(self, options=tuple(sorted(chosen.items())))
 
   def clipped(self, logprobs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Where the ratio is (below, above) the bounds, bool [B, T] each; nowhere without bounds."""

@@ -157,12 +157,18 @@ def policy_loss(config: RunConfig) -> losses.PolicyLoss:
   """The loss of `learner.loss`, with its options and the normaliser set.
 
   Raises:
-    ValueError: there is no such loss, it has no such option, the normaliser has no use for
-      `learner.constant_tokens`, or the loss cannot be computed with `learner.share_prefixes`.
+    ValueError: there is no such loss, it is no function of log-probabilities and batch, it has no
+      such option, the normaliser has no use for `learner.constant_tokens`, or the loss cannot be
+      computed with `learner.share_prefixes`.
   """
   learner = config.learner
   name = learner.loss
   loss = import_path.load(name, "learner.loss") if ":" in name else losses.named(name)
+  if not callable(loss):
+    raise ValueError(
+      f"learner.loss={name!r} is a {type(loss).__name__}; name a function that makes losses [B, T] "
+      "of (logprobs, batch)"
+    )
   if not isinstance(loss, losses.PolicyLoss):
     loss = losses.PolicyLoss(loss, bounds=None)
   if learner.normaliser != "published":

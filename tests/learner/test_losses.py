@@ -1,5 +1,6 @@
 """Losses against values worked out by hand and against plain loops in float64."""
 
+import functools
 import math
 
 import jax
@@ -299,6 +300,24 @@ def test_an_option_of_another_type_is_an_error():
     losses.named("cispo").set({"unified_mask": 1.0})
   with pytest.raises(ValueError, match="high=True of the loss cispo must be a float"):
     losses.named("cispo").set({"high": True})
+  with pytest.raises(ValueError, match="high='3' of the loss cispo must be a float"):
+    losses.named("cispo").set({"high": "3"})
+
+
+def test_an_option_without_a_default_must_be_given():
+  def scaled(logprobs, batch, *, scale):
+    return -scale * logprobs
+
+  with pytest.raises(ValueError, match="scaled cannot be called .*: missing a required .*'scale'"):
+    losses.PolicyLoss(scaled).set({})
+  assert losses.PolicyLoss(scaled).set({"scale": 2.0}).all_options == {"scale": 2.0}
+
+
+def test_a_partial_function_is_a_loss():
+  wide = losses.PolicyLoss(functools.partial(losses.ppo_clip, epsilon_high=0.3))
+  assert wide.set({"epsilon_low": 0.1}).all_options == {"epsilon_low": 0.1, "epsilon_high": 0.3}
+  with pytest.raises(ValueError, match="has no option 'epsilon_hihg'; did you mean 'epsilon_high'"):
+    wide.set({"epsilon_hihg": 0.1})
 
 
 def test_a_loss_reads_the_reference_where_its_option_is_not_0():

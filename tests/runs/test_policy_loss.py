@@ -45,6 +45,8 @@ def test_an_override_sets_one_option_of_the_loss_and_keeps_the_others():
     (["learner.advantage=math:sqrt"], "'math:sqrt': TypeError: only .* can be converted"),
     (["learner.loss=examples.own_loss.loss:fadde"], "defines no 'fadde'; did you mean 'faded'"),
     (["learner.loss=examples.own_los.loss:faded"], "learner.loss='examples.own_los.loss:faded'"),
+    (["learner.loss=math:pi"], "'math:pi' is a float; name a function that makes losses"),
+    (["learner.loss=math:fabs"], "loss fabs cannot be called with .*: too many positional arg"),
     (["learner.loss=gspo", "learner.share_prefixes=true"], "does not go with learner.loss=gspo"),
     (["sampler.top_p=0.9"], "no option 'sampler.top_p'; training needs .* set eval.top_p"),
     (["eval.top_p=0"], "eval.top_p=0 must be above 0"),
