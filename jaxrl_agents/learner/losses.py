@@ -95,7 +95,8 @@ def grpo(
     raise ValueError(
       f"grpo with beta={beta} needs batch.reference_logprobs; give them or set beta=0"
     )
-  return loss + beta * k3(jnp.where(batch.loss_mask, batch.reference_logprobs - logprobs, 0.0))
+  log_r = jnp.where(batch.loss_mask, batch.reference_logprobs - logprobs, 0.0)
+  return loss + beta * k3(jnp.minimum(log_r, MAX_LOG_RATIO))
 
 
 def dr_grpo(logprobs: jax.Array, batch: Batch, *, epsilon: float = 0.2) -> jax.Array:

@@ -229,6 +229,14 @@ def test_a_ratio_beyond_float32_stays_finite(name):
   assert np.isfinite(loss) and np.isfinite(slope).all()
 
 
+def test_a_token_far_below_the_reference_has_a_finite_divergence_and_no_pull():
+  batch = make_batch([[-120.0]], 0.0, reference=np.float32([[-1.0]]))
+  f = lambda lp: losses.grpo(lp, batch, beta=0.1).sum()
+  loss, slope = jax.value_and_grad(f)(jnp.full((1, 1), -120.0))
+  assert float(loss) == pytest.approx(0.1 * (math.exp(20) - 21), rel=1e-6)
+  assert float(slope[0, 0]) == 0.0
+
+
 def test_clipped_counts_tokens_below_and_above_the_bounds_of_the_loss():
   batch = make_batch(np.zeros((1, 5)), 1.0, [[1, 1, 1, 1, 0]])
   logprobs = jnp.log(jnp.array([[0.7, 0.9, 1.25, 3.0, 9.0]]))
