@@ -12,6 +12,7 @@ import pathlib
 
 from absl import flags
 
+from jaxrl_agents import file_digests
 from jaxrl_agents.hf import convert, families
 from jaxrl_agents.runs import entry_point, weight_files
 
@@ -29,10 +30,20 @@ def check_sizes(checkpoint: pathlib.Path, hf_config: str) -> None:
       raise ValueError(f"{name} is {value!r} in {checkpoint} and {theirs[name]!r} in {hf_config}")
 
 
+def check_whole(checkpoint: pathlib.Path) -> None:
+  """Raises ValueError where the files of the policy differ from what was written."""
+  if file_digests.is_there(checkpoint) and (problem := file_digests.damage(checkpoint)):
+    raise ValueError(
+      f"the weights in {checkpoint} are damaged: {problem}; restore the folder from a copy, or "
+      "write it again"
+    )
+
+
 def main() -> None:
   """Exports the weights and says where they are."""
   checkpoint = pathlib.Path(_CHECKPOINT.value)
   check_sizes(checkpoint, _HF_CONFIG.value)
+  check_whole(checkpoint)
   shards = convert.export_weights(checkpoint / weight_files.WEIGHTS, _HF_CONFIG.value, _OUT.value)
   print(f"{len(shards)} shards -> {_OUT.value}")
 

@@ -62,3 +62,20 @@ def test_a_policy_that_was_trained_with_other_kernels_is_exported(tmp_path):
   done = run("export_hf.py", checkpoint=ours, hf_config=hf, out=out)
   assert done.returncode == 0, done.stderr
   assert checkpoint_reader.tensors(out).keys() == arrays.keys()
+
+
+@pytest.mark.slow
+def test_damaged_weights_are_not_exported(tmp_path):
+  hf, ours, out = tmp_path / "hf", tmp_path / "ours", tmp_path / "out"
+  checkpoints.write(hf, checkpoints.QWEN3)
+  weight_files.save_sizes(convert.import_weights(hf, ours / weight_files.WEIGHTS), ours)
+  file_digests.write(ours)
+  with (ours / weight_files.WEIGHTS).open("r+b") as file:
+    last = file.seek(-1, 2)
+    byte = file.read(1)[0]
+    file.seek(last)
+    file.write(bytes([byte ^ 1]))
+  done = run("export_hf.py", checkpoint=ours, hf_config=hf, out=out)
+  assert done.returncode == 2
+  assert "policy.safetensors has other content than was saved" in done.stderr
+  assert not out.exists()
