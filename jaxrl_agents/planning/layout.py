@@ -15,7 +15,8 @@ def sizes(text: str, cfg: PolicyConfig, num_devices: int, configured: MeshConfig
   those of `suggested`.
 
   Raises:
-    ValueError: an unknown axis, no number, or sizes that do not multiply to the devices.
+    ValueError: an unknown axis or one that is named twice, no number, or sizes that do not multiply
+      to the devices.
   """
   if not text:
     axes = dataclasses.asdict(configured)
@@ -25,10 +26,13 @@ def sizes(text: str, cfg: PolicyConfig, num_devices: int, configured: MeshConfig
   found = {}
   for part in text.split(","):
     axis, equals, size = part.partition("=")
-    if axis not in sharding.MESH_AXES or not equals or not size.isdigit() or int(size) < 1:
+    is_size = size.isascii() and size.isdigit() and int(size) > 0
+    if axis not in sharding.MESH_AXES or not equals or not is_size:
       raise ValueError(
         f"{part!r} in the mesh {text!r} is not AXIS=SIZE; axes are {', '.join(sharding.MESH_AXES)}"
       )
+    if axis in found:
+      raise ValueError(f"the mesh {text!r} names {axis} twice; write one size for it")
     found[axis] = int(size)
   if math.prod(found.values()) != num_devices:
     raise ValueError(

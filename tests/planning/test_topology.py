@@ -57,6 +57,8 @@ def test_experts_are_split_as_far_as_they_divide_and_the_rest_over_the_width():
     ("fsdp=4,expert=4", "16 places for 8 devices"),
     ("fspd=8", "'fspd=8' in the mesh 'fspd=8' is not AXIS=SIZE; axes are data"),
     ("fsdp=x", "is not AXIS=SIZE"),
+    ("fsdp=²", "is not AXIS=SIZE"),
+    ("fsdp=2,fsdp=8", "names fsdp twice; write one size"),
   ],
 )
 def test_a_mesh_that_does_not_hold_the_devices_is_refused(text, message):
