@@ -232,7 +232,8 @@ async def run_group(
   """Plays `num_rollouts` episodes of one task at the same time, and has each graded as it ends.
 
   An episode that raises becomes a trajectory with `error` and without rewards or segments; the
-  others are not affected. So does one whose grading raises.
+  others are not affected. So does one whose grading raises, and one that waits for what is
+  cancelled.
   """
 
   async def one(rollout: int) -> Trajectory:
@@ -240,6 +241,9 @@ async def run_group(
     try:
       played = await play(rollout, record)
       return await grade(task, group_id, played) if grade else played
+    except asyncio.CancelledError:  # that of the whole group is raised by `gather` all the same
+      text = f"task {task.id} rollout {rollout}: something that it waited for was cancelled"
+      return failed(task, record, EpisodeError(text))
     except Exception as error:
       return failed(task, record, error)
 

@@ -219,3 +219,47 @@ def test_a_failed_rollout_is_data_and_leaves_its_siblings_alone():
   assert [m.content for m in third.log] == ["say something"]
   for lost in (second, third):
     assert (lost.rewards, lost.segments, lost.stop) == ({}, (), "")
+
+
+def test_an_episode_that_waits_for_what_is_cancelled_fails_alone_and_its_group_ends():
+  class Waiting(ToyEnv):
+    async def step(self, reply):
+      inner = asyncio.ensure_future(asyncio.sleep(60.0))
+      inner.cancel()
+      await inner
+
+  made = []
+
+  def make_episode(task, seed, sampler):
+    made.append(seed)
+    return (Waiting() if len(made) == 1 else ToyEnv()), sampler
+
+  shared = chat_lib.load()
+  group = asyncio.run(
+    run_group(make_episode, TASK, 2, chat=shared, sampler=ToySampler(), sampling=Sampling())
+  )
+  lost, played = group.trajectories
+  assert "task t7 rollout 0: something that it waited for was cancelled" in lost.error
+  assert played.error == "" and played.rewards
+
+
+def test_a_group_that_is_cancelled_as_a_whole_raises():
+  async def run():
+    env = ToyEnv(delay_s=60.0)
+    played = asyncio.ensure_future(
+      run_group(
+        lambda task, seed, sampler: (env, sampler),
+        TASK,
+        1,
+        chat=chat_lib.load(),
+        sampler=ToySampler(),
+        sampling=Sampling(),
+      )
+    )
+    await asyncio.sleep(0.05)
+    played.cancel()
+    with pytest.raises(asyncio.CancelledError):
+      await played
+    assert env.closed
+
+  asyncio.run(run())
