@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import math
@@ -16,6 +17,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl_agents import background
 from jaxrl_agents.harness import argument_check
 from jaxrl_agents.harness.argument_check import clipped
 from jaxrl_agents.harness.rollout import EpisodeError
@@ -36,8 +38,8 @@ class Tool:
   Attributes:
     spec: name, description and JSON schema as the policy is told.
     run: called with the arguments by keyword; returns the observation, or an awaitable of it.
-    deadline_s: seconds after which the call is given up. A plain function runs in a thread, which
-      cannot be stopped: a tool that may run long must bound itself as well.
+    deadline_s: seconds after which the call is given up. A plain function runs in a thread of its
+      own, which cannot be stopped: a tool that may run long must bound itself as well.
     max_argument_chars: longest accepted JSON text of the arguments.
     strict: whether the arguments are exactly those that the schema names, as a Python function
       needs them. False for a tool that takes whatever JSON Schema allows.
@@ -132,5 +134,7 @@ async def outcome(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]
 async def _run(tool: Tool, arguments: Mapping[str, Any]) -> Any:
   if inspect.iscoroutinefunction(tool.run):
     return await tool.run(**arguments)
-  found = await asyncio.to_thread(tool.run, **arguments)
+  # Calls that hang would use up a pool of threads, which finished groups wait for, too.
+  call = functools.partial(tool.run, **arguments)
+  found = await asyncio.wrap_future(background.call(call, f"tool {tool.spec.name}"))
   return await found if inspect.isawaitable(found) else found

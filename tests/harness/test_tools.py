@@ -5,6 +5,7 @@ import math
 import random
 import statistics
 import sys
+import threading
 import time
 
 import pytest
@@ -190,6 +191,25 @@ JSON_VALUES = st.recursive(
   ),
   max_leaves=8,
 )
+
+
+def test_calls_that_hang_in_threads_leave_further_calls_room():
+  end = threading.Event()
+  hanging, quick = tools(lambda **_: end.wait(20.0), deadline_s=0.2), tools(deadline_s=5.0)
+  call = ToolCall("0.0", "search_corpus", {"query": "a"})
+
+  async def play():
+    given_up = await asyncio.gather(*(run_call(hanging, call) for _ in range(40)))
+    return given_up, await run_call(quick, call), await asyncio.to_thread(lambda: "packed")
+
+  began = time.monotonic()
+  try:
+    given_up, answered, packed = asyncio.run(play())
+  finally:
+    end.set()
+  assert all("took longer than 0.2 s" in text for text in given_up)
+  assert (answered, packed) == ("a {}", "packed")
+  assert time.monotonic() - began < 5.0
 
 
 def test_a_late_tool_waits_a_time_of_its_own_before_each_call(monkeypatch):
