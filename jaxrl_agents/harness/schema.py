@@ -37,12 +37,19 @@ def encode(message: tuple[Any, ...]) -> bytes:
   """The bytes of a message.
 
   Raises:
-    MessageError: it holds what no message can, such as tool arguments that are not JSON.
+    MessageError: it holds what no message can, such as tool arguments that are not JSON, or is
+      longer than MAX_BYTES.
   """
   try:
-    return msgpack.packb(message, default=_plain, unicode_errors="surrogatepass")
+    packed = msgpack.packb(message, default=_plain, unicode_errors="surrogatepass")
   except (TypeError, ValueError, OverflowError, RecursionError) as error:
     raise MessageError(f"a {message[0]!r} message cannot be sent: {error}") from error
+  if len(packed) > MAX_BYTES:
+    raise MessageError(
+      f"a {message[0]!r} message of {len(packed)} bytes cannot be sent, at most {MAX_BYTES}; have "
+      "fewer rollouts in a group (learner.group_size), or shorter ones"
+    )
+  return packed
 
 
 def decode(packed: bytes, kinds: Mapping[str, tuple[Check, ...]]) -> tuple[Any, ...]:

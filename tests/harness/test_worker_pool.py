@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents import chat
+from jaxrl_agents.harness import schema
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool, WorkerPoolError
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
@@ -156,6 +157,20 @@ def test_a_worker_that_sends_half_a_message_does_not_hold_the_pool():
     assert (kind, [lost.group_id for lost in jobs]) == ("died", ["half"])
     assert "SIGKILL. It sent half of a message, and for 1 s no more." in text
     assert time.monotonic() - began < 15
+
+
+def test_a_group_that_no_message_holds_fails_by_name_and_leaves_its_worker_alone(monkeypatch):
+  monkeypatch.setattr(schema, "MAX_BYTES", 4_000)
+  spec = WorkerSpec("tests.harness.toy_services:build_with_short_messages")
+  with WorkerPool(spec, 1) as pool:
+    pool.submit(job("long", turns=60))
+    pool.submit(job("short"))
+    groups, events, _ = serve(pool, until=lambda groups, _: len(groups) == 2)
+  assert events == []
+  for trajectory in groups["long"].trajectories:
+    assert "MessageError: a 'group' message of " in trajectory.error
+    assert "at most 4000; have fewer rollouts in a group" in trajectory.error
+  assert all(t.error == "" for t in groups["short"].trajectories)
 
 
 def test_a_worker_whose_loop_stands_still_is_killed_and_named():

@@ -8,6 +8,7 @@ import time
 from multiprocessing.connection import Connection
 
 from jaxrl_agents import chat
+from jaxrl_agents.harness import schema
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.worker_process import Services
 from jaxrl_agents.types import Context, Message
@@ -75,3 +76,8 @@ def build_nothing():
 def build_where_no_token_is():
   assert not [name for name in os.environ if name.startswith("RAY_")]
   return build()
+
+
+def build_with_short_messages():
+  schema.MAX_BYTES = 4_000  # in this process
+  return build_scripted()
