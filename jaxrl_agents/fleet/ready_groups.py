@@ -107,7 +107,8 @@ class ReadyGroups:
       self._path(group_id).unlink(missing_ok=True)
 
   def remove_others(self, ids: Collection[str]) -> None:
-    """Removes all files but those of these groups."""
+    """Removes all files but those of these groups; to be called while none is written."""
+    group_files.remove_partial(self._folder)
     kept = {self._path(group_id).name for group_id in ids}
     for path in self._folder.glob("*.npz"):
       if path.name not in kept:

@@ -64,6 +64,12 @@ def save_groups(
     partial.unlink(missing_ok=True)
 
 
+def remove_partial(folder: pathlib.Path) -> None:
+  """Removes what processes left that were killed in `save_groups`; none may be in it now."""
+  for partial in folder.glob(".*.partial"):
+    partial.unlink(missing_ok=True)
+
+
 def load_groups(path: str | os.PathLike[str]) -> list[Group]:
   """Reads what `save_groups` wrote.
 

@@ -2,6 +2,9 @@
 
 import resource
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -41,6 +44,25 @@ def test_groups_are_on_the_disk_after_a_flush_and_told_of_one_by_one(tmp_path):
     ready.remove(["step 0 0", "step 7 7"])
     ready.remove_others(["step 0 2"])
     assert [path.name for path in tmp_path.iterdir()] == ["step_0_2.npz"]
+
+
+def test_what_a_killed_process_left_of_a_group_is_removed_with_what_is_not_needed(tmp_path):
+  program = f"""
+    import os, signal
+    import numpy as np
+    from jaxrl_agents.harness import group_files
+    from jaxrl_agents.types import Group, Task
+    os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+    group = Group(Task("t", "", "", {{}}), ())
+    group_files.save_groups({str(tmp_path / "step_0_0.npz")!r}, [group])
+  """
+  killed = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60.0)
+  assert killed.returncode == -signal.SIGKILL
+  assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
+  with ReadyGroups(tmp_path, lambda name: None) as ready:
+    assert ready.load(newest=0) == []
+    ready.remove_others([])
+  assert list(tmp_path.iterdir()) == []
 
 
 def test_groups_of_later_weights_than_the_checkpoints_and_damaged_ones_are_left_out(
