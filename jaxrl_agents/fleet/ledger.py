@@ -7,8 +7,8 @@ A rollout is identified by its task, its index in the group, and the number of t
 "finished" when its group has ended, and "ready" when its group is on the disk too
 (`fleet.ready_groups`; only where rollouts are played ahead). An attempt is dropped when its worker
 died, when the run was killed before its group was on the disk, when it failed, or when its step had
-nothing to learn from it. What was trained after the checkpoint that a run goes on from is undone:
-it is finished again, and used or replayed.
+nothing to learn from it or left its update out. What was trained after the checkpoint that a run
+goes on from is undone: it is finished again, and used or replayed.
 
 The file is a `record_log`: each record has a digest, and a record that was being written when the
 process died is cut off at the next start, and named. Changes are appended, one record for a group

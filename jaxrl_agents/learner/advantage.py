@@ -22,6 +22,9 @@ DELTA = 1e-6
 LEFT_OUT = "left_out"
 """Metric of a finished rollout that is neither trained nor in the baseline of its group."""
 
+SKIPPED = "skipped"
+"""Metric of a finished rollout whose optimizer step was left out: its gradient was not finite."""
+
 OwnAdvantages = Callable[[np.ndarray], np.ndarray]
 """Rewards of the compared rollouts of a group, float64 [G] -> their advantages, [G]."""
 

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,7 +25,7 @@ import optax
 
 from jaxrl_agents.config import LearnerConfig
 from jaxrl_agents.learner import advantage, canary, losses, packing, train_step
-from jaxrl_agents.learner.advantage import LEFT_OUT, Rollout, score, split_substeps
+from jaxrl_agents.learner.advantage import LEFT_OUT, SKIPPED, Rollout, score, split_substeps
 from jaxrl_agents.learner.state import TrainState
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.types import Group
@@ -156,11 +156,13 @@ def learn(
   `published` is that of `Plan`.
 
   Returns:
-    (state, metrics, the groups with the "advantage" of each finished trajectory in its metrics).
+    (state, metrics, the groups as of `annotated`).
   """
   rollouts, metrics = score(groups, **advantage_options(learner, objective.loss))
   split = split_substeps(rollouts, learner.substeps) if rollouts else []
-  parts = [made for part in split if (made := packed(part, learner, objective))]
+  made = [packed(part, learner, objective) for part in split]
+  parts = [batches for batches in made if batches]
+  members = [{r.group for r in part} for part, batches in zip(split, made, strict=True) if batches]
   scored = lambda params, batch: np.asarray(
     train_step.recompute_logprobs(params, train_step.placed(batch), cfg, objective)
   )
@@ -204,7 +206,9 @@ def learn(
   places = sum(batch.tokens.size for batch in microbatches)
   metrics["padding_share"] = 1 - metrics["placed_tokens"] / max(places, 1)
   metrics["trained_tokens"] = float(sum(rollout.tokens for rollout in rollouts))
-  return state, metrics, annotated(groups, rollouts)
+  steps = zip(members, substeps, strict=True)
+  skipped = {group for part, found in steps if found["skipped"] for group in part}
+  return state, metrics, annotated(groups, rollouts, skipped)
 
 
 def advantage_options(learner: LearnerConfig, loss: losses.PolicyLoss) -> dict[str, Any]:
@@ -266,17 +270,21 @@ def without_routing(rollouts: Sequence[Rollout]) -> list[Rollout]:
   return [dataclasses.replace(r, segments=tuple(map(strip, r.segments))) for r in rollouts]
 
 
-def annotated(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> list[Group]:
-  """The groups with the "advantage" of each finished trajectory added to its metrics.
+def annotated(
+  groups: Sequence[Group], rollouts: Sequence[Rollout], skipped: Collection[int] = ()
+) -> list[Group]:
+  """The groups with the "advantage" of each finished trajectory added to its metrics, and SKIPPED
+  where the number of the group is among `skipped`.
 
-  It is 0 if no rollout of the group is trained, and for those that are left out.
+  The advantage is 0 if no rollout of the group is trained, and for those that are left out.
   """
   marked = []
   for index, group in enumerate(groups):
     advantages = iter([rollout.advantage for rollout in rollouts if rollout.group == index])
     of = lambda t, left=advantages: 0.0 if t.metrics.get(LEFT_OUT) else next(left, 0.0)
+    more = {SKIPPED: 1.0} if index in skipped else {}
     trajectories = tuple(
-      t if t.error else dataclasses.replace(t, metrics={**t.metrics, "advantage": of(t)})
+      t if t.error else dataclasses.replace(t, metrics={**t.metrics, "advantage": of(t), **more})
       for t in group.trajectories
     )
     marked.append(dataclasses.replace(group, trajectories=trajectories))

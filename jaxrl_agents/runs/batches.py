@@ -47,6 +47,9 @@ TIMEOUT_S = 600.0
 CONSTANT = "all its rewards are equal"
 """Why a step learnt nothing from a group whose rollouts finished."""
 
+NOT_FINITE = "its update was left out, as the gradient was not finite"
+"""Likewise."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Start:
@@ -444,7 +447,8 @@ def _not_learnt(group: Group) -> str:
   """Why a step learnt nothing from a group; "" if it did."""
   played = group.trajectories
   if any(each.metrics.get("advantage") and advantage.has_loss(each) for each in played):
-    return ""
+    skipped = any(each.metrics.get(advantage.SKIPPED) for each in played)
+    return NOT_FINITE if skipped else ""
   errors = [each.error for each in played]
   if all(errors):
     first = errors[0].partition("\n")[0][:200]

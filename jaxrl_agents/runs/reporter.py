@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_agents.agents import agreement, scores
 from jaxrl_agents.config import RunConfig
-from jaxrl_agents.learner.advantage import LEFT_OUT
+from jaxrl_agents.learner.advantage import LEFT_OUT, SKIPPED
 from jaxrl_agents.runs import agent_setting
 from jaxrl_agents.runs.batches import Batches
 from jaxrl_agents.runs.progress import Progress
@@ -20,7 +20,7 @@ from jaxrl_agents.runs.workdir import Workdir, rss_mib
 from jaxrl_agents.types import Group
 from jaxrl_agents.weights import manifest as manifest_lib
 
-_REWARDS = ("reward", "verified_reward", "advantage", LEFT_OUT)
+_REWARDS = ("reward", "verified_reward", "advantage", LEFT_OUT, SKIPPED)
 """Metrics of a rollout that stand in the row under names of their own."""
 
 

@@ -163,6 +163,24 @@ def test_a_gradient_that_is_not_finite_publishes_nothing_and_training_goes_on(fr
   assert [metrics["skipped"] for metrics in seen["reported"]] == [1.0, 1.0]
 
 
+def infinite_for_large_advantages(logprobs, batch):
+  """A loss whose gradient is not finite where advantages are above 1."""
+  return logprobs * jax.numpy.where(abs(batch.advantages) > 1, np.inf, 1.0)
+
+
+def test_groups_of_an_update_that_was_left_out_are_marked_and_those_of_others_are_not(fresh):
+  made, batch = fresh
+  tx = state.make_optimizer(CFG, learning_rate=1e-2)
+  params = jax.tree.map(jax.numpy.array, made.policy.params)
+  begin = state.make_state(params, tx, jax.random.key(0))
+  objective = train_step.Objective("rl", loss=losses.PolicyLoss(infinite_for_large_advantages))
+  groups = groups_of(batch, [(1.0, 0.0), (0.0, 3.0)])  # each is a substep of its own
+  _, found, after = loop.learn(begin, groups, cfg=CFG, learner=LEARNER, tx=tx, objective=objective)
+  marks = [[each.metrics.get("skipped") for each in group.trajectories] for group in after]
+  assert found["skipped"] == 0.5
+  assert marks == [[None, None], [1.0, 1.0]]
+
+
 def test_a_step_that_the_canary_stops_leaves_the_weights_as_they_were(fresh):
   made, batch = fresh
   tx = state.make_optimizer(CFG, learning_rate=1e-2)

@@ -47,6 +47,17 @@ def test_the_ledger_is_told_why_a_step_learnt_nothing_from_a_group(
   assert re.fullmatch(why, batches._not_learnt(group))
 
 
+def test_the_ledger_is_told_that_an_update_was_left_out():
+  segment = Segment(
+    np.arange(2, dtype=np.int32), np.array([False, True]), np.zeros(2, np.float32), np.zeros(2)
+  )
+  metrics = {"reward": 1.0, "advantage": 0.5, "skipped": 1.0}
+  group = Group(
+    Task("t", "toy", "", {}), (Trajectory("t", (segment,), (), {}, "end", metrics),), "g"
+  )
+  assert batches._not_learnt(group) == "its update was left out, as the gradient was not finite"
+
+
 def test_a_single_epoch_with_too_few_tasks_is_refused_before_the_run():
   tasks = [Task(f"t{i}", "toy", f"q{i}", {"level": i % 2}) for i in range(20)]
   learner = LearnerConfig(steps=2, groups_per_step=10, single_epoch=True)
