@@ -66,7 +66,11 @@ class Log:
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
     try:
-      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      try:
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError as error:
+        text = "another process has it open; end that one, or name another file"
+        raise BlockingIOError(error.errno, text, str(self.path)) from None
       content = self.path.read_bytes()
       fresh = _is_fresh(content)
       whole = 0 if fresh else max(_ends(content, self.path), default=len(MAGIC))

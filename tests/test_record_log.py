@@ -85,7 +85,8 @@ def test_a_file_that_is_no_log_is_refused_and_left_alone(tmp_path):
 
 
 def test_one_process_at_a_time_writes(tmp_path):
-  with Log(tmp_path / "log"), pytest.raises(BlockingIOError):
+  told = "another process has it open; end that one, or name another file: .*/log'"
+  with Log(tmp_path / "log"), pytest.raises(BlockingIOError, match=told):
     Log(tmp_path / "log")
   Log(tmp_path / "log").close()
 
