@@ -105,6 +105,7 @@ class Receiver:
     """What leads to a version: from the one that is held, if differences do, or a complete one.
 
     Raises:
+      FileNotFoundError: it is not kept any more, and a later one has come.
       CorruptWeights: no way leads to it, and the publisher did not write it complete in time.
     """
     if version <= self._staged_version:
@@ -215,14 +216,15 @@ class Receiver:
         return self._read(start, version, complete=True)
       except (CorruptWeights, FileNotFoundError) as error:
         _report(version, error)
-    if version in (*anchors, *tried):
+    if manifest_lib.path(self._folder, version).exists():
       raise CorruptWeights(
         f"version {version} in {self._folder} is damaged, complete as it is; publish another one"
       )
     chain.ask_for(self._folder, version)
     deadline = time.monotonic() + self._timeout_s
     while version not in manifest_lib.versions(self._folder):
-      newest = max(manifest_lib.versions(manifest_lib.differences(self._folder)), default=version)
+      places = (self._folder, manifest_lib.differences(self._folder))
+      newest = max((v for place in places for v in manifest_lib.versions(place)), default=version)
       if newest > version:  # only the newest is written complete
         raise FileNotFoundError(
           f"version {version} in {self._folder} cannot be rebuilt from differences, and version "

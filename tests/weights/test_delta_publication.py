@@ -349,6 +349,24 @@ def test_a_version_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(p
     pair.receiver.read(LAST)
 
 
+def test_a_complete_version_that_is_deleted_while_it_is_staged_is_missing_and_not_damaged(
+  pair, monkeypatch
+):
+  pair.publisher.restart(policy(LAST + 1), LAST + 1)
+  fetch = store.fetch
+
+  def too_late(*arguments):
+    for version in (LAST + 2, LAST + 3):  # two complete versions are kept
+      pair.publisher.restart(policy(version), version)
+    return fetch(*arguments)
+
+  monkeypatch.setattr(store, "fetch", too_late)
+  began = time.monotonic()
+  with pytest.raises(FileNotFoundError, match=f"version {LAST + 3} has come"):
+    pair.receiver.stage(LAST + 1)
+  assert time.monotonic() - began < 10
+
+
 def test_a_disk_that_fails_between_publications_is_the_error_of_the_next_one(pair, monkeypatch):
   failed = threading.Event()
 
