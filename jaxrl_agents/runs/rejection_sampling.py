@@ -36,8 +36,8 @@ class Filter:
   """Which episodes are kept, and how many.
 
   Attributes:
-    min_success: least value of the agent's success part, or of the verified reward where it has
-      none.
+    min_success: least value of the agent's success part as it was measured, or of the verified
+      reward where an episode has none.
     min_judged: least grade of the judge; 0 where none was asked.
     best: which of a task's episodes are kept: the shortest, or those of the highest reward or
       grade.
@@ -108,7 +108,8 @@ def chosen(config: RunConfig, groups: Sequence[Group], keep: Filter) -> list[Tra
 
   def is_right(trajectory: Trajectory) -> bool:
     verified = trajectory.metrics.get("verified_reward", trajectory.reward)
-    found = trajectory.rewards[agent.success] if agent.success else verified
+    found = trajectory.rewards.get(agent.success, verified)
+    found = trajectory.rewards.get("ungated", found)  # Toggle gates it by length as well
     return found >= keep.min_success and trajectory.rewards.get("judged", 0.0) >= keep.min_judged
 
   scores: dict[str, Any] = {

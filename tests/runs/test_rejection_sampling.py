@@ -147,3 +147,15 @@ def test_worker_processes_have_their_rollouts_graded(tmp_path, monkeypatch):
     assert trajectory.metrics["verified_reward"] == 1.0
     assert trajectory.reward == pytest.approx(1.3)
   assert len(requests) == 2 * 4
+
+
+def test_an_episode_is_right_as_it_was_measured_or_by_its_reward_without_the_part(tmp_path):
+  gated = rollout(9, False)
+  gated.rewards["ungated"] = 1.0  # right, and longer than Toggle allows
+  groups = saved(tmp_path, gated, rollout(15, False))
+  assert lengths(rejection_sampling.chosen(CONFIG, groups, Filter())) == [9]
+  bare = rollout(12, True)
+  bare.rewards.clear()
+  bare.metrics["reward"] = 1.0
+  groups = [Group(groups[0].task, (bare,), "g")]
+  assert lengths(rejection_sampling.chosen(CONFIG, groups, Filter())) == [12]
