@@ -43,6 +43,12 @@ class Torn:
   at: int
   size: int
 
+  def __str__(self) -> str:
+    return (
+      f"the last {self.size} bytes, from byte {self.at} on, were the beginning of a record that a "
+      "crash cut off; they are removed"
+    )
+
 
 class Log:
   """A log that is open for appending, by one process at a time.

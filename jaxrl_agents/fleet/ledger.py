@@ -188,12 +188,7 @@ class Ledger:
     self._lock = threading.Lock()
     self._log = record_log.Log(path)
     if torn := self._log.torn:
-      print(
-        f"{path}: the last {torn.size} bytes, from byte {torn.at} on, were the beginning of a "
-        "record that a crash cut off; they are removed",
-        file=sys.stderr,
-        flush=True,
-      )
+      print(f"{path}: {torn}", file=sys.stderr, flush=True)
     self._states = read(path)
     self._compact_bytes = 0
     self._note({"is": "resumed", "step": step})

@@ -14,6 +14,7 @@ import math
 import pathlib
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -66,6 +67,8 @@ class Traffic:
     clock: Callable[[], float] = time.time,
   ):
     self.log = Log(folder / "traffic.log")
+    if torn := self.log.torn:
+      print(f"{self.log.path}: {torn}", file=sys.stderr, flush=True)
     self.join = Join(kinds)
     self.deployer, self.clock = deployer, clock
     self._samplers = samplers

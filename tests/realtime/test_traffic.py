@@ -220,14 +220,19 @@ def test_a_canary_session_keeps_its_arm_and_falls_back_after_a_roll_back(at):
   assert arms == [CANARY, STABLE, STABLE, CANARY]
 
 
-def test_a_server_that_starts_again_goes_on_where_it_stood(at, tmp_path):
+def test_a_server_that_starts_again_names_a_torn_end_and_goes_on_where_it_stood(
+  at, tmp_path, capfd
+):
   traffic, clock = at
   with serving(Says(""), traffic=traffic) as gateway:
     _, ann = opened(gateway, "ann")
     said(gateway, ann)
     tell(gateway, ann["control_key"], session=ann["session_id"])
   traffic.log.close()
+  with traffic.log.path.open("ab") as file:  # as a process that is killed may leave it
+    file.write(record_log.packed({"kind": "event"})[:-1])
   again = Traffic(tmp_path, Deployer(tmp_path), {}, kinds=KINDS, clock=clock)
+  assert "traffic.log: the last 31 bytes, from byte " in capfd.readouterr().err
   with serving(Says(""), traffic=again) as gateway:
     assert tell(gateway, SERVICE_KEY, session=ann["session_id"]) == (200, {"accepted": False})
   again.log.close()
