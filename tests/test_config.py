@@ -99,6 +99,8 @@ def test_an_override_is_read_as_the_type_of_its_option():
       "learner.steps=2 learner.schedule=cosine",
       r"learner\.substeps=2 leaves no update after learner\.warmup_steps=4",
     ),
+    ("seed=-1", "seed=-1 must be at least 0"),
+    ("search.max_turns=0", "search.max_turns=0 must be at least 1"),
     ("learner.beta2=1", "learner.beta2=1 must be at least 0 and at most 0.999999"),
     ("sampler.slices=2", "set fleet.backend=ray and fleet.address=HOST:PORT"),
     ("sampler.hosts=2", "has no effect with sampler.slices=0"),

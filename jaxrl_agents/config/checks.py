@@ -30,7 +30,7 @@ def validate(config: RunConfig) -> RunConfig:
     ValueError: two options disagree; the message names them and which to change.
   """
   learner, sampler = config.learner, config.sampler
-  _check_ranges(config)
+  ranges.check(config, called={"agent_config": import_path.agent(config.agent).name})
   _check_contexts(config)
   import_path.agent(config.agent).check(config.agent_config, learner.steps, config.workers.stall_s)
   _check_warm_up(config.sft)
@@ -99,14 +99,6 @@ def validate(config: RunConfig) -> RunConfig:
       f"policy.dtype=bfloat16 alone makes of log-probabilities; set it to {BFLOAT16_GAP:g} or more"
     )
   return config
-
-
-def _check_ranges(config: RunConfig) -> None:
-  for field in dataclasses.fields(config):
-    section = getattr(config, field.name)
-    own = field.name == "agent_config"
-    if dataclasses.is_dataclass(section):
-      ranges.check(section, f"{import_path.agent(config.agent).name if own else field.name}.")
 
 
 def _check_contexts(config: RunConfig) -> None:

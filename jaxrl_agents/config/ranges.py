@@ -57,12 +57,13 @@ def shown(text: str) -> str:
   return repr(text) if len(text) <= 60 else f"{text[:60]!r}... ({len(text)} characters)"
 
 
-def check(section: Any, name: str = "") -> None:
+def check(section: Any, name: str = "", *, called: Mapping[str, str] | None = None) -> None:
   """Checks every number of a section, and of the sections in it.
 
   Args:
     section: a dataclass.
     name: of the section in overrides, with a dot at its end.
+    called: {field: its name in overrides} of fields whose name there is another one.
 
   Raises:
     ValueError: a number is not finite or out of its range; names the option and the range.
@@ -71,7 +72,7 @@ def check(section: Any, name: str = "") -> None:
   for field in dataclasses.fields(section):
     value = getattr(section, field.name)
     if dataclasses.is_dataclass(value):
-      check(value, f"{name}{field.name}.")
+      check(value, f"{name}{(called or {}).get(field.name, field.name)}.")
       continue
     allowed = _range_of(hints[field.name])
     for key, number in _numbers(value):
