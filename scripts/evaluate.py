@@ -102,10 +102,10 @@ def main() -> None:
 
 
 def _eval_config() -> config_lib.RunConfig:
-  """The config with what --split and --threshold set."""
+  """The config with what --split and --threshold set, checked."""
   options = {"split": _SPLIT.value, "threshold": _THRESHOLD.value}
   given = [f"eval.{name}={value}" for name, value in options.items() if value is not None]
-  return config_lib.with_overrides(_config(), given)
+  return config_lib.validate(config_lib.with_overrides(_config(), given))
 
 
 def _check(config: config_lib.RunConfig, checkpoints: list[str]) -> None:

@@ -100,6 +100,8 @@ def test_two_processes_evaluate_one_policy_and_the_first_alone_prints(policies, 
   [
     (("--checkpoint=base", "--checkpoint=base"), "--checkpoint=base is given twice"),
     (("--follow", "--split=dev", "--checkpoint=."), "--follow does not take --split"),
+    (("--threshold=-1",), "eval.threshold=-1 must be at least 0"),
+    (("--threshold=0.5", "--set=eval.rollouts=1"), "eval.threshold=0.5 has no effect"),
   ],
 )
 def test_flags_that_contradict_each_other_are_errors(flags, message):
