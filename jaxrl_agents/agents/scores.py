@@ -35,9 +35,10 @@ class Gain:
 def scores(groups: Iterable[Group]) -> dict[str, dict[str, float]]:
   """{metric: {task id: mean over its finished rollouts}}.
 
-  Metrics: "reward", "verified_reward" (without a judge's grade), every measured reward part,
-  "tokens_per_turn" (sampled) and "calls_per_turn". A metric that only some rollouts have
-  ("prune_accuracy" needs a prune) is averaged over those. Several groups of one task are pooled.
+  Metrics: "reward" (what is trained, also where a part has this name), "verified_reward" (without a
+  judge's grade), every measured reward part, "tokens_per_turn" (sampled) and "calls_per_turn". A
+  metric that only some rollouts have ("prune_accuracy" needs a prune) is averaged over those.
+  Several groups of one task are pooled.
   """
   values: dict[str, dict[str, list[float]]] = {}
   for group in groups:
@@ -52,7 +53,8 @@ def scores(groups: Iterable[Group]) -> dict[str, dict[str, float]]:
 
 
 def _measured(trajectory: Trajectory) -> dict[str, float]:
-  measured = {"reward": trajectory.reward, **trajectory.rewards}
+  parts = {name: part for name, part in trajectory.rewards.items() if name != "reward"}
+  measured = {"reward": trajectory.reward, **parts}
   if "verified_reward" in trajectory.metrics:
     measured["verified_reward"] = trajectory.metrics["verified_reward"]
   turns = measured.get("turns", trajectory.metrics.get("turns", 0.0))

@@ -39,6 +39,12 @@ def test_a_failed_rollout_is_counted_and_never_scored_as_zero():
   assert "b" not in scores.scores(groups)["f1"]
 
 
+def test_the_reward_is_what_is_trained_also_where_a_part_has_its_name():
+  of_agent = Trajectory("a", (), (), {"reward": 1.0, "calls": 2.0}, "answer", {"reward": 0.75})
+  found = scores.summary([Group(task("a"), (of_agent,))])
+  assert (found["reward"], found["calls"]) == (0.75, 2.0)
+
+
 def test_a_metric_that_a_rollout_lacks_is_averaged_over_those_that_have_it():
   groups = [
     Group(task("a"), (rollout("a", f1=1.0, prune_accuracy=0.5), rollout("a", f1=1.0))),
