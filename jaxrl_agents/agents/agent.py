@@ -42,6 +42,9 @@ if TYPE_CHECKING:  # the package mcp, an extra, is imported where a run has serv
 DEMONSTRATOR = "demonstrator"
 """The scripted player whose episodes the warm-up imitates."""
 
+TAKEN = frozenset({"phase", "step", "time", *scores_lib.COUNTS})
+"""Names that no part of a reward may have: others are in metrics.jsonl and summary.json by them."""
+
 
 class Tasks(abc.ABC):
   """Tasks by split."""
@@ -456,11 +459,19 @@ def rewarded(
   """The groups with the reward of every finished rollout added to its metrics as "reward".
 
   The grade of a judge, where there is one, is added with its weight; "verified_reward" is without.
+
+  Raises:
+    ValueError: a part has one of the names `TAKEN`.
   """
 
   def weighed(trajectory: Trajectory) -> Trajectory:
     if trajectory.error:
       return trajectory
+    if taken := TAKEN.intersection(trajectory.rewards):
+      raise ValueError(
+        f"the rewards of agent {agent.name} have a part called {min(taken)!r}, a name that "
+        "metrics.jsonl or summary.json has for something else; give it another one"
+      )
     found = {"reward": agent.reward(options, trajectory.rewards, progress)}
     if "judged" in trajectory.rewards:
       found["verified_reward"] = found["reward"]

@@ -19,6 +19,9 @@ from jaxrl_agents.types import Group, Task, Trajectory
 
 TaskScores = Mapping[str, float]  # task id -> score
 
+COUNTS = ("tasks", "rollouts", "failed", "failed_tasks")
+"""What `summary` counts beside the means of the metrics."""
+
 _RESAMPLES_AT_ONCE = 256
 
 
@@ -76,12 +79,9 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
   rollouts = [trajectory for group in groups for trajectory in group.trajectories]
   failed = sum(bool(trajectory.error) for trajectory in rollouts)
   scored = len(by_metric.get("reward", {}))
-  return means | {
-    "tasks": float(scored),
-    "rollouts": float(len(rollouts) - failed),
-    "failed": float(failed),
-    "failed_tasks": float(len({group.task.id for group in groups}) - scored),
-  }
+  tasks = len({group.task.id for group in groups})
+  counts = (scored, len(rollouts) - failed, failed, tasks - scored)
+  return means | dict(zip(COUNTS, map(float, counts), strict=True))
 
 
 def entry(groups: Sequence[Group], metrics: Sequence[str] = ()) -> dict[str, float]:

@@ -39,6 +39,12 @@ def test_a_search_is_weighed_by_its_own_options_and_a_failed_rollout_has_no_rewa
   assert found == pytest.approx(0.35 + 0.3 + 2 - 0.2) and lost is None
 
 
+@pytest.mark.parametrize("name", ["phase", "step", "time", "tasks", "failed"])
+def test_a_part_with_a_name_that_metrics_have_for_something_else_is_refused(name):
+  with pytest.raises(ValueError, match=f"agent search have a part called '{name}'"):
+    rewards_of(SEARCH, SearchConfig(), {"completed": 1.0, name: 3.0})
+
+
 def test_beta_falls_in_five_equal_phases_as_published():
   betas = [reward.beta_of((4, 3.5, 3, 2.5, 2), step / 10) for step in range(11)]
   assert betas == [4, 4, 3.5, 3.5, 3, 3, 2.5, 2.5, 2, 2, 2]
