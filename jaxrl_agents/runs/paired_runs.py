@@ -22,7 +22,8 @@ def table(workdirs: Sequence[str | pathlib.Path]) -> str:
   that the bounds are those of the two policies as they are, not of the two ways to train one.
 
   Raises:
-    ValueError: fewer than two runs, one that has not finished, or runs without a common task.
+    ValueError: fewer than two runs, one that has not finished, runs without a common task, or runs
+      of other tasks by the same names.
   """
   if len(workdirs) < 2:
     raise ValueError("a paired comparison takes two runs or more; give --workdir again")
@@ -31,6 +32,7 @@ def table(workdirs: Sequence[str | pathlib.Path]) -> str:
   clusters = _clusters(pathlib.Path(workdirs[0]), runs[0][1])
   rows = []
   for name, groups in runs[1:]:
+    _check_same_tasks(runs[0], (name, groups))
     found = scores.scores(groups)
     cells = {
       metric: scores.paired_bootstrap(of_first[metric], found[metric], clusters=clusters)
@@ -54,6 +56,18 @@ def _trained(workdir: pathlib.Path) -> list[Group]:
       f"{workdir} has no evaluation of its trained policy ({file.name}); let the run finish"
     )
   return group_files.load_groups(file)
+
+
+def _check_same_tasks(*runs: tuple[str, Sequence[Group]]) -> None:
+  """Raises ValueError if a task of two runs, (name, groups) each, has different prompts in them."""
+  (first, ours), (second, theirs) = runs
+  prompts = {group.task.id: group.task.prompt for group in ours}
+  for task in (group.task for group in theirs):
+    if prompts.get(task.id, task.prompt) != task.prompt:
+      raise ValueError(
+        f"task {task.id!r} of {second} asks {task.prompt[:80]!r}, and in {first} "
+        f"{prompts[task.id][:80]!r}: their tasks are different ones, so they cannot be compared"
+      )
 
 
 def _clusters(workdir: pathlib.Path, groups: Sequence[Group]) -> dict[str, str] | None:

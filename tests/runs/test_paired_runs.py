@@ -8,12 +8,12 @@ from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Task, Trajectory
 
 
-def run(folder, rewards):
+def run(folder, rewards, prompt=""):
   """A run whose trained policy earned {task: reward}."""
   (folder / "trajectories").mkdir(parents=True)
+  rollout = lambda i, r: Trajectory(i, (), (), {}, "answer", {"reward": r})
   groups = [
-    Group(Task(i, "number_game", "", {}), (Trajectory(i, (), (), {}, "answer", {"reward": r}),), i)
-    for i, r in rewards.items()
+    Group(Task(i, "number_game", prompt, {}), (rollout(i, r),), i) for i, r in rewards.items()
   ]
   group_files.save_groups(folder / "trajectories" / "eval_trained.npz", groups)
   return folder
@@ -57,3 +57,10 @@ def test_a_run_alone_an_unfinished_one_and_other_tasks_are_named_errors(tmp_path
     paired_runs.table([one, tmp_path / "new"])
   with pytest.raises(ValueError, match="no task in common"):
     paired_runs.table([one, run(tmp_path / "other", {"z": 1.0})])
+
+
+def test_other_tasks_by_the_same_names_are_not_compared(tmp_path):
+  one = run(tmp_path / "one", {"a": 1.0, "b": 0.5}, "from 1 to 7")
+  two = run(tmp_path / "two", {"b": 1.0, "c": 0.5}, "from 1 to 5")
+  with pytest.raises(ValueError, match="'b' of two asks 'from 1 to 5', and in one 'from 1 to 7'"):
+    paired_runs.table([one, two])
