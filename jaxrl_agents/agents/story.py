@@ -64,15 +64,16 @@ class Comparison:
   """How runs of one agent are compared side by side.
 
   Attributes:
-    evaluations: rows of the table, "trained" among them.
-    rivals: those of them of which the panels show the one with the highest reward; () for the last.
+    evaluations: rows of the table, "trained" among them; () for all that a run has.
+    rivals: those of them of which the panels show the one with the highest reward; () for the last,
+      and where `evaluations` are all of a run for its scripted players.
     columns: of the table: names in an entry of an evaluation, with dots between levels.
     gains: names of "paired_bootstrap" whose lower bounds are there, too.
     held_out: columns that have a panel of their own.
     curves: (scalar of a step, title) of each further panel.
   """
 
-  evaluations: tuple[str, ...] = ("warm_start", "trained")
+  evaluations: tuple[str, ...] = ()
   rivals: tuple[str, ...] = ()
   columns: tuple[str, ...] = ("reward",)
   gains: tuple[str, ...] = ("reward_gain",)

@@ -21,6 +21,7 @@ SMOOTHED = 5
 
 _CHARTS_PER_ROW = 3
 _NOT_NUMBER = "–"
+_OF_POLICY = ("base", "warm_start", "trained")
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -41,7 +42,8 @@ def table(runs: Sequence[Run]) -> str:
     if not _has(summary, "eval", "trained"):
       damage = "; ".join(each for each in run.problems if "summary.json" in each)
       raise ValueError(f"{run.name} has no evaluation yet; let the run finish. {damage}".strip())
-    for weights in (name for name in view.evaluations if name in summary["eval"]):
+    rows = view.evaluations or summary["eval"]
+    for weights in (name for name in rows if name in summary["eval"]):
       entry = summary["eval"][weights]
       cells = [_cell(_value(entry, column)) for column in view.columns]
       gain_cells = [""] * len(gains)
@@ -163,11 +165,14 @@ def _has(entry: Any, *path: str) -> bool:
   return _value(entry, ".".join(path)) is not None
 
 
-def _shown(run: Run, view: Comparison) -> tuple[str, str, str]:
-  """The three evaluations in a panel: before training, after it, and the strongest baseline."""
-  reward = lambda name: _value(run.summary.get("eval", {}), f"{name}.reward")
-  rivals = [name for name in view.rivals if _finite(reward(name))] or [view.evaluations[-1]]
-  return "warm_start", "trained", max(rivals, key=reward)
+def _shown(run: Run, view: Comparison) -> tuple[str, ...]:
+  """The evaluations in a panel: before training, after it, and the strongest baseline, if any."""
+  found = run.summary.get("eval", {})
+  reward = lambda name: _value(found, f"{name}.reward")
+  scored = lambda names: [name for name in names if _finite(reward(name))]
+  players = [name for name in found if name not in _OF_POLICY]
+  rivals = scored(view.rivals) or view.evaluations[-1:] or scored(players)
+  return "warm_start", "trained", *sorted(rivals, key=reward)[-1:]
 
 
 def _draw_held_out(chart: Axes, key: str, view: Comparison, runs: Sequence[Run]) -> None:
@@ -178,11 +183,12 @@ def _draw_held_out(chart: Axes, key: str, view: Comparison, runs: Sequence[Run])
     values = [_value(run.summary.get("eval", {}), f"{name}.{key}") for name in _shown(run, view)]
     if not _evaluated(run, view) or not all(map(_finite, values)):
       continue
-    warm, trained, rival = values
+    warm, trained, *rivals = values
     chart.plot([warm, trained], [i, i], color=_colour(i))
     chart.plot([warm], [i], "o", color=_colour(i), markerfacecolor="white")
     chart.plot([trained], [i], "o", color=_colour(i))
-    chart.plot([rival], [i], "|", color="#222222", markersize=12, markeredgewidth=2)
+    for rival in rivals:
+      chart.plot([rival], [i], "|", color="#222222", markersize=12, markeredgewidth=2)
   chart.set_ylim(len(runs) - 0.5, -0.5)
   chart.set_xlim(left=min(0.0, chart.get_xlim()[0]))
 

@@ -64,6 +64,20 @@ def test_held_out_means_go_from_a_hollow_to_a_full_dot_and_unfinished_runs_have_
   assert not chart(drawing, "held out: trajectory recall").lines  # not in these summaries
 
 
+def test_an_agent_outside_has_a_row_for_each_player_and_the_best_of_them_as_its_bar():
+  rewards = {"warm_start": 0.25, "trained": 0.75, "base": 2.0, "random": 0.5, "halving": 1.0}
+  evals = {name: {"reward": reward} for name, reward in rewards.items()}
+  alone = {name: evals[name] for name in ("warm_start", "trained")}
+  steps = ({"phase": "rl", "step": 0, "reward": 1.0},)
+  config = {"agent": "examples.number_game.agent:AGENT"}
+  run, without = (Run("n", steps, {"config": config, "eval": e}, ()) for e in (evals, alone))
+  lines = comparison.table([run]).splitlines()
+  assert [line.split(" | ")[1] for line in lines[2:]] == [name.replace("_", " ") for name in evals]
+  title = "held out: reward"
+  assert list(chart(comparison.figure([run]), title).lines[-1].get_xdata()) == [1.0]  # halving
+  assert len(chart(comparison.figure([without]), title).lines) == 3  # a line and two dots
+
+
 def test_bars_are_sorted_and_whiskers_span_the_bounds_of_the_difference_to_the_trained_policy():
   one = run("a", [0])
   one.summary["eval"]["expert"] = {"reward": 1.5}
