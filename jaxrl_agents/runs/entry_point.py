@@ -69,7 +69,7 @@ def run(main: Callable[[], None], leave: Callable[[int], NoReturn] = sys.exit) -
 def _parsed(argv: list[str]) -> list[str]:
   """Parses the flags; ends with `BAD_INPUT` where one is wrong, or where an argument is no flag."""
   try:
-    others = flags.FLAGS(argv)[1:]
+    others = flags.FLAGS(list(map(_with_home, argv)))[1:]
     wrong = f"unexpected {others[0]!r}; every argument is a --flag=value" if others else ""
     option = others[0] if others else ""
   except flags.UnrecognizedFlagError as error:
@@ -82,3 +82,10 @@ def _parsed(argv: list[str]) -> list[str]:
     wrong += f"; for an option of the config write --set {option}"
   print(f"error: {wrong}\n(--help lists the flags)", file=sys.stderr)
   sys.exit(BAD_INPUT)
+
+
+def _with_home(argument: str) -> str:
+  """An argument `--flag=~/FOLDER` with the folder of the user, which shells leave as it is."""
+  flag, equals, value = argument.partition("=")
+  is_path = flag.startswith("-") and value.startswith("~")
+  return f"{flag}{equals}{os.path.expanduser(value)}" if is_path else argument

@@ -64,6 +64,11 @@ def test_a_wrong_flag_is_reported_in_one_line_with_status_2(arguments, message):
   assert ended.stderr.startswith(message) and ended.stdout == ""
 
 
+def test_a_tilde_in_a_flag_is_the_home_folder(tmp_path):
+  ended = run("scripts/view.py", "--workdir=~/nowhere", HOME=str(tmp_path))
+  assert ended.stderr.startswith(f"error: no folder {tmp_path}/nowhere;")
+
+
 @pytest.mark.parametrize("argument", ["--learner.steps=3", "learner.steps=3"])
 def test_an_option_of_the_config_without_set_is_an_error_that_names_set(argument):
   ended = run("scripts/serve_mcp.py", argument)
