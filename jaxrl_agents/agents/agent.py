@@ -166,7 +166,15 @@ class Agent(abc.ABC):
   ) -> float:
     """The reward of an episode, computed from its parts. `progress` is the share of the steps that
     are done, from 0 to 1; None, at evaluation, counts as after the last step.
+
+    Raises:
+      ValueError: there is no part "reward", and the method is not overridden.
     """
+    if "reward" not in parts:
+      raise ValueError(
+        f"the rewards of agent {self.name} have no part called 'reward', only {sorted(parts)}; "
+        "return one from `rewards` of its environment, or override Agent.reward"
+      )
     return parts["reward"]
 
   def rubrics(self, options: Any) -> Sequence[Rubric]:

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from examples.number_game.agent import AGENT as NUMBER_GAME
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents import agent as agent_lib
 from jaxrl_agents.agents.coding.agent import AGENT as CODING
@@ -37,6 +38,11 @@ def test_a_search_is_weighed_by_its_own_options_and_a_failed_rollout_has_no_rewa
   found, lost = rewards_of(SEARCH, options, parts, {})
   # 0.7 F + 0.3 trajectory recall + 2 answer found - 0.2, F = 0.5 whatever beta.
   assert found == pytest.approx(0.35 + 0.3 + 2 - 0.2) and lost is None
+
+
+def test_rewards_without_a_reward_are_an_error_that_names_their_parts():
+  with pytest.raises(ValueError, match=r"agent number_game have no part .* only \['score'\]"):
+    rewards_of(NUMBER_GAME, None, {"score": 1.0})
 
 
 @pytest.mark.parametrize("name", ["phase", "step", "time", "tasks", "failed"])
