@@ -80,7 +80,7 @@ def _change(run: Run, story: Story, before: Mapping[str, Any], after: Mapping[st
   against = ""
   if scored:
     baseline, words = max(scored)
-    side = "above" if new > baseline else "still below"
+    side = "above" if new > baseline else "still below" if new < baseline else "level with"
     against = f", {side} {words} at {baseline:.2f}"
   return (
     f"Reinforcement learning raised the {story.noun} {moved} "

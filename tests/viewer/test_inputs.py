@@ -110,6 +110,9 @@ def test_the_sentence_claims_no_more_than_the_bound_allows():
   )
   both = summary(0.3, 0.2, heuristic={"reward": 0.6}, hops={"reward": 0.9})
   assert "still below a script that also follows names at 0.90" in both  # not above one at 0.60
+  assert "level with a script that also follows names at 0.80" in summary(
+    0.3, 0.2, hops={"reward": 0.8}
+  )
   assert "no improvement is shown" in summary(0.3, -0.01)
   assert "lowered the reward from 0.50 to 0.40" in summary(-0.1, -0.2)
   assert "lowered the reward from 0.50 to 0.40" in summary(-0.1, -0.2, -0.01)
