@@ -41,7 +41,7 @@ class QuestionConfig:
 
 
 class QuestionTasks(Tasks):
-  """The lines of a file. A digest of its prompt decides the split of each.
+  """The lines of a file, but blank ones. A digest of its prompt decides the split of each.
 
   Raises:
     ValueError: a line is no question; it says which, and what is missing.
@@ -52,11 +52,16 @@ class QuestionTasks(Tasks):
       raise ValueError(f"questions.file={file}: there is no such file")
     self._text = pathlib.Path(file).read_text("utf-8")
     self._tasks = {"train": [], "dev": [], "test": []}
-    for number, line in enumerate(self._text.splitlines(), 1):
+    lines = self._text.split("\n")  # splitlines() also splits within texts, as at U+2028
+    for number, line in enumerate(lines, 1):
+      if not line.strip():
+        continue
       try:
         row = json.loads(line)
       except ValueError as error:
         raise ValueError(f"line {number} of {file} is not valid JSON: {error}") from None
+      if not isinstance(row, dict):
+        raise ValueError(f"line {number} of {file} is no JSON object with {' and '.join(FIELDS)}")
       if missing := [name for name in FIELDS if not isinstance(row.get(name), str)]:
         raise ValueError(f"line {number} of {file} has no text {missing[0]!r}")
       last = hashlib.sha256(row["prompt"].encode()).digest()[-1] % 10

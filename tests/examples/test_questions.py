@@ -60,6 +60,21 @@ def test_a_line_without_an_answer_is_refused_with_its_number(tmp_path):
     QuestionTasks(str(file))
 
 
+def test_a_line_that_is_no_object_is_refused_with_its_number(tmp_path):
+  file = tmp_path / "questions.jsonl"
+  file.write_text('["a", "b"]\n')
+  with pytest.raises(ValueError, match="line 1 of .* is no JSON object with prompt and answer"):
+    QuestionTasks(str(file))
+
+
+def test_lines_end_at_line_feeds_alone_and_blank_ones_are_left_out(tmp_path):
+  file = tmp_path / "questions.jsonl"
+  rows = [{"prompt": "a\u2028b\x85", "answer": "c"}, {"prompt": "d", "answer": "e"}]
+  file.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", "utf-8")
+  found = [task for tasks in QuestionTasks(str(file)).tasks.values() for task in tasks]
+  assert {task.id: task.prompt for task in found} == {"line 1": "a\u2028b\x85", "line 3": "d"}
+
+
 def test_a_file_that_is_not_there_is_named():
   with pytest.raises(ValueError, match="nothing.jsonl: there is no such file"):
     QuestionTasks("nothing.jsonl")
