@@ -24,6 +24,8 @@ _MAX_BYTES = flags.DEFINE_integer(
 
 def main() -> None:
   """Writes the page and prints where it is."""
+  if _OUT.value and pathlib.Path(_OUT.value).is_dir():
+    raise ValueError(f"--out={_OUT.value} is a folder; name a file in it")
   if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
     raise ValueError(f"--out={_OUT.value}: there is no such folder; make it first")
   written = report_page.write(

@@ -98,7 +98,8 @@ def check(
   if len(prompt) >= max_context_tokens:
     raise ValueError(
       f"a prompt of {len(prompt)} tokens leaves no room for a reply within max_context_tokens="
-      f"{max_context_tokens}; shorten the prompt or raise max_context_tokens"
+      f"{max_context_tokens}; shorten the prompt or raise max_context_tokens (in a run it is the "
+      "token_budget of the agent)"
     )
   if prompt.min() < 0 or prompt.max() >= vocab_size:
     raise ValueError(

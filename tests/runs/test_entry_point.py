@@ -27,6 +27,10 @@ def run(*arguments, **environment):
   [
     (("scripts/view.py", "--workdir=/nowhere"), "error: no folder /nowhere"),
     (
+      ("scripts/view.py", "--workdir=.", "--out=docs"),
+      "error: --out=docs is a folder; name a file in it",
+    ),
+    (
       ("scripts/view.py", "--workdir=.", "--out=/nowhere/x.html"),
       "--out=/nowhere/x.html: there is no",
     ),
