@@ -52,13 +52,6 @@ REPEATED = 0.08
 done so must not go on with it.
 """
 
-TWICE = 0.5
-"""How often words of such a clue come twice, so that what follows a word depends on more than it.
-"""
-
-WORDS_TWICE = (1, 2, 3)
-"""One of these numbers of words comes twice."""
-
 TWIN = 0.5
 """Share of these drills in which a clue has most of its words from the one before it, so that only
 its number says which of the two is meant.
@@ -152,8 +145,7 @@ class _Drill:
     for place, clue in enumerate(self._clues):
       is_twin = place == self._twin > 0
       known, share = (texts[-1], TWIN_WORDS) if is_twin else (clue["text"], STRANGE_WORDS)
-      drawn = [draw.choice(words) if draw.random() < share else word for word in known.split()]
-      text = " ".join(drawn if is_twin or draw.random() >= TWICE else _with_repetition(drawn, draw))
+      text = " ".join(draw.choice(words) if draw.random() < share else w for w in known.split())
       head, _, rest = rest.partition(clue["text"])
       before += head + text
       texts.append(text)
@@ -296,11 +288,3 @@ class _Drill:
 
   def _wrong(self) -> list[str]:
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
-
-
-def _with_repetition(words: Sequence[str], draw: random.Random) -> list[str]:
-  """The words, with a few of them a second time somewhere after the first."""
-  first = draw.randrange(len(words))
-  again = words[first : first + draw.choice(WORDS_TWICE)]
-  at = draw.randint(first + len(again), len(words))
-  return [*words[:at], *again, *words[at:]]
