@@ -172,7 +172,7 @@ class _Drill:
         hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
       fresh = [i for i in hits if i not in self._found]
       if place in self._referred:  # a search mostly has the right hit first
-        fresh.sort(key=lambda i, right=right: i not in right)
+        fresh = [*(i for i in fresh if i in right), *(i for i in fresh if i not in right)]
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
       if draw.random() < FAILED:
         self._fail(place)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.agents.agent import DEMONSTRATOR
-from jaxrl_agents.agents.search import hop_drills, reward, step_drills, tools, view
+from jaxrl_agents.agents.search import hop_drills, quotes, reward, step_drills, tools, view
 from jaxrl_agents.agents.search.agent import AGENT
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.tasks import code_names, make_tasks, practice, task_set
@@ -18,6 +18,7 @@ from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.corpus import chunks
 from jaxrl_agents.corpus.index import hybrid
 from jaxrl_agents.harness.rollout import Sampling, run_episode
+from jaxrl_agents.types import Group
 from tests.agents.search.arena import LIMITS
 
 FUSION = hybrid.Fusion(dense_weight=0.3)
@@ -173,6 +174,34 @@ def test_the_expert_follows_hops_that_the_heuristic_cannot(made, services):
     assert reward.answer_ids(answer)[: len(listed)] == listed
   recall = lambda name: np.mean([play(name, t, services).rewards["output_recall"] for t in tasks])
   assert recall("heuristic_1x2") < recall("hops_1x2")
+
+
+def test_what_is_before_a_quoted_token_may_stand_in_the_question_with_other_tokens_after():
+  question = [1, 2, 3, 9, 1, 2, 4, 7, 2, 4, 8]
+  assert quotes.ambiguity(question, [7]) == "after 0 ambiguous tokens"
+  assert (
+    quotes.ambiguity(question, [4]) == "after 1 ambiguous tokens"
+  )  # 7 or 8, and 2 4 stands twice
+  assert quotes.ambiguity(question, [3, 2]) == "after 1 ambiguous tokens"
+  assert quotes.ambiguity(question, [5, 1, 2]) == "after 2 ambiguous tokens"
+
+
+def test_quotes_of_an_episode_are_the_words_of_its_clues_and_the_names_from_hits(made, services):
+  services = dataclasses.replace(services, chat=chat_lib.load("base"))
+  task = next(task for task in made[0].tasks["train"] if task.facts["level"] == 1)
+  played, done = play("expert", task, services), set()
+  group = Group(task, (played,))
+  tokens = played.segments[0].tokens
+  found = list(quotes.quotes(group, tokens, services.chat, done))
+  clues, text = task.facts["clues"], lambda quote: services.chat.decode([tokens[quote.at]])
+  assert done == set(range(len(clues)))
+  names = [clues[clue["refers_to"]]["name"] for clue in hop_clues(task)]
+  taken = [quote for quote in found if quote.is_first is not None]
+  assert len(taken) == len(names)
+  assert all(name.startswith(text(q).strip()) for name, q in zip(names, taken, strict=True))
+  words = "".join(text(quote) for quote in found if quote.is_first is None)
+  assert words == "".join(f" {clue['text']}" for clue in clues)
+  assert list(quotes.quotes(group, tokens, services.chat, done)) == []
 
 
 @pytest.mark.parametrize("generous", [0.0, 1.0])
