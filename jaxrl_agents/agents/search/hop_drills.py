@@ -3,9 +3,8 @@
 Quoting from the hits, in the middle of a query that began with words of the question, is a pattern
 of attention of its own, and episodes have few tokens of it. A drill has a question and the search
 for one of its clues in its prompt, and its reply lists the hit that defines the name and searches
-for the clue that refers to that one. This hit comes first, as a search mostly has it: a small
-policy that cannot tell which hit is right can learn to take the first. In most drills the names are
-replaced by made-up ones, so that they cannot be memorised.
+for the clue that refers to that one. In most drills the names are replaced by made-up ones, so that
+they cannot be memorised.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PIECE_WORDS = (8, 12, 20, 40, 80)
 WHOLE_QUESTION = 0.3
 """Share of the drills with the whole question; the rest has the two clues alone."""
 
-HITS = (1, 2, 2, 2)
+HITS = (1, 1, 2)
 """A search of a drill has one of these numbers of hits."""
 
 _SYLLABLES = tuple(
@@ -126,10 +125,9 @@ def _drill(
   source = clues[clues[place]["refers_to"]]
   name, query = source["name"], hops.query_of(clues, clues[place]["refers_to"])
   right = [i for i in source["chunk_ids"] if name in code_names.defined(chunk_text(i))]
-  found, count = {chunk.id: chunk.text for chunk in hits_of(query)}, draw.choice(HITS)
-  best = next((i for i in found if i in right), right[0])
-  others = [i for i in found if i not in right][: count - 1]
-  shown = {i: chunk_text(i) for i in [best, *others]}
+  shown = {chunk.id: chunk.text for chunk in hits_of(query)[: draw.choice(HITS)]}
+  if not any(i in shown for i in right):
+    shown = {right[0]: chunk_text(right[0])}
   length = draw.choice(PIECE_WORDS)
   pieces = {i: piece(text, name, length, draw) for i, text in shown.items()}
   texts, new = [*pieces.values(), query], dict[str, str]()
@@ -144,7 +142,8 @@ def _drill(
     expert.searches([texts[-1]], expert.running_list({}, first)),
     Message("tool", result),
   ]
-  listed = list(shown) if draw.random() < generous else [best]
+  defining = next(i for i in right if i in shown)
+  listed = list(shown) if draw.random() < generous else [defining]
   text = expert.running_list({first: map(ids.name, listed)}, second)
   search = lambda named: expert.searches([hops.query(clues[place]["text"], named)], text)
   reply = lambda named: chat.encode_reply(search(named), messages)

@@ -63,6 +63,11 @@ TWIN_WORDS = 0.2
 HITS = (1, 2, 2, 2)
 """A search of a drill has one of these numbers of hits."""
 
+SHUFFLED = 0.5
+"""How often the hits of a clue in its own words are in random order, so that the policy compares
+them with the clue and does not just take the first.
+"""
+
 
 def step_drills(
   tasks: Sequence[Task],
@@ -169,10 +174,12 @@ class _Drill:
       if place == self._twin > 0:  # its words say nothing about its hits
         hits = {}
       if not any(i in hits or i in self._seen for i in right):
-        hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
+        pairs = [(right[0], chunk_text(right[0])), *list(hits.items())[:-1]]
+        draw.shuffle(pairs)
+        hits = dict(pairs)
       fresh = [i for i in hits if i not in self._found]
-      if place in self._referred:  # a search mostly has the right hit first
-        fresh = [*(i for i in fresh if i in right), *(i for i in fresh if i not in right)]
+      if not self._is_strange and draw.random() < SHUFFLED:
+        draw.shuffle(fresh)
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
       if draw.random() < FAILED:
         self._fail(place)
