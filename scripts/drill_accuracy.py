@@ -20,8 +20,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
@@ -35,9 +33,14 @@ from jaxrl_agents.agents.swarm import table_drills, tables, view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.corpus import documents
-from jaxrl_agents.policy import transformer
-from jaxrl_agents.policy.attention import layer
-from jaxrl_agents.runs import agent_setting, config_flags, entry_point, evaluation, setup
+from jaxrl_agents.runs import (
+  agent_setting,
+  config_flags,
+  entry_point,
+  evaluation,
+  predictions,
+  setup,
+)
 from jaxrl_agents.types import Split
 
 HEADER = re.compile(r"\| name \|(?:[\w ]+\|)+")
@@ -223,22 +226,12 @@ def accuracy(
   config: RunConfig, params: dict[str, Any], drills: Sequence[Drill]
 ) -> dict[str, dict[str, float]]:
   """{kind: {"turns": number, "whole_reply": share, and of each kind of parts the share}}."""
-  cfg = config.policy.model
-
-  @jax.jit
-  def best(tokens: jax.Array) -> jax.Array:
-    hidden = transformer.forward(params, tokens, cfg, rows=layer.one_sequence(tokens)).hidden
-    return jnp.argmax(transformer.logits(params, hidden, cfg), axis=-1)
-
+  likeliest = predictions.likeliest(config.policy.model, params)
   found: dict[str, dict[str, list[bool]]] = {}
   for start in range(0, len(drills), ROWS):
     batch = drills[start : start + ROWS]
-    longest = max(drill.stop for drill in batch)
-    tokens = np.zeros((ROWS, -(-longest // 64) * 64), np.int32)  # few lengths, few programs
-    for row, drill in zip(tokens, batch, strict=False):
-      row[: drill.stop] = drill.tokens
-    for row, drill in zip(np.asarray(best(tokens)), batch, strict=False):
-      right = row[drill.start - 1 : drill.stop - 1] == drill.tokens[drill.start :]
+    for predicted, drill in zip(likeliest([d.tokens for d in batch]), batch, strict=True):
+      right = (predicted == drill.tokens)[drill.start :]
       of_kind = found.setdefault(drill.kind, collections.defaultdict(list))
       for what, inside in (("whole_reply", range(len(right))), *drill.parts):
         of_kind[what].append(bool(right[list(inside)].all()))

@@ -5,32 +5,34 @@
     python scripts/quote_accuracy.py --config=configs/search_cpu.py --episodes=expert.npz \
       --checkpoint=W
 
-Each token is predicted given those before it. Of the names that queries take from hits, the first
-token counts; they are told apart by how many names the hits define that they are from. Beside them
-stands how often the first definition of the first hit is the right name. Of the words of clues,
-tokens are told apart by how many tokens before them (one, two or three) stand in the question with
-several continuations.
+Each token is predicted given those before it. Of a name that a query takes from the hits of an
+earlier search, the first token counts. Names are told apart by whether these hits define one name
+or several; beside them stands how often the first definition of the first hit is the right one. Of
+a clue, each token counts. The first one is told apart, and others by how many of the tokens before
+them (up to three) stand together in the question more than once, with different tokens after them.
 """
 
 from __future__ import annotations
 
 import collections
 import json
+import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
 from jaxrl_agents.agents.search import quotes
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
-from jaxrl_agents.policy import transformer
-from jaxrl_agents.policy.attention import layer
-from jaxrl_agents.runs import agent_setting, config_flags, entry_point, evaluation, setup
+from jaxrl_agents.runs import (
+  agent_setting,
+  config_flags,
+  entry_point,
+  evaluation,
+  predictions,
+  setup,
+)
 from jaxrl_agents.types import Group
 
 _config = config_flags.define()
@@ -46,52 +48,34 @@ def main() -> None:
   if config.agent != "search":
     raise ValueError(f"{config.name} is of the agent {config.agent}; take a config of search")
   chat = agent_setting.load_chat(config)
+  if not pathlib.Path(_EPISODES.value).is_file():
+    raise ValueError(
+      f"--episodes={_EPISODES.value}: there is no such file; scripts/evaluate.py --player=expert "
+      "--episodes=FILE writes one"
+    )
   groups = group_files.load_groups(_EPISODES.value)
   setup.compilation_cache(config)
   with setup.devices(config):
     place = str(evaluation.newest_policy(_CHECKPOINT.value or config.policy.init))
-    right = predictor(config, setup.loaded(config, place))
-    print(json.dumps(accuracy(groups, chat, right), indent=2))
+    likeliest = predictions.likeliest(config.policy.model, setup.loaded(config, place))
+    print(json.dumps(accuracy(groups, chat, likeliest), indent=2))
 
 
 def accuracy(
-  groups: Sequence[Group], chat: Chat, right: Callable[[np.ndarray], np.ndarray]
+  groups: Sequence[Group], chat: Chat, likeliest: Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 ) -> dict[str, dict[str, float]]:
-  """{kind: {"tokens": number, "right": share}}; `right` says of each token of a segment whether it
-  was predicted.
-  """
+  """{kind: {"tokens": number, "right": share}}; `likeliest` is that of `runs.predictions`."""
   found: dict[str, list[bool]] = collections.defaultdict(list)
   for group in groups:
-    done: set[int] = set()
-    for segment in (segment for each in group.trajectories for segment in each.segments):
-      tokens = np.asarray(segment.tokens)
-      predicted = right(tokens)
-      for quote in quotes.quotes(group, tokens, chat, done):
-        found[quote.kind].append(bool(predicted[quote.at]))
+    for trajectory in group.trajectories:
+      rows = [np.asarray(segment.tokens) for segment in trajectory.segments]
+      predicted = [likeliest([row])[0] for row in rows]
+      for index, quote in quotes.quotes(group.task, trajectory, chat):
+        found[quote.kind].append(bool(predicted[index][quote.at] == rows[index][quote.at]))
         if quote.is_first is not None:
           found[f"{quote.kind}, first definition"].append(quote.is_first)
   share = lambda each: {"tokens": len(each), "right": float(np.mean(each))}
   return {kind: share(found[kind]) for kind in sorted(found)}
-
-
-def predictor(config: RunConfig, params: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
-  """A function of the tokens of a segment: which of them the policy gives the highest probability,
-  bool [T].
-  """
-  cfg = config.policy.model
-
-  @jax.jit
-  def best(tokens: jax.Array) -> jax.Array:
-    hidden = transformer.forward(params, tokens, cfg, rows=layer.one_sequence(tokens)).hidden
-    return jnp.argmax(transformer.logits(params, hidden, cfg), axis=-1)
-
-  def right(tokens: np.ndarray) -> np.ndarray:
-    row = np.zeros((1, -(-len(tokens) // 128) * 128), np.int32)  # few lengths, few programs
-    row[0, : len(tokens)] = tokens
-    found = np.asarray(best(row))[0, : len(tokens) - 1]
-    return np.concatenate([[False], found == tokens[1:]])
-
-  return right
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 A policy copies both, and a search fails where a copy is wrong. Tokens are told apart by what makes
 them hard: the tokens before a word of a clue may stand elsewhere in the question too, and hits may
-define several names.
+define several names (`scripts/quote_accuracy.py`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +16,13 @@ import numpy as np
 from jaxrl_agents.agents.search import view
 from jaxrl_agents.agents.search.tasks import code_names, hops
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.types import Group
+from jaxrl_agents.types import Task, Trajectory
 
 QUERY = '{"query": " '
 """What stands before a query in a call of the shipped chat format."""
 
 MOST_BEFORE = 3
-"""So many tokens before one are looked up in the question."""
+"""Most tokens before one that are looked up in the question."""
 
 
 class Quote(NamedTuple):
@@ -39,31 +39,52 @@ class Quote(NamedTuple):
   is_first: bool | None = None
 
 
-def quotes(group: Group, tokens: np.ndarray, chat: Chat, done: set[int]) -> Iterator[Quote]:
-  """What the queries of a segment quote, but those for clues in `done`, to which its own are added:
-  a later segment lacks hits that the policy saw. The chat format must be the shipped one.
+def quotes(task: Task, trajectory: Trajectory, chat: Chat) -> Iterator[tuple[int, Quote]]:
+  """Yields (index of a segment, what a query in it quotes). A query counts in its first segment: a
+  later one lacks hits that the policy saw.
+
+  Raises:
+    ValueError: the task has no clues, or the chat format is not the shipped one.
   """
-  clues = group.task.facts["clues"]
+  if "clues" not in task.facts:
+    raise ValueError(f"task {task.id} is no search task with clues, but of {task.env}")
+  if chat.name != "own":
+    raise ValueError(f"quotes are looked up in the shipped chat format, not in {chat.name!r}")
+  done: set[int] = set()
+  for index, segment in enumerate(trajectory.segments):
+    for place, found in _of_segment(task, np.asarray(segment.tokens), chat, frozenset(done)):
+      done.add(place)
+      yield index, found
+
+
+def _of_segment(
+  task: Task, tokens: np.ndarray, chat: Chat, done: Collection[int]
+) -> Iterator[tuple[int, Quote]]:
+  """(Place of a clue, what the query for it quotes), but for the clues at the places `done`."""
+  clues = task.facts["clues"]
   pieces = [chat.decode([token]) for token in tokens.tolist()]
   starts, text = np.cumsum([0, *map(len, pieces)]), "".join(pieces)
   token_at = lambda place: int(np.searchsorted(starts, place, side="right")) - 1
-  question = tokens[: token_at(text.index(group.task.prompt) + len(group.task.prompt))].tolist()
+  question = tokens[: token_at(text.index(task.prompt) + len(task.prompt))].tolist()
   for place, clue in enumerate(clues):
     query = hops.query_of(clues, place)
     at = text.find(f'{QUERY}{query}"') + len(QUERY)
     if at < len(QUERY) or place in done:
       continue
-    done.add(place)
     first, last = token_at(at - 1), token_at(at + len(clue["text"]) - 1)
-    yield Quote(first, "clue: its first token")
+    yield place, Quote(first, "clue: its first token")
     for i in range(first + 1, last + 1):
-      yield Quote(i, f"clue: {ambiguity(question, tokens[first:i].tolist())}")
+      yield place, Quote(i, f"clue: {ambiguity(question, tokens[first:i].tolist())}")
     if "refers_to" in clue:
-      yield from _name(text, at + len(query), clues, clue["refers_to"], token_at)
+      name = _name(text, at + len(query), clues, clue["refers_to"], token_at)
+      if name is not None:
+        yield place, name
 
 
 def ambiguity(question: Sequence[int], before: Sequence[int]) -> str:
-  """How many of the tokens before the next one stand in the question with several tokens after."""
+  """How many of the last tokens of `before`, up to MOST_BEFORE, stand together in the question more
+  than once, with different tokens after them.
+  """
 
   def continuations(count: int) -> int:
     last = list(before[-count:])
@@ -78,15 +99,17 @@ def ambiguity(question: Sequence[int], before: Sequence[int]) -> str:
 
 def _name(
   text: str, end: int, clues: Sequence[Any], source: int, token_at: Callable[[int], int]
-) -> Iterator[Quote]:
-  """The name at the end of a query, which a hit of the search for clue `source` defines."""
+) -> Quote | None:
+  """The name at the end of a query, which a hit of the search for clue `source` defines; None if
+  the hits are not in the text.
+  """
   name = clues[source]["name"]
   before = text[: end - len(name)]
   asked = before.rfind(f"{QUERY}{hops.query_of(clues, source)}")
   results = re.findall(r"<\|tool\|>(.*?)<\|end\|>", before[asked:], re.DOTALL) if asked >= 0 else []
   shown = next((hits for hits in map(view.hits, results) if hits), None)
-  if shown is None:  # it has been pruned
-    return
+  if shown is None:
+    return None
   defined = [each for _, hit in shown for each in code_names.defined(hit)]
   several = "several names" if len({*defined, name}) > 1 else "one name"
-  yield Quote(token_at(end - len(name)), f"name: hits define {several}", defined[:1] == [name])
+  return Quote(token_at(end - len(name)), f"name: hits define {several}", defined[:1] == [name])

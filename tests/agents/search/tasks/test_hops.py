@@ -18,7 +18,6 @@ from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.corpus import chunks
 from jaxrl_agents.corpus.index import hybrid
 from jaxrl_agents.harness.rollout import Sampling, run_episode
-from jaxrl_agents.types import Group
 from tests.agents.search.arena import LIMITS
 
 FUSION = hybrid.Fusion(dense_weight=0.3)
@@ -189,19 +188,18 @@ def test_what_is_before_a_quoted_token_may_stand_in_the_question_with_other_toke
 def test_quotes_of_an_episode_are_the_words_of_its_clues_and_the_names_from_hits(made, services):
   services = dataclasses.replace(services, chat=chat_lib.load("base"))
   task = next(task for task in made[0].tasks["train"] if task.facts["level"] == 1)
-  played, done = play("expert", task, services), set()
-  group = Group(task, (played,))
-  tokens = played.segments[0].tokens
-  found = list(quotes.quotes(group, tokens, services.chat, done))
-  clues, text = task.facts["clues"], lambda quote: services.chat.decode([tokens[quote.at]])
-  assert done == set(range(len(clues)))
+  played = play("expert", task, services)
+  found = list(quotes.quotes(task, played, services.chat))
+  clues = task.facts["clues"]
+  text = lambda index, at: services.chat.decode([played.segments[index].tokens[at]])
   names = [clues[clue["refers_to"]]["name"] for clue in hop_clues(task)]
-  taken = [quote for quote in found if quote.is_first is not None]
-  assert len(taken) == len(names)
-  assert all(name.startswith(text(q).strip()) for name, q in zip(names, taken, strict=True))
-  words = "".join(text(quote) for quote in found if quote.is_first is None)
+  taken = [text(i, quote.at).strip() for i, quote in found if quote.is_first is not None]
+  assert len(taken) == len(names) and all(taken)
+  assert all(name.startswith(token) for name, token in zip(names, taken, strict=True))
+  words = "".join(text(i, quote.at) for i, quote in found if quote.is_first is None)
   assert words == "".join(f" {clue['text']}" for clue in clues)
-  assert list(quotes.quotes(group, tokens, services.chat, done)) == []
+  with pytest.raises(ValueError, match="no search task with clues"):
+    next(quotes.quotes(dataclasses.replace(task, facts={}), played, services.chat))
 
 
 @pytest.mark.parametrize("generous", [0.0, 1.0])
