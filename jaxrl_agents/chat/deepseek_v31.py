@@ -121,13 +121,7 @@ class DeepSeekV31Format:
       if token == self._id[CALL]:
         inner = []
       in_section = in_section or token == self._id[CALLS]
-    return Message(
-      "assistant",
-      self._vocabulary.decode(content).strip(),
-      tuple(found),
-      tokens=tokens,
-      reasoning=self._vocabulary.decode(thought).strip(),
-    )
+    return replies.said(self._vocabulary, tokens, content=content, calls=found, thought=thought)
 
   def _parse_call(self, ids: list[int], call_id: str, closed: bool, in_section: bool) -> ToolCall:
     """A call from `name <｜tool▁sep｜> json`; `error` says what is wrong with it."""

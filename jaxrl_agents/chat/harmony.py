@@ -76,9 +76,9 @@ class Said:
 class HarmonyFormat:
   """Messages between `<|start|>header<|message|>` and `<|end|>`; a reply may be several of them."""
 
-  def __init__(self, vocabulary: Vocabulary, reasoning: str = "medium"):
+  def __init__(self, vocabulary: Vocabulary, thinking: str = "medium"):
     self._vocabulary = vocabulary
-    self._system = SYSTEM.format(reasoning=reasoning)
+    self._system = SYSTEM.format(reasoning=thinking)
     self._id = vocabulary.ids_by_name(CONTROL_TOKENS)
     self.stop_tokens: tuple[int, ...] = (
       self._id["<|return|>"],

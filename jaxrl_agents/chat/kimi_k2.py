@@ -114,13 +114,8 @@ class KimiK2Format:
       content += piece[stop + 1 :]
       in_section = in_section or self._id["<|tool_calls_section_begin|>"] in piece[stop:]
     sections = (self._id["<|tool_calls_section_begin|>"], self._id["<|tool_calls_section_end|>"])
-    return Message(
-      "assistant",
-      self._vocabulary.decode([i for i in content if i not in sections]).strip(),
-      tuple(found),
-      tokens=tokens,
-      reasoning=self._vocabulary.decode(thought).strip(),
-    )
+    content = [i for i in content if i not in sections]
+    return replies.said(self._vocabulary, tokens, content=content, calls=found, thought=thought)
 
   def _declared(self, tools: Sequence[ToolSpec]) -> str:
     declared = [replies.declaration(tool) for tool in tools]

@@ -49,7 +49,7 @@ def declared(tools: Sequence[ToolSpec]) -> str:
 
 
 def _function(tool: ToolSpec) -> str:
-  types, schema = _Types(), by_sorted_keys(tool.parameters)
+  types, schema = _Types(), _by_sorted_keys(tool.parameters)
   parameters = types.of_object(schema, "")
   interfaces = []
   if types.refer_to_self:
@@ -149,7 +149,7 @@ class _Types:
     return name
 
 
-def by_sorted_keys(value: Any) -> Any:
+def _by_sorted_keys(value: Any) -> Any:
   """A value of JSON, the keys of its objects sorted."""
   return json.loads(json.dumps(value, sort_keys=True))
 

@@ -42,16 +42,18 @@ class Family:
   always_thinks: str = ""
 
 
+def _with_thinking(form: Callable[..., Format], *levels: str) -> dict[str, Callable[..., Format]]:
+  """What makes a format whose argument `thinking` has these values."""
+  return {level: functools.partial(form, thinking=level) for level in levels}
+
+
 FORMATS: Mapping[str, Family] = {
   "own": Family(base_format.OwnFormat, base_format.CONTROL_TOKENS, base_format.TEMPLATE_MARKS),
   "qwen3": Family(
     qwen3.Qwen3Format,
     qwen3.CONTROL_TOKENS,
     qwen3.TEMPLATE_MARKS,
-    {
-      level: functools.partial(qwen3.Qwen3Format, thinking=level)
-      for level in (qwen3.THINKING, qwen3.UNTHINKING)
-    },
+    _with_thinking(qwen3.Qwen3Format, qwen3.THINKING, qwen3.UNTHINKING),
     qwen3.ALWAYS_THINKS,
   ),
   "kimi_k2": Family(kimi_k2.KimiK2Format, kimi_k2.CONTROL_TOKENS, kimi_k2.TEMPLATE_MARKS),
@@ -59,28 +61,19 @@ FORMATS: Mapping[str, Family] = {
     kimi_k25.KimiK25Format,
     kimi_k25.CONTROL_TOKENS,
     kimi_k25.TEMPLATE_MARKS,
-    {
-      level: functools.partial(kimi_k25.KimiK25Format, thinking=level)
-      for level in (kimi_k25.THINKING, kimi_k25.UNTHINKING)
-    },
+    _with_thinking(kimi_k25.KimiK25Format, kimi_k25.THINKING, kimi_k25.UNTHINKING),
   ),
   "deepseek_v31": Family(
     deepseek_v31.DeepSeekV31Format,
     deepseek_v31.CONTROL_TOKENS,
     deepseek_v31.TEMPLATE_MARKS,
-    {
-      level: functools.partial(deepseek_v31.DeepSeekV31Format, thinking=level)
-      for level in (deepseek_v31.THINKING, deepseek_v31.UNTHINKING)
-    },
+    _with_thinking(deepseek_v31.DeepSeekV31Format, deepseek_v31.THINKING, deepseek_v31.UNTHINKING),
   ),
   "harmony": Family(
     harmony.HarmonyFormat,
     harmony.CONTROL_TOKENS,
     harmony.TEMPLATE_MARKS,
-    {
-      level: functools.partial(harmony.HarmonyFormat, reasoning=level)
-      for level in harmony.REASONING
-    },
+    _with_thinking(harmony.HarmonyFormat, *harmony.REASONING),
   ),
 }
 

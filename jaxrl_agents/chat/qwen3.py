@@ -154,13 +154,7 @@ class Qwen3Format:
         (content if inner is None else inner).append(token)
       if token == opening:
         inner = []
-    return Message(
-      "assistant",
-      self._vocabulary.decode(content).strip(),
-      tuple(found),
-      tokens=tokens,
-      reasoning=self._vocabulary.decode(thought).strip(),
-    )
+    return replies.said(self._vocabulary, tokens, content=content, calls=found, thought=thought)
 
   def _declared(self, tools: Sequence[ToolSpec]) -> list[Part]:
     listed = "".join("\n" + replies.json_text(replies.declaration(tool)) for tool in tools)

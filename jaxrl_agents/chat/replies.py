@@ -1,12 +1,15 @@
-"""Shared by the formats: calls as JSON, and the split of a reply into thought and content."""
+"""Shared by the formats: calls as JSON, and a reply's thought and content."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from jaxrl_agents.chat.vocabulary import Vocabulary
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
 
 MAX_QUOTED_CHARS = 80
@@ -96,6 +99,24 @@ def malformed(
 def clipped(text: str) -> str:
   """The beginning of a text, short enough to be quoted to the policy."""
   return text[:MAX_QUOTED_CHARS]
+
+
+def said(
+  vocabulary: Vocabulary,
+  tokens: np.ndarray,
+  *,
+  content: list[int],
+  calls: Sequence[ToolCall],
+  thought: list[int],
+) -> Message:
+  """The message of a reply whose ids were told apart; texts without the white space around them."""
+  return Message(
+    "assistant",
+    vocabulary.decode(content).strip(),
+    tuple(calls),
+    tokens=tokens,
+    reasoning=vocabulary.decode(thought).strip(),
+  )
 
 
 def label_of(labels: Mapping[str, str], result: Message) -> str:

@@ -88,3 +88,12 @@ def load(folder, family, thinking="model"):
   if family in TEMPLATES:
     write_template(folder, TEMPLATES[family])
   return chat.load(str(folder), thinking)
+
+
+def spelled(chat, pieces):
+  """Ids of pieces, of which those that name a control token are that token, and of the end."""
+  ids = []
+  for piece in pieces:
+    token = chat.id_of(piece) if piece.startswith("<") else None
+    ids += [token] if token is not None else chat.encode(piece).tolist()
+  return [*ids, chat.stop_tokens[0]]

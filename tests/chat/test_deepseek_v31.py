@@ -5,7 +5,7 @@ import pytest
 from jaxrl_agents.chat import deepseek_v31
 from jaxrl_agents.types import Message
 from tests.chat import families
-from tests.chat.families import CLOCK, CONVERSATION, SEARCH
+from tests.chat.families import CLOCK, CONVERSATION, SEARCH, spelled
 
 TOOLS = """## Tools
 You have access to the following tools:
@@ -47,13 +47,6 @@ CALL, SEPARATOR, DONE = deepseek_v31.CALL, deepseek_v31.SEPARATOR, deepseek_v31.
 @pytest.fixture
 def chat(chats):
   return chats["deepseek_v31"]
-
-
-def spelled(chat, pieces):
-  """Ids of pieces of which those that name a control token are that token, and the end."""
-  known = deepseek_v31.CONTROL_TOKENS
-  ids = [[chat.id_of(p)] if p in known else chat.encode(p).tolist() for p in pieces]
-  return [i for piece in ids for i in piece] + [chat.stop_tokens[0]]
 
 
 def test_tools_follow_the_system_prompt_and_no_header_follows_results(chat):

@@ -6,7 +6,7 @@ from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.chat import kimi_k2
 from jaxrl_agents.types import Message, ToolCall
 from tests.chat import families
-from tests.chat.families import CLOCK, CONVERSATION, SEARCH
+from tests.chat.families import CLOCK, CONVERSATION, SEARCH, spelled
 
 TOOLS = (
   '<|im_system|>tool_declare<|im_middle|>[{"function":{"description":"Searches the corpus.\\nGives '
@@ -38,13 +38,6 @@ CALL, ARGUMENTS, DONE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "
 @pytest.fixture
 def chat(chats):
   return chats["kimi_k2"]
-
-
-def spelled(chat, pieces):
-  """Ids of pieces of which those that name a control token are that token."""
-  tokens = {*kimi_k2.CONTROL_TOKENS, *kimi_k2.THOUGHT_TOKENS}
-  ids = [[chat.id_of(p)] if p in tokens else chat.encode(p).tolist() for p in pieces]
-  return [i for piece in ids for i in piece] + [chat.stop_tokens[0]]
 
 
 def test_tools_come_before_the_system_and_results_name_their_calls(chat):

@@ -5,8 +5,8 @@ import pytest
 from jaxrl_agents.chat import kimi_k25, kimi_typescript
 from jaxrl_agents.types import Message, ToolCall, ToolSpec
 from tests.chat import families
-from tests.chat.families import CLOCK, CONVERSATION, SEARCH
-from tests.chat.test_kimi_k2 import ARGUMENTS, BEGIN, CALL, DONE, END, SYSTEM, TALK, spelled
+from tests.chat.families import CLOCK, CONVERSATION, SEARCH, spelled
+from tests.chat.test_kimi_k2 import ARGUMENTS, BEGIN, CALL, DONE, END, SYSTEM, TALK
 
 TOOLS = """<|im_system|>tool_declare<|im_middle|># Tools
 

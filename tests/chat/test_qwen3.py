@@ -6,7 +6,7 @@ import pytest
 from jaxrl_agents.harness.segments import Turn, to_segments
 from jaxrl_agents.types import Generation, Message, ToolCall
 from tests.chat import families
-from tests.chat.families import CLOCK, CONVERSATION, SEARCH
+from tests.chat.families import CLOCK, CONVERSATION, SEARCH, spelled
 
 TOOLS = """# Tools
 
@@ -168,12 +168,3 @@ def test_a_call_that_a_second_one_cuts_off_is_an_error_and_the_second_is_not(cha
   pieces = ["<tool_call>", '{"na', "<tool_call>", whole, "</tool_call>"]
   first, second = chat.parse(spelled(chat, pieces)).tool_calls
   assert "is not closed" in first.error and not second.error
-
-
-def spelled(chat, pieces):
-  """Ids of pieces of which those that name a control token are that token."""
-  ids = []
-  for piece in pieces:
-    token = chat.id_of(piece) if piece.startswith("<") else None
-    ids += [token] if token is not None else chat.encode(piece).tolist()
-  return [*ids, chat.stop_tokens[0]]
