@@ -2,21 +2,24 @@
 transformers.
 
 JAXRL_CHAT_TEMPLATES names a folder with qwen3.jinja, kimi_k2.jinja (of Kimi-K2-Thinking),
-deepseek_v31.jinja and harmony.jinja (of gpt-oss), taken from the models' pages; without it and
-transformers these tests are skipped. Where our rendering departs on purpose, the test says how.
+deepseek_v31.jinja and harmony.jinja (of gpt-oss), taken from the models' pages, and with
+tool_declaration_ts.py of Kimi-K2.5. Without it and transformers these tests are skipped. Where our
+rendering departs on purpose, the test says how.
 """
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
+import random
 import re
 
 import numpy as np
 import pytest
 
-from jaxrl_agents.chat import deepseek_v31, replies
-from jaxrl_agents.types import Message
+from jaxrl_agents.chat import deepseek_v31, kimi_typescript, replies
+from jaxrl_agents.types import Message, ToolSpec
 from tests.chat import families
 from tests.chat.families import CALLS, CLOCK, CONVERSATION, SEARCH
 
@@ -124,6 +127,86 @@ def test_kimi_k2_renders_the_text_and_the_ids_of_its_template(transformers, tmp_
   assert chat.decode(rendered) == text
   whole = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
   np.testing.assert_array_equal(rendered, whole(text)["input_ids"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kimi_k25_declares_tools_with_random_schemas_as_its_tokenizer_does(seed):
+  """1,000 for each seed. Where the published code raises, its tokenizer declares tools as Kimi K2
+  does, and so do we.
+  """
+  spec = importlib.util.spec_from_file_location("page", f"{TEMPLATES}/tool_declaration_ts.py")
+  page = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(page)
+  draw, equal = random.Random(seed), 0
+  for _ in range(1_000):
+    names = draw.sample(["Leaf", "Node"], draw.randint(0, 2))
+    schema = random_object(draw, 3, names)
+    if names:
+      schema["$defs"] = {name: random_schema(draw, 2, names) for name in names}
+    tool = ToolSpec("f", draw.choice(["", "Does it.", "Does it.\n\nOr not."]), schema)
+    sorted_keys = json.loads(json.dumps(replies.declaration(tool), sort_keys=True))
+    try:
+      wanted = page.encode_tools_to_typescript_style([sorted_keys])
+    except Exception:
+      with pytest.raises(ValueError):
+        kimi_typescript.declared([tool])
+      continue
+    assert kimi_typescript.declared([tool]) == wanted
+    equal += 1
+  assert equal > 300
+
+
+def random_schema(draw, depth, names):
+  """A schema with every keyword that the published code knows, and some that it does not."""
+  described = {"description": draw.choice(["One.", "Two\nlines.", "A\n\nb", "é"])}
+  more = described if draw.random() < 0.5 else {}
+  kind = draw.choice(
+    ["plain"] * 8 + ["any", "none", "ref", "self", "enum", "list", "either", "odd"]
+  )
+  if kind == "any":
+    return draw.choice([True, {}])
+  if kind == "none":
+    return False
+  if kind == "ref" and names:
+    return {"$ref": f"#/$defs/{draw.choice(names)}", **more}
+  if kind == "self":
+    return {"$ref": "#", **more}
+  if kind == "enum":
+    types = ["string", "integer", "boolean", ["string", "null"], ["string", "integer"]]
+    typed = {"type": draw.choice(types)} if draw.random() < 0.6 else {}
+    return {"enum": draw.choice([["a", "b"], [1, 2], [True], [None, "x"]]), **typed, **more}
+  if kind == "list":
+    return {"type": draw.sample(["string", "integer", "null", "array", "object"], 2), **more}
+  if kind == "either" and depth:
+    branches = [random_schema(draw, depth - 1, names) for _ in range(draw.randint(1, 3))]
+    return {"anyOf": branches, **more}
+  if kind == "odd":
+    return {"oneOf": [], **more}
+  plain = draw.choice(
+    ["string", "integer", "number", "boolean", *["object", "array"] * (depth > 0)]
+  )
+  if plain == "object":
+    return random_object(draw, depth - 1, names) | more
+  bounds = {"maxLength": 3, "minLength": 1, "pattern": "^a", "maximum": 9, "minimum": 0.5}
+  bounds |= {"minItems": 1, "maxItems": 3}
+  bounds |= {"default": draw.choice([None, True, 5, 1.5, "x", ["a"], {"b": 1}, "é"])}
+  found = {"type": plain, **more, **{k: v for k, v in bounds.items() if draw.random() < 0.2}}
+  if plain == "array" and draw.random() < 0.85:
+    found["items"] = random_schema(draw, depth - 1, names)
+  return found
+
+
+def random_object(draw, depth, names):
+  """The schema of an object with up to four properties."""
+  inner = draw.sample(["b", "a", "c", "z", "aa"], draw.randint(0, 4))
+  found = {"type": "object"}
+  found["properties"] = {name: random_schema(draw, depth, names) for name in inner}
+  if draw.random() < 0.7:
+    found["required"] = draw.sample(inner, draw.randint(0, len(inner)))
+  if draw.random() < 0.3:
+    others = draw.choice([True, False, {"type": "string", "description": "More."}])
+    found["additionalProperties"] = others
+  return found
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
