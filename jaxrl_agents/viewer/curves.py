@@ -10,7 +10,11 @@ from jaxrl_agents.agents.story import Panel
 from jaxrl_agents.viewer import stories
 from jaxrl_agents.viewer.inputs import Run, spread
 
-PHASE_TITLES = {"sft": "Supervised warm-up", "rl": "Reinforcement learning"}
+PHASE_TITLES = {
+  "sft": "Supervised warm-up",
+  "mtp": "Draft modules",
+  "rl": "Reinforcement learning",
+}
 MAX_POINTS = 800
 
 _PART_TITLES = {

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents.agents import scores
 from jaxrl_agents.agents.formats import duration, mapping, number, signed
 from jaxrl_agents.agents.story import Section, Story
 from jaxrl_agents.viewer import stories
 from jaxrl_agents.viewer.inputs import Run
 
 _BOUNDS = ("", "_lower95", "_upper95")
-_NOT_A_SCORE = ("tasks", "failed", "trajectories", "failed_trajectories")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,8 @@ def _rows(
   rows = []
   for key in keys:
     values = tuple(_value(story, column, key) for column in columns)
-    if key in _NOT_A_SCORE or all(value is None for value in values):
+    no_score = key in scores.COUNTS or key.endswith(_BOUNDS[1:])
+    if no_score or all(value is None for value in values):
       continue
     told = story.gain if key == story.score else key
     gain = number(bootstrap.get(f"{told}_gain"))

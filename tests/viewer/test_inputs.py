@@ -161,11 +161,12 @@ def test_a_run_without_an_evaluation_reports_its_progress():
 
 def test_the_table_places_shares_on_an_axis_to_one_and_rewards_on_one_to_two():
   evaluation = {
-    "warm_start": {"reward": 0.5, "f1": 0.25, "tasks": 4},
-    "trained": {"reward": 1.5, "f1": 0.75, "tasks": 4, "failed": 2},
+    "warm_start": {"reward": 0.5, "reward_lower95": 0.4, "f1": 0.25, "tasks": 4},
+    "trained": {"reward": 1.5, "reward_upper95": 1.6, "f1": 0.75, "tasks": 4, "failed": 2},
   }
   run = inputs.Run("w", (), {"eval": evaluation, "paired_bootstrap": {"f1_gain_lower95": 0.1}}, ())
   rows = {r.title: r for r in headline.table(run)}
+  assert rows.keys() == {"Reward", "F1 of the output"}  # no row for counts and bounds
   assert rows["Reward"].positions == (25.0, 75.0, None, None, None)
   assert rows["F1 of the output"].positions == (25.0, 75.0, None, None, None)
   assert (rows["F1 of the output"].gain, rows["F1 of the output"].lower95) == (0.5, 0.1)

@@ -17,6 +17,7 @@ function niceTicks(low, high, count) {
 
 function tickLabel(x) {
   const size = Math.abs(x);
+  if (size >= 1e6) return (x / 1e6).toLocaleString("en-US") + "M";
   if (size >= 10000) return (x / 1000).toLocaleString("en-US") + "k";
   if (size !== 0 && size < 1e-3) return x.toExponential(0).replaceAll("-", "−");
   return String(Number(x.toPrecision(6))).replace("-", "−");

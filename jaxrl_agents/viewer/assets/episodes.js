@@ -100,7 +100,7 @@ function factView(fact, number) {
   const state = fact.returned ? ["hit", "✓", "returned"] : fact.seen ? ["seen", "◐", "seen, not returned"] : ["wrong", "○", "never shown"];
   return el("li", { class: state[0] }, el("span", { class: "sign", "aria-hidden": "true" }, state[1]),
     el("div", {},
-      el("p", {}, el("b", {}, number + " "), fact.text || fact.ids.join(", "), fact.is_final_answer && badge("gold", "holds the answer")),
+      el("p", {}, !fact.text.startsWith(number + ".") && el("b", {}, number + " "), fact.text || fact.ids.join(", "), fact.is_final_answer && badge("gold", "holds the answer")),
       el("p", { class: "quiet" }, state[2], fact.seen && [" · seen in ", turnLink(fact.seen)],
         fact.pruned && [" · pruned in ", turnLink(fact.pruned)], fact.text && [" · ", el("code", {}, fact.ids.join(", "))])));
 }
