@@ -3,9 +3,11 @@
     python scripts/compare.py --workdir=runs/0 --workdir=runs/1 --svg=curves.svg --bars=bars.svg
     python scripts/compare.py --workdir=runs/all --workdir=runs/without --paired
 
-Prints the table in Markdown. A run is named after its folder.
+Prints the table in Markdown. A run is named after its folder, with those above it where two folders
+have one name.
 """
 
+import dataclasses
 import pathlib
 
 from absl import flags
@@ -26,7 +28,8 @@ _PAIRED = flags.DEFINE_bool(
 
 def main() -> None:
   """Prints the table, writes the drawings."""
-  runs = [inputs.read_run(workdir) for workdir in _WORKDIRS.value]
+  named = zip(inputs.names(_WORKDIRS.value), _WORKDIRS.value, strict=True)
+  runs = [dataclasses.replace(inputs.read_run(workdir), name=name) for name, workdir in named]
   print(comparison.table(runs))
   if _PAIRED.value:
     print("\n" + paired_runs.table(_WORKDIRS.value))

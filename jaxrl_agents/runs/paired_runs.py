@@ -27,7 +27,8 @@ def table(workdirs: Sequence[str | pathlib.Path]) -> str:
   """
   if len(workdirs) < 2:
     raise ValueError("a paired comparison takes two runs or more; give --workdir again")
-  runs = [(pathlib.Path(each).resolve().name, _trained(pathlib.Path(each))) for each in workdirs]
+  trained = [_trained(pathlib.Path(each)) for each in workdirs]
+  runs = list(zip(inputs.names(workdirs), trained, strict=True))
   first, of_first = runs[0][0], scores.scores(runs[0][1])
   clusters = _clusters(pathlib.Path(workdirs[0]), runs[0][1])
   rows = []

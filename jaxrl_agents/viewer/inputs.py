@@ -50,6 +50,18 @@ class Snapshot:
   groups: tuple[Group, ...]
 
 
+def names(workdirs: Sequence[str | Path]) -> list[str]:
+  """The last parts of each folder's path, as many as tell all of them apart: ["runs/0"] is "0", and
+  ["a/run", "b/run"] stay as they are. The same folder twice has the same name twice.
+  """
+  paths = [Path(workdir).resolve() for workdir in workdirs]
+  for count in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+    found = ["/".join(path.parts[-count:]) for path in paths]
+    if len(set(found)) == len(set(paths)):
+      return found
+  return [str(path) for path in paths]
+
+
 def read_run(workdir: str | Path) -> Run:
   """Reads metrics.jsonl and summary.json of `workdir`.
 

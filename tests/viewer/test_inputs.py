@@ -173,3 +173,15 @@ def test_the_table_places_shares_on_an_axis_to_one_and_rewards_on_one_to_two():
   assert headline.counts(run)[1] == (
     "Trained: 4 tasks, 2 failed rollouts (counted apart, not scored 0)."
   )
+
+
+def test_runs_are_named_by_as_much_of_their_paths_as_tells_them_apart(tmp_path):
+  assert inputs.names([tmp_path / "runs/0"]) == ["0"]
+  assert inputs.names([tmp_path / "a/run", tmp_path / "b/run"]) == ["a/run", "b/run"]
+  assert inputs.names([tmp_path / "a/x/run", tmp_path / "b/x/run", tmp_path / "b/y"]) == [
+    "a/x/run",
+    "b/x/run",
+    f"{tmp_path.name}/b/y",
+  ]
+  assert inputs.names([tmp_path / "a/run", tmp_path / "b/../a/run"]) == ["run", "run"]
+  assert inputs.names([]) == []
