@@ -24,6 +24,21 @@ def test_options_of_one_section_are_checked_together_whatever_their_order():
   assert config.load(PATH, ["learner.steps=3", "learner.steps=4"]).learner.steps == 4
 
 
+@pytest.mark.parametrize(
+  "path",
+  sorted(
+    str(path.relative_to(ROOT))
+    for folder in ("configs", "examples", "scripts")
+    for path in (ROOT / folder).rglob("*.py")
+    if "def get_config()" in path.read_text()
+  ),
+)
+def test_every_config_that_is_shipped_passes_its_checks(path, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  monkeypatch.syspath_prepend(ROOT)
+  assert config.load(path).name
+
+
 def test_an_error_in_a_config_or_in_an_agents_module_names_its_own_cause(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "broken.py").write_text("\n\n1 / 0\n")

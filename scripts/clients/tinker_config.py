@@ -12,8 +12,14 @@ def get_config() -> RunConfig:
     seed=0,
     policy=PolicySection(model=BASE_MODEL),
     agent="external",
-    # Nobody is started: clients of the server bring their own tasks, prompts and rewards.
-    agent_config=ExternalConfig(command="true", tasks="-", token_budget=128, max_new_tokens=32),
+    # No agent is started: clients of the server bring their own tasks, prompts and rewards.
+    agent_config=ExternalConfig(
+      command="true",
+      tasks="-",
+      reward="scripts.clients.judge:last_line",
+      token_budget=128,
+      max_new_tokens=32,
+    ),
     sampler=SamplerConfig(slots=16, page_tokens=16, num_pages=200, prefill_tokens=64),
     learner=LearnerConfig(row_tokens=128, rows_per_microbatch=4),
   )
