@@ -6,12 +6,13 @@ A small policy is served by two engines behind the gateway, and trained by the l
 say of it. Users are a process of their own with the `openai` client (scripts/realtime/users.py):
 hidden preferences that change at a set time, feedback that is late and biased, adversaries.
 
-Prints: `gained` (mean preference over the start), `regained` (share of what a change of
-preferences cost), with --control also `attainable` (what a policy reaches that learns from the
-changed users from the start) and the share of that, planted regressions and harmless updates that
-the gate refused, sessions until a roll-back and the share of users that were exposed, how far
-adversaries moved the trained reward, and events that were lost or doubled when the server was
-killed.
+Prints: `gained` (mean preference over the start), `lost` (what a change of preferences costs),
+`won_back` (how much of that the policy regains) and `regained` (the share), with --control also
+`attainable` (what a policy reaches that learns from the changed users from the start) and the share
+of that; planted regressions and harmless updates that the gate refused; sessions until a roll-back
+and the share of users that were exposed; how far adversaries moved the trained reward; and events
+that were lost or doubled when the server was killed. Of several seeds it prints means, the least,
+the most and the lower 95 % bound; shares are then those of the means.
 """
 
 import asyncio
@@ -20,12 +21,14 @@ import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from absl import flags
 from realtime import crashes, rollbacks, small_policy, world
 from realtime.world import AFTER, BEFORE, World
+from scipy import stats
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.realtime import advantage
@@ -107,7 +110,8 @@ async def learned(at: World) -> dict[str, float]:
     "gained": adapted - start,
     "frozen_after_drift": frozen,
     "after_drift": after,
-    "regained": (after - frozen) / max(adapted - frozen, 1e-9),
+    "lost": adapted - frozen,
+    "won_back": after - frozen,
     "adversaries_moved_reward": max(row.get("movement", 0.0) for row in rows),
     "updates_refused": sum(1 - row.get("passed", 1.0) for row in rows),
     "foreign_events_refused": sum(
@@ -178,9 +182,14 @@ async def simulated(seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
       async with world.opened(pathlib.Path(folder), chat, params, **sizes) as at:
         found["attainable"] = await attained(at)
-    lost = found["attainable"] - found["frozen_after_drift"]
-    found["regained_of_attainable"] = (found["after_drift"] - found["frozen_after_drift"]) / lost
+    found["attainable_gain"] = found["attainable"] - found["frozen_after_drift"]
   return found
+
+
+def lower95(values: Sequence[float]) -> float:
+  """Lower end of the two-sided 95 % interval of the mean of several seeds, by Student's t."""
+  error = statistics.stdev(values) / len(values) ** 0.5
+  return statistics.mean(values) - float(stats.t.ppf(0.975, len(values) - 1)) * error
 
 
 def main() -> None:
@@ -196,6 +205,10 @@ def main() -> None:
     found[name] = statistics.mean(values)
     if len(values) > 1:
       found[f"{name}_least"], found[f"{name}_most"] = min(values), max(values)
+      found[f"{name}_lower95"] = lower95(values)
+  for share, of in (("regained", "lost"), ("regained_of_attainable", "attainable_gain")):
+    if found.get(of, 0.0) > 0.0:
+      found[share] = found["won_back"] / found[of]
   for name, value in found.items():
     print(f"{name:32} {value:,.3f}")
   if _JSON.value:
