@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import http.server
 import json
+import math
 import pathlib
 import sys
 import threading
@@ -134,7 +135,11 @@ def rewards_of(episode: vf.Episode, url: str) -> dict[str, float]:
     raise ValueError(f"the task gave no {', '.join(unknown) or 'reward'}")
   parts = {name: value for name, value in trace.metrics.items() if value is not None}
   parts |= {name: reward.score for name, reward in trace.rewards.items()}
-  return parts | {"reward": trace.reward}
+  parts["reward"] = trace.reward
+  if odd := {name: value for name, value in parts.items() if not math.isfinite(value)}:
+    named = ", ".join(f"parts.{name}={value}" for name, value in odd.items())
+    raise ValueError(f"{named} is not finite; let the task raise where it cannot judge")
+  return parts
 
 
 def tell(told: dict, what: str, content: dict) -> None:
@@ -192,11 +197,19 @@ def handler(player: Player, loop: asyncio.AbstractEventLoop) -> type:
   return Handler
 
 
+class Server(http.server.ThreadingHTTPServer):
+  """A thread for each request. All rollouts of a step connect at once (`external.at_once`), and a
+  connection that finds the queue full is reset, which fails its rollout.
+  """
+
+  request_queue_size = 1_024
+
+
 async def serve(config: vf.EnvConfig, host: str, port: int, limit: int | None) -> None:
   """Serves until the process is ended."""
   player = Player(config, limit)
   here = handler(player, asyncio.get_running_loop())
-  server = http.server.ThreadingHTTPServer((host, port), here)
+  server = Server((host, port), here)
   threading.Thread(target=server.serve_forever, daemon=True).start()
   print(f"{len(player.tasks)} tasks at http://{host}:{server.server_address[1]}", flush=True)
   await asyncio.Event().wait()
