@@ -5,9 +5,10 @@
 Makes a virtual environment with the library below --folder, serves the base policy, and runs the
 programs of scripts/clients/: one learns a text by heart (cross-entropy), one raises the reward of a
 bandit (importance sampling on its own samples), one trains on losses of its own
-(`forward_backward_custom`), and one runs two recipes of tinker_cookbook. All but the last run with
-all parameters and with adapters. The library differentiates losses with torch, and tinker_cookbook
-needs it too, so the last two run only if --torch says what to install. Needs a package index once.
+(`forward_backward_custom`), one runs two recipes of tinker_cookbook, and one learns by a third. The
+first three run with all parameters and with adapters. The library differentiates losses with torch,
+and tinker_cookbook needs it too, so the last three run only if --torch says what to install. Needs
+a package index once.
 """
 
 import json
@@ -33,7 +34,12 @@ COOKBOOK = "tinker_cookbook[math-rl]==0.5.8"
 SCRIPTS = pathlib.Path(__file__).parent
 INSTALL_S, START_S, RUN_S = 900, 300, 600
 PROGRAMS = [("tinker_copy", 0), ("tinker_copy", 8), ("tinker_bandit", 0), ("tinker_bandit", 8)]
-WITH_TORCH = [("tinker_custom", 0), ("tinker_custom", 8), ("tinker_recipes", 8)]
+WITH_TORCH = [
+  ("tinker_custom", 0),
+  ("tinker_custom", 8),
+  ("tinker_recipes", 8),
+  ("tinker_shorter", 8),
+]
 
 
 def python_of(folder: pathlib.Path, requirements: list[str]) -> pathlib.Path:
@@ -92,6 +98,9 @@ def row(python: pathlib.Path, name: str, rank: int, variables: dict[str, str]) -
     gap = said["same_loss_gap"]
     ok = said["last"] < said["first"] / 2 and gap < 1e-3
     return found | {"ok": ok, "note": f"beside cross_entropy {gap:.1e}"}
+  if name == "tinker_shorter":
+    note = f"characters of a reply, least lower bound of the gain {said['lower95']:.1f}"
+    return found | {"ok": said["lower95"] > 0.0, "note": note}
   if name == "tinker_recipes":
     ok = said["last"] < said["first"] / 2 and said["kl"] < 1e-6
     rewards = ", ".join(f"{reward:.3f}" for reward in said["rewards"])
