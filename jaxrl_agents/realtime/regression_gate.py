@@ -38,6 +38,7 @@ class Guard:
   """A rate that must not change in either direction, such as tool errors; `history` of accepted
   models. `standard_error` is that of `value`, measured on a sample; 0 if it is exact. A move by
   `tolerance` or less never blocks: on enough samples every update moves every rate significantly.
+  One by more than `limit` always blocks: a history that varies much does not excuse a collapse.
   """
 
   name: str
@@ -45,6 +46,7 @@ class Guard:
   value: float
   standard_error: float = 0.0
   tolerance: float = 0.0
+  limit: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,8 @@ def decide(
   has no score on tasks that the baseline finished: failing on hard tasks must not improve the
   score. A guard blocks if it is more than 3 standard deviations from the mean of its history (the
   root of the variance of the history and the square of its own standard error) and by more than its
-  tolerance, or not finite; with fewer than 5 values of history it is listed as unchecked.
+  tolerance, or by more than its limit and 3 of its standard errors, or not finite; with fewer than
+  5 values of history it is listed as unchecked.
 
   Raises:
     ValueError: there is no suite, or a suite cannot be compared (see `paired_bootstrap`).
@@ -115,6 +118,12 @@ def _guard_reasons(guard: Guard) -> list[str]:
   deviation = math.hypot(float(np.std(guard.history, ddof=1)), guard.standard_error)
   # The second term is for rounding: equal values have a deviation of about 0.
   allowed = max(GUARD_SIGMAS * deviation + 1e-9 * abs(mean), guard.tolerance)
+  limit = guard.limit + GUARD_SIGMAS * guard.standard_error
+  if abs(guard.value - mean) > limit:
+    return [
+      f"{guard.name}: {guard.value:.4g} is more than {limit:.4g} from the mean of its history, "
+      f"{mean:.4g}"
+    ]
   if abs(guard.value - mean) <= allowed:
     return []
   return [

@@ -62,6 +62,19 @@ def test_a_guard_blocks_a_move_of_more_than_three_deviations_either_way():
   assert not passes(math.nan)
 
 
+def test_a_move_beyond_the_limit_of_a_guard_is_blocked_however_much_its_history_varies():
+  wide = (0.1, 0.5, 0.1, 0.5, 0.3, 0.3)  # mean 0.3, three deviations are 0.54
+  scores = {"t": 1.0, "u": 1.0}
+  suite = Suite("search", scores, scores)
+  said = lambda **changes: decide([suite], [Guard("entropy", wide, **changes)]).reasons
+  assert not said(value=0.01)
+  (reason,) = said(value=0.01, limit=0.225)
+  assert reason == "entropy: 0.01 is more than 0.225 from the mean of its history, 0.3"
+  assert said(value=0.59, limit=0.225)
+  assert not said(value=0.08, limit=0.225)
+  assert not said(value=0.01, limit=0.225, standard_error=0.03)  # 0.29 may be 0.225 by chance
+
+
 def test_a_guard_with_little_history_is_listed_as_unchecked():
   verdict = decide([Suite("s", {"a": 1.0}, {"a": 1.0})], [Guard("length", [1.0] * 4, 99.0)])
   assert verdict.passed and verdict.unchecked == ("length",)
