@@ -32,8 +32,8 @@ TOLERANCE: Mapping[str, float] = {
 the history. A policy that learns what users prefer becomes surer of it, so its entropy falls."""
 
 LIMIT: Mapping[str, float] = {"entropy": 0.75}
-"""Moves that never pass, as a share of the mean over the history: below a quarter of the entropy a
-policy hardly tries anything else, and learns no more."""
+"""Moves that never pass, as a share of the mean over the history. A policy with less than a quarter
+of the entropy hardly tries anything new, so later updates cannot bring the rest back."""
 
 _REFUSAL = re.compile(
   r"\bI(?:['’]m| am)? (?:sorry|unable|not able)\b|\bI (?:cannot|can['’]t|won['’]t|will not)\b",
@@ -101,6 +101,6 @@ def guards(
   for name, (mean, error) in candidate.items():
     earlier = [row[name] for row in history if name in row]
     unit = 1.0 if name in SHARES else sum(earlier) / max(len(earlier), 1)
-    limit = LIMIT[name] * unit if name in LIMIT and earlier else math.inf
+    limit = LIMIT[name] * unit if name in LIMIT else math.inf
     found.append(Guard(name, earlier, mean, error, TOLERANCE[name] * unit, limit))
   return found

@@ -38,7 +38,8 @@ class Guard:
   """A rate that must not change in either direction, such as tool errors; `history` of accepted
   models. `standard_error` is that of `value`, measured on a sample; 0 if it is exact. A move by
   `tolerance` or less never blocks: on enough samples every update moves every rate significantly.
-  One by more than `limit` always blocks: a history that varies much does not excuse a collapse.
+  One by more than `limit`, and three standard errors of `value`, blocks however much the history
+  varies.
   """
 
   name: str

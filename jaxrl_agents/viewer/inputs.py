@@ -7,6 +7,7 @@ becomes a sentence in `Run.problems`, which the page shows.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,11 +56,9 @@ def names(workdirs: Sequence[str | Path]) -> list[str]:
   ["a/run", "b/run"] stay as they are. The same folder twice has the same name twice.
   """
   paths = [Path(workdir).resolve() for workdir in workdirs]
-  for count in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-    found = ["/".join(path.parts[-count:]) for path in paths]
-    if len(set(found)) == len(set(paths)):
-      return found
-  return [str(path) for path in paths]
+  ends = lambda count: ["/".join(path.parts[-count:]) for path in paths]
+  apart = lambda found: len(set(found)) == len(set(paths))
+  return next(filter(apart, map(ends, itertools.count(1))))
 
 
 def read_run(workdir: str | Path) -> Run:

@@ -43,7 +43,7 @@ def lengths(client):
   return np.array([len(text["content"]) for text in texts])
 
 
-def run(seed):
+def run(number):
   """Lengths before and after one run of the recipe."""
   before = lengths(started())
   with tempfile.TemporaryDirectory() as folder:
@@ -64,11 +64,11 @@ def run(seed):
     rows = (pathlib.Path(folder) / "checkpoints.jsonl").read_text().splitlines()
     state = json.loads(rows[-1])["state_path"]
     after = lengths(service.create_training_client_from_state(state))
-  print(f"run {seed}: {before.mean():.1f} to {after.mean():.1f}", file=sys.stderr)
+  print(f"run {number}: {before.mean():.1f} to {after.mean():.1f}", file=sys.stderr)
   return before, after
 
 
-runs = [run(seed) for seed in range(RUNS)]
+runs = [run(number) for number in range(RUNS)]
 error = lambda a, b: np.sqrt((a.var(ddof=1) + b.var(ddof=1)) / SAMPLES)
 found = {
   "first": float(np.mean([before for before, _ in runs])),

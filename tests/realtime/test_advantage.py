@@ -105,3 +105,11 @@ def test_a_guard_passes_one_call_in_200_and_stops_twenty():
     return regression_gate.decide([suite], checked).passed
 
   assert passes(1) and not passes(20)
+
+
+def test_a_policy_without_entropy_is_refused_however_much_the_history_varies():
+  history = [{"entropy": value} for value in (0.1, 0.5, 0.1, 0.5, 0.3)]
+  (guard,) = behaviour.guards(history, {"entropy": (0.01, 0.002)})
+  suite = regression_gate.Suite("s", {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0})
+  assert guard.limit == pytest.approx(0.225)
+  assert not regression_gate.decide([suite], [guard]).passed
