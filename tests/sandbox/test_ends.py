@@ -151,3 +151,19 @@ def test_the_death_of_the_zygote_ends_all_sandboxes_with_an_error(play):
 
   play(body)
   assert wait_until(lambda: not left(f"5432.{os.getpid()}".encode()))
+
+
+def test_a_sandbox_whose_zygote_dies_while_it_starts_is_an_error_that_says_so(play):
+  async def body(boxes, base):
+    launch = boxes._backend.launch
+
+    async def launch_and_die(number, *rest):
+      await launch(number, *rest)
+      boxes._backend._process.kill()
+      await asyncio.wait_for(boxes._ends[number].wait(), 10)
+
+    boxes._backend.launch = launch_and_die
+    with pytest.raises(NoSandbox, match="ended before it was ready"):
+      await boxes.create(base)
+
+  play(body)

@@ -145,21 +145,24 @@ class Sandboxes:
     here, there = socket.socketpair()
     self.store.hold(start.layers)
     self._layers[number] = start.layers
-    self._ends[number] = asyncio.Event()
+    ended = self._ends[number] = asyncio.Event()
     writer = None
     try:
       async with asyncio.timeout(_START_S):
         await self._backend.launch(number, start, self.limits, there)
         reader, writer = await asyncio.open_unix_connection(sock=here)
         box = Sandbox(self, number, start, (reader, writer))
-        box.ended = self._ends[number]
+        box.ended = ended
         await box.begin({**ENV, **start.env})
     except BaseException as error:
       (writer or here).close()
       if isinstance(error, TimeoutError):
         raise NoSandbox(f"a sandbox was not ready within {_START_S:g} s") from None
       raise
-    self._boxes[number] = box
+    if ended.is_set():
+      box.mark_ended()
+    else:
+      self._boxes[number] = box
     return box
 
   def drop(self, snapshot: Snapshot) -> None:
