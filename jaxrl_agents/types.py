@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -149,7 +149,7 @@ class Generation:
     routing: experts of the tokens of prompt and reply from SamplingLimits.routed_tokens on, uint16
       [P + T - routed_tokens, L, K]; NOT_ROUTED where a token never went through a forward pass (the
       last one) or was not recorded. None for dense models.
-    stop: "stop" (a stop token), "length" (max_new_tokens).
+    stop: "stop" (a stop token or text), "length" (max_new_tokens, or whoever watched ended it).
     trained: whether the sampled tokens carry loss; False for the deliberate mistakes of a scripted
       player.
     began: weight version that computed the first positions of the cache which the first token was
@@ -259,3 +259,17 @@ class Sampler(Protocol):
   async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation: ...
 
   def playing(self, more: int) -> None: ...
+
+
+Watch = Callable[[np.ndarray, np.ndarray], bool]
+"""(tokens sampled so far, int32 [T], and their versions, int32 [T]) -> whether the reply is to end.
+Called in the thread of an engine, after each of its programs; must be quick and must not raise."""
+
+
+@runtime_checkable
+class WatchedSampler(Sampler, Protocol):
+  """A sampler whose replies can be watched while they are sampled, and ended."""
+
+  async def watched(
+    self, prompt: np.ndarray, limits: SamplingLimits, watch: Watch
+  ) -> Generation: ...

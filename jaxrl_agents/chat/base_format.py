@@ -81,6 +81,10 @@ class OwnFormat:
     text = self._vocabulary.decode(content).strip()
     return Message("assistant", text, tuple(found), tokens=tokens)
 
+  def settled(self, tokens: np.ndarray) -> int:
+    """See `Chat.settled`; the number of these ids."""
+    return len(tokens)
+
   def _assistant(self, message: Message) -> list[Part]:
     reply = message.tokens if message.tokens is not None else self.encode_reply(message, ())
     ended = len(reply) and int(reply[-1]) in self.stop_tokens

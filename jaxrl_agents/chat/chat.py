@@ -22,6 +22,8 @@ class Format(Protocol):
 
   def parse(self, tokens: np.ndarray) -> Message: ...
 
+  def settled(self, tokens: np.ndarray) -> int: ...
+
 
 class Chat:
   """One tokenizer with one format. Invariant: `render` only ever appends as a conversation grows.
@@ -76,3 +78,10 @@ class Chat:
     raises.
     """
     return self._form.parse(np.asarray(ids, np.int32))
+
+  def settled(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The beginning of an unfinished reply, int32 [T], whose text and thought `parse` will find in
+    the whole reply too, if that is well formed.
+    """
+    tokens = np.asarray(ids, np.int32)
+    return tokens[: self._form.settled(tokens)]

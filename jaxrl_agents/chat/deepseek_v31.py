@@ -123,6 +123,13 @@ class DeepSeekV31Format:
       in_section = in_section or token == self._id[CALLS]
     return replies.said(self._vocabulary, tokens, content=content, calls=found, thought=thought)
 
+  def settled(self, tokens: np.ndarray) -> int:
+    """See `Chat.settled`; the number of these ids. Where the prompt may have opened a thought, all
+    may be one until it ends.
+    """
+    open_thought = self._thinking and self._id[THOUGHT_END] not in tokens.tolist()
+    return 0 if open_thought else len(tokens)
+
   def _parse_call(self, ids: list[int], call_id: str, closed: bool, in_section: bool) -> ToolCall:
     """A call from `name <｜tool▁sep｜> json`; `error` says what is wrong with it."""
     text, split = self._vocabulary.decode(ids), self._id[SEPARATOR]

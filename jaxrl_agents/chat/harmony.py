@@ -158,6 +158,13 @@ class HarmonyFormat:
       reasoning="\n".join(filter(None, thought)),
     )
 
+  def settled(self, tokens: np.ndarray) -> int:
+    """See `Chat.settled`; the number of these ids. What a message is, its header says."""
+    body = tokens.tolist()
+    breaks = (*self._ends, self._id["<|start|>"], self._id["<|endoftext|>"])
+    last = next((i + 1 for i in reversed(range(len(body))) if body[i] in breaks), 0)
+    return len(body) if self._id["<|message|>"] in body[last:] else last
+
   def _messages(self, body: list[int]) -> Iterator[Said]:
     """The messages of a reply, whose beginning `<|start|>assistant` is in the prompt."""
     start = 0

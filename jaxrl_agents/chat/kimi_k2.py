@@ -117,6 +117,10 @@ class KimiK2Format:
     content = [i for i in content if i not in sections]
     return replies.said(self._vocabulary, tokens, content=content, calls=found, thought=thought)
 
+  def settled(self, tokens: np.ndarray) -> int:
+    """See `Chat.settled`; the number of these ids."""
+    return len(tokens)
+
   def _declared(self, tools: Sequence[ToolSpec]) -> str:
     declared = [replies.declaration(tool) for tool in tools]
     return json.dumps(declared, ensure_ascii=False, separators=(",", ":"), sort_keys=True)

@@ -156,6 +156,10 @@ class Qwen3Format:
         inner = []
     return replies.said(self._vocabulary, tokens, content=content, calls=found, thought=thought)
 
+  def settled(self, tokens: np.ndarray) -> int:
+    """See `Chat.settled`; the number of these ids."""
+    return len(tokens)
+
   def _declared(self, tools: Sequence[ToolSpec]) -> list[Part]:
     listed = "".join("\n" + replies.json_text(replies.declaration(tool)) for tool in tools)
     opened, closed = self._id["<tool_call>"], self._id["</tool_call>"]

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from jaxrl_agents.gateway import control, sse
 from jaxrl_agents.gateway.dialects import chat, completions, generate, messages, responses
 from jaxrl_agents.gateway.http_requests import as_json, body_of, key_of, name_of
+from jaxrl_agents.gateway.progress import Progress
 from jaxrl_agents.gateway.registry import Registry
 from jaxrl_agents.gateway.requests import Asked, Refusal
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
@@ -156,7 +157,8 @@ class _Gateway:
     body = as_json(raw)
     asked = dialect.parse(body, session.served.chat)
     name, digest, repeated = name_of(http, raw, body)
-    task = session.begin(asked.request, name, digest=digest, repeated=repeated)
+    progress = Progress(session.served.chat, asked.request) if asked.grows else None
+    task = session.begin(asked.request, name, digest=digest, repeated=repeated, progress=progress)
     head = {"x-session-id": session.id}
     if ignored := session.ignored(asked.request):
       fields = ", ".join(ignored)
@@ -167,10 +169,9 @@ class _Gateway:
       if not await http.is_disconnected():
         session.delivered(replies)
       return response
-    await sse.begun(task)
-    events = lambda replies: dialect.events(asked, replies)
+    await sse.begun(task, progress)
     refused = lambda problem: _refused_stream(http, dialect, asked, problem)
-    content = sse.stream(task, events, refused, session.delivered)
+    content = sse.stream(task, progress, dialect.Stream(asked), refused, session.delivered)
     head["cache-control"] = "no-cache"
     return StreamingResponse(content, media_type="text/event-stream", headers=head)
 

@@ -121,6 +121,13 @@ class Asked:
   ids: bool = False
   namespaces: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+  @property
+  def grows(self) -> bool:
+    """Whether a stream has the text of the reply while it is sampled: not of several replies, nor
+    where each token is told of.
+    """
+    return self.stream and self.request.n == 1 and not self.logprobs and not self.ids
+
 
 @dataclasses.dataclass(frozen=True)
 class Reply:

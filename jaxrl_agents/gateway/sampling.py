@@ -36,6 +36,7 @@ def cut(
     tokens=generation.tokens[:n],
     logprobs=generation.logprobs[:n],
     versions=generation.versions[:n],
+    stop="stop",
     routing=None if rows is None else rows[: len(prompt) - limits.routed_tokens + n],
   )
   return shorter, found

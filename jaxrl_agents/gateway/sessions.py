@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.chat.replies import json_text
+from jaxrl_agents.gateway.progress import Progress, watch
 from jaxrl_agents.gateway.requests import Refusal, Reply, Request
 from jaxrl_agents.gateway.sampling import cut, message_of
 from jaxrl_agents.gateway.token_tree import Call, TokenTree, kinds
@@ -33,6 +34,7 @@ from jaxrl_agents.types import (
   SamplingLimits,
   ToolSpec,
   Trajectory,
+  Watch,
 )
 
 REMEMBERED_S = 600.0
@@ -173,7 +175,13 @@ class Session:
     }
 
   def begin(
-    self, request: Request, name: str, *, digest: str = "", repeated: bool = False
+    self,
+    request: Request,
+    name: str,
+    *,
+    digest: str = "",
+    repeated: bool = False,
+    progress: Progress | None = None,
   ) -> asyncio.Task[list[Reply]]:
     """The task that samples the replies to a request. It goes on if its caller goes away.
 
@@ -184,6 +192,8 @@ class Session:
       repeated: whether it is one: then the task is that of the first request of this name whose
         replies were not delivered, or of the last one; not of one that failed or began more than
         REMEMBERED_S ago.
+      progress: of a request for one reply, set while it is sampled if the sampler can do that; not
+        where the task is that of another request.
 
     Raises:
       Refusal: the session is closed, a limit is reached, or another request had this name. The task
@@ -203,7 +213,7 @@ class Session:
       return next((each for each in same if each.open(self._got)), same[-1]).task
     self._check_open(request)
     self.without_effect.update(self.ignored(request))
-    task = asyncio.create_task(self._sample(request))
+    task = asyncio.create_task(self._sample(request, progress))
     task.add_done_callback(_seen)
     self._running_tasks.add(task)
     task.add_done_callback(self._running_tasks.discard)
@@ -338,7 +348,7 @@ class Session:
       raise Refusal(429, f"session {self.id} has {limits.at_once} calls at once", retry=True)
     self._num_calls += 1
 
-  async def _sample(self, request: Request) -> list[Reply]:
+  async def _sample(self, request: Request, progress: Progress | None) -> list[Reply]:
     """Renders, samples and records; faults make the trajectory unusable."""
     self._run(request.n)
     promised = 0
@@ -359,7 +369,10 @@ class Session:
       self._promised += promised
       return list(
         await asyncio.gather(
-          *(self._one(request, history, prompt, limits, place) for place in range(request.n))
+          *(
+            self._one(request, history, prompt, limits, place, progress)
+            for place in range(request.n)
+          )
         )
       )
     except Refusal:
@@ -421,13 +434,16 @@ class Session:
     prompt: np.ndarray,
     limits: SamplingLimits,
     place: int,
+    progress: Progress | None,
   ) -> Reply:
     """The reply of this place among those of the request."""
     name = f"{self.id}_{next(self._numbers)}"
     limits = dataclasses.replace(limits, seed=self._seed(request, prompt, place))
-    began = self._clock()
-    generation = await self._generation(request, prompt, limits)
-    chat = self.served.chat
+    began, chat = self._clock(), self.served.chat
+    if progress:
+      progress.begin(name, prompt)
+    watched = watch(chat, request.stop, progress)
+    generation = await self._generation(request, prompt, limits, watched)
     generation, stop_text = cut(chat, generation, prompt, limits, request.stop)
     self._num_tokens += len(generation.tokens)
     message = message_of(
@@ -451,11 +467,11 @@ class Session:
     return Reply(name, prompt, generation, message, stop, stop_text)
 
   async def _generation(
-    self, request: Request, prompt: np.ndarray, limits: SamplingLimits
+    self, request: Request, prompt: np.ndarray, limits: SamplingLimits, watched: Watch | None
   ) -> Generation:
     served = self.served
     if served.answer is None:
-      return await generate(served.sampler, prompt, limits)
+      return await generate(served.sampler, prompt, limits, watched)
     said = served.answer(request.messages, request.tools)
     return spoken(served.chat, said, request.messages, limits.max_new_tokens)
 

@@ -1,17 +1,18 @@
-"""Server-sent events. A reply is sampled and recorded whole before its first event goes out."""
+"""Server-sent events: of a reply while it is sampled if the sampler tells, else of whole ones."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
+from jaxrl_agents.gateway.progress import Progress
 from jaxrl_agents.gateway.requests import Refusal, Reply
 
 GRACE_S = 2.0
-"""Seconds for which the reply is waited for before the stream begins: until then a refusal has a
-status of its own."""
+"""Seconds for which the first tokens are waited for before the stream begins: until then a refusal
+has a status of its own."""
 
 KEEPALIVE_S = 3.0
 """Seconds between two comments that keep a silent connection open."""
@@ -22,16 +23,27 @@ KEEPALIVE = b": sampling\n"
 Event = tuple[str, dict[str, Any] | str]
 
 
-async def begun(task: asyncio.Task[list[Reply]]) -> None:
-  """Waits for the replies, for GRACE_S at most; raises what the task raised."""
-  done, _ = await asyncio.wait([task], timeout=GRACE_S)
-  if done:
+class Stream(Protocol):
+  """The events of one stream in a dialect."""
+
+  def more(self, partial: Reply) -> Iterator[Event]:
+    """Those of a reply as far as it is known; of nothing new there are none."""
+
+  def end(self, replies: Sequence[Reply]) -> Iterator[Event]:
+    """Those of the complete replies, but for what went out before."""
+
+
+async def begun(task: asyncio.Task[list[Reply]], progress: Progress | None) -> None:
+  """Waits for the first tokens, for GRACE_S at most; raises what the task raised."""
+  await _news(task, progress, GRACE_S)
+  if task.done():
     task.result()
 
 
 async def stream(
   task: asyncio.Task[list[Reply]],
-  events: Callable[[list[Reply]], Iterable[Event]],
+  progress: Progress | None,
+  events: Stream,
   refused: Callable[[Refusal], Iterable[Event]],
   delivered: Callable[[list[Reply]], None],
 ) -> AsyncIterator[bytes]:
@@ -39,13 +51,17 @@ async def stream(
 
   Args:
     task: samples the replies.
+    progress: of the only one; None if nobody is to see it before it is complete.
     events: of the replies.
     refused: the events that tell of a refusal.
     delivered: called when all events were taken.
   """
   while not task.done():
-    await asyncio.wait([task], timeout=KEEPALIVE_S)
-    if not task.done():
+    await _news(task, progress, KEEPALIVE_S)
+    if progress and progress.changed.is_set():
+      for event in events.more(progress.take()):
+        yield encoded(event)
+    elif not task.done():
       yield KEEPALIVE
   try:
     replies = task.result()
@@ -53,9 +69,22 @@ async def stream(
     for event in refused(problem):
       yield encoded(event)
     return
-  for event in events(replies):
+  for event in events.end(replies):
     yield encoded(event)
   delivered(replies)
+
+
+async def _news(
+  task: asyncio.Task[list[Reply]], progress: Progress | None, timeout_s: float
+) -> None:
+  """Waits until the task is done or the reply has grown, for `timeout_s` at most."""
+  grown = asyncio.create_task(progress.changed.wait()) if progress else None
+  waits: list[asyncio.Task[Any]] = [task, grown] if grown else [task]
+  try:
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+  finally:
+    if grown:
+      grown.cancel()
 
 
 def encoded(event: Event) -> bytes:

@@ -29,6 +29,8 @@ from jaxrl_agents.types import (
   SamplingLimits,
   Task,
   Trajectory,
+  Watch,
+  WatchedSampler,
 )
 
 T = TypeVar("T")
@@ -327,14 +329,20 @@ async def play_turns(
   return context
 
 
-async def generate(sampler: Sampler, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
-  """Asks for one generation and checks it.
+async def generate(
+  sampler: Sampler, prompt: np.ndarray, limits: SamplingLimits, watch: Watch | None = None
+) -> Generation:
+  """Asks for one generation and checks it. It is watched if the sampler can do that.
 
   Raises:
     EpisodeError: it took longer than `limits.deadline_s`, or the sampler broke its contract.
   """
+  if watch is not None and isinstance(sampler, WatchedSampler):
+    asked = sampler.watched(prompt, limits, watch)
+  else:
+    asked = sampler.generate(prompt, limits)
   try:
-    generation = await asyncio.wait_for(sampler.generate(prompt, limits), limits.deadline_s)
+    generation = await asyncio.wait_for(asked, limits.deadline_s)
   except TimeoutError as error:
     raise EpisodeError(
       f"no generation within {limits.deadline_s:g} s for a prompt of {len(prompt)} tokens"

@@ -24,14 +24,14 @@ from jaxrl_agents.runs import evaluation, setup
 from jaxrl_agents.runs.engines import make_engine
 from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.sampler.sequence import Failure
-from jaxrl_agents.types import Generation, SamplingLimits
+from jaxrl_agents.types import Generation, SamplingLimits, Watch
 
 _IDLE_S = 0.2
 """Longest wait for a request, after which the thread looks whether it is to end."""
 
 _ENDED = "the engine has ended; start the server again"
 
-_Request = tuple[np.ndarray, SamplingLimits, "asyncio.Future[Generation]"]
+_Request = tuple[np.ndarray, SamplingLimits, Watch | None, "asyncio.Future[Generation]"]
 _Call = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
@@ -74,8 +74,17 @@ class EngineSampler:
       ValueError: the engine refuses it.
       RuntimeError: the engine failed.
     """
+    return await self._generated(prompt, limits, None)
+
+  async def watched(self, prompt: np.ndarray, limits: SamplingLimits, watch: Watch) -> Generation:
+    """`generate`, and `watch` is called in the thread of the engine."""
+    return await self._generated(prompt, limits, watch)
+
+  async def _generated(
+    self, prompt: np.ndarray, limits: SamplingLimits, watch: Watch | None
+  ) -> Generation:
     future: asyncio.Future[Generation] = self._loop.create_future()
-    self._enter((prompt, limits, future))
+    self._enter((prompt, limits, watch, future))
     return await future
 
   async def between_steps(self, function: Callable[[], Any]) -> Any:
@@ -147,9 +156,9 @@ class EngineSampler:
       if len(request) == 2:
         self._call(*request)
       else:
-        prompt, limits, future = request
+        prompt, limits, watch, future = request
         try:
-          self._asked[self._engine.submit(prompt, limits)] = future
+          self._asked[self._engine.submit(prompt, limits, watch)] = future
         except ValueError as error:
           self._answer(future, error)
       wait = not self._engine.num_unfinished

@@ -19,7 +19,7 @@ from jaxrl_agents.learner.explicit_targets import ExplicitTargets
 from jaxrl_agents.runs import setup, tinker_losses
 from jaxrl_agents.runs.serving import EngineSampler
 from jaxrl_agents.sampler.core_engines import AnyEngine
-from jaxrl_agents.types import Generation, SamplingLimits
+from jaxrl_agents.types import Generation, SamplingLimits, Watch
 
 KEPT_SNAPSHOTS = 4
 """Weights of sampling sessions that are kept in memory, the newest; weights that were saved with a
@@ -68,17 +68,23 @@ class TinkerSampler:
       if self._current == name:
         await self._stepped.between_steps(lambda: self._set(weights))
 
-  async def generate(self, weights: str, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
-    """A generation. Its log-probabilities are those of the untempered, untruncated distribution.
+  async def generate(
+    self, weights: str, prompt: np.ndarray, limits: SamplingLimits, watch: Watch | None
+  ) -> Generation:
+    """A generation, which `watch` may end.
 
-    Where the engine recorded others they are computed again, by the weights of that moment.
+    Its log-probabilities are those of the untempered, untruncated distribution. Where the engine
+    recorded others they are computed again, by the weights of that moment.
 
     Raises:
       ValueError: the engine refuses the request, or the weights are gone.
       RuntimeError: the engine failed.
     """
     async with self._turn(weights):
-      generation = await self._stepped.generate(prompt, limits)
+      stepped = self._stepped
+      generation = await (
+        stepped.watched(prompt, limits, watch) if watch else stepped.generate(prompt, limits)
+      )
       if limits.temperature in (0.0, 1.0) and limits.top_p == 1.0:
         return generation
       raw = await self._score(weights, np.concatenate([prompt, generation.tokens]))

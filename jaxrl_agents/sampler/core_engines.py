@@ -22,7 +22,7 @@ from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.sampler.sequence import Failure
 from jaxrl_agents.sampler.stats import Stats
-from jaxrl_agents.types import Generation, SamplingLimits
+from jaxrl_agents.types import Generation, SamplingLimits, Watch
 
 STEP_S = 600.0
 """Longest time for a step of an engine, which may compile its program."""
@@ -108,12 +108,12 @@ class CoreEngines:
     self._on_each(self._cores, Engine.warm_up)
     self.draft_costs = self._first.draft_costs
 
-  def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
+  def submit(self, prompt: np.ndarray, limits: SamplingLimits, watch: Watch | None = None) -> int:
     """See Engine.submit."""
     prompt = np.asarray(prompt, np.int32)
     free = [core for core in self._cores if len(core.names) < self._slots] or self._cores
     core = min(free, key=lambda core: (-core.engine.cached_tokens(prompt), len(core.names)))
-    own = core.engine.submit(prompt, limits)
+    own = core.engine.submit(prompt, limits, watch)
     core.names[own], self._next_id = self._next_id, self._next_id + 1
     return core.names[own]
 

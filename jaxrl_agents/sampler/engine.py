@@ -32,7 +32,7 @@ from jaxrl_agents.sampler.scheduler import Decode, Scheduler
 from jaxrl_agents.sampler.sequence import Chunk, Failure, Sequence
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.sampler.steps import Drafters, Worth
-from jaxrl_agents.types import NOT_ROUTED, Generation, SamplingLimits
+from jaxrl_agents.types import NOT_ROUTED, Generation, SamplingLimits, Watch
 
 _ENDED_SHARE = 8
 """A decode program ends when more than one in so many of its sequences has ended."""
@@ -242,8 +242,9 @@ class Engine:
     pools = self._scheduler.pools
     return max(len(pool.prefix(prompt)) * pool.page_tokens for pool in pools)
 
-  def submit(self, prompt: np.ndarray, limits: SamplingLimits) -> int:
-    """Queues a prompt (int32 [P]) and returns the id that `step` will report it under.
+  def submit(self, prompt: np.ndarray, limits: SamplingLimits, watch: Watch | None = None) -> int:
+    """Queues a prompt (int32 [P]) and returns the id that `step` will report it under. A reply that
+    `watch` ends has the stop "length".
 
     Raises:
       ValueError: the prompt is empty or leaves no room for a reply, or the limits make no sense.
@@ -266,6 +267,7 @@ class Engine:
       max_tokens=max_tokens,
       limits=limits,
       deadline=self._clock() + limits.deadline_s,
+      watch=watch,
     )
     self._next_id += 1
     self._scheduler.add(sequence)
@@ -281,7 +283,11 @@ class Engine:
     work = self._scheduler.plan()
     if not work:
       return ended
-    finished = self._decode(work) if isinstance(work, Decode) else self._prefill(work)
+    if isinstance(work, Decode):
+      finished, advanced = self._decode(work), work.sequences
+    else:
+      finished, advanced = self._prefill(work), list(dict.fromkeys(c.sequence for c in work))
+    finished += [s for s in advanced if s not in finished and s.is_ended_by_watch()]
     for sequence in finished:
       ended.append((sequence.id, self._generation(sequence)))
       self._scheduler.remove(sequence)

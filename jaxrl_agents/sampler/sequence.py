@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxrl_agents.types import SamplingLimits
+from jaxrl_agents.types import SamplingLimits, Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Sequence:
     max_tokens: prompt and reply together never exceed this.
     limits: of the request.
     deadline: on the engine's clock, seconds.
+    watch: sees what was sampled after each program, and says whether the reply ends; None if nobody
+      watches.
     pages: cache pages in order of position.
     num_cached: positions whose keys and values are written.
     num_shared: leading pages that other sequences may use.
@@ -56,6 +58,7 @@ class Sequence:
   max_tokens: int
   limits: SamplingLimits
   deadline: float
+  watch: Watch | None = None
   pages: list[int] = dataclasses.field(default_factory=list)
   num_cached: int = 0
   num_shared: int = 0
@@ -78,6 +81,13 @@ class Sequence:
   def known_tokens(self) -> np.ndarray:
     """Prompt and sampled ids, int32 [num_tokens]."""
     return self.tokens[: self.num_tokens]
+
+  def is_ended_by_watch(self) -> bool:
+    """Whether whoever watches the sampled ids ends the reply with the newest one."""
+    if self.watch is None or not self.decoding or self.num_tokens == self.num_prompt:
+      return False
+    sampled = self.known_tokens[self.num_prompt :].copy()
+    return self.watch(sampled, np.asarray(self.versions, np.int32))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -163,3 +163,29 @@ def test_no_sequence_of_ids_makes_parsing_or_the_next_prompt_raise(chats, family
 def test_a_result_whose_call_is_not_in_the_context_is_an_error_that_says_so(chats, family):
   with pytest.raises(ValueError, match="call '0.7', which no earlier message makes"):
     chats[family].render([Message("tool", "noon", tool_call_id="0.7")])
+
+
+@pytest.mark.parametrize("thinking", ["on", "off", "model"])
+@pytest.mark.parametrize("family", EVERY)
+def test_what_is_settled_of_an_unfinished_reply_stands_in_the_whole_one(tmp_path, family, thinking):
+  try:
+    chat = families.load(tmp_path, family, thinking)
+  except ValueError:
+    pytest.skip(f"{family} has no thinking={thinking}")
+  rng = np.random.default_rng(3)
+  words = ["river", " the", "\n", " é", "漢字", "end ", "{"]
+  said = 0
+  for _ in range(60):
+    text, thought = ("".join(rng.choice(words, rng.integers(0, 9))).strip() for _ in range(2))
+    calls = families.CALLS[: rng.integers(0, 3)]
+    after = (Message("tool", "1", tool_call_id="0.0"),) if rng.random() < 0.3 else ()
+    reply = Message("assistant", text, calls, reasoning=thought)
+    tokens = chat.encode_reply(reply, after)
+    whole = chat.parse(tokens)
+    for n in range(len(tokens) + 1):
+      part = chat.parse(chat.settled(tokens[:n]))
+      content = part.content.rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
+      assert whole.content.startswith(content), (reply, n)
+      assert not content or part.reasoning == whole.reasoning, (reply, n)
+      said += bool(content) and content != whole.content
+  assert said > 60

@@ -51,6 +51,31 @@ class Says:
     self.players += more
 
 
+class Grows(Says):
+  """Says replies token by token to whoever watches, and ends them where that one says so.
+
+  `most` is how many tokens it says before `go` is set.
+  """
+
+  def __init__(self, *replies, most=10_000):
+    super().__init__(*replies)
+    self.most, self.go, self.said = most, threading.Event(), []
+
+  async def watched(self, prompt, limits, watch):
+    whole = await self.generate(prompt, limits)
+    for n in range(1, len(whole.tokens) + 1):
+      while n > self.most and not self.go.is_set():
+        await asyncio.sleep(0.005)
+      await asyncio.sleep(0.003)
+      if watch(whole.tokens[:n], whole.versions[:n]):
+        break
+    self.said.append(n)
+    first = lambda x: x[: len(x) - len(whole.tokens) + n]
+    parts = {k: first(getattr(whole, k)) for k in ("tokens", "logprobs", "versions", "routing")}
+    stop = whole.stop if n == len(whole.tokens) else "length"
+    return dataclasses.replace(whole, stop=stop, **parts)
+
+
 def calls(*pairs, text=""):
   """A reply that calls tools."""
   made = tuple(ToolCall("", name, arguments) for name, arguments in pairs)

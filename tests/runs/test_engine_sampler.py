@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_agents.runs.serving import EngineSampler, until_signal
-from jaxrl_agents.types import SamplingLimits
+from jaxrl_agents.types import Generation, SamplingLimits
 
 LIMITS = SamplingLimits(4, (1,))
 
@@ -21,7 +21,7 @@ class Fails:
   def __init__(self):
     self.stepping, self.go = threading.Event(), threading.Event()
 
-  def submit(self, prompt, limits):
+  def submit(self, prompt, limits, watch=None):
     self.num_unfinished += 1
     return self.num_unfinished
 
@@ -76,5 +76,33 @@ def test_whoever_waits_is_told_when_the_engine_is_stopped():
       await asyncio.sleep(0.2)
     with pytest.raises(RuntimeError, match="the engine has ended"):
       await asyncio.wait_for(waiting, 10)
+
+  asyncio.run(run())
+
+
+class Counts(Fails):
+  """An engine that samples one token a step, 5, 6, 7, ..., for whoever watches."""
+
+  def submit(self, prompt, limits, watch=None):
+    self.watch, self.tokens = watch, []
+    return super().submit(prompt, limits)
+
+  def step(self):
+    self.tokens.append(5 + len(self.tokens))
+    ids = np.asarray(self.tokens, np.int32)
+    if not self.watch(ids, np.zeros_like(ids)):
+      return []
+    self.num_unfinished = 0
+    return [(1, Generation(ids, ids * 0.0, ids * 0, None, "length"))]
+
+
+def test_a_reply_is_watched_while_it_is_sampled():
+  async def run():
+    seen = []
+    watch = lambda tokens, versions: seen.append(tokens.tolist()) or len(tokens) == 3
+    with EngineSampler(Counts(), asyncio.get_running_loop()).running() as sampler:
+      generation = await asyncio.wait_for(sampler.watched(np.asarray([1]), LIMITS, watch), 10)
+    assert generation.tokens.tolist() == [5, 6, 7]
+    assert seen == [[5], [5, 6], [5, 6, 7]]
 
   asyncio.run(run())

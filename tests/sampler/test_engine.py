@@ -1,6 +1,7 @@
 """The engine against full forward passes, one-token passes, and itself in other batches."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -72,8 +73,8 @@ def no_page_leaks(request):
 
 
 def play(engine, requests, between=lambda done: None):
-  """Submits (prompt, limits) pairs and steps to the end; results in order of submission."""
-  ids = [engine.submit(prompt, limits) for prompt, limits in requests]
+  """Submits what `requests` hold and steps to the end; results in order of submission."""
+  ids = [engine.submit(*request) for request in requests]
   results = {}
   while engine.num_unfinished:
     results.update(engine.step())
@@ -140,6 +141,33 @@ def test_a_reply_does_not_depend_on_what_else_is_in_the_batch(engine):
     (alone,) = play(engine, [(ps[i], limits(i))])
     assert np.array_equal(alone.tokens, together[i].tokens)
     np.testing.assert_allclose(alone.logprobs, together[i].logprobs, atol=1e-5)
+
+
+def test_whoever_watches_a_reply_sees_it_grow_and_ends_it_and_no_other(engine):
+  ps = prompts(5, seed=4)
+  whole = play(engine, [(p, limits(i)) for i, p in enumerate(ps)])
+  for end in (1, 3, 7):
+    seen = {i: [] for i in range(len(ps))}
+
+    def watch(tokens, versions, i, seen=seen, end=end):
+      assert tokens.dtype == versions.dtype == np.int32 and len(tokens) == len(versions)
+      seen[i].append(tokens.tolist())
+      return i % 2 == 0 and len(tokens) >= end
+
+    watches = [functools.partial(watch, i=i) for i in range(len(ps))]
+    watched = play(engine, [(p, limits(i), watches[i]) for i, p in enumerate(ps)])
+    for i, (before, now) in enumerate(zip(whole, watched, strict=True)):
+      n = len(now.tokens)
+      assert n == len(before.tokens) or (i % 2 == 0 and end <= n)
+      assert np.array_equal(now.tokens, before.tokens[:n])
+      np.testing.assert_allclose(now.logprobs, before.logprobs[:n], atol=1e-5)
+      rows = len(ps[i]) + n - 1
+      assert np.array_equal(now.routing[:-1], before.routing[:rows])
+      assert (now.routing[-1] == NOT_ROUTED).all()
+      assert all(now.tokens[: len(each)].tolist() == each for each in seen[i])
+    assert any(
+      len(now.tokens) < len(before.tokens) for now, before in zip(watched, whole, strict=True)
+    )
 
 
 @pytest.mark.slow

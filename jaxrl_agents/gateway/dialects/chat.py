@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.chat import Chat
+from jaxrl_agents.gateway.progress import rest_of
 from jaxrl_agents.gateway.requests import (
   SAMPLING,
   Asked,
@@ -127,37 +128,65 @@ def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
   return body | ({"prompt_token_ids": replies[0].prompt.tolist()} if asked.ids else {})
 
 
-def events(asked: Asked, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
-  """The events of a stream: role, content, calls, the reason of the end, usage if asked."""
-  head = _head(asked, replies, "chat.completion.chunk")
+class Stream:
+  """The events of a stream: role, thought, content, calls, reason of the end, usage if asked."""
 
-  def chunk(i: int, delta: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
-    choice = {"index": i, "delta": delta, "finish_reason": None, "logprobs": None, **more}
-    return "", head | {"choices": [choice]}
+  def __init__(self, asked: Asked):
+    self._asked = asked
+    self._head: dict[str, Any] = {}
+    self._sent: str | None = None  # of the content; None before the first event
 
-  prompt = {"prompt_token_ids": replies[0].prompt.tolist()} if asked.ids else {}
-  for i, reply in enumerate(replies):
+  def more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """New content; what stands before it goes out with the first."""
+    content = partial.message.content
+    if len(content) <= len(self._sent or ""):
+      return
+    if self._sent is None:
+      self._head = _head(self._asked, [partial], "chat.completion.chunk")
+      yield self._chunk(0, {"role": "assistant", "content": ""})
+      if partial.message.reasoning:
+        yield self._chunk(0, {"reasoning_content": partial.message.reasoning})
+    yield self._chunk(0, {"content": content[len(self._sent or "") :]})
+    self._sent = content
+
+  def end(self, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """All that did not go out yet."""
+    asked = self._asked
+    self._head = self._head or _head(asked, replies, "chat.completion.chunk")
+    for i, reply in enumerate(replies):
+      message = reply.message
+      if self._sent is None:
+        yield from self._opened(i, reply)
+      elif rest := rest_of(message.content, self._sent):
+        yield self._chunk(i, {"content": rest})
+      for j, call in enumerate(_calls(message)):
+        opened = {**call, "function": {**call["function"], "arguments": ""}}
+        yield self._chunk(i, {"tool_calls": [{"index": j, **opened}]})
+        arguments = {"arguments": call["function"]["arguments"]}
+        yield self._chunk(i, {"tool_calls": [{"index": j, "function": arguments}]})
+      ids = _ids(reply) if asked.ids else {}
+      yield self._chunk(i, {}, finish_reason=FINISH.get(reply.stop, reply.stop), **ids)
+    if asked.usage:
+      yield "", self._head | {"choices": [], "usage": counts(replies)}
+    yield "", "[DONE]"
+
+  def _opened(self, i: int, reply: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Role, thought and content."""
     message = reply.message
-    told = {"logprobs": _logprobs(reply)} if asked.logprobs else {}
+    told = {"logprobs": _logprobs(reply)} if self._asked.logprobs else {}
     begun = {} if message.content else told
-    kind, opened = chunk(
-      i, {"role": "assistant", "content": "" if message.content else None}, **begun
-    )
+    role = {"role": "assistant", "content": "" if message.content else None}
+    kind, opened = self._chunk(i, role, **begun)
+    prompt = {"prompt_token_ids": reply.prompt.tolist()} if self._asked.ids else {}
     yield kind, opened | prompt
     if message.reasoning:
-      yield chunk(i, {"reasoning_content": message.reasoning})
+      yield self._chunk(i, {"reasoning_content": message.reasoning})
     if message.content:
-      yield chunk(i, {"content": message.content}, **told)
-    for j, call in enumerate(_calls(message)):
-      opened = {**call, "function": {**call["function"], "arguments": ""}}
-      yield chunk(i, {"tool_calls": [{"index": j, **opened}]})
-      arguments = {"arguments": call["function"]["arguments"]}
-      yield chunk(i, {"tool_calls": [{"index": j, "function": arguments}]})
-    ids = _ids(reply) if asked.ids else {}
-    yield chunk(i, {}, finish_reason=FINISH.get(reply.stop, reply.stop), **ids)
-  if asked.usage:
-    yield "", head | {"choices": [], "usage": counts(replies)}
-  yield "", "[DONE]"
+      yield self._chunk(i, {"content": message.content}, **told)
+
+  def _chunk(self, i: int, delta: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
+    choice = {"index": i, "delta": delta, "finish_reason": None, "logprobs": None, **more}
+    return "", self._head | {"choices": [choice]}
 
 
 def counts(replies: Sequence[Reply]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.dialects.chat import FINISH, counts
+from jaxrl_agents.gateway.progress import rest_of
 from jaxrl_agents.gateway.requests import (
   SAMPLING,
   Asked,
@@ -64,13 +65,29 @@ def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
   return _head(asked, replies) | {"choices": choices, "usage": counts(replies)}
 
 
-def events(asked: Asked, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
-  """The events of a stream: one for each reply, usage if asked."""
-  for i, reply in enumerate(replies):
-    yield "", _head(asked, replies) | {"choices": [_choice(asked, i, reply)]}
-  if asked.usage:
-    yield "", _head(asked, replies) | {"choices": [], "usage": counts(replies)}
-  yield "", "[DONE]"
+class Stream:
+  """The events of a stream: text, the reason of the end, usage if asked."""
+
+  def __init__(self, asked: Asked):
+    self._asked, self._sent = asked, ""
+
+  def more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """New text."""
+    text = partial.message.content
+    if len(text) > len(self._sent):
+      choice = {"index": 0, "text": text[len(self._sent) :], "finish_reason": None}
+      yield "", _head(self._asked, [partial]) | {"choices": [choice | {"logprobs": None}]}
+      self._sent = text
+
+  def end(self, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """What is left of each reply, and how it ended."""
+    head = _head(self._asked, replies)
+    for i, reply in enumerate(replies):
+      left = {"text": rest_of(reply.message.content, self._sent)}
+      yield "", head | {"choices": [_choice(self._asked, i, reply) | left]}
+    if self._asked.usage:
+      yield "", head | {"choices": [], "usage": counts(replies)}
+    yield "", "[DONE]"
 
 
 def _head(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:

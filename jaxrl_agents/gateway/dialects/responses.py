@@ -12,6 +12,7 @@ from typing import Any
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.dialects.chat import TEXT_PARTS
 from jaxrl_agents.gateway.dialects.offered_tools import CUSTOM_SCHEMA, Offer, joint
+from jaxrl_agents.gateway.progress import rest_of
 from jaxrl_agents.gateway.requests import (
   SAMPLING,
   Asked,
@@ -165,11 +166,116 @@ def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
   return _head(asked, reply, "completed") | {"output": _items(asked, reply), "usage": _usage(reply)}
 
 
-def events(asked: Asked, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+class Stream:
   """The events of a stream: the beginning, each item from its beginning to its end, the whole."""
-  numbers = itertools.count()
-  for kind, fields in _events(asked, replies[0]):
-    yield kind, {"type": kind, "sequence_number": next(numbers), **fields}
+
+  def __init__(self, asked: Asked):
+    self._asked, self._numbers = asked, itertools.count()
+    self._sent, self._place = "", -1  # of the item with the text, once it is open
+
+  def more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """New text; what stands before it goes out with the first."""
+    yield from self._numbered(self._more(partial))
+
+  def end(self, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """All that did not go out yet."""
+    yield from self._numbered(self._end(replies[0]))
+
+  def _more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+    text = partial.message.content
+    if len(text) <= len(self._sent):
+      return
+    if self._place < 0:
+      *before, item = _items(self._asked, partial)
+      self._place = len(before)
+      yield from self._begun(partial)
+      for i, each in enumerate(before):
+        yield from _whole(i, each)
+      yield from _opened_text(self._place, item)
+    new = text[len(self._sent) :]
+    yield _delta_of_text(self._place, f"msg_{partial.id}", new)
+    self._sent = text
+
+  def _end(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+    items = _items(self._asked, reply)
+    if self._place < 0:
+      yield from self._begun(reply)
+    else:
+      if rest := rest_of(reply.message.content, self._sent):
+        yield _delta_of_text(self._place, f"msg_{reply.id}", rest)
+      yield from _closed_text(self._place, next(i for i in items if i["type"] == "message"))
+      items = [item for item in items if item["type"] not in ("message", "reasoning")]
+    for i, item in enumerate(items, self._place + 1):
+      yield from _whole(i, item)
+    whole = body_of(self._asked, [reply])
+    yield f"response.{whole['status']}", {"response": whole}
+
+  def _begun(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+    begun = _head(self._asked, reply, "in_progress")
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
+
+  def _numbered(
+    self, events: Iterator[tuple[str, dict[str, Any]]]
+  ) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    for kind, fields in events:
+      yield kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
+
+
+def _whole(i: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The events of an item that is complete."""
+  kind = item["type"]
+  if kind in ("message", "reasoning"):
+    yield from _opened_text(i, item)
+    yield _delta_of_text(i, item["id"], item["content"][0]["text"], of=kind)
+    yield from _closed_text(i, item)
+    return
+  place = {"output_index": i, "item_id": item["id"]}
+  custom = kind == "custom_tool_call"
+  name = "input" if custom else "arguments"
+  stem = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
+  yield _added(i, {**item, name: ""})
+  yield f"{stem}.delta", {**place, "delta": item[name]}
+  named = {} if custom else {"name": item["name"]}
+  yield f"{stem}.done", {**place, name: item[name], **named}
+  yield "response.output_item.done", {"output_index": i, "item": item}
+
+
+def _added(i: int, item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+  opened = {**item, "status": "in_progress"} if "status" in item else item
+  return "response.output_item.added", {"output_index": i, "item": opened}
+
+
+def _opened_text(i: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The events that begin an item with text or a thought."""
+  yield _added(i, {**item, "content": []})
+  place = {"output_index": i, "item_id": item["id"], "content_index": 0}
+  part = {**item["content"][0], "text": ""}
+  yield "response.content_part.added", {**place, "part": part}
+
+
+def _delta_of_text(
+  i: int, item_id: str, text: str, of: str = "message"
+) -> tuple[str, dict[str, Any]]:
+  place = {"output_index": i, "item_id": item_id, "content_index": 0}
+  return f"{_stem(of)}.delta", {**place, "delta": text, **_probabilities(of)}
+
+
+def _closed_text(i: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The events that end such an item."""
+  place = {"output_index": i, "item_id": item["id"], "content_index": 0}
+  kind, part = item["type"], item["content"][0]
+  yield f"{_stem(kind)}.done", {**place, "text": part["text"], **_probabilities(kind)}
+  yield "response.content_part.done", {**place, "part": part}
+  yield "response.output_item.done", {"output_index": i, "item": item}
+
+
+def _stem(kind: str) -> str:
+  return "response.output_text" if kind == "message" else "response.reasoning_text"
+
+
+def _probabilities(kind: str) -> dict[str, Any]:
+  return {"logprobs": []} if kind == "message" else {}
 
 
 def failed(asked: Asked, error: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -187,38 +293,6 @@ def failed(asked: Asked, error: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
   response = _response(asked, f"resp_{secrets.token_hex(8)}", "failed") | {"error": cause}
   kind = "response.failed"
   yield kind, {"type": kind, "sequence_number": 1, "response": response}
-
-
-def _events(asked: Asked, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
-  begun = _head(asked, reply, "in_progress")
-  yield "response.created", {"response": begun}
-  yield "response.in_progress", {"response": begun}
-  for i, item in enumerate(_items(asked, reply)):
-    place = {"output_index": i, "item_id": item["id"]}
-    kind = item["type"]
-    field = {"message": "content", "reasoning": "content", "function_call": "arguments"}
-    opened = {**item, "status": "in_progress"} if "status" in item else dict(item)
-    name = field.get(kind, "input")
-    opened[name] = [] if isinstance(item[name], list) else ""
-    yield "response.output_item.added", {"output_index": i, "item": opened}
-    if kind in ("message", "reasoning"):
-      stem = "response.output_text" if kind == "message" else "response.reasoning_text"
-      part = item["content"][0]
-      place["content_index"] = 0
-      more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-      yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
-      yield f"{stem}.delta", {**place, "delta": part["text"], **more}
-      yield f"{stem}.done", {**place, "text": part["text"], **more}
-      yield "response.content_part.done", {**place, "part": part}
-    else:
-      custom = kind == "custom_tool_call"
-      stem = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
-      yield f"{stem}.delta", {**place, "delta": item[name]}
-      named = {} if custom else {"name": item["name"]}
-      yield f"{stem}.done", {**place, name: item[name], **named}
-    yield "response.output_item.done", {"output_index": i, "item": item}
-  whole = body_of(asked, [reply])
-  yield f"response.{whole['status']}", {"response": whole}
 
 
 def _head(asked: Asked, reply: Reply, status: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.gateway import sampling
+from jaxrl_agents.gateway import progress, sampling
 from jaxrl_agents.gateway.requests import Fields, Refusal
 from jaxrl_agents.gateway.tinker import messages
-from jaxrl_agents.types import Generation, SamplingLimits
+from jaxrl_agents.types import Generation, SamplingLimits, Watch
 
 SAMPLE_S = 600.0
 """Seconds that a sample may take, waiting included."""
@@ -30,7 +30,7 @@ class Sampler(Protocol):
   """
 
   async def generate(
-    self, weights: str, prompt: np.ndarray, limits: SamplingLimits
+    self, weights: str, prompt: np.ndarray, limits: SamplingLimits, watch: Watch | None
   ) -> Generation: ...
 
   async def score(self, weights: str, tokens: np.ndarray) -> np.ndarray: ...
@@ -150,7 +150,8 @@ async def samples(sampler: Sampler, weights: str, asked: SampleRequest, chat: Ch
 
   async def one(seed: int) -> tuple[Generation, bool]:
     limits = dataclasses.replace(asked.limits, seed=seed % 2**32)
-    generation = await sampler.generate(weights, asked.prompt, limits)
+    watch = progress.watch(chat, asked.stop, None)
+    generation = await sampler.generate(weights, asked.prompt, limits, watch)
     text = ""
     if asked.stop:
       generation, text = sampling.cut(chat, generation, asked.prompt, limits, asked.stop)
