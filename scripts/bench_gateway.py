@@ -4,8 +4,9 @@
 
 Prints `throughput_share` (tokens/s of --sessions agents over HTTP, in a process of their own, over
 those of the same requests made to the engine directly), `call_ms` (median of a call to a sampler
-that answers at once, the client's part in it), `match_ms` (finding the replies in a history of 200
-turns), and `session_kib` (memory of an idle session).
+that answers at once, the client's part in it), `first_text_ms` and `streamed_ms` (medians of the
+time to the first text and to the end of a streamed reply to one agent), `match_ms` (finding the
+replies in a history of 200 turns), and `session_kib` (memory of an idle session).
 """
 
 import asyncio
@@ -59,6 +60,20 @@ with concurrent.futures.ThreadPoolExecutor(len(keys)) as pool:
   print(json.dumps([t for each in pool.map(agent, keys) for t in each]))
 """
 
+STREAMS = """
+import http.client, json, sys, time
+host, port, calls, tokens, (key,) = json.load(sys.stdin)
+connection, times = http.client.HTTPConnection(host, port, timeout=600), []
+head = {"authorization": "Bearer " + key, "content-type": "application/json"}
+for i in range(calls):
+  body = {"model": "m", "prompt": f"{i}. Class: a", "max_tokens": tokens, "stream": True}
+  began = time.perf_counter()
+  connection.request("POST", "/v1/completions", json.dumps(body), head)
+  arrived = [time.perf_counter() - began for line in connection.getresponse() if line.strip()]
+  times.append((arrived[0], arrived[-1]))
+print(json.dumps(times))
+"""
+
 
 class AtOnce:
   """A sampler that answers at once with a word."""
@@ -75,7 +90,7 @@ class AtOnce:
     """Nobody waits."""
 
 
-async def over_http(served: Served, sessions: int, calls: int, tokens: int):
+async def over_http(served: Served, sessions: int, calls: int, tokens: int, client: str = CLIENT):
   """(trajectories, seconds of each call, wall seconds) of agents in another process."""
   registry = Registry()
   server = Server(make_app(registry, service_key="k"))
@@ -85,7 +100,7 @@ async def over_http(served: Served, sessions: int, calls: int, tokens: int):
   told = json.dumps([host, int(port), calls, tokens, [session.key for session in opened]])
   began = time.perf_counter()
   process = await asyncio.create_subprocess_exec(
-    sys.executable, "-c", CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    sys.executable, "-c", client, stdin=subprocess.PIPE, stdout=subprocess.PIPE
   )
   out, _ = await process.communicate(told.encode())
   wall_s = time.perf_counter() - began
@@ -153,10 +168,14 @@ async def measure(served: Served, null: Served) -> dict[str, float]:
     speeds.append(sum(t.metrics["sampled_tokens"] for t in left) / http_s)
     shares.append(speeds[-1] / (sampled / direct_s))
   _, times, _ = await over_http(null, 1, 200, 4)
+  _, streamed, _ = await over_http(served, 1, 40, _TOKENS.value, STREAMS)
+  first_s, whole_s = (statistics.median(each) for each in zip(*streamed, strict=True))
   return {
     "tokens_per_s": statistics.median(speeds),
     "throughput_share": statistics.median(shares),
     "call_ms": 1e3 * statistics.median(times),
+    "first_text_ms": 1e3 * first_s,
+    "streamed_ms": 1e3 * whole_s,
     "match_ms": match_ms(served.chat),
     "session_kib": session_kib(served),
   }
