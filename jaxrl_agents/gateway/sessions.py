@@ -473,7 +473,12 @@ class Session:
     if served.answer is None:
       return await generate(served.sampler, prompt, limits, watched)
     said = served.answer(request.messages, request.tools)
-    return spoken(served.chat, said, request.messages, limits.max_new_tokens)
+    whole = spoken(served.chat, said, request.messages, limits.max_new_tokens)
+    if watched is not None:
+      for n in range(1, len(whole.tokens) + 1):
+        watched(whole.tokens[:n], whole.versions[:n])
+        await asyncio.sleep(0)  # a stream sends what is new
+    return whole
 
   def _seed(self, request: Request, prompt: np.ndarray, place: int) -> int:
     """A seed that depends on the rollout, the prompt and how often it was sampled, not on the order
