@@ -246,6 +246,12 @@ class Agent(abc.ABC):
     """Names of the scripted players that are evaluated besides the policy."""
     return ()
 
+  def digest_of_named(self, options: Any) -> str:
+    """A digest of what `options` name and demonstrations depend on, such as functions and files; ""
+    if there is nothing. The code of the agent itself counts anyway.
+    """
+    return ""
+
   def imitated(
     self, setting: Setting, groups: Sequence[Group]
   ) -> tuple[Iterator[Segment], Mapping[str, int]]:

@@ -136,6 +136,8 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
     "tasks": corpus.digest,
     "code": code_digest.of(type(agent).__module__, alone=__name__),
   }
+  if named := agent.digest_of_named(config.agent_config):
+    decides["named"] = named
   if config.tools.mcp:  # the demonstrator's prompts list them
     decides["mcp"] = mcp_tools.listing(config).digest
   found = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())

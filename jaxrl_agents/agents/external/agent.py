@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import pathlib
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +14,7 @@ from jaxrl_agents.agents.external.episode import ExternalEpisode, ExternalServic
 from jaxrl_agents.agents.external.tasks import ExternalTasks
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.config import import_path
+from jaxrl_agents.corpus import code_digest
 from jaxrl_agents.gateway.token_tree import KINDS
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.types import Sampler, Task
@@ -73,6 +77,17 @@ class ExternalAgent(Agent):
   def max_turn_s(self, options: ExternalConfig, stall_s: float) -> float:
     """A rollout may be silent to its end, while its agent uses a tool, and while it is judged."""
     return stall_s + 2 * options.timeout_s
+
+  def digest_of_named(self, options: ExternalConfig) -> str:
+    """Of the code of the agent's function and of the demonstrator, and of the files of a command."""
+    paths = [options.function, dict(options.players).get(DEMONSTRATOR, "")]
+    found = hashlib.sha256()
+    if modules := sorted({path.partition(":")[0] for path in paths if path}):
+      found.update(code_digest.of(*modules).encode())
+    files = [file for file in map(pathlib.Path, shlex.split(options.command)) if file.is_file()]
+    for file in files:
+      found.update(file.read_bytes())
+    return found.hexdigest() if modules or files else ""
 
   def baselines(self, options: ExternalConfig) -> Sequence[str]:
     """The scripted players besides the demonstrator."""

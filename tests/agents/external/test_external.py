@@ -18,6 +18,7 @@ from jaxrl_agents.agents.agent import DEMONSTRATOR, worker_services
 from jaxrl_agents.agents.external.agent import AGENT
 from jaxrl_agents.agents.external.config import ExternalConfig
 from jaxrl_agents.agents.external.tasks import ExternalTasks
+from jaxrl_agents.corpus import code_digest
 from jaxrl_agents.harness.rollout import Sampling, run_group
 from jaxrl_agents.types import Task
 from tests.agents.external import agents_of_tests
@@ -351,3 +352,27 @@ def test_an_agent_needs_exactly_one_way_to_start():
       AGENT.check(options(**changes), 1, 1.0)
   loaded = config_lib.load("examples/external_agent/config.py")
   AGENT.check(loaded.agent_config, 1, 1.0)
+
+
+def test_demonstrations_are_named_by_the_code_of_functions_and_the_files_of_commands(
+  tmp_path, monkeypatch
+):
+  monkeypatch.syspath_prepend(str(tmp_path))
+  module, script = tmp_path / "my_players.py", tmp_path / "my_agent.py"
+
+  def digest(code, **options):
+    module.write_text(code)
+    code_digest.of.cache_clear()
+    return AGENT.digest_of_named(ExternalConfig(**options))
+
+  players = (("demonstrator", "my_players:good"), ("other", "no_such_module:bad"))
+  first = digest("good = lambda *_: 1", players=players)
+  assert first == digest("good = lambda *_: 1  # a comment", players=players)
+  assert first != digest("good = lambda *_: 2", players=players)
+  play = {"function": "my_players:good"}
+  assert digest("good = 1", **play) != digest("good = 2", **play)
+  script.write_text("one")
+  one = digest("", command=f"python {script} {{task}}")
+  script.write_text("two")
+  assert "" != one != digest("", command=f"python {script} {{task}}")
+  assert digest("", hook="http://127.0.0.1:1") == ""
