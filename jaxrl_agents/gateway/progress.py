@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.requests import Reply, Request
-from jaxrl_agents.gateway.sampling import spelled
+from jaxrl_agents.gateway.sampling import first_stop, spelled
 from jaxrl_agents.types import Generation, Message, Watch
 
 _CHARS_OF_A_TOKEN = 4
@@ -61,8 +61,9 @@ class Progress:
 def text_so_far(chat: Chat, request: Request, tokens: np.ndarray) -> Message:
   """The thought and text of an unfinished reply, without what may yet turn out to be something
   else: white space before a call, a part of a character, the beginning of a text that ends the
-  reply.
+  reply. What was sampled after such a text, wherever it stands, is no part of the reply.
   """
+  tokens = tokens[: first_stop(chat, tokens, request.stop)[0]]
   if request.text or request.prompt is not None:
     said = Message("assistant", spelled(chat, tokens))
   else:

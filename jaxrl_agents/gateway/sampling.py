@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,13 +24,9 @@ def cut(
   Where a reply ends depends on its past alone, so the tokens that stay have the probabilities that
   they were sampled with.
   """
-  whole = chat.decode(generation.tokens)
-  if not any(text in whole for text in stop):
+  n, found = first_stop(chat, generation.tokens, stop)
+  if not found:
     return generation, ""
-  holds = lambda n: any(text in chat.decode(generation.tokens[:n]) for text in stop)
-  n = bisect.bisect_left(range(len(generation.tokens) + 1), True, key=holds)
-  kept = chat.decode(generation.tokens[:n])
-  found = min((text for text in stop if text in kept), key=kept.index)
   rows = generation.routing
   shorter = dataclasses.replace(
     generation,
@@ -40,6 +37,18 @@ def cut(
     routing=None if rows is None else rows[: len(prompt) - limits.routed_tokens + n],
   )
   return shorter, found
+
+
+def first_stop(chat: Chat, tokens: np.ndarray, stop: Sequence[str]) -> tuple[int, str]:
+  """(n, text): with the n-th id the first of the texts `stop` is complete; all ids and "" if none
+  is. Control tokens count as they are spelled.
+  """
+  has = lambda n: any(text in chat.decode(tokens[:n]) for text in stop)
+  if not stop or not has(len(tokens)):
+    return len(tokens), ""
+  n = bisect.bisect_left(range(len(tokens) + 1), True, key=has)
+  kept = chat.decode(tokens[:n])
+  return n, min((text for text in stop if text in kept), key=kept.index)
 
 
 def message_of(

@@ -14,6 +14,7 @@ import pytest
 from jaxrl_agents.gateway.progress import rest_of, text_so_far, watch
 from jaxrl_agents.gateway.requests import Request
 from jaxrl_agents.types import Message
+from tests.chat import families
 from tests.gateway.serving import CHAT, Grows, calls, serving, tool, words
 
 USER = {"role": "user", "content": "go"}
@@ -198,3 +199,17 @@ def test_a_stop_text_is_found_with_the_token_that_completes_it_whatever_a_progra
       found += 1
       assert wanted <= ended < wanted + 9
   assert found > 50
+
+
+def test_what_is_sampled_after_a_stop_text_does_not_go_out_wherever_that_text_stands(tmp_path):
+  chat = families.load(tmp_path, "qwen3")
+  of = lambda *pieces: np.asarray(families.spelled(chat, pieces)[:-1], np.int32)
+  thought = of("<think>", "one END two", "</think>", "the answer")
+  assert text_so_far(chat, Request(), thought).content == "the answer"
+  assert text_so_far(chat, Request(stop=("END",)), thought).content == ""
+  call = of("first ", "<tool_call>", '{"name": "END"}', "</tool_call>", " second")
+  assert text_so_far(chat, Request(), call).content == "first  second"
+  assert text_so_far(chat, Request(stop=("END",)), call).content == "first"
+  space = np.concatenate([chat.encode("\n\n"), chat.encode("the answer")])
+  assert text_so_far(chat, Request(), space).content == "the answer"
+  assert text_so_far(chat, Request(stop=("\n\n",)), space).content == ""
