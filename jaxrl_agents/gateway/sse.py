@@ -56,13 +56,18 @@ async def stream(
     refused: the events that tell of a refusal.
     delivered: called when all events were taken.
   """
+  clock = asyncio.get_running_loop().time
+  sent_s = clock()
   while not task.done():
-    await _news(task, progress, KEEPALIVE_S)
+    await _news(task, progress, max(0.0, sent_s + KEEPALIVE_S - clock()))
+    new: list[bytes] = []
     if progress and progress.changed.is_set():
-      for event in events.more(progress.take()):
-        yield encoded(event)
-    elif not task.done():
-      yield KEEPALIVE
+      new = [encoded(event) for event in events.more(progress.take())]
+    if not new and not task.done() and clock() >= sent_s + KEEPALIVE_S:
+      new = [KEEPALIVE]  # a reply may grow for minutes by a thought or a call alone
+    for each in new:
+      yield each
+      sent_s = clock()
   try:
     replies = task.result()
   except Refusal as problem:

@@ -11,6 +11,7 @@ import numpy as np
 import openai
 import pytest
 
+from jaxrl_agents.gateway import sse
 from jaxrl_agents.gateway.progress import rest_of, text_so_far, watch
 from jaxrl_agents.gateway.requests import Request
 from jaxrl_agents.types import Message
@@ -59,8 +60,8 @@ def openai_completions(gateway, session):
 
 
 @contextlib.contextmanager
-def streaming(gateway, session, **headers):
-  """The lines of a stream as they come."""
+def streaming(gateway, session, begins="data: ", **headers):
+  """The lines of a stream that begin so, as they come."""
   connection = http.client.HTTPConnection(urllib.parse.urlsplit(gateway.url).netloc, timeout=20)
   asked = json.dumps({"model": "m", "messages": [USER], "stream": True})
   headers = {"authorization": f"Bearer {session.key}", **headers}
@@ -68,7 +69,7 @@ def streaming(gateway, session, **headers):
   response = connection.getresponse()
   lines = (line.decode().strip() for line in response)
   try:
-    yield (line for line in lines if line.startswith("data: "))
+    yield (line for line in lines if line.startswith(begins))
   finally:
     response.close()
     connection.close()
@@ -152,6 +153,13 @@ def test_a_stop_text_ends_the_reply_with_the_token_that_completes_it(stream):
   assert said == "I look left,"
   assert words(segment.tokens[segment.loss_mask]) == "I look left, then"
   assert sampler.said == [int(segment.loss_mask.sum())]
+
+
+def test_a_reply_that_grows_without_new_text_keeps_its_connection_open(monkeypatch):
+  monkeypatch.setattr(sse, "KEEPALIVE_S", 0.1)
+  with serving(Grows(calls(("look", {"what": "left and right " * 20})))) as gateway:
+    with streaming(gateway, gateway.open(), begins=": ") as lines:
+      assert len(list(lines)) >= 2
 
 
 def test_of_several_replies_and_with_log_probabilities_a_stream_has_whole_ones():
