@@ -24,7 +24,7 @@ from jaxrl_agents.gateway.dialects import chat, completions, generate, messages,
 from jaxrl_agents.gateway.http_requests import as_json, body_of, key_of, name_of
 from jaxrl_agents.gateway.progress import Progress
 from jaxrl_agents.gateway.registry import Registry
-from jaxrl_agents.gateway.requests import Asked, Refusal
+from jaxrl_agents.gateway.requests import Refusal
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
 
 
@@ -170,8 +170,9 @@ class _Gateway:
         session.delivered(replies)
       return response
     await sse.begun(task, progress)
-    refused = lambda problem: _refused_stream(http, dialect, asked, problem)
-    content = sse.stream(task, progress, dialect.Stream(asked), refused, session.delivered)
+    events = dialect.Stream(asked)
+    refused = lambda problem: _refused_stream(http, events, problem)
+    content = sse.stream(task, progress, events, refused, session.delivered)
     head["cache-control"] = "no-cache"
     return StreamingResponse(content, media_type="text/event-stream", headers=head)
 
@@ -316,9 +317,9 @@ def _refused(http: HttpRequest, refusal: Refusal) -> Response:
   return JSONResponse(_error_body(http, refusal), refusal.status, headers=refusal.headers)
 
 
-def _refused_stream(
-  http: HttpRequest, dialect: Any, asked: Asked, refusal: Refusal
-) -> Iterable[sse.Event]:
+def _refused_stream(http: HttpRequest, events: sse.Stream, refusal: Refusal) -> Iterable[sse.Event]:
   """The events of a refusal that comes after its stream has begun."""
   error = _error_body(http, refusal)
-  return dialect.failed(asked, error["error"]) if dialect is responses else [("error", error)]
+  return (
+    events.failed(error["error"]) if isinstance(events, responses.Stream) else [("error", error)]
+  )

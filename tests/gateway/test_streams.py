@@ -60,12 +60,12 @@ def openai_completions(gateway, session):
 
 
 @contextlib.contextmanager
-def streaming(gateway, session, begins="data: ", **headers):
+def streaming(gateway, session, path="chat/completions", *, begins="data: ", **headers):
   """The lines of a stream that begin so, as they come."""
   connection = http.client.HTTPConnection(urllib.parse.urlsplit(gateway.url).netloc, timeout=20)
-  asked = json.dumps({"model": "m", "messages": [USER], "stream": True})
+  asked = json.dumps({"model": "m", "messages": [USER], "input": "go", "stream": True})
   headers = {"authorization": f"Bearer {session.key}", **headers}
-  connection.request("POST", "/v1/chat/completions", asked, headers)
+  connection.request("POST", f"/v1/{path}", asked, headers)
   response = connection.getresponse()
   lines = (line.decode().strip() for line in response)
   try:
@@ -160,6 +160,26 @@ def test_a_reply_that_grows_without_new_text_keeps_its_connection_open(monkeypat
   with serving(Grows(calls(("look", {"what": "left and right " * 20})))) as gateway:
     with streaming(gateway, gateway.open(), begins=": ") as lines:
       assert len(list(lines)) >= 2
+
+
+class Fails(Grows):
+  """Fails in the middle of a reply."""
+
+  async def watched(self, prompt, limits, watch):
+    watch_some = lambda tokens, versions: watch(tokens, versions) or len(tokens) == 12
+    await super().watched(prompt, limits, watch_some)
+    raise RuntimeError("no pages")
+
+
+def test_a_response_that_fails_in_the_middle_goes_on_counting_its_events():
+  with serving(Fails(SAID)) as gateway:
+    with streaming(gateway, gateway.open(), "responses") as lines:
+      events = [json.loads(line[6:]) for line in lines]
+  kinds = [event["type"] for event in events]
+  assert "response.output_text.delta" in kinds
+  assert kinds[-2:] == ["error", "response.failed"]
+  assert [event["sequence_number"] for event in events] == list(range(len(events)))
+  assert len({event["response"]["id"] for event in events if "response" in event}) == 1
 
 
 def test_of_several_replies_and_with_log_probabilities_a_stream_has_whole_ones():

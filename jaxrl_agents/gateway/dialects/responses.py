@@ -171,6 +171,7 @@ class Stream:
 
   def __init__(self, asked: Asked):
     self._asked, self._numbers = asked, itertools.count()
+    self._id = f"resp_{secrets.token_hex(8)}"  # until there is a reply
     self._sent, self._place = "", -1  # of the item with the text, once it is open
 
   def more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -180,6 +181,23 @@ class Stream:
   def end(self, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """All that did not go out yet."""
     yield from self._numbered(self._end(replies[0]))
+
+  def failed(self, error: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Those of an end without a reply: openai reads the first, Codex the second.
+
+    Args:
+      error: its message, type, param and code, as in the body of a refusal.
+    """
+    yield from self._numbered(self._failed(error))
+
+  def _failed(self, error: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    wrong = error["type"] == "invalid_request_error"
+    code = error["code"] or ("invalid_prompt" if wrong else "server_error")
+    told = {name: error[name] for name in ("message", "param")} | {"code": code}
+    yield "error", {"error": dict(error), **told}
+    cause = {"code": code, "message": error["message"]}
+    response = _response(self._asked, self._id, "failed") | {"error": cause}
+    yield "response.failed", {"response": response}
 
   def _more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
     text = partial.message.content
@@ -212,6 +230,7 @@ class Stream:
 
   def _begun(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
     begun = _head(self._asked, reply, "in_progress")
+    self._id = begun["id"]
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
 
@@ -276,23 +295,6 @@ def _stem(kind: str) -> str:
 
 def _probabilities(kind: str) -> dict[str, Any]:
   return {"logprobs": []} if kind == "message" else {}
-
-
-def failed(asked: Asked, error: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The events of a stream that ends without a reply: openai reads the first, Codex the second.
-
-  Args:
-    asked: the request.
-    error: its message, type, param and code, as in the body of a refusal.
-  """
-  wrong = error["type"] == "invalid_request_error"
-  code = error["code"] or ("invalid_prompt" if wrong else "server_error")
-  told = {name: error[name] for name in ("message", "param")} | {"code": code}
-  yield "error", {"type": "error", "sequence_number": 0, "error": dict(error), **told}
-  cause = {"code": code, "message": error["message"]}
-  response = _response(asked, f"resp_{secrets.token_hex(8)}", "failed") | {"error": cause}
-  kind = "response.failed"
-  yield kind, {"type": kind, "sequence_number": 1, "response": response}
 
 
 def _head(asked: Asked, reply: Reply, status: str) -> dict[str, Any]:
