@@ -112,6 +112,17 @@ def test_a_reply_with_calls_alone_and_one_with_a_broken_call_come_whole(ask):
   assert called == []
 
 
+@pytest.mark.parametrize("ask", CLIENTS[:3])
+def test_a_text_that_turns_out_to_be_a_thought_leaves_the_stream_and_its_calls_whole(ask, tmp_path):
+  chat = families.load(tmp_path, "qwen3")
+  call = ("<tool_call>", '{"name": "look", "arguments": {"what": "left"}}', "</tool_call>")
+  reply = families.spelled(chat, ("the user asks for rivers", "</think>", *call))
+  with serving(Grows(np.asarray(reply, np.int32))) as gateway:
+    texts, _, called = ask(gateway, gateway.open(chat=chat))
+  assert "the user asks for rivers".startswith("".join(texts)) and texts
+  assert len(called) == 1 and "left" in called[0]
+
+
 def test_the_first_text_comes_before_the_last_token_is_sampled():
   sampler = Grows(SAID, most=8)
   with serving(sampler) as gateway, streaming(gateway, gateway.open()) as lines:

@@ -221,7 +221,8 @@ class Stream:
     else:
       if rest := rest_of(reply.message.content, self._sent):
         yield _delta_of_text(self._place, f"msg_{reply.id}", rest)
-      yield from _closed_text(self._place, next(i for i in items if i["type"] == "message"))
+      texts = [item for item in items if item["type"] == "message"]
+      yield from _closed_text(self._place, *(texts or [_text_item(reply.id, self._sent)]))
       items = [item for item in items if item["type"] not in ("message", "reasoning")]
     for i, item in enumerate(items, self._place + 1):
       yield from _whole(i, item)
@@ -342,9 +343,7 @@ def _items(asked: Asked, reply: Reply) -> list[dict[str, Any]]:
     content = [{"type": "reasoning_text", "text": message.reasoning}]
     items.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": [], "content": content})
   if message.content or not message.tool_calls:
-    part = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
-    said = {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
-    items.append({"id": f"msg_{reply.id}", **said})
+    items.append(_text_item(reply.id, message.content))
   for i, call in enumerate(message.tool_calls):
     namespace = asked.namespaces.get(call.name, "")
     name = call.name.removeprefix(joint(namespace, ""))
@@ -358,3 +357,9 @@ def _items(asked: Asked, reply: Reply) -> list[dict[str, Any]]:
       function = {"type": "function_call", "arguments": arguments_of(call), "status": "completed"}
       items.append({**made, **function})
   return items
+
+
+def _text_item(reply_id: str, text: str) -> dict[str, Any]:
+  part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+  said = {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
+  return {"id": f"msg_{reply_id}", **said}
