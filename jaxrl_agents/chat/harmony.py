@@ -159,11 +159,20 @@ class HarmonyFormat:
     )
 
   def settled(self, tokens: np.ndarray) -> int:
-    """See `Chat.settled`; the number of these ids. What a message is, its header says."""
+    """See `Chat.settled`; the number of these ids. What a message is, its header says; any but the
+    answer may be followed by a thought.
+    """
     body = tokens.tolist()
     breaks = (*self._ends, self._id["<|start|>"], self._id["<|endoftext|>"])
-    last = next((i + 1 for i in reversed(range(len(body))) if body[i] in breaks), 0)
-    return len(body) if self._id["<|message|>"] in body[last:] else last
+    start, settled, answers = 0, 0, False
+    for i, token in enumerate(body):
+      if token in breaks:
+        start = settled = i + 1
+      elif token == self._id["<|message|>"] and settled == start:
+        said = self._said(body[start : i + 1], first=start == 0, called=False)
+        answers = answers or (said.channel == "final" and not said.recipient)
+        settled = len(body)
+    return settled if answers else 0
 
   def _messages(self, body: list[int]) -> Iterator[Said]:
     """The messages of a reply, whose beginning `<|start|>assistant` is in the prompt."""

@@ -202,3 +202,13 @@ who?: string | boolean, // default: "me"
 
 } // namespace functions"""
   )
+
+
+def test_what_is_said_before_the_answer_is_settled_once_no_thought_can_follow(chat):
+  more = f"<|start|>assistant{ANALYSIS}Or the Rhine?<|end|><|start|>assistant"
+  said = f"{ANALYSIS}The Loire?<|end|><|start|>assistant<|channel|>commentary<|message|>Hm.<|end|>"
+  whole = spelled(chat, f"{said}{more}{FINAL}The Loire.<|return|>")
+  parts = [chat.parse(chat.settled(whole[:n])) for n in range(len(whole))]
+  assert {part.reasoning for part in parts if part.content} == {"The Loire?\nOr the Rhine?"}
+  assert {part.content for part in parts} > {"", "Hm.", "Hm.\nThe Loire."}
+  assert not len(chat.settled(spelled(chat, f"{said}<|start|>assistant<|channel|>final")))
