@@ -84,10 +84,19 @@ def message_of(
     content, calls = spelled(chat, generation.tokens), ()
   thought = said.reasoning
   if stop_text:
-    content, thought = content.split(stop_text)[0], thought.split(stop_text)[0]
+    thought = thought.split(stop_text)[0] if content else _before(thought, stop_text)
+    content = _before(content, stop_text)
   calls = tuple(_as_one_text(call) if call.name in text_tools else call for call in calls)
   named = tuple(dataclasses.replace(call, id=f"{call_ids}_{i}") for i, call in enumerate(calls))
   return Message("assistant", content, named, tokens=generation.tokens, reasoning=thought)
+
+
+def _before(text: str, stop_text: str) -> str:
+  """What stands before a stop text that ended a reply, whose chat format has no white space at the
+  end of a text.
+  """
+  before, found, _ = text.partition(stop_text)
+  return before if found else text.removesuffix(stop_text.rstrip())
 
 
 def _as_one_text(call: ToolCall) -> ToolCall:

@@ -173,6 +173,19 @@ def test_a_reply_that_grows_without_new_text_keeps_its_connection_open(monkeypat
       assert len(list(lines)) >= 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_a_stop_text_that_ends_with_white_space_the_agent_sees_nothing(stream):
+  with serving(Grows("I look.\nObservation:\nthe door")) as gateway:
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.open().key)
+    asked = {"model": "m", "messages": [USER], "stop": "Observation:\n"}
+    if stream:
+      chunks = list(client.chat.completions.create(**asked, stream=True))
+      said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+      said = client.chat.completions.create(**asked).choices[0].message.content
+  assert said == "I look.\n"
+
+
 class Fails(Grows):
   """Fails in the middle of a reply."""
 
