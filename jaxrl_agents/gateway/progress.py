@@ -77,15 +77,15 @@ def text_so_far(chat: Chat, request: Request, tokens: np.ndarray) -> Message:
   return Message("assistant", text.rstrip(), reasoning=said.reasoning)
 
 
-def rest_of(text: str, sent: str) -> str:
+def rest_of(said: Message, sent: str) -> str:
   """What is left of a reply's text where `sent` went out before. A reply with a broken call is text
-  in whole, in which what was sent does not stand at the beginning; if it stands nowhere, all is
-  left.
+  in whole, in which what was sent stands after the thought; if it stands nowhere, all is left.
   """
-  if text.startswith(sent):
-    return text[len(sent) :]
-  before, found, after = text.partition(sent)
-  return after if found else before
+  if said.content.startswith(sent):
+    return said.content[len(sent) :]
+  thought = said.reasoning if said.reasoning in said.content else ""
+  place = said.content.find(sent, said.content.find(thought) + len(thought))
+  return said.content[place + len(sent) :] if place >= 0 else said.content
 
 
 def watch(chat: Chat, stop: Sequence[str], progress: Progress | None) -> Watch | None:

@@ -230,7 +230,7 @@ def test_text_that_went_out_is_never_taken_back():
       so_far = text_so_far(CHAT, Request(stop=stop), tokens[:n]).content
       assert so_far.startswith(sent) and final.startswith(so_far), (text, stop, n)
       sent = so_far
-    assert sent + rest_of(final, sent) == final
+    assert sent + rest_of(Message("assistant", final), sent) == final
 
 
 def test_a_stop_text_is_found_with_the_token_that_completes_it_whatever_a_program_samples():
@@ -265,3 +265,14 @@ def test_what_is_sampled_after_a_stop_text_does_not_go_out_wherever_that_text_st
   space = np.concatenate([chat.encode("\n\n"), chat.encode("the answer")])
   assert text_so_far(chat, Request(), space).content == "the answer"
   assert text_so_far(chat, Request(stop=("\n\n",)), space).content == ""
+
+
+def test_of_a_reply_with_a_broken_call_what_follows_the_text_goes_out_and_no_thought(tmp_path):
+  chat = families.load(tmp_path, "qwen3")
+  pieces = ("<think>", "I look left?", "</think>", "I look", "<tool_call>", "{")
+  tokens = np.asarray(families.spelled(chat, pieces)[:-1], np.int32)
+  sent = text_so_far(chat, Request(), tokens).content
+  whole = chat.parse(tokens)
+  said = Message("assistant", chat.decode(tokens), reasoning=whole.reasoning)
+  assert (sent, rest_of(said, sent)) == ("I look", "<tool_call>{")
+  assert rest_of(Message("assistant", "I look left.", reasoning="I look"), "I look") == " left."

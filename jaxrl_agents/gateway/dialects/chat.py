@@ -157,7 +157,7 @@ class Stream:
       message = reply.message
       if self._sent is None:
         yield from self._opened(i, reply)
-      elif rest := rest_of(message.content, self._sent):
+      elif rest := rest_of(message, self._sent):
         yield self._chunk(i, {"content": rest})
       for j, call in enumerate(_calls(message)):
         opened = {**call, "function": {**call["function"], "arguments": ""}}

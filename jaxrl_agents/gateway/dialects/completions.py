@@ -83,7 +83,7 @@ class Stream:
     """What is left of each reply, and how it ended."""
     head = _head(self._asked, replies)
     for i, reply in enumerate(replies):
-      left = {"text": rest_of(reply.message.content, self._sent)}
+      left = {"text": rest_of(reply.message, self._sent)}
       yield "", head | {"choices": [_choice(self._asked, i, reply) | left]}
     if self._asked.usage:
       yield "", head | {"choices": [], "usage": counts(replies)}

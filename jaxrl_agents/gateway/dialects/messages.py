@@ -220,7 +220,7 @@ class Stream:
     if self._place < 0:
       yield from self._begun(reply)
     else:
-      if rest := rest_of(reply.message.content, self._sent):
+      if rest := rest_of(reply.message, self._sent):
         yield self._delta(rest)
       yield _event("content_block_stop", index=self._place)
       blocks = [block for block in blocks if block["type"] == "tool_use"]

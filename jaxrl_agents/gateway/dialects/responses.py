@@ -219,7 +219,7 @@ class Stream:
     if self._place < 0:
       yield from self._begun(reply)
     else:
-      if rest := rest_of(reply.message.content, self._sent):
+      if rest := rest_of(reply.message, self._sent):
         yield _delta_of_text(self._place, f"msg_{reply.id}", rest)
       texts = [item for item in items if item["type"] == "message"]
       yield from _closed_text(self._place, *(texts or [_text_item(reply.id, self._sent)]))
