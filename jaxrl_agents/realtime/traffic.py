@@ -31,7 +31,14 @@ from jaxrl_agents.realtime.arms import CANARY, STABLE, user_hash
 from jaxrl_agents.realtime.deployment import Deployer, Pointer
 from jaxrl_agents.realtime.feedback import Event, Join, Kind
 from jaxrl_agents.record_log import Log
-from jaxrl_agents.types import Generation, Message, Sampler, SamplingLimits
+from jaxrl_agents.types import (
+  Generation,
+  Message,
+  Sampler,
+  SamplingLimits,
+  Watch,
+  WatchedSampler,
+)
 
 KEY_BYTES = 32
 MAX_FEATURES = 32
@@ -212,6 +219,13 @@ class _OfArm:
   async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
     """Samples under the weights of the arm."""
     return await self._now().generate(prompt, limits)
+
+  async def watched(self, prompt: np.ndarray, limits: SamplingLimits, watch: Watch) -> Generation:
+    """`generate`, watched if the sampler of the arm can do that."""
+    now = self._now()
+    if isinstance(now, WatchedSampler):
+      return await now.watched(prompt, limits, watch)
+    return await now.generate(prompt, limits)
 
   def playing(self, more: int) -> None:
     """Passes on how many play."""

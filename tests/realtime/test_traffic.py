@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import openai
 import pytest
 
 from jaxrl_agents import record_log
@@ -12,7 +13,7 @@ from jaxrl_agents.realtime.arms import CANARY, STABLE, user_hash
 from jaxrl_agents.realtime.deployment import Deployer
 from jaxrl_agents.realtime.feedback import Kind
 from jaxrl_agents.realtime.traffic import Traffic, user_key
-from tests.gateway.serving import SERVICE_KEY, Says, body, calls, serving, tool, words
+from tests.gateway.serving import SERVICE_KEY, Grows, Says, body, calls, serving, tool, words
 from tests.gateway.test_app import send
 from tests.realtime.test_deployment import publish
 
@@ -81,6 +82,20 @@ def test_sessions_of_users_are_logged_and_others_are_not(at):
   assert first.digest == traffic.deployer.now.stable.digest
   assert "ann" not in json.dumps(found)
   assert traffic.join.calls[first.id].delivered
+
+
+def test_replies_to_users_are_streamed_while_they_are_sampled_and_end_with_a_stop_text(at):
+  traffic, _ = at
+  traffic._samplers[STABLE] = sampler = Grows("I look left, then right: one two three.")
+  with serving(Says(""), traffic=traffic) as gateway:
+    _, session = opened(gateway, "ann")
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=session["api_key"])
+    asked = {"model": "m", "messages": [USER], "stop": " one", "stream": True}
+    deltas = [chunk.choices[0].delta.content for chunk in client.chat.completions.create(**asked)]
+  texts = [text for text in deltas if text]
+  assert len(texts) > 1 and "".join(texts) == "I look left, then right:"
+  (joined,) = traffic.join.calls.values()
+  assert sampler.said == [len(joined.call.generation.tokens)]
 
 
 class BreaksCalls(Says):
