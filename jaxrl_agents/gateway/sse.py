@@ -20,6 +20,10 @@ KEEPALIVE_S = 3.0
 KEEPALIVE = b": sampling\n"
 """A comment without the empty line that would end an event: clients decode empty events."""
 
+PAUSES, LONGEST_PAUSE_S = 50, 1.0
+"""Reading a reply takes the longer the longer it is; a stream then pauses so many times as long, a
+second at most, so that long replies leave the event loop to others."""
+
 Event = tuple[str, dict[str, Any] | str]
 
 
@@ -57,17 +61,20 @@ async def stream(
     delivered: called when all events were taken.
   """
   clock = asyncio.get_running_loop().time
-  sent_s = clock()
+  sent_s, pause_s = clock(), 0.0
   while not task.done():
     await _news(task, progress, max(0.0, sent_s + KEEPALIVE_S - clock()))
     new: list[bytes] = []
     if progress and progress.changed.is_set():
+      began_s = clock()
       new = [encoded(event) for event in events.more(progress.take())]
+      pause_s = min(LONGEST_PAUSE_S, PAUSES * (clock() - began_s))
     if not new and not task.done() and clock() >= sent_s + KEEPALIVE_S:
       new = [KEEPALIVE]  # a reply may grow for minutes by a thought or a call alone
     for each in new:
       yield each
       sent_s = clock()
+    await asyncio.wait([task], timeout=pause_s)
   try:
     replies = task.result()
   except Refusal as problem:
