@@ -54,7 +54,8 @@ def anthropic_messages(gateway, session):
 
 def openai_completions(gateway, session):
   client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=session.key)
-  chunks = client.completions.create(model="m", prompt="go", stream=True)
+  chunks = list(client.completions.create(model="m", prompt="go", stream=True))
+  assert len({(chunk.id, chunk.created) for chunk in chunks}) == 1
   texts = [chunk.choices[0].text for chunk in chunks]
   return texts, "".join(texts), []
 

@@ -70,18 +70,20 @@ class Stream:
 
   def __init__(self, asked: Asked):
     self._asked, self._sent = asked, ""
+    self._head: dict[str, Any] = {}
 
   def more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """New text."""
     text = partial.message.content
     if len(text) > len(self._sent):
+      self._head = self._head or _head(self._asked, [partial])
       choice = {"index": 0, "text": text[len(self._sent) :], "finish_reason": None}
-      yield "", _head(self._asked, [partial]) | {"choices": [choice | {"logprobs": None}]}
+      yield "", self._head | {"choices": [choice | {"logprobs": None}]}
       self._sent = text
 
   def end(self, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """What is left of each reply, and how it ended."""
-    head = _head(self._asked, replies)
+    head = self._head or _head(self._asked, replies)
     for i, reply in enumerate(replies):
       left = {"text": rest_of(reply.message, self._sent)}
       yield "", head | {"choices": [_choice(self._asked, i, reply) | left]}

@@ -172,6 +172,7 @@ class Stream:
   def __init__(self, asked: Asked):
     self._asked, self._numbers = asked, itertools.count()
     self._id = f"resp_{secrets.token_hex(8)}"  # until there is a reply
+    self._created = {"created_at": int(time.time())}
     self._sent, self._place = "", -1  # of the item with the text, once it is open
 
   def more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -196,7 +197,7 @@ class Stream:
     told = {name: error[name] for name in ("message", "param")} | {"code": code}
     yield "error", {"error": dict(error), **told}
     cause = {"code": code, "message": error["message"]}
-    response = _response(self._asked, self._id, "failed") | {"error": cause}
+    response = _response(self._asked, self._id, "failed") | self._created | {"error": cause}
     yield "response.failed", {"response": response}
 
   def _more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -226,11 +227,11 @@ class Stream:
       items = [item for item in items if item["type"] not in ("message", "reasoning")]
     for i, item in enumerate(items, self._place + 1):
       yield from _whole(i, item)
-    whole = body_of(self._asked, [reply])
+    whole = body_of(self._asked, [reply]) | self._created
     yield f"response.{whole['status']}", {"response": whole}
 
   def _begun(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
-    begun = _head(self._asked, reply, "in_progress")
+    begun = _head(self._asked, reply, "in_progress") | self._created
     self._id = begun["id"]
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
