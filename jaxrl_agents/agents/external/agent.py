@@ -79,7 +79,7 @@ class ExternalAgent(Agent):
     return stall_s + 2 * options.timeout_s
 
   def digest_of_named(self, options: ExternalConfig) -> str:
-    """Of the code of the agent's function and of the demonstrator, and of the files of a command."""
+    """Of the code of its function and of the demonstrator, and of the files of its command."""
     paths = [options.function, dict(options.players).get(DEMONSTRATOR, "")]
     found = hashlib.sha256()
     if modules := sorted({path.partition(":")[0] for path in paths if path}):
