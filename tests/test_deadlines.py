@@ -63,6 +63,7 @@ ENDED = {
   ("fleet/worker_node.py", "self._calls.get()"): "the same",
   ("gateway/sessions.py", "self.finished.wait()"): "whoever closes sets it within DRAIN_S",
   ("gateway/sessions.py", "self.task.result()"): "the task is done",
+  ("gateway/sse.py", "progress.changed.wait()"): "the task is cancelled after `timeout_s`",
   ("gateway/sse.py", "task.result()"): "the task is done",
   ("gateway/tinker/futures.py", "future.result()"): "the future is done",
   (
