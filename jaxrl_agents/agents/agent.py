@@ -246,7 +246,7 @@ class Agent(abc.ABC):
     """Names of the scripted players that are evaluated besides the policy."""
     return ()
 
-  def digest_of_named(self, options: Any) -> str:
+  def named_code_digest(self, options: Any) -> str:
     """A digest of what `options` name and demonstrations depend on, such as functions and files; ""
     if there is nothing. The code of the agent itself counts anyway.
     """

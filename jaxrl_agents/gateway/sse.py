@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -61,14 +62,14 @@ async def stream(
     delivered: called when all events were taken.
   """
   clock = asyncio.get_running_loop().time
-  sent_s, pause_s = clock(), 0.0
+  sent_s = clock()
   while not task.done():
     await _news(task, progress, max(0.0, sent_s + KEEPALIVE_S - clock()))
-    new: list[bytes] = []
+    new, pause_s = list[bytes](), 0.0
     if progress and progress.changed.is_set():
-      began_s = clock()
+      began_s = time.thread_time()
       new = [encoded(event) for event in events.more(progress.take())]
-      pause_s = min(LONGEST_PAUSE_S, PAUSES * (clock() - began_s))
+      pause_s = min(LONGEST_PAUSE_S, PAUSES * (time.thread_time() - began_s))
     if not new and not task.done() and clock() >= sent_s + KEEPALIVE_S:
       new = [KEEPALIVE]  # a reply may grow for minutes by a thought or a call alone
     for each in new:

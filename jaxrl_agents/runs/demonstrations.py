@@ -136,7 +136,7 @@ def digest(config: RunConfig, corpus: Tasks, name: str) -> str:
     "tasks": corpus.digest,
     "code": code_digest.of(type(agent).__module__, alone=__name__),
   }
-  if named := agent.digest_of_named(config.agent_config):
+  if named := agent.named_code_digest(config.agent_config):
     decides["named"] = named
   if config.tools.mcp:  # the demonstrator's prompts list them
     decides["mcp"] = mcp_tools.listing(config).digest

@@ -74,15 +74,12 @@ class EngineSampler:
       ValueError: the engine refuses it.
       RuntimeError: the engine failed.
     """
-    return await self._generated(prompt, limits, None)
+    return await self.watched(prompt, limits, None)
 
-  async def watched(self, prompt: np.ndarray, limits: SamplingLimits, watch: Watch) -> Generation:
-    """`generate`, and `watch` is called in the thread of the engine."""
-    return await self._generated(prompt, limits, watch)
-
-  async def _generated(
+  async def watched(
     self, prompt: np.ndarray, limits: SamplingLimits, watch: Watch | None
   ) -> Generation:
+    """`generate`, and `watch` is called in the thread of the engine."""
     future: asyncio.Future[Generation] = self._loop.create_future()
     self._enter((prompt, limits, watch, future))
     return await future

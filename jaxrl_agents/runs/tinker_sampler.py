@@ -81,10 +81,7 @@ class TinkerSampler:
       RuntimeError: the engine failed.
     """
     async with self._turn(weights):
-      stepped = self._stepped
-      generation = await (
-        stepped.watched(prompt, limits, watch) if watch else stepped.generate(prompt, limits)
-      )
+      generation = await self._stepped.watched(prompt, limits, watch)
       if limits.temperature in (0.0, 1.0) and limits.top_p == 1.0:
         return generation
       raw = await self._score(weights, np.concatenate([prompt, generation.tokens]))

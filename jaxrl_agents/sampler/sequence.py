@@ -86,7 +86,7 @@ class Sequence:
     """Whether whoever watches the sampled ids ends the reply with the newest one."""
     if self.watch is None or not self.decoding or self.num_tokens == self.num_prompt:
       return False
-    sampled = self.known_tokens[self.num_prompt :].copy()
+    sampled = self.known_tokens[self.num_prompt :]
     return self.watch(sampled, np.asarray(self.versions, np.int32))
 
 

@@ -78,7 +78,7 @@ class ExternalAgent(Agent):
     """A rollout may be silent to its end, while its agent uses a tool, and while it is judged."""
     return stall_s + 2 * options.timeout_s
 
-  def digest_of_named(self, options: ExternalConfig) -> str:
+  def named_code_digest(self, options: ExternalConfig) -> str:
     """Of the code of its function and of the demonstrator, and of the files of its command."""
     paths = [options.function, dict(options.players).get(DEMONSTRATOR, "")]
     found = hashlib.sha256()

@@ -15,7 +15,7 @@ from jaxrl_agents.agents.search.tasks import code_names, hops
 from jaxrl_agents.types import Message, Task, Trajectory
 
 SEARCHED, MISCOPIED, NOT_SEARCHED = "searched", "not copied word for word", "not searched for"
-OTHER_NAME, LATER_NAME = "another name", "another name, which a hit defines"
+OTHER_NAME, NAME_OF_HIT = "another name", "another name, which a hit defines"
 
 ALIKE = 0.6
 """Share of a query and a clue that is alike, above which the one is a copy of the other."""
@@ -55,6 +55,6 @@ def _cause(clues: Sequence[Any], place: int, made: Sequence[tuple[str, str]]) ->
     source = plain(hops.query_of(clues, clues[place]["refers_to"]))
     shown = [result for query, result in made if query == source]
     defined = {name for each in shown for name in code_names.defined(each)}
-    return LATER_NAME if named[0].rpartition("; ")[2] in defined else OTHER_NAME
+    return NAME_OF_HIT if named[0].rpartition("; ")[2] in defined else OTHER_NAME
   alike = max((difflib.SequenceMatcher(None, q, wanted).ratio() for q in queries), default=0.0)
   return MISCOPIED if alike > ALIKE else NOT_SEARCHED

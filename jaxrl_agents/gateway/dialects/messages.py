@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.gateway.progress import rest_of
+from jaxrl_agents.gateway.dialects.block_stream import Block, BlockStream, Event
 from jaxrl_agents.gateway.requests import (
   SAMPLING,
   Asked,
@@ -192,60 +192,37 @@ def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
   }
 
 
-class Stream:
+class Stream(BlockStream):
   """The events of a stream: the beginning, the events of each block, the reason of the end."""
 
-  def __init__(self, asked: Asked):
-    self._asked, self._sent, self._place = asked, "", -1  # of the text block, once it is open
+  text, thought = "text", "thinking"
 
-  def more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """New text; what stands before it goes out with the first."""
-    text = partial.message.content
-    if len(text) <= len(self._sent):
-      return
-    if self._place < 0:
-      *before, block = _blocks(partial.message)
-      self._place = len(before)
-      yield from self._begun(partial)
-      for i, each in enumerate(before):
-        yield from _whole(i, each)
-      yield _event("content_block_start", index=self._place, content_block=_split(block)[0])
-    yield self._delta(text[len(self._sent) :])
-    self._sent = text
+  def _blocks(self, reply: Reply) -> list[Block]:
+    return _blocks(reply.message)
 
-  def end(self, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """All that did not go out yet."""
-    reply = replies[0]
-    blocks, first = _blocks(reply.message), 0
-    if self._place < 0:
-      yield from self._begun(reply)
-    else:
-      if rest := rest_of(reply.message, self._sent):
-        yield self._delta(rest)
-      yield _event("content_block_stop", index=self._place)
-      blocks = [block for block in blocks if block["type"] == "tool_use"]
-      first = self._place + 1
-    for i, block in enumerate(blocks, first):
-      yield from _whole(i, block)
-    end = {"stop_reason": FINISH[reply.stop], "stop_sequence": reply.stop_text or None}
-    yield _event("message_delta", delta=end, usage=_usage(reply, len(reply.generation.tokens)))
-    yield _event("message_stop")
-
-  def _begun(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+  def _begun(self, reply: Reply) -> Iterator[Event]:
     ends = {"stop_reason": None, "stop_sequence": None, "usage": _usage(reply, 0)}
     yield _event("message_start", message=_head(self._asked, reply) | {"content": []} | ends)
 
-  def _delta(self, text: str) -> tuple[str, dict[str, Any]]:
-    delta = {"type": "text_delta", "text": text}
-    return _event("content_block_delta", index=self._place, delta=delta)
+  def _opened(self, place: int, block: Block) -> Iterator[Event]:
+    yield _event("content_block_start", index=place, content_block=_split(block)[0])
 
+  def _grown(self, place: int, block: Block, text: str) -> Event:
+    _, delta = _split({**block, "text": text})
+    return _event("content_block_delta", index=place, delta=delta)
 
-def _whole(i: int, block: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The events of a block that is complete."""
-  empty, delta = _split(block)
-  yield _event("content_block_start", index=i, content_block=empty)
-  yield _event("content_block_delta", index=i, delta=delta)
-  yield _event("content_block_stop", index=i)
+  def _closed(self, place: int, block: Block) -> Iterator[Event]:
+    yield _event("content_block_stop", index=place)
+
+  def _whole(self, place: int, block: Block) -> Iterator[Event]:
+    yield from self._opened(place, block)
+    yield _event("content_block_delta", index=place, delta=_split(block)[1])
+    yield from self._closed(place, block)
+
+  def _ended(self, reply: Reply) -> Iterator[Event]:
+    end = {"stop_reason": FINISH[reply.stop], "stop_sequence": reply.stop_text or None}
+    yield _event("message_delta", delta=end, usage=_usage(reply, len(reply.generation.tokens)))
+    yield _event("message_stop")
 
 
 def _event(kind: str, **fields: Any) -> tuple[str, dict[str, Any]]:

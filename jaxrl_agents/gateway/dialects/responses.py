@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents.chat import Chat
+from jaxrl_agents.gateway.dialects.block_stream import Block, BlockStream, Event
 from jaxrl_agents.gateway.dialects.chat import TEXT_PARTS
 from jaxrl_agents.gateway.dialects.offered_tools import CUSTOM_SCHEMA, Offer, joint
-from jaxrl_agents.gateway.progress import rest_of
 from jaxrl_agents.gateway.requests import (
   SAMPLING,
   Asked,
@@ -166,32 +166,34 @@ def body_of(asked: Asked, replies: Sequence[Reply]) -> dict[str, Any]:
   return _head(asked, reply, "completed") | {"output": _items(asked, reply), "usage": _usage(reply)}
 
 
-class Stream:
+class Stream(BlockStream):
   """The events of a stream: the beginning, each item from its beginning to its end, the whole."""
 
+  text, thought = "message", "reasoning"
+
   def __init__(self, asked: Asked):
-    self._asked, self._numbers = asked, itertools.count()
+    super().__init__(asked)
+    self._numbers = itertools.count()
     self._id = f"resp_{secrets.token_hex(8)}"  # until there is a reply
     self._created = {"created_at": int(time.time())}
-    self._sent, self._place = "", -1  # of the item with the text, once it is open
 
-  def more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """New text; what stands before it goes out with the first."""
-    yield from self._numbered(self._more(partial))
+  def more(self, partial: Reply) -> Iterator[Event]:
+    """See BlockStream.more; each event has its number."""
+    return self._numbered(super().more(partial))
 
-  def end(self, replies: Sequence[Reply]) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """All that did not go out yet."""
-    yield from self._numbered(self._end(replies[0]))
+  def end(self, replies: Sequence[Reply]) -> Iterator[Event]:
+    """See BlockStream.end; each event has its number."""
+    return self._numbered(super().end(replies))
 
-  def failed(self, error: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Those of an end without a reply: openai reads the first, Codex the second.
+  def failed(self, error: Mapping[str, Any]) -> Iterator[Event]:
+    """The events of an end without a reply: openai reads the first, Codex the second.
 
     Args:
       error: its message, type, param and code, as in the body of a refusal.
     """
-    yield from self._numbered(self._failed(error))
+    return self._numbered(self._failed(error))
 
-  def _failed(self, error: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+  def _failed(self, error: Mapping[str, Any]) -> Iterator[Event]:
     wrong = error["type"] == "invalid_request_error"
     code = error["code"] or ("invalid_prompt" if wrong else "server_error")
     told = {name: error[name] for name in ("message", "param")} | {"code": code}
@@ -200,103 +202,76 @@ class Stream:
     response = _response(self._asked, self._id, "failed") | self._created | {"error": cause}
     yield "response.failed", {"response": response}
 
-  def _more(self, partial: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
-    text = partial.message.content
-    if len(text) <= len(self._sent):
-      return
-    if self._place < 0:
-      *before, item = _items(self._asked, partial)
-      self._place = len(before)
-      yield from self._begun(partial)
-      for i, each in enumerate(before):
-        yield from _whole(i, each)
-      yield from _opened_text(self._place, item)
-    new = text[len(self._sent) :]
-    yield _delta_of_text(self._place, f"msg_{partial.id}", new)
-    self._sent = text
+  def _numbered(self, events: Iterator[Event]) -> Iterator[Event]:
+    for kind, fields in events:
+      yield kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
 
-  def _end(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
-    items = _items(self._asked, reply)
-    if self._place < 0:
-      yield from self._begun(reply)
-    else:
-      if rest := rest_of(reply.message, self._sent):
-        yield _delta_of_text(self._place, f"msg_{reply.id}", rest)
-      texts = [item for item in items if item["type"] == "message"]
-      yield from _closed_text(self._place, *(texts or [_text_item(reply.id, self._sent)]))
-      items = [item for item in items if item["type"] not in ("message", "reasoning")]
-    for i, item in enumerate(items, self._place + 1):
-      yield from _whole(i, item)
-    whole = body_of(self._asked, [reply]) | self._created
-    yield f"response.{whole['status']}", {"response": whole}
+  def _blocks(self, reply: Reply) -> list[Block]:
+    return _items(self._asked, reply)
 
-  def _begun(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+  def _begun(self, reply: Reply) -> Iterator[Event]:
     begun = _head(self._asked, reply, "in_progress") | self._created
     self._id = begun["id"]
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
 
-  def _numbered(
-    self, events: Iterator[tuple[str, dict[str, Any]]]
-  ) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    for kind, fields in events:
-      yield kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
+  def _opened(self, place: int, block: Block) -> Iterator[Event]:
+    yield _added(place, {**block, "content": []})
+    part = {**block["content"][0], "text": ""}
+    yield "response.content_part.added", {**_part(place, block), "part": part}
+
+  def _grown(self, place: int, block: Block, text: str) -> Event:
+    more = _probabilities(block)
+    return f"{_stem(block)}.delta", {**_part(place, block), "delta": text, **more}
+
+  def _closed(self, place: int, block: Block) -> Iterator[Event]:
+    part, more = block["content"][0], _probabilities(block)
+    yield f"{_stem(block)}.done", {**_part(place, block), "text": part["text"], **more}
+    yield "response.content_part.done", {**_part(place, block), "part": part}
+    yield "response.output_item.done", {"output_index": place, "item": block}
+
+  def _whole(self, place: int, block: Block) -> Iterator[Event]:
+    if block["type"] in (self.text, self.thought):
+      yield from self._opened(place, block)
+      yield self._grown(place, block, block["content"][0]["text"])
+      yield from self._closed(place, block)
+    else:
+      yield from _called_events(place, block)
+
+  def _ended(self, reply: Reply) -> Iterator[Event]:
+    whole = body_of(self._asked, [reply]) | self._created
+    yield f"response.{whole['status']}", {"response": whole}
 
 
-def _whole(i: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The events of an item that is complete."""
-  kind = item["type"]
-  if kind in ("message", "reasoning"):
-    yield from _opened_text(i, item)
-    yield _delta_of_text(i, item["id"], item["content"][0]["text"], of=kind)
-    yield from _closed_text(i, item)
-    return
-  place = {"output_index": i, "item_id": item["id"]}
-  custom = kind == "custom_tool_call"
+def _called_events(place: int, item: Block) -> Iterator[Event]:
+  """The events of a call."""
+  where = {"output_index": place, "item_id": item["id"]}
+  custom = item["type"] == "custom_tool_call"
   name = "input" if custom else "arguments"
   stem = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
-  yield _added(i, {**item, name: ""})
-  yield f"{stem}.delta", {**place, "delta": item[name]}
+  yield _added(place, {**item, name: ""})
+  yield f"{stem}.delta", {**where, "delta": item[name]}
   named = {} if custom else {"name": item["name"]}
-  yield f"{stem}.done", {**place, name: item[name], **named}
-  yield "response.output_item.done", {"output_index": i, "item": item}
+  yield f"{stem}.done", {**where, name: item[name], **named}
+  yield "response.output_item.done", {"output_index": place, "item": item}
 
 
-def _added(i: int, item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _added(place: int, item: Block) -> Event:
   opened = {**item, "status": "in_progress"} if "status" in item else item
-  return "response.output_item.added", {"output_index": i, "item": opened}
+  return "response.output_item.added", {"output_index": place, "item": opened}
 
 
-def _opened_text(i: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The events that begin an item with text or a thought."""
-  yield _added(i, {**item, "content": []})
-  place = {"output_index": i, "item_id": item["id"], "content_index": 0}
-  part = {**item["content"][0], "text": ""}
-  yield "response.content_part.added", {**place, "part": part}
+def _part(place: int, item: Block) -> dict[str, Any]:
+  """Where the only part of an item stands."""
+  return {"output_index": place, "item_id": item["id"], "content_index": 0}
 
 
-def _delta_of_text(
-  i: int, item_id: str, text: str, of: str = "message"
-) -> tuple[str, dict[str, Any]]:
-  place = {"output_index": i, "item_id": item_id, "content_index": 0}
-  return f"{_stem(of)}.delta", {**place, "delta": text, **_probabilities(of)}
+def _stem(item: Block) -> str:
+  return "response.output_text" if item["type"] == "message" else "response.reasoning_text"
 
 
-def _closed_text(i: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The events that end such an item."""
-  place = {"output_index": i, "item_id": item["id"], "content_index": 0}
-  kind, part = item["type"], item["content"][0]
-  yield f"{_stem(kind)}.done", {**place, "text": part["text"], **_probabilities(kind)}
-  yield "response.content_part.done", {**place, "part": part}
-  yield "response.output_item.done", {"output_index": i, "item": item}
-
-
-def _stem(kind: str) -> str:
-  return "response.output_text" if kind == "message" else "response.reasoning_text"
-
-
-def _probabilities(kind: str) -> dict[str, Any]:
-  return {"logprobs": []} if kind == "message" else {}
+def _probabilities(item: Block) -> dict[str, Any]:
+  return {"logprobs": []} if item["type"] == "message" else {}
 
 
 def _head(asked: Asked, reply: Reply, status: str) -> dict[str, Any]:
@@ -344,7 +319,9 @@ def _items(asked: Asked, reply: Reply) -> list[dict[str, Any]]:
     content = [{"type": "reasoning_text", "text": message.reasoning}]
     items.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": [], "content": content})
   if message.content or not message.tool_calls:
-    items.append(_text_item(reply.id, message.content))
+    part = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
+    said = {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
+    items.append({"id": f"msg_{reply.id}", **said})
   for i, call in enumerate(message.tool_calls):
     namespace = asked.namespaces.get(call.name, "")
     name = call.name.removeprefix(joint(namespace, ""))
@@ -358,9 +335,3 @@ def _items(asked: Asked, reply: Reply) -> list[dict[str, Any]]:
       function = {"type": "function_call", "arguments": arguments_of(call), "status": "completed"}
       items.append({**made, **function})
   return items
-
-
-def _text_item(reply_id: str, text: str) -> dict[str, Any]:
-  part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-  said = {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
-  return {"id": f"msg_{reply_id}", **said}

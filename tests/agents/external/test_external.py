@@ -363,7 +363,7 @@ def test_demonstrations_are_named_by_the_code_of_functions_and_the_files_of_comm
   def digest(code, **options):
     module.write_text(code)
     code_digest.of.cache_clear()
-    return AGENT.digest_of_named(ExternalConfig(**options))
+    return AGENT.named_code_digest(ExternalConfig(**options))
 
   players = (("demonstrator", "my_players:good"), ("other", "no_such_module:bad"))
   first = digest("good = lambda *_: 1", players=players)

@@ -4,8 +4,8 @@ import pytest
 
 from jaxrl_agents.agents.search import view
 from jaxrl_agents.agents.search.missed_clues import (
-  LATER_NAME,
   MISCOPIED,
+  NAME_OF_HIT,
   NOT_SEARCHED,
   OTHER_NAME,
   SEARCHED,
@@ -37,7 +37,7 @@ def played(*queries):
   "second, cause",
   [
     ("draws what with; open_atlas", SEARCHED),
-    ("draws what with; open_door", LATER_NAME),
+    ("draws what with; open_door", NAME_OF_HIT),
     ("draws what with; atlas", OTHER_NAME),
     ("draws what with;", OTHER_NAME),
     ("draws that with; open_atlas", MISCOPIED),
