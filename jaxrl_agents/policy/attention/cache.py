@@ -57,6 +57,16 @@ class Step:
   slot: jax.Array
 
 
+_START_BYTES = 200_000
+"""What a core of a CPU reads in the time that a round of a loop takes to start."""
+
+
+def read_by_row(few: jax.Array, of: jax.Array | int, part_bytes: int) -> jax.Array:
+  """Whether it takes a CPU less time to read `few` parts of a cache one by one than `of` at once,
+  which include them; each has `part_bytes`."""
+  return few * float(part_bytes + _START_BYTES) < of * float(part_bytes)
+
+
 def init(
   cfg: PolicyConfig, num_pages: int, page_tokens: int, *, dtype: Any = jnp.float32
 ) -> PagedCache:

@@ -3,7 +3,8 @@
 What a row has cached is never gathered whole: the loop goes over the columns of the page table, as
 far as the longest row of the step, and keeps the running maximum and sums of a softmax
 (FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 1): what a round reads stays in the
-cache of a core, where a gathered copy would be written to memory and read again.
+cache of a core, where a gathered copy would be written to memory and read again. On a CPU each row
+has a loop of its own where rows differ much in length.
 
 Alphabet: B rows, Q queries (new tokens), K keys of a few pages, G kv heads, R query heads of a kv
 head, N = Q R, H head dim, C cache width, Pm pages of a row's table.
@@ -11,6 +12,7 @@ head, N = Q R, H head dim, C cache width, Pm pages of a row's table.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -20,8 +22,10 @@ from jaxrl_agents.policy import kernel_choice
 from jaxrl_agents.policy.attention import cache as cache_lib
 from jaxrl_agents.policy.attention.causal import MASKED, start_of_softmax
 
-PAGES, CPU_KEYS = 2, 128
-"""Columns of the page table that one round reads at least, and keys that it reads on CPU."""
+PAGES, CPU_KEYS, ROW_KEYS = 2, 128, 256
+"""Columns of the page table that one round reads at least, and keys that it reads on CPU, of all
+rows and of a row by itself.
+"""
 
 KEYS, SCORES = 1_024, 1 << 18
 """Keys of a round on an accelerator, and scores of a row and head, whichever are fewer: the rounds
@@ -32,9 +36,13 @@ PACKED_QUERIES = 16
 """Queries of a row up to which `attend_packed` is used."""
 
 
-def pages_of_round(queries: int, page_tokens: int, columns: int) -> int:
-  """How many columns of a page table one round of a step with so many queries a row reads."""
-  keys = CPU_KEYS if kernel_choice.platform() == "cpu" else min(KEYS, SCORES // queries)
+def pages_of_round(queries: int, page_tokens: int, columns: int, rows: int = 2) -> int:
+  """How many columns of a page table one round of a step of so many rows, with so many queries
+  each, reads."""
+  if kernel_choice.platform() == "cpu":
+    keys = CPU_KEYS if rows > 1 else ROW_KEYS
+  else:
+    keys = min(KEYS, SCORES // queries)
   return min(max(PAGES, keys // page_tokens), columns)
 
 
@@ -64,16 +72,64 @@ def attend(
     [B, Q, G, R, H'].
   """
   rows, queries, groups, repeats, width = q.shape
-  num_pages = pages_of_round(queries, pages.shape[2], step.page_table.shape[1])
-  num_keys = num_pages * pages.shape[2]
+  flat = (q * scale).transpose(0, 2, 1, 3, 4).reshape(rows, groups, queries * repeats, width)
+  mix = functools.partial(
+    _mixed, pages=pages, layer=layer, split=split, sinks=sinks, window=window, repeats=repeats
+  )
+  if kernel_choice.platform() == "cpu" and rows > 1:
+    keys = _keys_of_round(step, pages)
+    works = jnp.any(step.page != cache_lib.SCRATCH_PAGE, axis=1)
+    rounds = jnp.where(works, jnp.max(step.positions, axis=1) // keys + 1, 0)
+    entries_bytes = keys * pages[0, 0, 0].nbytes
+    few = cache_lib.read_by_row(jnp.sum(rounds), rows * jnp.max(rounds), entries_bytes)
+    out = jax.lax.cond(few, functools.partial(_row_by_row, mix, works), mix, flat, step)
+  else:
+    out = mix(flat, step)
+  out = out.astype(q.dtype).reshape(rows, groups, queries, repeats, -1)
+  return out.transpose(0, 2, 1, 3, 4)
+
+
+def _row_by_row(mix, works: jax.Array, flat: jax.Array, step: cache_lib.Step) -> jax.Array:
+  """`mix` of each row that works (bool [B]) by itself; 0 for the others."""
+  order = jnp.argsort(~works)
+
+  def row(i: jax.Array | int) -> jax.Array:
+    of_row = lambda x: jax.lax.dynamic_slice_in_dim(x, order[i], 1)
+    return mix(of_row(flat), jax.tree.map(of_row, step))
+
+  put = lambda i, out: jax.lax.dynamic_update_slice_in_dim(out, row(i), order[i], 0)
+  one = jax.eval_shape(row, 0)
+  nothing = jnp.zeros((len(flat), *one.shape[1:]), one.dtype)
+  return jax.lax.fori_loop(0, jnp.sum(works), put, nothing)
+
+
+def _keys_of_round(step: cache_lib.Step, pages: jax.Array) -> int:
+  (rows, queries), page_tokens = step.positions.shape, pages.shape[2]
+  return pages_of_round(queries, page_tokens, step.page_table.shape[1], rows) * page_tokens
+
+
+def _mixed(
+  flat: jax.Array,
+  step: cache_lib.Step,
+  *,
+  pages: jax.Array,
+  layer: jax.Array | int,
+  split: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
+  sinks: jax.Array | None,
+  window: jax.Array | None,
+  repeats: int,
+) -> jax.Array:
+  """`attend` of scaled queries [B, G, N, H], float32 [B, G, N, H']."""
+  rows, queries = step.positions.shape
+  num_keys = _keys_of_round(step, pages)
+  num_pages = num_keys // pages.shape[2]
   table = jnp.pad(step.page_table, ((0, 0), (0, -step.page_table.shape[1] % num_pages)))
   first, rounds = _rounds(step, num_keys, window)
-  flat = (q * scale).transpose(0, 2, 1, 3, 4).reshape(rows, groups, queries * repeats, width)
 
   def of_pages(i, carry):
     top, total, mixed = carry
     columns = jax.lax.dynamic_slice_in_dim(table, i * num_pages, num_pages, axis=1)
-    entries = pages[layer, columns].reshape(rows, num_keys, *pages.shape[3:]).astype(q.dtype)
+    entries = pages[layer, columns].reshape(rows, num_keys, *pages.shape[3:]).astype(flat.dtype)
     keys, values = split(entries)
     scores = jnp.einsum("bkgh,bgnh->bgnk", keys, flat, preferred_element_type=jnp.float32)
     seen = i * num_keys + jnp.arange(num_keys) <= step.positions[:, :, None]
@@ -84,20 +140,19 @@ def attend(
     new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights, kept = jnp.exp(scores - new_top), jnp.exp(top - new_top)
     more = jnp.einsum(
-      "bgnk,bkgh->bgnh", weights.astype(q.dtype), values, preferred_element_type=jnp.float32
+      "bgnk,bkgh->bgnh", weights.astype(flat.dtype), values, preferred_element_type=jnp.float32
     )
     total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)
     return new_top, total, mixed * kept + more
 
-  entry = jax.ShapeDtypeStruct((rows, num_keys, *pages.shape[3:]), q.dtype)
+  entry = jax.ShapeDtypeStruct((rows, num_keys, *pages.shape[3:]), flat.dtype)
   value_width = jax.eval_shape(split, entry)[1].shape[-1]
   if sinks is not None:
     sinks = jnp.tile(sinks, queries)[..., None]
   softmax = start_of_softmax(sinks, (*flat.shape[:-1], 1))
   start = *softmax, jnp.zeros((*flat.shape[:-1], value_width), jnp.float32)
   _, total, mixed = jax.lax.fori_loop(first, rounds, of_pages, start)
-  out = (mixed / total).astype(q.dtype).reshape(rows, groups, queries, repeats, value_width)
-  return out.transpose(0, 2, 1, 3, 4)
+  return mixed / total
 
 
 def attend_packed(

@@ -6,8 +6,9 @@ them. So when a prompt has been computed, what is cached of it is copied to a sl
 The entries of new tokens go to a small buffer, and at the end of a program of several steps to the
 slots (`with_new`) and to the pages (`written_back`).
 
-Keys and values of slots stand in chunks of time, of which those are skipped that no row has
-anything in, and in blocks of slots, so that a program of few rows reads the first block as it is.
+Keys and values of slots stand in chunks of time, and in blocks of slots, so that a program of few
+rows reads the first block as it is. A step reads a chunk of all rows of a block in one product, or
+row by row where many rows have nothing in it: what limits a step is how much it reads.
 
 Alphabet: B rows, Q queries (new tokens), K keys of a chunk, N places of the buffer, G kv heads, R
 query heads of a kv head, H head dim, Pm pages of a row's table.
@@ -317,7 +318,7 @@ def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, si
       mask = mask & (keys > positions[:, :, None] - window)
     return (jnp.repeat(mask, repeats, axis=1) if mask.shape[1] > 1 else mask)[:, None]
 
-  def with_keys(softmax, keys, values, mask):
+  def with_keys(softmax, flat, keys, values, mask):
     """Goes on with keys [B, G, H, K] and values [B, G, K, H']."""
     top, total, mixed = softmax
     scores = jnp.matmul(flat, keys.astype(q.dtype), preferred_element_type=jnp.float32)
@@ -330,21 +331,36 @@ def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, si
     )
     return new_top, total, mixed * kept + more
 
+  def with_chunk(softmax, keys, values, mask, has_any):
+    """Goes on with a chunk, in which only the rows `has_any` (bool [B]) have keys."""
+    order, count = jnp.argsort(~has_any), jnp.sum(has_any)
+
+    def with_row(i, softmax):
+      of_row = lambda x: jax.lax.dynamic_slice_in_dim(x, order[i], 1)
+      new = with_keys(tuple(map(of_row, softmax)), *map(of_row, (flat, keys, values, mask)))
+      put = lambda x, row: jax.lax.dynamic_update_slice_in_dim(x, row, order[i], 0)
+      return tuple(map(put, softmax, new))
+
+    ways = (
+      lambda softmax: softmax,
+      lambda softmax: jax.lax.fori_loop(0, count, with_row, softmax),
+      lambda softmax: with_keys(softmax, flat, keys, values, mask),
+    )
+    few = cache_lib.read_by_row(count, rows, (keys.nbytes + values.nbytes) // rows)
+    return jax.lax.switch(jnp.where(count == 0, 0, jnp.where(few, 1, 2)), ways, softmax)
+
   if sinks is not None:
     sinks = jnp.tile(sinks, queries)[..., None]
   value_width = block.values[0].shape[-1]
   start_of_sums = start_of_softmax(sinks, (*flat.shape[:-1], 1))
   softmax = *start_of_sums, jnp.zeros((*flat.shape[:-1], value_width), jnp.float32)
-  longest = jnp.max(start)
   for i, (keys, values) in enumerate(zip(block.keys, block.values, strict=True)):
     count = keys.shape[-1]
     mask = seen(jnp.full((rows, 1, 1), i * count), count, start[:, None, None])
-    softmax = jax.lax.cond(
-      longest > i * count, with_keys, lambda softmax, *_: softmax, softmax, keys, values, mask
-    )
+    softmax = with_chunk(softmax, keys, values, mask, start > i * count)
   keys, values = cache_lib.split(new, cfg)
   mask = seen(start[:, None, None], new.shape[1], positions[:, :, None] + 1)
   keys, values = keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3)
-  _, total, mixed = with_keys(softmax, keys, values, mask)
+  _, total, mixed = with_keys(softmax, flat, keys, values, mask)
   out = (mixed / total).astype(q.dtype).reshape(rows, groups, queries, repeats, value_width)
   return out.transpose(0, 2, 1, 3, 4)

@@ -25,8 +25,10 @@ FAMILIES = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by_row", [True, False], ids=["row by row", "at once"])
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
-def test_programs_over_slots_equal_steps_over_the_pages(cfg, monkeypatch):
+def test_programs_over_slots_equal_steps_over_the_pages(cfg, by_row, monkeypatch):
+  monkeypatch.setattr(cache_lib, "read_by_row", lambda few, of, _: by_row & (few < of))
   monkeypatch.setattr(slot_cache, "KEYS", 2 * PAGE_TOKENS)  # three chunks
   rng = np.random.default_rng(0)
   params = sharding.served(tiny.init(cfg))
@@ -40,7 +42,7 @@ def test_programs_over_slots_equal_steps_over_the_pages(cfg, monkeypatch):
   slots = jax.jit(slot_cache.filled, static_argnums=4)(slots, pages, TABLE, places, cfg)
   row_of = jnp.argsort(places)
   table, lengths = TABLE[row_of], lengths[row_of]
-  decode = jax.jit(transformer.decode, static_argnums=2)
+  decode = jax.jit(lambda *args, **rows: transformer.decode(*args, **rows), static_argnums=2)
   for _ in range(2):
     held = slot_cache.of_slots(slots, pages, lengths, 5, cfg)
     for _ in range(2):
