@@ -107,7 +107,8 @@ class SamplerConfig:
     slots: sequences that decode at once.
     engines: on a CPU, engines that sample at the same time, each on a core of its own with a share
       of slots and pages: within one device XLA leaves cores idle. At most as many as there are
-      cores; one with slices, with a mesh, and in evaluators beside a run.
+      cores; one with slices, with a mesh, and in evaluators beside a run. They wait for one another
+      where `workers.deterministic` or `fleet.depth` is set.
     num_pages, page_tokens: the cache holds num_pages * page_tokens tokens of these sequences. On a
       mesh, slots and pages are split with the rows, and a context must fit into one part.
     slices: 0 for an engine on the learner's own devices; otherwise the number of samplers on

@@ -36,7 +36,9 @@ def make_engine(
     config, sampler=dataclasses.replace(sampler, slots=slots, num_pages=pages)
   )
   make = lambda params: _engine(share, params, version, clock, model)
-  return CoreEngines(make, params, devices, slots=slots)
+  # The record of an asynchronous run has no steps of single engines.
+  lockstep = config.workers.deterministic or config.fleet.depth > 0
+  return CoreEngines(make, params, devices, slots=slots, lockstep=lockstep)
 
 
 def _engine(

@@ -250,12 +250,7 @@ class Engine:
       ValueError: the prompt is empty or leaves no room for a reply, or the limits make no sense.
     """
     prompt = np.asarray(prompt, np.int32)
-    sequence_lib.check(
-      prompt,
-      limits,
-      max_context_tokens=self.max_context_tokens,
-      vocab_size=self.cfg.vocab_size,
-    )
+    self.check(prompt, limits)
     max_tokens = min(len(prompt) + limits.max_new_tokens, self.max_context_tokens)
     tokens = np.zeros(max_tokens, np.int32)
     tokens[: len(prompt)] = prompt
@@ -273,6 +268,15 @@ class Engine:
     self._scheduler.add(sequence)
     self.stats.prompt_tokens += len(prompt)
     return sequence.id
+
+  def check(self, prompt: np.ndarray, limits: SamplingLimits) -> None:
+    """Raises ValueError where `submit` does."""
+    sequence_lib.check(
+      prompt,
+      limits,
+      max_context_tokens=self.max_context_tokens,
+      vocab_size=self.cfg.vocab_size,
+    )
 
   def step(self) -> list[tuple[int, Generation | Failure]]:
     """Runs one program; returns the requests that ended with it, each by its id.

@@ -3,6 +3,7 @@
 import concurrent.futures
 import subprocess
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -30,17 +31,43 @@ def single(params=PARAMS, **changes):
   return Engine(CFG, params, version=0, **{**SIZES, **changes})
 
 
-def split(devices=None, **changes):
+def split(devices=None, lockstep=False, **changes):
   devices = devices or [jax.devices()[0]] * 2
   make = lambda params: single(params, **changes)
-  return CoreEngines(make, PARAMS, devices, slots=SIZES["slots"])
+  return CoreEngines(make, PARAMS, devices, slots=SIZES["slots"], lockstep=lockstep)
 
 
 @pytest.fixture(scope="module")
-def engines():
-  engines = split()
-  engines.warm_up()
-  return engines
+def of_each_kind():
+  found = {lockstep: split(lockstep=lockstep) for lockstep in (False, True)}
+  for engines in found.values():
+    engines.warm_up()
+  return found
+
+
+@pytest.fixture(params=[False, True], ids=["on their own", "in lockstep"])
+def engines(request, of_each_kind):
+  return of_each_kind[request.param]
+
+
+class Held:
+  """Has the steps of an engine wait until they are released."""
+
+  def __init__(self, engine):
+    self._engine, self._step = engine, engine.step
+    self.released = threading.Event()
+
+  def __enter__(self):
+    def step():
+      assert self.released.wait(60)
+      return self._step()
+
+    self._engine.step = step
+    return self
+
+  def __exit__(self, *_):
+    self.released.set()
+    del self._engine.step
 
 
 def prompt(*tokens):
@@ -156,7 +183,7 @@ def test_new_weights_reach_every_engine_between_two_steps(way):
 
 def test_equal_calls_have_equal_results_in_equal_order():
   def played():
-    engines, draw = split(), np.random.default_rng(3)
+    engines, draw = split(lockstep=True), np.random.default_rng(3)
     waiting, told = requests(12, seed=3), []
     while waiting or engines.num_unfinished:
       for _ in range(min(len(waiting), draw.integers(0, 4))):
@@ -167,15 +194,94 @@ def test_equal_calls_have_equal_results_in_equal_order():
   assert played() == played()
 
 
+def test_an_engine_goes_on_while_a_step_of_another_one_takes_long():
+  engines = split()
+  for request in requests(4, seed=7):
+    engines.submit(*request)
+  slow, fast = engines._cores
+  expected, ended = set(fast.names.values()), {}
+  assert len(expected) == 2
+  with Held(slow.engine):
+    while not expected <= {*ended}:
+      ended.update(engines.step())
+    assert engines.num_unfinished == 2
+  while engines.num_unfinished:
+    ended.update(engines.step())
+  assert len(ended) == 4
+
+
+def test_what_comes_during_a_step_reaches_the_engine_after_it():
+  engines = split()
+  first = prompt(*range(2, 18))
+  play(engines, [(first, limits(2))])
+  holder = max(engines._cores, key=lambda core: core.engine.cached_tokens(first))
+  other = next(core for core in engines._cores if core is not holder)
+  with Held(holder.engine):
+    running = engines.submit(first, limits())
+    engines.submit(prompt(5), limits())
+    while other.names:
+      engines.step()
+    later, dropped = (engines.submit(first, limits(seed=i)) for i in (1, 2))
+    assert [each.name for each in holder.requests] == [later, dropped]
+    engines.cancel(dropped)
+    engines.cancel(running)
+  ended = {}
+  while engines.num_unfinished:
+    ended.update(engines.step())
+  assert set(ended) & {running, later, dropped} == {later}
+  (alone,) = play(single(), [(first, limits(seed=1))])
+  np.testing.assert_array_equal(ended[later].tokens, alone.tokens)
+
+
+def test_new_weights_wait_for_steps_whose_results_are_reported_later():
+  engines, new = split(), draw_params(5)
+  asked = [(prompt(token), limits(1)) for token in (5, 6)]
+  for request in asked:
+    engines.submit(*request)
+  with Held(engines._cores[0].engine) as held:
+    threading.Timer(0.2, held.released.set).start()
+    told = engines.step()
+    engines.set_params(new, 1)
+  assert engines.num_unfinished == 2 - len(told)
+  told += engines.step()
+  assert sorted(name for name, _ in told) == [0, 1]
+  assert all(reply.versions.tolist() == [0] for _, reply in told)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_called_between_steps_each_request_ends_once_as_it_would_alone(engines, seed):
+  draw = np.random.default_rng(seed)
+  waiting, asked, cancelled, told = requests(24, seed=seed), {}, set(), []
+  while waiting or engines.num_unfinished:
+    for _ in range(min(len(waiting), draw.integers(0, 5))):
+      request = waiting.pop()
+      asked[engines.submit(*request)] = request
+    ended = {name for name, _ in told}
+    running = [name for name in asked if name not in ended | cancelled]
+    if running and draw.random() < 0.1:
+      name = int(draw.choice(running))
+      cancelled.add(name)
+      engines.cancel(name)
+    if draw.random() < 0.1:
+      engines.set_params(PARAMS, engines.version + 1)
+    if engines.num_unfinished:
+      told += engines.step()
+  assert sorted(name for name, _ in told) == sorted(set(asked) - cancelled)
+  alone = play(single(), [asked[name] for name, _ in told])
+  for (_, found), expected in zip(told, alone, strict=True):
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
 def test_an_engine_that_hangs_is_an_error(monkeypatch, engines):
   never = concurrent.futures.Future()
   monkeypatch.setattr(core_engines, "STEP_S", 0.05)
   monkeypatch.setattr(core_engines.background, "call", lambda function, name: never)
   for request in requests(2, seed=6):
     engines.submit(*request)
-  with pytest.raises(TimeoutError, match="1 engines on other cores"):
+  with pytest.raises(TimeoutError, match="2 engines on cores"):
     engines.step()
   monkeypatch.undo()
+  never.set_result([])
   while engines.num_unfinished:
     engines.step()
 
@@ -191,7 +297,8 @@ def test_each_engine_computes_on_its_own_device():
     "assert engines.stats.compiles == before, (before, engines.stats.compiles);"
     "held = [{d for x in jax.tree.leaves((c.engine.params, c.engine._state)) for d in x.devices()}"
     " for c in engines._cores];"
-    "assert held == [{d} for d in jax.devices()], held; print('apart')"
+    "assert held == [{d} for d in jax.devices()], held; print('apart');"
+    "[engines.submit(*each) for each in t.requests(9)]; engines.step()"  # ends while others run
   )
   result = subprocess.run(
     [sys.executable, "-c", code],
