@@ -57,6 +57,9 @@ class Step:
   slot: jax.Array
 
 
+MOST_ROWS = 8
+"""So many rows are read at once anyway: a second way to read them would have to be compiled."""
+
 _START_BYTES = 200_000
 """What a core of a CPU reads in the time that a round of a loop takes to start."""
 

@@ -76,7 +76,7 @@ def attend(
   mix = functools.partial(
     _mixed, pages=pages, layer=layer, split=split, sinks=sinks, window=window, repeats=repeats
   )
-  if kernel_choice.platform() == "cpu" and rows > 1:
+  if kernel_choice.platform() == "cpu" and rows > cache_lib.MOST_ROWS:
     keys = _keys_of_round(step, pages)
     works = jnp.any(step.page != cache_lib.SCRATCH_PAGE, axis=1)
     rounds = jnp.where(works, jnp.max(step.positions, axis=1) // keys + 1, 0)

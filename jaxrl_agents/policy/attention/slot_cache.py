@@ -333,6 +333,9 @@ def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, si
 
   def with_chunk(softmax, keys, values, mask, has_any):
     """Goes on with a chunk, in which only the rows `has_any` (bool [B]) have keys."""
+    at_once = lambda softmax: with_keys(softmax, flat, keys, values, mask)
+    if rows <= cache_lib.MOST_ROWS:
+      return jax.lax.cond(jnp.any(has_any), at_once, lambda softmax: softmax, softmax)
     order, count = jnp.argsort(~has_any), jnp.sum(has_any)
 
     def with_row(i, softmax):
@@ -344,7 +347,7 @@ def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, si
     ways = (
       lambda softmax: softmax,
       lambda softmax: jax.lax.fori_loop(0, count, with_row, softmax),
-      lambda softmax: with_keys(softmax, flat, keys, values, mask),
+      at_once,
     )
     few = cache_lib.read_by_row(count, rows, (keys.nbytes + values.nbytes) // rows)
     return jax.lax.switch(jnp.where(count == 0, 0, jnp.where(few, 1, 2)), ways, softmax)

@@ -39,6 +39,7 @@ def plain(q, pages, scale, sinks, window):
 @pytest.mark.parametrize("by_row", [True, False], ids=["row by row", "at once"])
 @pytest.mark.parametrize("with_more", [False, True], ids=["plain", "sinks and a window"])
 def test_each_way_of_reading_pages_is_plain_attention(with_more, by_row, monkeypatch):
+  monkeypatch.setattr(cache_lib, "MOST_ROWS", 0)
   monkeypatch.setattr(cache_lib, "read_by_row", lambda *_: jnp.asarray(by_row))
   monkeypatch.setattr(paged, "CPU_KEYS", 2 * PAGE_TOKENS)
   monkeypatch.setattr(paged, "ROW_KEYS", 3 * PAGE_TOKENS)
