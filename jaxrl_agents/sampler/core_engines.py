@@ -89,8 +89,7 @@ class _Core:
 
   def start(self) -> None:
     """Starts a step, if none runs and there is work."""
-    if self.step is None and self.num_unfinished:
-      self.hand_over()
+    if self.step is None and self.names:
       self.step, self.began = self.call(lambda engine: engine.step()), time.monotonic()
 
   def take(self) -> _Ended:
