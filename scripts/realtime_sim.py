@@ -144,6 +144,8 @@ async def gated(at: World, params) -> dict[str, float]:
     await at.samplers[CANARY].set_params(changed, number)
     verdict, _ = await at.cycles.verdict(at.samplers[CANARY])
     found.setdefault(name, []).append(not verdict.passed)
+    if name != "harmless" and verdict.passed:
+      print(f"  {name}, and passed: {verdict.gains['evaluation']}", flush=True)
     if name == "harmless" and not verdict.passed:
       print(f"  harmless, and refused: {verdict.reasons[0]}", flush=True)
 

@@ -36,7 +36,9 @@ PREFERENCE_KINDS = {name: dataclasses.replace(KINDS[name], window_s=WINDOW_S) fo
 }
 RULES = Rules(sessions=(1, 12))
 """Few sessions, so that a candidate reaches all users within a cycle of a few hundred."""
-EVALUATED, REPLY_TOKENS = 256, 20
+EVALUATED, MARGIN, REPLY_TOKENS = 1_024, 0.05, 20
+"""Of so many questions, the gate sees a loss of a twentieth, which is too much."""
+
 RL_LR, RL_EPS, KL, SUBSTEPS = 3e-3, 1e-3, 0.8, 8
 """A strong pull to the start keeps a share of every style: what is never tried is never learned."""
 
@@ -167,7 +169,7 @@ async def opened(
         substeps=SUBSTEPS,
         reference=params,
         shadow_calls=128,
-        margin=0.1,
+        margin=MARGIN,
       ),
       evaluate=lambda sampler: evaluated(chat, sampler),
       chat=chat,
