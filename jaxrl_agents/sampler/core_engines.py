@@ -50,10 +50,11 @@ class _Core:
   except those that only read.
 
   Attributes:
-    names: {its request id: ours} of requests that have not ended.
-    requests: those that it is given after the step that runs, and
-    cancelled: its request ids that it is to drop then.
-    step: the step that runs, since `began` (seconds of time.monotonic).
+    names: {the engine's request id: ours} of requests that have not ended.
+    requests: requests that came during a step; the engine gets them after it.
+    cancelled: the engine's ids of requests that were cancelled during a step.
+    step: the step that runs, or has been made and not been taken.
+    began: when it began, seconds of time.monotonic.
   """
 
   device: jax.Device
@@ -297,8 +298,8 @@ class CoreEngines:
 
 def _late(count: int) -> TimeoutError:
   return TimeoutError(
-    f"{count} engines on cores have not stepped within {STEP_S:g} s: a program hangs; run the same "
-    "command again, or set sampler.engines=1"
+    f"{count} of the engines of this process (sampler.engines) have not ended a step within "
+    f"{STEP_S:g} s: a program hangs; run the same command again, or set sampler.engines=1"
   )
 
 

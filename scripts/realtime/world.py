@@ -36,8 +36,10 @@ PREFERENCE_KINDS = {name: dataclasses.replace(KINDS[name], window_s=WINDOW_S) fo
 }
 RULES = Rules(sessions=(1, 12))
 """Few sessions, so that a candidate reaches all users within a cycle of a few hundred."""
-EVALUATED, MARGIN, REPLY_TOKENS = 1_024, 0.05, 20
-"""Of so many questions, the gate sees a loss of a twentieth, which is too much."""
+EVALUATED, MARGIN = 1_024, 0.05
+"""Questions of the evaluation, and the lost share of right answers that the gate tolerates."""
+
+REPLY_TOKENS = 20
 
 RL_LR, RL_EPS, KL, SUBSTEPS = 3e-3, 1e-3, 0.8, 8
 """A strong pull to the start keeps a share of every style: what is never tried is never learned."""

@@ -278,7 +278,7 @@ def test_an_engine_that_hangs_is_an_error(monkeypatch, engines):
   monkeypatch.setattr(core_engines.background, "call", lambda function, name: never)
   for request in requests(2, seed=6):
     engines.submit(*request)
-  with pytest.raises(TimeoutError, match="2 engines on cores"):
+  with pytest.raises(TimeoutError, match="2 of the engines"):
     engines.step()
   monkeypatch.undo()
   never.set_result([])

@@ -18,6 +18,7 @@ width, G kv heads, H head dim, Pm pages of a row's table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,6 +69,21 @@ def read_by_row(few: jax.Array, of: jax.Array | int, part_bytes: int) -> jax.Arr
   """Whether it takes a CPU less time to read `few` parts of a cache one by one than `of` at once,
   which include them; each has `part_bytes`."""
   return few * float(part_bytes + _START_BYTES) < of * float(part_bytes)
+
+
+def for_rows(function: Callable[..., Any], is_taken: jax.Array, carry: Any, *arrays: Any) -> Any:
+  """`carry` after `function(carry, *arrays)` of each row that is taken (bool [B]) by itself, which
+  sees and returns trees of [1, ...]; the other rows of `carry` stay as they are.
+  """
+  order = jnp.argsort(~is_taken)
+
+  def with_row(i, carry):
+    of_row = lambda x: jax.lax.dynamic_slice_in_dim(x, order[i], 1)
+    new = function(*jax.tree.map(of_row, (carry, *arrays)))
+    put = lambda x, row: jax.lax.dynamic_update_slice_in_dim(x, row, order[i], 0)
+    return jax.tree.map(put, carry, new)
+
+  return jax.lax.fori_loop(0, jnp.sum(is_taken), with_row, carry)
 
 
 def init(

@@ -91,16 +91,9 @@ def attend(
 
 def _row_by_row(mix, works: jax.Array, flat: jax.Array, step: cache_lib.Step) -> jax.Array:
   """`mix` of each row that works (bool [B]) by itself; 0 for the others."""
-  order = jnp.argsort(~works)
-
-  def row(i: jax.Array | int) -> jax.Array:
-    of_row = lambda x: jax.lax.dynamic_slice_in_dim(x, order[i], 1)
-    return mix(of_row(flat), jax.tree.map(of_row, step))
-
-  put = lambda i, out: jax.lax.dynamic_update_slice_in_dim(out, row(i), order[i], 0)
-  one = jax.eval_shape(row, 0)
-  nothing = jnp.zeros((len(flat), *one.shape[1:]), one.dtype)
-  return jax.lax.fori_loop(0, jnp.sum(works), put, nothing)
+  one = jax.eval_shape(mix, flat, step)
+  nothing = jnp.zeros(one.shape, one.dtype)
+  return cache_lib.for_rows(lambda _, *row: mix(*row), works, nothing, flat, step)
 
 
 def _keys_of_round(step: cache_lib.Step, pages: jax.Array) -> int:

@@ -333,23 +333,14 @@ def _attend_block(q, block: Chunks, new, start, positions, cfg: PolicyConfig, si
 
   def with_chunk(softmax, keys, values, mask, has_any):
     """Goes on with a chunk, in which only the rows `has_any` (bool [B]) have keys."""
-    at_once = lambda softmax: with_keys(softmax, flat, keys, values, mask)
+    chunk = flat, keys, values, mask
+    at_once = lambda softmax: with_keys(softmax, *chunk)
     if rows <= cache_lib.MOST_ROWS:
       return jax.lax.cond(jnp.any(has_any), at_once, lambda softmax: softmax, softmax)
-    order, count = jnp.argsort(~has_any), jnp.sum(has_any)
-
-    def with_row(i, softmax):
-      of_row = lambda x: jax.lax.dynamic_slice_in_dim(x, order[i], 1)
-      new = with_keys(tuple(map(of_row, softmax)), *map(of_row, (flat, keys, values, mask)))
-      put = lambda x, row: jax.lax.dynamic_update_slice_in_dim(x, row, order[i], 0)
-      return tuple(map(put, softmax, new))
-
-    ways = (
-      lambda softmax: softmax,
-      lambda softmax: jax.lax.fori_loop(0, count, with_row, softmax),
-      at_once,
-    )
+    by_row = lambda softmax: cache_lib.for_rows(with_keys, has_any, softmax, *chunk)
+    count = jnp.sum(has_any)
     few = cache_lib.read_by_row(count, rows, (keys.nbytes + values.nbytes) // rows)
+    ways = (lambda softmax: softmax), by_row, at_once
     return jax.lax.switch(jnp.where(count == 0, 0, jnp.where(few, 1, 2)), ways, softmax)
 
   if sinks is not None:
