@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Reporter:
     """Reports one step."""
     engine = self.workers.take_stats()
     agent = agent_setting.agent(self.config)
-    row = scores.summary(groups) | agreement.metrics(groups, agent.success)
+    row = agreement.metrics(groups, agent.success)
     ended = stop_shares(groups)
     self.stops |= ended.keys()
     row |= of_rollouts(groups) | dict.fromkeys(sorted(self.stops), 0.0) | ended
@@ -68,6 +68,7 @@ class Reporter:
     }
     if metrics["optimizer_steps"]:
       row["publish_bytes"] = float(self._publish_bytes(int(metrics["version"])))
+    row = beside(scores.summary(groups), row)
     self.workdir.log("rl", step, row)
     self.remote.tell(self.workers.places)
     shown = {name: row.get(name, 0.0) for name in ("reward", agent.headline)}
@@ -80,6 +81,14 @@ class Reporter:
     whole = [each for place in places for each in manifest_lib.versions(place)]
     there = [each for each in whole if each <= version]
     return manifest_lib.stored_bytes(folder, max(there)) if there else 0
+
+
+def beside(parts: Mapping[str, float], row: Mapping[str, float]) -> dict[str, float]:
+  """The row of a step with the parts of the reward. A part that has the name of another metric, as
+  "loss", stands there as "reward_loss".
+  """
+  renamed = {f"reward_{name}" if name in row else name: value for name, value in parts.items()}
+  return {**renamed, **row}
 
 
 def of_rollouts(groups: Sequence[Group]) -> dict[str, float]:

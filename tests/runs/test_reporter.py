@@ -37,3 +37,8 @@ def test_ways_to_end_are_shares_of_the_finished_rollouts():
 def test_a_step_without_a_finished_rollout_has_neither():
   failed = [group("OSError: down")]
   assert reporter.of_rollouts(failed) == reporter.stop_shares(failed) == {}
+
+
+def test_a_part_of_the_reward_that_is_called_like_a_metric_of_the_step_is_kept():
+  row = reporter.beside({"reward": 0.5, "loss": 0.25}, {"loss": 2.0, "grad_norm": 1.0})
+  assert row == {"reward": 0.5, "reward_loss": 0.25, "loss": 2.0, "grad_norm": 1.0}
