@@ -53,21 +53,24 @@ def fit(
   """The ridge regression of rewards on features: w = (X' D X + ridge I_0)^-1 X' D r.
 
   D has the weights on its diagonal; I_0 is the identity without the intercept, which is not shrunk.
+  It is solved for features and rewards without their weighted means, which gives the same `w`: a
+  feature that is large and never changes could not be told from the intercept otherwise.
 
   Args:
     rows: (features, reward) of calls of earlier cycles.
     weights: of the rows, float64 [len(rows)]; None for 1 each.
-    ridge: strength of the shrinkage.
+    ridge: strength of the shrinkage, above 0.
   """
   names = tuple(sorted({name for features, _ in rows for name in features}))
   if not rows:
     return Baseline(names, np.zeros(1))
-  x = np.stack([_row(features, names) for features, _ in rows])
+  x = np.stack([_row(features, names)[1:] for features, _ in rows])
   r = np.array([reward for _, reward in rows], np.float64)
   d = np.ones(len(r)) if weights is None else weights
-  shrink = ridge * np.eye(x.shape[1])
-  shrink[0, 0] = 0.0
-  return Baseline(names, np.linalg.solve((x.T * d) @ x + shrink, (x.T * d) @ r))
+  x_mean, r_mean = np.average(x, axis=0, weights=d), np.average(r, weights=d)
+  x, r = x - x_mean, r - r_mean
+  slopes = np.linalg.solve((x.T * d) @ x + ridge * np.eye(len(names)), (x.T * d) @ r)
+  return Baseline(names, np.concatenate([[r_mean - slopes @ x_mean], slopes]))
 
 
 def user_weights(users: Sequence[str]) -> np.ndarray:

@@ -31,6 +31,17 @@ def test_the_baseline_is_the_ridge_regression_of_an_augmented_least_squares_prob
   assert advantage.fit([])({"a": 1.0}) == 0.0
 
 
+@pytest.mark.parametrize("size", [1e6, 1e8, 1e9])
+def test_a_large_feature_that_never_changes_leaves_the_baseline_as_it_is_without_it(size):
+  turns = [{"turn": float(i % 3)} for i in range(200)]
+  rewards = [0.5 + 0.1 * (i % 3) for i in range(200)]
+  small = advantage.fit(list(zip(turns, rewards, strict=True)))
+  large = [{**each, "bytes_of_repository": size} for each in turns]
+  found = advantage.fit(list(zip(large, rewards, strict=True)))
+  for with_it, without in zip(large[:3], turns, strict=False):
+    assert found(with_it) == pytest.approx(small(without), abs=1e-6)
+
+
 def test_ten_percent_of_the_users_move_the_reward_by_ten_percent_of_its_range_at_most():
   honest = [f"u{i}" for i in range(90) for _ in range(3)]
   flood = [f"bad{i}" for i in range(10) for _ in range(500)]
