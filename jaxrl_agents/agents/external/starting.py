@@ -13,18 +13,15 @@ import pathlib
 import re
 import shlex
 import signal
-import tempfile
 import traceback
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import IO, Any
+from typing import Any
 
 from jaxrl_agents import background
+from jaxrl_agents.agents.external.output_ends import KEPT_BYTES, piped
 from jaxrl_agents.types import Task
-
-KEPT_BYTES = 64 << 10
-"""Bytes that are kept of the ends of standard output and of standard error."""
 
 GRACE_S = 5.0
 """Seconds between the signal that asks a command to end and the one that ends it."""
@@ -112,7 +109,7 @@ async def command(
   file = folder / "task.json"
   file.write_text(json.dumps(as_json(task), ensure_ascii=False))
   argv = _argv(words, {"task": str(file), "prompt": task.prompt})
-  with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+  with piped() as (stdout, output), piped() as (stderr, errors):
     try:
       process = await asyncio.create_subprocess_exec(
         *argv,
@@ -134,7 +131,7 @@ async def command(
     finally:
       await _end(process)
     status = process.returncode or 0
-    return Outcome(folder, status, _tail(stdout), _tail(stderr), timed_out=timed_out)
+    return Outcome(folder, status, output.text(), errors.text(), timed_out=timed_out)
 
 
 def _argv(words: str, places: Mapping[str, str]) -> list[str]:
@@ -173,12 +170,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
       os.killpg(process.pid, number)
     with contextlib.suppress(TimeoutError):
       await asyncio.wait_for(process.wait(), wait_s)
-
-
-def _tail(file: IO[bytes]) -> str:
-  size = file.seek(0, os.SEEK_END)
-  file.seek(max(0, size - KEPT_BYTES))
-  return file.read().decode("utf-8", "replace")
 
 
 def in_thread(function: Callable[[], Any]) -> Awaitable[Any]:

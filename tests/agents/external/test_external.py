@@ -15,6 +15,7 @@ import pytest
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.agents.agent import DEMONSTRATOR, worker_services
+from jaxrl_agents.agents.external import output_ends, starting
 from jaxrl_agents.agents.external.agent import AGENT
 from jaxrl_agents.agents.external.config import ExternalConfig
 from jaxrl_agents.agents.external.tasks import ExternalTasks
@@ -140,6 +141,34 @@ def test_a_command_does_not_outlive_the_process_that_started_it(tmp_path):
   while folder.exists() or pathlib.Path(f"/proc/{group}").exists():
     assert time.monotonic() < deadline
     time.sleep(0.05)
+
+
+def command(words, tmp_path, timeout_s=20.0):
+  """How a command ends that asks for no reply."""
+  address = starting.Address("http://127.0.0.1:1", "key", "control", "session")
+  return asyncio.run(starting.command(words, TASK, address, tmp_path, timeout_s))
+
+
+def test_what_a_command_writes_takes_no_room_but_for_its_end(tmp_path):
+  limited = "ulimit -f 1024; head -c 20000000 /dev/zero | tr '\\0' a; echo end"
+  outcome = command(f'sh -c "{limited}"', tmp_path)  # with files of at most 512 KiB
+  assert outcome.output == "a" * (output_ends.KEPT_BYTES - 4) + "end\n"
+  assert outcome.exit_status == 0 and not outcome.errors
+
+
+def test_a_command_that_writes_without_end_is_ended_and_leaves_others_their_time(tmp_path):
+  address = starting.Address("http://127.0.0.1:1", "key", "control", "session")
+
+  async def both():
+    playing = asyncio.create_task(starting.command("yes", TASK, address, tmp_path, 1.0))
+    steps = 0
+    while not playing.done():
+      await asyncio.sleep(0.01)
+      steps += 1
+    return playing.result(), steps
+
+  outcome, steps = asyncio.run(both())
+  assert outcome.timed_out and outcome.output.endswith("y\n") and steps > 20
 
 
 def test_a_command_may_empty_its_folder():
