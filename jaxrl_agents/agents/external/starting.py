@@ -26,6 +26,9 @@ from jaxrl_agents.types import Task
 GRACE_S = 5.0
 """Seconds between the signal that asks a command to end and the one that ends it."""
 
+ROUNDS, ROUND_S = 5, 0.05
+"""How often what left the session of a command is looked for and ended: it may start more."""
+
 PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 """What a command gets of this process's environment."""
 
@@ -130,6 +133,7 @@ async def command(
       timed_out = True
     finally:
       await _end(process)
+      await _end_left_behind(address, folder)
     status = process.returncode or 0
     return Outcome(folder, status, output.text(), errors.text(), timed_out=timed_out)
 
@@ -164,12 +168,30 @@ async def _ends_with_us(group: int, folder: pathlib.Path) -> AsyncIterator[None]
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-  """Ends a command and what it started; whatever was left behind of it, too."""
+  """Ends a command and what it started in its session; whatever was left behind of it, too."""
   for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
     with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, number)
     with contextlib.suppress(TimeoutError):
       await asyncio.wait_for(process.wait(), wait_s)
+
+
+async def _end_left_behind(address: Address, folder: pathlib.Path) -> None:
+  """Ends what a command has started in sessions of their own, as agents do with servers that they
+  try out. Such a process is known by the environment that it began with.
+  """
+  own = environment(address, folder)
+  marks = {os.fsencode(f"{name}={own[name]}") for name in ("HOME", "OPENAI_API_KEY")}
+  for _ in range(ROUNDS):
+    found = 0
+    for place in pathlib.Path("/proc").glob("[1-9]*"):
+      with contextlib.suppress(OSError):
+        if marks & set((place / "environ").read_bytes().split(b"\0")):
+          os.kill(int(place.name), signal.SIGKILL)
+          found += 1
+    if not found:
+      return
+    await asyncio.sleep(ROUND_S)
 
 
 def in_thread(function: Callable[[], Any]) -> Awaitable[Any]:

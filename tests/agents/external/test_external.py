@@ -149,6 +149,24 @@ def command(words, tmp_path, timeout_s=20.0):
   return asyncio.run(starting.command(words, TASK, address, tmp_path, timeout_s))
 
 
+@pytest.mark.parametrize("prefix", ["", "env -u HOME ", "env -u OPENAI_API_KEY "])
+def test_what_a_command_starts_in_a_session_of_its_own_ends_with_it(tmp_path, prefix):
+  daemon = "echo $$ > pid; exec sleep 100"
+  words = f"{prefix}setsid sh -c '{daemon}' & while ! test -s pid; do sleep 0.02; done"
+  assert command(f'sh -c "{words.replace("$", chr(92) + "$")}"', tmp_path).exit_status == 0
+  place = pathlib.Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/environ")
+
+  def runs():
+    with contextlib.suppress(OSError):
+      return bool(place.read_bytes())  # a zombie has none
+    return False
+
+  deadline = time.monotonic() + 10
+  while runs() and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert not runs()
+
+
 def test_what_a_command_writes_takes_no_room_but_for_its_end(tmp_path):
   limited = "ulimit -f 1024; head -c 20000000 /dev/zero | tr '\\0' a; echo end"
   outcome = command(f'sh -c "{limited}"', tmp_path)  # with files of at most 512 KiB
