@@ -21,7 +21,14 @@ from jaxrl_agents.chat import document_numbers
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import agent_setting, demonstrations, evaluation, rollout_workers, setup
+from jaxrl_agents.runs import (
+  agent_setting,
+  demonstrations,
+  evaluation,
+  resumption,
+  rollout_workers,
+  setup,
+)
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Segment, Task, Trajectory
 
@@ -54,8 +61,9 @@ def played_in_training(config: RunConfig, workdir: Workdir) -> list[Group]:
   """The groups that the training in `workdir` has played, with their rewards.
 
   Raises:
-    ValueError: there are none.
+    ValueError: there are none, or they are of another agent or chat format.
   """
+  resumption.check_episodes(config, workdir)
   files = sorted(workdir.trajectories.glob("step_*.npz"))
   if not files:
     raise ValueError(
@@ -157,6 +165,7 @@ def write(
       "--min_judged, or have more played"
     )
   folder = check_new(into)
+  resumption.record_demonstrations(config, into)
   segment_files.write_segments(folder, _segments(config, kept), counts=counts)
   into.merge_summary({SOURCE: counts})
   return counts

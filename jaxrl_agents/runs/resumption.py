@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_agents import chat, file_digests
@@ -32,7 +32,7 @@ OF_WARM_UP = ("agent", "policy.tokenizer", "policy.thinking")
 TASKS = "tasks_digest"
 """In the summary: `Tasks.digest` of the run."""
 
-_WARM_UP = "warm_up_config"
+_WARM_UP, _RUN = "warm_up_config", "config"
 _START = "warm_start_digest"
 _POLICY_FILES = "policy_files_digests"
 
@@ -44,18 +44,43 @@ def check_warm_up(config: RunConfig, workdir: Workdir) -> list[str]:
     ValueError: one of OF_WARM_UP differs, other than by the path of the same tokenizer: the warm
       start is of no use to this config.
   """
-  begun = workdir.read_summary().get(_WARM_UP, {})
-  texts = {
-    name: f"{name}={before!r} -> {now!r}"
-    for name, (before, now) in config_lib.changed(begun, config).items()
-  }
-  decisive = set(OF_WARM_UP).difference(_moved_policy_files(config, workdir))
-  if refused := [texts[name] for name in OF_WARM_UP if name in texts and name in decisive]:
+  texts = _changes(config, workdir, _WARM_UP)
+  if refused := _of_warm_up(config, workdir, texts):
     raise ValueError(
       f"{workdir.path} holds a warm-up for another agent or chat format: {', '.join(refused)}; "
       "pass the config that it was made with, or choose another --workdir"
     )
   return list(texts.values())
+
+
+def check_episodes(config: RunConfig, workdir: Workdir) -> None:
+  """Raises ValueError if the episodes in a run's folder are of another agent or chat format."""
+  if refused := _of_warm_up(config, workdir, _changes(config, workdir, _RUN)):
+    raise ValueError(
+      f"{workdir.path} holds episodes of another agent or chat format: {', '.join(refused)}; pass "
+      "the config that they were played with"
+    )
+
+
+def _changes(config: RunConfig, workdir: Workdir, begun: str) -> dict[str, str]:
+  """{option: "name=before -> now"} of what differs from the options `begun` of the summary."""
+  differ = config_lib.changed(workdir.read_summary().get(begun) or {}, config)
+  return {name: f"{name}={before!r} -> {now!r}" for name, (before, now) in differ.items()}
+
+
+def _of_warm_up(config: RunConfig, workdir: Workdir, texts: Mapping[str, str]) -> list[str]:
+  """Those of OF_WARM_UP, but for another path of the same tokenizer."""
+  decisive = set(OF_WARM_UP).difference(_moved_policy_files(config, workdir))
+  return [texts[name] for name in OF_WARM_UP if name in texts and name in decisive]
+
+
+def record_demonstrations(config: RunConfig, workdir: Workdir) -> None:
+  """Records what demonstrations were made with that were not made by a warm-up: one with another
+  agent or chat format is then refused.
+  """
+  record_policy_files(config, workdir)
+  options = config_lib.options(config)
+  workdir.merge_summary({_WARM_UP: {name: options[name] for name in OF_WARM_UP}})
 
 
 def begin_warm_up(config: RunConfig, workdir: Workdir) -> None:
@@ -174,7 +199,7 @@ def check_goes_on(config: RunConfig, workdir: Workdir, first: int, tasks: str = 
     )
   if not played:
     return
-  begun = workdir.read_summary().get("config")
+  begun = workdir.read_summary().get(_RUN)
   if not begun or not isinstance(begun, dict):
     raise ValueError(
       f"{workdir.summary} does not say with which options {played[0]} was played; restore it from "

@@ -1,6 +1,7 @@
 """Good episodes of a run, or of a teacher behind HTTP, become demonstrations."""
 
 import asyncio
+import dataclasses
 import json
 
 import numpy as np
@@ -16,7 +17,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.harness import group_files
 from jaxrl_agents.harness.rollout import Sampling, run_group
 from jaxrl_agents.learner import segment_files
-from jaxrl_agents.runs import agent_setting, evaluation, rejection_sampling
+from jaxrl_agents.runs import agent_setting, evaluation, rejection_sampling, resumption
 from jaxrl_agents.runs.rejection_sampling import Filter
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Context, Group, Message, Segment, Task, ToolSpec, Trajectory
@@ -60,6 +61,23 @@ def test_right_episodes_of_training_become_the_next_runs_demonstrations(tmp_path
   assert into.read_summary()["demonstrations"] == counts
   with pytest.raises(ValueError, match="exists already"):
     rejection_sampling.write(CONFIG, groups, kept, into)
+
+
+def test_demonstrations_are_for_the_chat_format_and_agent_of_the_episodes(tmp_path):
+  groups = saved(tmp_path, rollout(9, True))
+  into = Workdir(tmp_path / "next")
+  kept = rejection_sampling.chosen(CONFIG, groups, Filter())
+  rejection_sampling.write(CONFIG, groups, kept, into)
+  silent = dataclasses.replace(CONFIG.policy, thinking="off")
+  questions: RunConfig = config_lib.load("examples/questions/config.py")
+  assert resumption.check_warm_up(CONFIG, into) == []
+  Workdir(tmp_path / "run").merge_summary({"config": config_lib.options(CONFIG)})
+  for other in (dataclasses.replace(CONFIG, policy=silent), questions):
+    with pytest.raises(ValueError, match="a warm-up for another agent or chat format"):
+      resumption.check_warm_up(other, into)
+    with pytest.raises(ValueError, match="episodes of another agent or chat format"):
+      rejection_sampling.played_in_training(other, Workdir(tmp_path / "run"))
+  assert rejection_sampling.played_in_training(CONFIG, Workdir(tmp_path / "run"))
 
 
 def test_a_judge_chooses_among_right_episodes_where_all_have_its_grade(tmp_path):
