@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway.requests import Reply, Request
-from jaxrl_agents.gateway.sampling import first_stop, spelled
+from jaxrl_agents.gateway.sampling import first_stop, holds_any, spelled
 from jaxrl_agents.types import Generation, Message, Watch
 
 _CHARS_OF_A_TOKEN = 4
@@ -101,7 +101,7 @@ def watch(chat: Chat, stop: Sequence[str], progress: Progress | None) -> Watch |
     nonlocal seen
     if progress:
       progress.note(tokens, versions)
-    holds = lambda ids: any(text in chat.decode(ids) for text in stop)
+    holds = lambda ids: holds_any(chat.decode(ids), stop)
     tail, seen = tokens[max(0, seen - longest) :], len(tokens)
     return bool(stop) and holds(tail) and holds(tokens)
 

@@ -29,6 +29,11 @@ which they do not. The policy does not have them: they are refused.
 
 LEAST_TOP_P = 1e-6
 
+MOST_STOPS = 64
+"""Texts, or ids, that may end a reply: each is looked for after each step of the sampler, while all
+other replies wait.
+"""
+
 
 class Refusal(Exception):
   """A request that is not served.
@@ -259,12 +264,19 @@ def stop_texts(value: Any, param: str) -> tuple[str, ...]:
   """The texts that end a reply, from a string or an array of strings.
 
   Raises:
-    Refusal: 400, it is something else, or one of them is empty.
+    Refusal: 400, it is something else, one of them is empty, or they are more than MOST_STOPS.
   """
   texts = [value] if isinstance(value, str) else list(value or ())
+  check_stops(texts, param)
   if not all(isinstance(text, str) and text for text in texts):
     raise Refusal(400, f"{param} must be texts that are not empty", param=param)
   return tuple(texts)
+
+
+def check_stops(stops: Sequence[Any], param: str) -> None:
+  """Raises Refusal, 400, if they are more than MOST_STOPS."""
+  if len(stops) > MOST_STOPS:
+    raise Refusal(400, f"{param} has {len(stops)} entries; send at most {MOST_STOPS}", param=param)
 
 
 def text_of(content: Any, param: str, fields: Fields, *, kinds: Sequence[str]) -> str:

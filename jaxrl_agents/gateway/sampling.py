@@ -43,12 +43,17 @@ def first_stop(chat: Chat, tokens: np.ndarray, stop: Sequence[str]) -> tuple[int
   """(n, text): with the n-th id the first of the texts `stop` is complete; all ids and "" if none
   is. Control tokens count as they are spelled.
   """
-  has = lambda n: any(text in chat.decode(tokens[:n]) for text in stop)
+  has = lambda n: holds_any(chat.decode(tokens[:n]), stop)
   if not stop or not has(len(tokens)):
     return len(tokens), ""
   n = bisect.bisect_left(range(len(tokens) + 1), True, key=has)
   kept = chat.decode(tokens[:n])
   return n, min((text for text in stop if text in kept), key=kept.index)
+
+
+def holds_any(text: str, stop: Sequence[str]) -> bool:
+  """Whether a text that ends a reply is in it."""
+  return any(each in text for each in stop)
 
 
 def message_of(

@@ -108,6 +108,7 @@ def test_keys_open_what_is_theirs_and_nothing_else(gateway):
     (body(USER, logit_bias={"5": 1}), "logit_bias is not supported"),
     (body(USER, top_logprobs=3), "top_logprobs is not supported"),
     (body(USER, stop=["", "a"]), "stop must be texts that are not empty"),
+    (body(USER, stop=["a"] * 100_000), "stop has 100000 entries; send at most 64"),
     (body(USER, tools=[{"type": "retrieval"}]), "tools[0] is of type 'retrieval'"),
     (body(USER, tools=[{"type": "function", "function": {}}]), "tools[0].function.name is missing"),
     (body(["a"]), "messages[0] is a JSON array"),
@@ -246,6 +247,10 @@ def test_ids_in_and_ids_out(gateway):
     "logprob": pytest.approx(-0.01),
   }
   assert choice["routed_experts"]["shape"] == [3 + len(choice["token_ids"]), 1, 2]
+  asked["sampling_params"]["stop_token_ids"] = [5] * 65
+  status, _, found = send(gateway, "POST", "/inference/v1/generate", asked, session.key)
+  assert status == 400 and "stop_token_ids has 65 entries" in found["error"]["message"]
+  del asked["sampling_params"]
   for wrong in ([], [-1], ["a"], [10**9], "text"):
     asked["token_ids"] = wrong
     assert send(gateway, "POST", "/inference/v1/generate", asked, session.key)[0] == 400

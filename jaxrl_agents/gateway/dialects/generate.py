@@ -16,6 +16,7 @@ from jaxrl_agents.gateway.requests import (
   Fields,
   Reply,
   Request,
+  check_stops,
   ids_of,
   stop_texts,
 )
@@ -31,6 +32,7 @@ def parse(body: Any, chat: Chat) -> Asked:
   params = fields.inside(fields.take("sampling_params", dict, {}), "sampling_params")
   params.refuse({**SAMPLING, "prompt_logprobs": (False,)})
   stops = params.take("stop_token_ids", list, [])
+  check_stops(stops, "sampling_params.stop_token_ids")
   model = fields.take("model", str, "")
   request = Request(
     prompt=ids_of(fields.need("token_ids", list), "token_ids", chat.vocab_size),

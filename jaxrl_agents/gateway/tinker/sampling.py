@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.gateway import progress, sampling
-from jaxrl_agents.gateway.requests import Fields, Refusal
+from jaxrl_agents.gateway.requests import Fields, Refusal, check_stops
 from jaxrl_agents.gateway.tinker import messages
 from jaxrl_agents.types import Generation, SamplingLimits, Watch
 
@@ -134,6 +134,7 @@ def _stop(fields: Fields, chat: Chat) -> tuple[tuple[str, ...], tuple[int, ...]]
     return (), tuple(chat.stop_tokens)
   if isinstance(stop, str):
     stop = [stop]
+  check_stops(stop, "sampling_params.stop")
   if stop and all(isinstance(each, str) and each for each in stop):
     return tuple(stop), tuple(chat.stop_tokens)
   if all(isinstance(each, int) and not isinstance(each, bool) for each in stop):
