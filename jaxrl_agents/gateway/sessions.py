@@ -43,6 +43,14 @@ REMEMBERED_S = 600.0
 MOST_CHARS_PER_TOKEN = 256
 """A prompt with more characters for each token of a context is not tokenised to find its length."""
 
+MOST_NAMED, MOST_COUNTED, NAME_CHARS = 32, 256, 64
+"""Fields without effect that one request names, that a session counts by name, and characters of a
+name: clients read no header of more than 64 KiB, and a session must not grow with its requests.
+"""
+
+OTHERS = "others"
+"""Fields without effect beyond these."""
+
 DRAIN_S = 30.0
 """Most seconds that `finish` waits for calls that are being sampled."""
 
@@ -212,7 +220,9 @@ class Session:
         raise Refusal(422, text, retry=False)
       return next((each for each in same if each.open(self._got)), same[-1]).task
     self._check_open(request)
-    self.without_effect.update(self.ignored(request))
+    for field in self.ignored(request):
+      known = field in self.without_effect or len(self.without_effect) < MOST_COUNTED
+      self.without_effect[field if known else OTHERS] += 1
     task = asyncio.create_task(self._sample(request, progress))
     task.add_done_callback(_seen)
     self._running_tasks.add(task)
@@ -221,13 +231,16 @@ class Session:
     return task
 
   def ignored(self, request: Request) -> tuple[str, ...]:
-    """The fields of a request that change nothing; in training those of its sampling, too."""
+    """The fields of a request that change nothing, MOST_NAMED of them by name; in training those of
+    its sampling, too."""
+    named = [field[:NAME_CHARS] for field in request.without_effect[:MOST_NAMED]]
+    more = [OTHERS] if len(request.without_effect) > MOST_NAMED else []
     sampling = [
       name
       for name in ("temperature", "top_p")
       if self.served.training and getattr(request, name) is not None
     ]
-    return (*request.without_effect, *sampling)
+    return (*named, *more, *sampling)
 
   def prompt(self, request: Request) -> np.ndarray:
     """The ids that a request would be sampled from, int32 [P].

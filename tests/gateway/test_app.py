@@ -131,6 +131,17 @@ def test_fields_without_effect_are_named_in_the_reply_and_counted(gateway):
   assert session.counters()["fields_without_effect"] == dict.fromkeys(named, 1)
 
 
+def test_fields_without_effect_beyond_any_number_lose_no_reply_and_take_no_room(gateway):
+  session = gateway.open()
+  for i in range(20):
+    asked = {f"field {i} {k} " + "x" * 100: 1 for k in range(1_000)}
+    status, head, _ = chat(gateway, session, **asked, temperature=0.1)
+    named = head["x-fields-without-effect"].split(", ")
+    assert status == 200 and len(named) == 34 and named[-2:] == ["others", "temperature"]
+  counted = session.counters()["fields_without_effect"]
+  assert len(counted) <= 258 and counted["temperature"] == 20 and max(map(len, counted)) == 64
+
+
 def test_training_keeps_its_own_temperature_and_other_sessions_have_the_one_they_ask_for():
   with serving(Says("fine"), temperature=0.7) as gateway:
     for training, expected in ((True, 0.7), (False, 0.1)):
