@@ -36,6 +36,8 @@ class Server:
     """
     try:
       import uvicorn
+
+      from jaxrl_agents.gateway.connections import Connection
     except ModuleNotFoundError:
       raise ValueError(MISSING) from None
     family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -44,7 +46,12 @@ class Server:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind((self._host, self._port))
     config = uvicorn.Config(
-      self._app, log_level="warning", lifespan="off", timeout_graceful_shutdown=int(STOP_S)
+      self._app,
+      http=Connection,
+      ws="none",
+      log_level="warning",
+      lifespan="off",
+      timeout_graceful_shutdown=int(STOP_S),
     )
     self._server = uvicorn.Server(config)
     # Signals are for the process that this server is a part of.

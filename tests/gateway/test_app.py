@@ -1,6 +1,7 @@
 """The routes: who may use which, what is refused, and clients that go away or send nonsense."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import re
@@ -12,7 +13,7 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from jaxrl_agents.gateway import http_requests, sessions, sse
+from jaxrl_agents.gateway import connections, http_requests, sessions, sse
 from jaxrl_agents.gateway import registry as registry_lib
 from jaxrl_agents.gateway.app import make_app
 from jaxrl_agents.gateway.registry import Registry
@@ -215,6 +216,60 @@ def test_bodies_that_are_too_large_or_never_end_are_refused(gateway, monkeypatch
     )
     assert b" 408 " in connection.recv(4_096)
   assert chat(gateway, gateway.open())[0] == 200
+
+
+@pytest.mark.parametrize("begin", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"])
+def test_a_client_that_does_not_end_the_head_of_a_request_is_let_go(gateway, monkeypatch, begin):
+  monkeypatch.setattr(connections, "HEAD_S", 0.5)
+  address = urllib.parse.urlparse(gateway.url)
+  first = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+  for before in (b"", first):
+    with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+      connection.sendall(before)
+      answer = b""
+      while before and not answer.endswith(b"ok"):
+        answer += connection.recv(4_096)
+      connection.sendall(begin)
+      connection.settimeout(0.2)
+      began, end = time.monotonic(), None
+      while end is None and time.monotonic() < began + 20:
+        try:
+          end = connection.recv(4_096)
+        except TimeoutError:
+          connection.sendall(begin and b"x-drop: by drop\r\n")
+        except ConnectionError:
+          end = b""
+      assert end == b""
+
+
+def test_a_reply_may_take_longer_than_the_head_of_its_request(monkeypatch):
+  monkeypatch.setattr(connections, "HEAD_S", 0.3)
+  with serving(Says("fine", delay_s=1.0)) as gateway:
+    assert chat(gateway, gateway.open())[0] == 200
+
+
+def test_a_client_that_does_not_read_its_reply_is_let_go(monkeypatch):
+  monkeypatch.setattr(connections, "UNREAD_S", 0.5)
+  said = CHAT.encode("word " * 60_000)  # a reply of 5 MB
+  with serving(Says(said), max_context_tokens=1 << 20, max_new_tokens=1 << 20) as gateway:
+    address, raw = urllib.parse.urlparse(gateway.url), body(USER, logprobs=True)
+    head = (
+      "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+      f"authorization: Bearer {gateway.open().key}\r\ncontent-length: {len(raw)}\r\n\r\n"
+    )
+    for waits_s in (0.0, 3.0):
+      with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.settimeout(30)
+        connection.connect((address.hostname, address.port))
+        connection.sendall(head.encode() + raw)
+        got = connection.recv(1 << 10)
+        size = int(re.search(rb"content-length: (\d+)", got)[1]) + got.index(b"\r\n\r\n") + 4
+        time.sleep(waits_s)
+        with contextlib.suppress(ConnectionError):
+          while part := connection.recv(1 << 20):
+            got += part
+      assert size > 5_000_000 and (len(got) == size) == (not waits_s)
 
 
 def test_calls_at_once_and_tokens_are_bounded():
