@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from jaxrl_agents.gateway import control, sse
 from jaxrl_agents.gateway.dialects import chat, completions, generate, messages, responses
-from jaxrl_agents.gateway.http_requests import as_json, body_of, key_of, name_of
+from jaxrl_agents.gateway.http_requests import MAX_EVENT_BYTES, as_json, body_of, key_of, name_of
 from jaxrl_agents.gateway.progress import Progress
 from jaxrl_agents.gateway.registry import Registry
 from jaxrl_agents.gateway.requests import Refusal
@@ -254,7 +254,7 @@ class _Gateway:
   async def feedback(self, http: HttpRequest) -> Response:
     """Takes an event of a user, for whoever has the service key or the control key of the session
     that it names."""
-    body = as_json(await body_of(http))
+    body = as_json(await body_of(http, MAX_EVENT_BYTES))
     session_id = body.get("session", "") if isinstance(body, dict) else ""
     session_id = session_id if isinstance(session_id, str) else ""
     if self._traffic is None or not self._traffic.opens(session_id, key_of(http)):

@@ -13,6 +13,9 @@ from starlette.requests import Request as HttpRequest
 from jaxrl_agents.gateway.requests import Refusal
 
 MAX_BODY_BYTES = 64 << 20
+MAX_EVENT_BYTES = 64 << 10
+"""Of a body that is read before its key is known, since it names the session whose key opens it."""
+
 BODY_S = 60.0
 """Seconds that a client has to send its body."""
 
@@ -27,19 +30,19 @@ def key_of(http: HttpRequest) -> str:
   return http.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
 
 
-async def body_of(http: HttpRequest) -> bytes:
-  """The body of a request.
+async def body_of(http: HttpRequest, most: int | None = None) -> bytes:
+  """The body of a request, of `most` bytes at most, or MAX_BODY_BYTES.
 
   Raises:
     Refusal: 413, it is too large; 408, it takes too long.
   """
-  parts, size = [], 0
+  parts, size, most = [], 0, MAX_BODY_BYTES if most is None else most
   try:
     async with asyncio.timeout(BODY_S):
       async for part in http.stream():
         size += len(part)
-        if size > MAX_BODY_BYTES:
-          raise Refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes", retry=False)
+        if size > most:
+          raise Refusal(413, f"the body is larger than {most} bytes", retry=False)
         parts.append(part)
   except TimeoutError:
     raise Refusal(408, f"the body took longer than {BODY_S:g} s", retry=False) from None

@@ -248,6 +248,17 @@ def test_a_reply_may_take_longer_than_the_head_of_its_request(monkeypatch):
     assert chat(gateway, gateway.open())[0] == 200
 
 
+def test_who_has_no_key_has_no_large_body_read(gateway):
+  large = json.dumps({"session": "s", "event_id": "e" * 70_000}).encode()
+  for key in ("", SERVICE_KEY):
+    status, _, found = send(gateway, "POST", "/feedback", large, key)
+    assert status == 413 and "larger than 65536 bytes" in found["error"]["message"]
+  place = f"/sessions/{gateway.open().id}"
+  replies = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
+  for path in (*replies, "/sessions", f"{place}/rewards", f"{place}/finish"):
+    assert send(gateway, "POST", path, b"{", "sk-none")[0] == 401  # and not 400: it was not read
+
+
 def test_a_client_that_does_not_read_its_reply_is_let_go(monkeypatch):
   monkeypatch.setattr(connections, "UNREAD_S", 0.5)
   said = CHAT.encode("word " * 60_000)  # a reply of 5 MB
