@@ -33,20 +33,20 @@ _LAST_ONLY = flags.DEFINE_bool("last_only", False, "train the last turn of each 
 def main() -> None:
   """Reads, renders, writes."""
   config = _config()
-  into = Workdir(_INTO.value)
+  segments, counts = chat_examples.examples(
+    chat_examples.rows(pathlib.Path(_CHATS.value)),
+    agent_setting.load_chat(config),
+    most_tokens=config.learner.row_tokens,
+    last_only=_LAST_ONLY.value,
+  )
+  if not segments:
+    raise ValueError(
+      f"all {counts['conversations']} conversations are longer than learner.row_tokens="
+      f"{config.learner.row_tokens}; raise it"
+    )
+  into = Workdir(_INTO.value)  # makes the folder, and so comes after what can be wrong
   folder = rejection_sampling.check_new(into)
   with into.held():
-    segments, counts = chat_examples.examples(
-      chat_examples.rows(pathlib.Path(_CHATS.value)),
-      agent_setting.load_chat(config),
-      most_tokens=config.learner.row_tokens,
-      last_only=_LAST_ONLY.value,
-    )
-    if not segments:
-      raise ValueError(
-        f"all {counts['conversations']} conversations are longer than learner.row_tokens="
-        f"{config.learner.row_tokens}; raise it"
-      )
     segment_files.write_segments(folder, segments, counts=counts)
     # The warm-up is refused with another tokenizer, chat format or agent.
     options = config_lib.options(config)

@@ -130,12 +130,24 @@ async def _reward(box: Sandbox) -> dict[str, float]:
     ValueError: its content is no reward.
   """
   try:
-    found = json.loads(await box.read("/tmp/harbor/logs/verifier/reward.json"))
+    return parts_of(await box.read("/tmp/harbor/logs/verifier/reward.json"))
   except Refused:
-    found = {"reward": float(await box.read("/tmp/harbor/logs/verifier/reward.txt"))}
-  if not isinstance(found, Mapping) or "reward" not in found:
-    raise ValueError("reward.json has no reward")
-  parts = {str(name): float(value) for name, value in found.items()}
+    return parts_of(await box.read("/tmp/harbor/logs/verifier/reward.txt"), as_json=False)
+
+
+def parts_of(text: str, *, as_json: bool = True) -> dict[str, float]:
+  """The parts of a reward: an object of numbers as JSON with one called "reward", or that number.
+
+  Raises:
+    ValueError: the text is no reward.
+  """
+  try:
+    found = json.loads(text) if as_json else {"reward": text}
+    if not isinstance(found, Mapping) or "reward" not in found:
+      raise ValueError("reward.json has no reward")
+    parts = {str(name): float(value) for name, value in found.items()}
+  except (TypeError, OverflowError, RecursionError) as error:
+    raise ValueError(f"a reward is no number: {error}") from error
   if not all(map(math.isfinite, parts.values())):
     raise ValueError("a reward is not finite")
   return parts

@@ -87,7 +87,7 @@ def name_of(http: HttpRequest, raw: bytes, body: Any) -> tuple[str, str, bool]:
   the fields of the body in another order, and repeat a stream as a request for one body.
   """
   count = http.headers.get("x-stainless-retry-count", "")
-  repeated = count.isdecimal() and int(count) > 0
+  repeated = count.isdecimal() and count.strip("0") != ""
   if own := [http.headers.get(name, "") for name in AGENT_HEADERS if name in http.headers]:
     told = {field: value for field, value in body.items() if field != "stream"}
     raw, repeated = json.dumps([own, told], sort_keys=True).encode(), True

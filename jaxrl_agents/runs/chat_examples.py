@@ -52,6 +52,12 @@ def rows(path: pathlib.Path) -> Iterator[Row]:
 def _row(value: Any) -> Row:
   fields = Fields(value)
   messages, tools = dialect.messages_of(fields), dialect.tools_of(fields)
+  for i, message in enumerate(value["messages"]):
+    if message.get("weight", 1) != 1:
+      raise ValueError(
+        f"messages[{i}].weight is {message['weight']}, and all turns of the assistant are trained; "
+        "with --last_only the last one of each conversation is: end it there, and remove the weight"
+      )
   messages = tuple(map(_with_reasoning, messages))
   said = [message for message in messages if message.role == "assistant"]
   if not said:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from examples.harbor import folders
+from examples.harbor import folders, worlds
 from examples.harbor.agent import AGENT
 from examples.harbor.worlds import Worlds
 from jaxrl_agents import chat as chat_lib
@@ -140,3 +140,18 @@ def test_links_of_a_runtime_lead_to_where_a_sandbox_writes_and_hide_nothing():
   for name, target in (("usr", "/work"), ("app", "/etc"), ("app", "/work/../etc"), ("a/b", "/tmp")):
     with pytest.raises(ValueError, match="a new name below /"):
       Runtime(links=((name, target),))
+
+
+@pytest.mark.parametrize(
+  "text",
+  ['{"reward": null}', '{"reward": [1]}', "[1]", "[" * 100_000, '{"reward": 1' + "0" * 400 + "}"],
+  ids=["null", "a list as a number", "a list", "brackets", "digits"],
+)
+def test_a_file_of_a_reward_that_is_none_is_named_a_value_that_is_wrong(text):
+  with pytest.raises(ValueError, match=r"reward|Expecting"):
+    worlds.parts_of(text)
+
+
+def test_a_reward_is_an_object_of_numbers_or_one_number():
+  assert worlds.parts_of('{"reward": 1, "off_by": 2.5}') == {"reward": 1.0, "off_by": 2.5}
+  assert worlds.parts_of(" 0.5\n", as_json=False) == {"reward": 0.5}

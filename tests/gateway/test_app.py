@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+import types
 import urllib.parse
 
 import numpy as np
@@ -548,6 +549,13 @@ def test_of_equal_requests_at_once_each_repetition_gets_a_reply_that_was_not_del
     ask("third")
   assert said == {"second": "two", "first again": "one", "third": "two"}
   assert len(session.tree.calls) == 3
+
+
+@pytest.mark.parametrize("count, repeated", [("0", False), ("00", False), ("9" * 5_000, True)])
+def test_a_count_of_repetitions_may_have_any_number_of_digits(count, repeated):
+  url = types.SimpleNamespace(path="/v1/chat/completions")
+  http = types.SimpleNamespace(headers={"x-stainless-retry-count": count}, url=url)
+  assert http_requests.name_of(http, b"{}", {})[2] == repeated
 
 
 def test_the_idempotency_key_of_another_request_is_refused(gateway):

@@ -120,6 +120,7 @@ def test_control_tokens_that_are_spelled_within_the_content_are_refused(tmp_path
       "the arguments of a call of 'add' are wrong",
     ),
     ({"messages": [*MESSAGES[:1], MESSAGES[3]], "tools": [{"type": "web"}]}, "send functions"),
+    ({"messages": [*MESSAGES[:3], {**MESSAGES[3], "weight": 0}]}, "messages[3].weight is 0, and"),
   ],
 )
 def test_a_line_that_is_no_conversation_is_named_with_the_cause(tmp_path, line, cause):
