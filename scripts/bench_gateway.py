@@ -5,11 +5,14 @@
 Prints `throughput_share` (tokens/s of --sessions agents over HTTP, in a process of their own, over
 those of the same requests made to the engine directly), `call_ms` (median of a call to a sampler
 that answers at once, the client's part in it), `first_text_ms` and `streamed_ms` (medians of the
-time to the first text and to the end of a streamed reply to one agent), `match_ms` (finding the
-replies in a history of 200 turns), and `session_kib` (memory of an idle session).
+time to the first text and to the end of a streamed reply to one agent), `first_token_ms` (median of
+the time to the first tokens of such a reply from the engine directly; streams and such requests
+alternate), `first_overhead_ms` (the difference), `match_ms` (finding the replies in a history of
+200 turns), and `session_kib` (memory of an idle session).
 """
 
 import asyncio
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -27,7 +30,7 @@ from jaxrl_agents.gateway.registry import Registry
 from jaxrl_agents.gateway.server import Server
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
 from jaxrl_agents.gateway.token_tree import Call, TokenTree
-from jaxrl_agents.harness.rollout import Sampling
+from jaxrl_agents.harness.rollout import Sampling, generate
 from jaxrl_agents.harness.segments import Turn
 from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
 from jaxrl_agents.runs.engines import make_engine
@@ -66,7 +69,7 @@ host, port, calls, tokens, (key,) = json.load(sys.stdin)
 connection, times = http.client.HTTPConnection(host, port, timeout=600), []
 head = {"authorization": "Bearer " + key, "content-type": "application/json"}
 for i in range(calls):
-  body = {"model": "m", "prompt": f"{i}. Class: a", "max_tokens": tokens, "stream": True}
+  body = {"model": "m", "prompt": f"{time.time()}. Class: a", "max_tokens": tokens, "stream": True}
   began = time.perf_counter()
   connection.request("POST", "/v1/completions", json.dumps(body), head)
   arrived = [time.perf_counter() - began for line in connection.getresponse() if line.strip()]
@@ -131,6 +134,23 @@ async def directly(served: Served, sessions: int, calls: int, tokens: int):
   return sampled, time.perf_counter() - began
 
 
+async def first_tokens_s(served: Served, calls: int, tokens: int) -> list[float]:
+  """Seconds until the engine itself has the first tokens of requests as those of `STREAMS`."""
+  times = list[float]()
+  for i in range(calls):
+    prompt = served.chat.encode(f"{time.time()}. Class: a")
+    limits = SamplingLimits(tokens, served.chat.stop_tokens, served.sampling.temperature, seed=i)
+    began, seen = time.perf_counter(), list[float]()
+
+    def watch(tokens: np.ndarray, versions: np.ndarray, seen: list[float] = seen) -> bool:
+      seen.append(time.perf_counter())
+      return False
+
+    await generate(served.sampler, prompt, limits, watch)
+    times.append(seen[0] - began)
+  return times
+
+
 def match_ms(chat: chat_lib.Chat, turns: int = 200) -> float:
   """Milliseconds of processor time to find replies in a history, and the call that it extends."""
   tree, history, times = TokenTree(), [Message("user", "begin")], []
@@ -167,15 +187,23 @@ async def measure(served: Served, null: Served) -> dict[str, float]:
     sampled, direct_s = await directly(served, *size)
     speeds.append(sum(t.metrics["sampled_tokens"] for t in left) / http_s)
     shares.append(speeds[-1] / (sampled / direct_s))
-  _, times, _ = await over_http(null, 1, 200, 4)
-  _, streamed, _ = await over_http(served, 1, 40, _TOKENS.value, STREAMS)
+  _, call_s, _ = await over_http(null, 1, 200, 4)
+  asked = dataclasses.replace(served, training=False)  # as scripts/serve.py
+  streamed, firsts = list[tuple[float, float]](), list[float]()
+  for _ in range(_ROUNDS.value):
+    _, times, _ = await over_http(asked, 1, 20, _TOKENS.value, STREAMS)
+    streamed += times
+    firsts += await first_tokens_s(asked, 20, _TOKENS.value)
   first_s, whole_s = (statistics.median(each) for each in zip(*streamed, strict=True))
+  token_s = statistics.median(firsts)
   return {
     "tokens_per_s": statistics.median(speeds),
     "throughput_share": statistics.median(shares),
-    "call_ms": 1e3 * statistics.median(times),
+    "call_ms": 1e3 * statistics.median(call_s),
     "first_text_ms": 1e3 * first_s,
     "streamed_ms": 1e3 * whole_s,
+    "first_token_ms": 1e3 * token_s,
+    "first_overhead_ms": 1e3 * (first_s - token_s),
     "match_ms": match_ms(served.chat),
     "session_kib": session_kib(served),
   }
