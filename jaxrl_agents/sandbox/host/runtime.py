@@ -21,6 +21,7 @@ import sysconfig
 
 from jaxrl_agents.sandbox import overlay
 from jaxrl_agents.sandbox.errors import NoSandbox
+from jaxrl_agents.sandbox.host import packages as packages_lib
 
 _VERSION = 6  # of what `_build` makes
 _BUILD_TIMEOUT_S = 120.0
@@ -61,6 +62,8 @@ _LINKS = {
 }
 AGENT_FOLDER = "run/agent/jaxrl_agents/sandbox"
 """Where backends that start the agent by a command show this room's code."""
+PACKAGES = "usr/lib/packages"
+"""Where `Runtime.packages` lie; Python looks there only where PYTHONPATH says so."""
 _FOLDERS = (
   f"{AGENT_FOLDER} run/empty/folder proc work tmp mnt dev etc usr/bin usr/lib "
   "usr/share/git-core/templates"
@@ -77,6 +80,8 @@ class Runtime:
     python: the interpreter that is copied with its standard library.
     exclude: patterns (`fnmatch`) of paths below the standard library that are left out, with what
       was compiled from them.
+    packages: names of Python packages of this environment that are copied with all that they
+      require; the interpreter must be this one.
     links: pairs of a name below / and the folder below /work or /tmp that it leads to, for programs
       that expect their files there.
   """
@@ -85,8 +90,14 @@ class Runtime:
   python: str = sys.executable
   exclude: tuple[str, ...] = tuple(_STANDARD_LIBRARY.split())
   links: tuple[tuple[str, str], ...] = ()
+  packages: tuple[str, ...] = ()
 
   def __post_init__(self):
+    if self.packages and self.python != sys.executable:
+      raise ValueError(
+        f"packages={self.packages} are those of {sys.executable}, and python is {self.python}; "
+        "leave out one of them"
+      )
     taken = {path.split("/")[0] for path in (*_LINKS, *_FOLDERS.split())}
     for name, target in self.links:
       inside = re.fullmatch(r"/(work|tmp)(/[\w-]+)*", target)
@@ -108,14 +119,16 @@ def prepare(runtime: Runtime, folder: pathlib.Path) -> pathlib.Path:
     raise NoSandbox(f"this machine has no {', '.join(missing)}; install them or correct PATH")
   python = _python_paths(runtime.python)
   sources = {name: os.path.realpath(path) for name, path in found.items()}
+  distributions = packages_lib.required(runtime.packages)
   facts = [_VERSION, sorted(sources.items()), python, runtime.exclude, *runtime.links]
   seen = [*sources.values(), python["executable"], "/etc/ld.so.cache"]  # libraries were updated
+  facts += [[name, each.version] for name, each in sorted(distributions.items())]
   facts += [os.stat(path).st_mtime_ns for path in seen if os.path.exists(path)]
   built = folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
   if not built.is_dir():
     part = folder / f"{built.name}.{os.getpid()}.part"
     overlay.remove(str(part))
-    _build(part, sources, python, runtime.exclude)
+    _build(part, sources, python, runtime.exclude, packages_lib.files(distributions))
     for name, target in runtime.links:
       (part / name).symlink_to(target)
     try:
@@ -151,7 +164,11 @@ def _python_paths(python: str) -> dict[str, str]:
 
 
 def _build(
-  root: pathlib.Path, sources: dict[str, str], python: dict[str, str], exclude: tuple[str, ...]
+  root: pathlib.Path,
+  sources: dict[str, str],
+  python: dict[str, str],
+  exclude: tuple[str, ...],
+  packages: dict[str, str],
 ) -> None:
   for name in _FOLDERS.split():
     (root / name).mkdir(parents=True)
@@ -175,6 +192,7 @@ def _build(
   if not dynamic.is_dir() and os.path.isdir(python["dynamic"]):
     copy_tree(python["dynamic"], dynamic, exclude)
   binaries += sorted(str(path) for path in dynamic.glob("*.so"))
+  binaries += _copy_packages(root, packages)
   origin = {str(root / "usr/bin" / name): source for name, source in sources.items()}
   origin[str(root / f"usr/bin/python{version}")] = python["executable"]
   for name, source in sorted(_libraries([origin.get(b, b) for b in binaries]).items()):
@@ -187,6 +205,14 @@ def _build(
     (root / name).chmod(0o444)  # whatever the umask is
   for inner, _, _ in os.walk(root):
     os.chmod(inner, 0o755)
+
+
+def _copy_packages(root: pathlib.Path, packages: dict[str, str]) -> list[str]:
+  """Copies the files of packages, {path below PACKAGES: path}; those that need libraries."""
+  for name, source in packages.items():
+    (root / PACKAGES / name).parent.mkdir(parents=True, exist_ok=True)
+    _copy(source, root / PACKAGES / name)
+  return [source for name, source in packages.items() if re.search(r"\.so(\.\d+)*$", name)]
 
 
 def _copy(source: str, target: pathlib.Path) -> str:
