@@ -12,6 +12,7 @@ import pytest
 
 from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxLost
 from jaxrl_agents.sandbox.host.layer_store import Store
+from jaxrl_agents.sandbox.host.program import MAX_EXCHANGED_BYTES, Program
 from jaxrl_agents.sandbox.host.sandbox import Sandbox
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.sandbox.records import Snapshot
@@ -122,3 +123,25 @@ def test_a_result_shows_text_alone_whatever_the_types_are():
   result = asked(frame(forged, b"\xff\0"), lambda box: box.exec("true"))
   assert isinstance(result.why, str) and isinstance(result.cwd, str)
   assert (result.code, result.output, result.missing_bytes) == (7, "\ufffd\0", 0)
+
+
+@pytest.mark.parametrize("answer", [frame({}), frame({"number": "1"}), frame({"number": 1}, b"x")])
+def test_a_forged_start_of_a_program_loses_the_sandbox(answer):
+  with pytest.raises(SandboxLost):
+    asked(answer, lambda box: box.start_program(["cat"], env={}))
+
+
+@pytest.mark.parametrize(
+  "answer",
+  [
+    frame({}),
+    frame({"output": 2}, b"x"),
+    frame({"output": -1}, b"x"),
+    frame({"output": "1"}, b"x"),
+    frame({"output": float("nan")}, b"x"),
+    frame({"output": 1}, b"x" * (2 * MAX_EXCHANGED_BYTES + 1)),
+  ],
+)
+def test_a_forged_exchange_loses_the_sandbox(answer):
+  with pytest.raises(SandboxLost):
+    asked(answer, lambda box: Program(box, box._call, box._lose, 1).exchange(b"", 0.1))

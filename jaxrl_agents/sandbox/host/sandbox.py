@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import math
 import posixpath
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxrl_agents.sandbox import wire
@@ -13,6 +14,8 @@ from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxClosed, Sandb
 from jaxrl_agents.sandbox.host import answers, interruptible, unpacking
 from jaxrl_agents.sandbox.host.changes import changes_of
 from jaxrl_agents.sandbox.host.layer_store import Store
+from jaxrl_agents.sandbox.host.program import Program
+from jaxrl_agents.sandbox.host.runtime import PACKAGES
 from jaxrl_agents.sandbox.records import Change, ExecResult, SandboxLimits, Snapshot
 
 MAX_COMMAND_BYTES = 100_000
@@ -61,6 +64,7 @@ class Sandbox:
     self._pending: asyncio.Task[tuple[dict[str, Any], bytes | bytearray]] | None = None
     self._closed = False
     self._lost = ""
+    self._env: dict[str, str] = {}
     self.ended = asyncio.Event()
 
   async def __aenter__(self) -> Sandbox:
@@ -80,6 +84,7 @@ class Sandbox:
     Raises:
       NoSandbox: a step of its making failed; the message says which, and what mends it.
     """
+    self._env = env
     settings = {
       "env": env,
       "state": self.start.shell,
@@ -218,6 +223,44 @@ class Sandbox:
       return answers.paths(head, limit)
     except ValueError as error:
       raise self._lose(str(error)) from None
+
+  async def start_program(
+    self, command: Sequence[str], *, env: Mapping[str, str], cwd: str = "/work"
+  ) -> Program:
+    """Starts a program beside the shell, to be used through its standard input and output.
+
+    It ends with the sandbox at the latest. A snapshot has what it wrote to files, and not itself.
+
+    Args:
+      command: name or path of a program in the sandbox, and its arguments.
+      env: more variables than those of the first shell. Python finds the packages of the runtime,
+        and no module in the folder that it runs in.
+      cwd: the folder that it runs in, relative to /work.
+
+    Raises:
+      Refused: it cannot be started. A name that is not found is told by its `exchange`.
+    """
+    given = {"PYTHONPATH": f"/{PACKAGES}", "PYTHONSAFEPATH": "1", **env}
+    words = [*command, *given, *given.values()]
+    if not command or any("\0" in word for word in words):
+      raise ValueError("a command needs a program, and neither it nor its variables may have a NUL")
+    if (size := sum(map(len, words))) > MAX_COMMAND_BYTES:
+      raise ValueError(f"a command of {size} characters: at most {MAX_COMMAND_BYTES}")
+    request = {"op": "start", "command": list(command), "cwd": _absolute(cwd)}
+    head, _ = await self._call(request | {"env": {**self._env, **given}}, b"", ANSWER_S, 0)
+    if not isinstance(number := head.get("number"), int):
+      raise self._lose("an answer to start has no number")
+    return Program(self, self._call, self._lose, number)
+
+  @property
+  def is_gone(self) -> bool:
+    """Whether it was closed or lost, so that no call of it succeeds."""
+    return self._closed or bool(self._lost)
+
+  @property
+  def is_lost(self) -> bool:
+    """Whether it is gone, and was not closed."""
+    return bool(self._lost) and not self._closed
 
   async def reset(self) -> None:
     """Kills all that runs; the next command gets a new shell. Files and directory stay."""

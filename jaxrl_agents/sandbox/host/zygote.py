@@ -23,7 +23,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxrl_agents.sandbox import delta, kernel, overlay, wire
-from jaxrl_agents.sandbox.inside import agent, confine, files, output, processes, seccomp, shell
+from jaxrl_agents.sandbox.inside import (
+  agent,
+  confine,
+  files,
+  output,
+  processes,
+  programs,
+  seccomp,
+  shell,
+)
 
 INSIDE_ID = 1000
 """User and group inside a sandbox; no other exists there."""
@@ -45,6 +54,7 @@ _KEPT_IN_MEMORY = (
   output,
   overlay,
   processes,
+  programs,
   shell,
 )  # nothing can be imported in there
 

@@ -1,6 +1,7 @@
 """The process inside a sandbox that does what the host asks: its process 1, where it has its own.
 
-It answers one request at a time: exec, read, write, delta, state, find, reset. Everything it says
+It answers one request at a time: exec, read, write, delta, find, reset, and
+start, exchange and stop of programs. Everything it says
 is untrusted to the host. When the host is gone it ends, and all of the sandbox with it.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from jaxrl_agents.sandbox import delta, kernel
 from jaxrl_agents.sandbox.errors import Refused
 from jaxrl_agents.sandbox.inside import confine, files, processes
+from jaxrl_agents.sandbox.inside.programs import Programs
 from jaxrl_agents.sandbox.inside.shell import BASH, Shell
 from jaxrl_agents.sandbox.wire import Wire, WireError, encode
 
@@ -36,15 +38,18 @@ class Place(NamedTuple):
 
 
 class Agent:
-  """Invariant: the shell and all it started live in this process's care alone.
+  """Invariant: the shell, the programs and all they started live in this process's care alone.
 
   Args:
     place: where the sandbox's files are.
     limits: the fields of `records.SandboxLimits`.
   """
 
-  def __init__(self, wire: Wire, shell: Shell, place: Place, limits: dict[str, Any]):
-    self._wire, self._shell, self._place, self._limits = wire, shell, place, limits
+  def __init__(
+    self, wire: Wire, shell: Shell, programs: Programs, place: Place, limits: dict[str, Any]
+  ):
+    self._wire, self._shell, self._programs = wire, shell, programs
+    self._place, self._limits = place, limits
     self._operations = {
       "exec": self._exec,
       "read": self._read,
@@ -52,6 +57,9 @@ class Agent:
       "delta": self._delta,
       "find": self._find,
       "reset": self._reset,
+      "start": self._start,
+      "exchange": self._exchange,
+      "stop": self._stop,
       "ping": lambda header, body: ({}, b""),
     }
 
@@ -136,6 +144,23 @@ class Agent:
     self._shell.stop()
     return {}, b""
 
+  def _start(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    try:
+      cwd = self._place.prefix + header["cwd"]
+      return {"number": self._programs.start(header["command"], header["env"], cwd)}, b""
+    except OSError as error:
+      raise Refused(f"the program cannot be started: {error.strerror}") from None
+
+  def _exchange(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    output, errors, has_ended = self._programs.exchange(
+      header["number"], body, header["wait_s"], header["max_bytes"]
+    )
+    return {"output": len(output), "ended": has_ended}, output + errors
+
+  def _stop(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    self._programs.stop(header["number"])
+    return {}, b""
+
 
 @contextlib.contextmanager
 def _reading_everything():
@@ -172,7 +197,9 @@ def run(wire: Wire, place: Place, *, bash: str = BASH, is_filtered: bool = True)
       except OSError as error:
         wire.send({"failed": str(error)})
         return
-    Agent(wire, shell, place, settings["limits"]).serve()
+    limits = settings["limits"]
+    programs = Programs(shell, bash, limits["memory_bytes"], wire.read_fd)
+    Agent(wire, shell, programs, place, limits).serve()
   except (WireError, OSError):
     pass
   finally:

@@ -143,9 +143,9 @@ class Shell:
     return self._converse(":", output, watch, processes.everyone(), (-1, lambda: False)) is not None
 
   def _start(self) -> None:
-    command_end, self._command_fd = _pipe()
-    self._out_fd, out_end = _pipe()
-    self._status_fd, status_end = _pipe()
+    command_end, self._command_fd = pipe()
+    self._out_fd, out_end = pipe()
+    self._status_fd, status_end = pipe()
     os.set_blocking(self._out_fd, False)
     dup = [(command_end, 0), (out_end, 1), (out_end, 2), (out_end, _OUT), (status_end, _STATUS)]
     if self._state:
@@ -246,8 +246,8 @@ def _clear(survivors: set[int]) -> bool:
   return not processes.everyone() & survivors
 
 
-def _pipe() -> tuple[int, int]:
-  """Both ends of a pipe, out of the way of bash's numbers."""
+def pipe() -> tuple[int, int]:
+  """Both ends of a pipe, (read, write), out of the way of bash's numbers."""
   ends = os.pipe2(os.O_CLOEXEC)
   moved = tuple(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD) for fd in ends)
   for fd in ends:
