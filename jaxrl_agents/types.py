@@ -248,6 +248,21 @@ class EnvWithTools(Env, Protocol):
   def add_tools(self, tools: Sequence[Any]) -> None: ...
 
 
+class EnvWithSandbox(EnvWithTools, Protocol):
+  """An environment with a sandbox, in which programs whose tools it offers can run.
+
+  `add_sandboxed_tools` is called once, after `add_tools`. The sandbox then shows those Python
+  packages to programs that are started in it. A call belongs to the state of the sandbox: where
+  that is restored, the call is repeated like those of the environment's own tools.
+  """
+
+  def add_sandboxed_tools(self, tools: Sequence[Any], packages: Sequence[str]) -> None: ...
+
+  @property
+  def sandbox(self) -> Any:
+    """The present sandbox (`sandbox.host.sandbox.Sandbox`); None before `start`, after `close`."""
+
+
 class Sampler(Protocol):
   """Samples tokens from tokens.
 

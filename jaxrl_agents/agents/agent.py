@@ -192,6 +192,17 @@ class Agent(abc.ABC):
     """
     return None
 
+  def sandboxes(self, options: Any, packages: Sequence[str]) -> Any:
+    """Sandboxes (`sandbox.host.sandboxes`) as those of its episodes, which show Python packages of
+    this environment to programs in them; None if its episodes have no sandbox.
+
+    An agent that has some has environments that are a `types.EnvWithSandbox`.
+
+    Raises:
+      ValueError: these packages cannot be shown.
+    """
+    return None
+
   def tools_to_serve(
     self, task: Task | None, services: Any
   ) -> contextlib.AbstractAsyncContextManager[Mapping[str, Tool]]:

@@ -192,6 +192,17 @@ def _check_tools(config: RunConfig) -> None:
       f"tools.mcp has no effect with agent={config.agent}, whose episodes take no further tools; "
       "give its environment a method add_tools, and the agent own_tools (docs/own-tools.md)"
     )
+  for server in config.tools.mcp:
+    if server.sandboxed:
+      try:
+        boxes = agent.sandboxes(config.agent_config, server.packages)
+      except ValueError as error:
+        raise ValueError(f"tools.mcp.{server.name}: {error}") from error
+      if boxes is None:
+        raise ValueError(
+          f"tools.mcp.{server.name} is sandboxed, and the episodes of agent={config.agent} have no "
+          "sandbox; set sandboxed to false"
+        )
 
 
 def _check_toggle(config: RunConfig) -> None:

@@ -29,11 +29,15 @@ class McpServer:
     name: first part of the names of its tools, `<name>_<tool>`.
     command, args: the program that speaks MCP on its standard input and output.
     env: "NAME=value" for the program, which gets none of the run's variables but PATH and LANG.
-    cwd: folder that it runs in; "" for an empty one, which is removed with it.
+    cwd: folder that it runs in; "" for an empty one, which is removed with it, or for /work where
+      it is sandboxed.
     url: of a server that speaks streamable HTTP, in place of a command.
     headers: "Name: value" of the requests to `url`.
     stateful: whether each episode has a process (or a session, over HTTP) of its own; otherwise
       those of a worker process share one.
+    sandboxed: whether it runs in the sandbox of its episode, on the files of that.
+    packages: Python packages of this environment that a sandboxed server needs; with all that they
+      require, they are shown to it.
     tools: names of the tools that are offered, as the server calls them; empty for all.
     deadline_s: seconds after which a call is given up and the server started anew.
     start_s: seconds within which the server must start and list its tools.
@@ -47,6 +51,8 @@ class McpServer:
   url: str = ""
   headers: tuple[str, ...] = ()
   stateful: bool = True
+  sandboxed: bool = False
+  packages: tuple[str, ...] = ()
   tools: tuple[str, ...] = ()
   deadline_s: Positive = 20.0
   start_s: Positive = 30.0
@@ -66,10 +72,28 @@ class McpServer:
     for other in others:
       if getattr(self, other):
         raise ValueError(f"{where} has a {kind}, with which {other} has no effect; remove it")
+    self._check_sandbox(where)
     for field, separator in (("env", "="), ("headers", ":")):
       for entry in getattr(self, field):
         if not entry.partition(separator)[0].strip() or separator not in entry:
           raise ValueError(f"{where}: {field} has {shown(entry)}; write NAME{separator}value")
+
+  def _check_sandbox(self, where: str) -> None:
+    if not self.sandboxed:
+      if self.packages:
+        raise ValueError(f"{where}: packages has no effect unless it is sandboxed; remove it")
+      return
+    if self.url:
+      raise ValueError(f"{where} has a url, and a sandbox has no network; set sandboxed to false")
+    if not self.stateful:
+      raise ValueError(
+        f"{where} is sandboxed, so that each episode has one of its own; leave stateful out"
+      )
+    if secret := next((entry for entry in self.env if "${" in entry), None):
+      raise ValueError(
+        f"{where} is sandboxed, so that the policy can read its variables; write the value of "
+        f"{shown(secret)} itself, or leave it out"
+      )
 
   def __str__(self) -> str:
     given = {

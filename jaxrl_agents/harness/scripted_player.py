@@ -9,7 +9,15 @@ from typing import Any, cast
 import numpy as np
 
 from jaxrl_agents.chat import Chat
-from jaxrl_agents.types import Context, Env, EnvWithTools, Generation, Message, SamplingLimits
+from jaxrl_agents.types import (
+  Context,
+  Env,
+  EnvWithSandbox,
+  EnvWithTools,
+  Generation,
+  Message,
+  SamplingLimits,
+)
 
 
 class Scripted:
@@ -29,6 +37,15 @@ class Scripted:
   def add_tools(self, tools: Sequence[Any]) -> None:
     """Gives the environment further tools, if it takes any."""
     cast(EnvWithTools, self._env).add_tools(tools)
+
+  def add_sandboxed_tools(self, tools: Sequence[Any], packages: Sequence[str]) -> None:
+    """Gives the environment the tools of programs in its sandbox, if it has one."""
+    cast(EnvWithSandbox, self._env).add_sandboxed_tools(tools, packages)
+
+  @property
+  def sandbox(self) -> Any:
+    """The sandbox of the environment."""
+    return cast(EnvWithSandbox, self._env).sandbox
 
   async def start(self) -> Context:
     """Starts the environment."""

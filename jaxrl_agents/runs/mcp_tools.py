@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_agents.config import McpServer, RunConfig, import_path
 from jaxrl_agents.harness import mcp_tools
@@ -12,6 +11,8 @@ from jaxrl_agents.runs.workdir import Workdir
 
 if TYPE_CHECKING:  # the package mcp, an extra, is imported where a run has servers
   from jaxrl_agents.harness.mcp_tools.listing import Listing
+
+_ASKED: dict[tuple[tuple[McpServer, ...], tuple[str, ...]], Listing] = {}
 
 
 def listing(config: RunConfig) -> Listing:
@@ -22,8 +23,15 @@ def listing(config: RunConfig) -> Listing:
   Raises:
     ValueError: the package mcp is missing, a server cannot be asked, or two tools have one name.
   """
-  own = import_path.agent(config.agent).own_tools(config.agent_config)
-  return _asked(config.tools.mcp, tuple(own or ()))
+  agent, servers = import_path.agent(config.agent), config.tools.mcp
+  own = tuple(agent.own_tools(config.agent_config) or ())
+  if (servers, own) not in _ASKED:
+    boxes = None
+    if sandboxed := [server for server in servers if server.sandboxed]:
+      packages = sorted({name for server in sandboxed for name in server.packages})
+      boxes = agent.sandboxes(config.agent_config, packages)
+    _ASKED[servers, own] = _asked(servers, own, boxes)
+  return _ASKED[servers, own]
 
 
 def keep(config: RunConfig, workdir: Workdir) -> None:
@@ -54,9 +62,8 @@ def keep(config: RunConfig, workdir: Workdir) -> None:
   workdir.merge_summary({"mcp": {"digest": found.digest, "tools": found.names}})
 
 
-@functools.cache
-def _asked(servers: Sequence[McpServer], own: Sequence[str]) -> Listing:
+def _asked(servers: Sequence[McpServer], own: Sequence[str], boxes: Any) -> Listing:
   mcp_tools.require()
   from jaxrl_agents.harness.mcp_tools import listing
 
-  return listing.ask(servers, own)
+  return listing.ask(servers, own, boxes)

@@ -36,6 +36,9 @@ from jaxrl_agents.corpus import code_digest, documents
 from jaxrl_agents.harness.rollout import SelfDriven
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.tools import Tool
+from jaxrl_agents.sandbox.errors import NoSandbox
+from jaxrl_agents.sandbox.host import packages as packages_lib
+from jaxrl_agents.sandbox.host.runtime import Runtime
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Env, Group, Sampler, Segment, Task
 
@@ -117,6 +120,26 @@ class CodingAgent(Agent):
   def own_tools(self, options: CodingConfig) -> Sequence[str]:
     """The tools of the option `tools`."""
     return options.tools
+
+  def sandboxes(self, options: CodingConfig, packages: Sequence[str]) -> Sandboxes:
+    """Sandboxes as those of its episodes.
+
+    Raises:
+      ValueError: they have no walls, a package is not installed, or tasks were made of it.
+    """
+    if options.backend == "unsafe-local":
+      raise ValueError("coding.backend=unsafe-local has no sandbox; choose another one")
+    try:
+      shown = packages_lib.required(packages)
+    except NoSandbox as error:
+      raise ValueError(str(error)) from error
+    for source in (*options.sources, *options.drill_sources):
+      if packages_lib.plain(source.removeprefix("package:")) in shown:
+        raise ValueError(
+          f"the sandboxes would show the package of {source}, of which tasks are made; name other "
+          "packages, or another source"
+        )
+    return Sandboxes(options.backend, runtime=Runtime(packages=tuple(packages)))
 
   @contextlib.asynccontextmanager
   async def tools_to_serve(

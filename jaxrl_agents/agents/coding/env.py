@@ -38,6 +38,7 @@ from jaxrl_agents.harness.rollout import EpisodeError
 from jaxrl_agents.harness.tools import Tool, ToolError, problem_with, run_call
 from jaxrl_agents.sandbox.errors import NoSandbox, Refused, SandboxError
 from jaxrl_agents.sandbox.host import interruptible
+from jaxrl_agents.sandbox.host.sandbox import Sandbox
 from jaxrl_agents.sandbox.records import Snapshot
 from jaxrl_agents.types import Context, Message, Task, ToolCall, Trajectory
 
@@ -96,7 +97,7 @@ class CodingEnv:
     self._verdict: Verdict | None = None
     self._added: list[str] = []
     self._changed: list[str] = []
-    self._added_tools: dict[str, Tool] = {}
+    self._outside_tools: set[str] = set()
 
   @property
   def tools(self) -> Mapping[str, Tool]:
@@ -105,13 +106,27 @@ class CodingEnv:
 
   def add_tools(self, tools: Sequence[Tool]) -> None:
     """Gives the policy further tools, whose calls a restored sandbox does not repeat."""
+    self._outside_tools = set(self._offered(tools))
+
+  def add_sandboxed_tools(self, tools: Sequence[Tool], packages: Sequence[str]) -> None:
+    """Gives the policy the tools of programs in its sandbox, which shows them `packages`."""
+    self._services.workshop.show(packages)
+    self._offered([self._workspace.noting_loss(tool) for tool in tools])
+
+  @property
+  def sandbox(self) -> Sandbox | None:
+    """The sandbox that the tools work on; None before `start` and after `close`."""
+    return self._workspace.box
+
+  def _offered(self, tools: Sequence[Tool]) -> Mapping[str, Tool]:
     workspace = self._workspace
-    self._added_tools = added_tools.checked(
+    added = added_tools.checked(
       tools, workspace.tools, max_tokens=lambda: workspace.max_tokens, count=self._chat.count
     )
-    workspace.tools |= self._added_tools
+    workspace.tools |= added
     self._specs = tuple(tool.spec for tool in workspace.tools.values())
     self._talk = Conversation(self._task.prompt, self._limits, self._chat, self._specs)
+    return added
 
   async def start(self) -> Context:
     """The request after the system prompt, if there is one."""
@@ -259,7 +274,7 @@ class CodingEnv:
         losses[i] += 1
         if losses[i] < MAX_LOSSES:
           continue
-      elif self._saved is not None and calls[i].name not in self._added_tools:
+      elif self._saved is not None and calls[i].name not in self._outside_tools:
         self._saved[1].append(calls[i])
       texts.append(text)
     if self._workspace.lost:

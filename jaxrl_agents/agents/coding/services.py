@@ -11,7 +11,7 @@ import pathlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxrl_agents.agents.coding.config import CodingConfig
 from jaxrl_agents.agents.coding.judge import repo as repo_lib
@@ -21,6 +21,7 @@ from jaxrl_agents.agents.coding.judge.verdict import Judge
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus import chunks, documents, readers
 from jaxrl_agents.corpus.index import hybrid
+from jaxrl_agents.sandbox.host.runtime import Runtime
 from jaxrl_agents.sandbox.host.sandboxes import Sandboxes
 from jaxrl_agents.types import Task
 
@@ -38,6 +39,19 @@ class Workshop:
     self._opening: asyncio.Task[Judge] | None = None
     self._ending: asyncio.Task[None] | None = None
     self.boxes: Sandboxes | None = None
+
+  def show(self, packages: Sequence[str]) -> None:
+    """Has the sandboxes show these Python packages to programs in them.
+
+    Raises:
+      ValueError: sandboxes are open already, without them.
+    """
+    wanted = Runtime(packages=tuple(packages))
+    if self._options.get("runtime", Runtime()) == wanted:
+      return
+    if self._opening is not None:
+      raise ValueError(f"the sandboxes are open, without the packages {', '.join(packages)}")
+    self._options["runtime"] = wanted
 
   async def judge(self) -> Judge:
     """The judge; its sandboxes (`boxes`) are open.

@@ -118,6 +118,17 @@ class Workspace:
 
     return guarded
 
+  def noting_loss(self, tool: Tool) -> Tool:
+    """`tool`, which works on the sandbox by itself; a loss is recorded."""
+
+    async def run(**arguments: Any) -> str:
+      try:
+        return str(await tool.run(**arguments))
+      finally:
+        self.lost |= self._box().is_lost
+
+    return dataclasses.replace(tool, run=run)
+
   def _box(self) -> Sandbox:
     assert self.box is not None  # `start` comes before any call
     return self.box

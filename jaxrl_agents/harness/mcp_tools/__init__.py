@@ -2,6 +2,8 @@
 
 listing     asks each server for its tools, once per run, and freezes what it says
 process     the standard input and output of a server that is a program of this machine
+sandboxed   those of a server in the sandbox of an episode
+written     counts what such servers write, and reads it as messages
 connection  one connection to a server, held by a task of its own
 session     calls within their deadline; replaces a connection that failed
 results     what a server returned, as the text that a policy reads

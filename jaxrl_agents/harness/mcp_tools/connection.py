@@ -20,7 +20,9 @@ from mcp.types import CallToolResult
 from mcp.types import Tool as Offered
 
 from jaxrl_agents.config import McpServer
-from jaxrl_agents.harness.mcp_tools.process import MAX_BYTES, ServerProcess, named_values
+from jaxrl_agents.harness.mcp_tools.process import ServerProcess, named_values
+from jaxrl_agents.harness.mcp_tools.sandboxed import Sandbox, SandboxedProcess
+from jaxrl_agents.harness.mcp_tools.written import MAX_BYTES
 
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would repeat what servers send
 CLOSE_S = 8.0
@@ -40,9 +42,11 @@ class Connection:
     tools: what the server offers.
   """
 
-  def __init__(self, server: McpServer):
+  def __init__(self, server: McpServer, box: Sandbox | None):
     self._server = server
-    self._process = ServerProcess(server) if server.command else None
+    self._process: ServerProcess | SandboxedProcess | None = None
+    if server.command:
+      self._process = SandboxedProcess(server, box) if box is not None else ServerProcess(server)
     self._leave = asyncio.Event()
     self._client: Client | None = None
     self._failure = ""
@@ -138,13 +142,18 @@ async def _limit(response: httpx2.Response) -> None:
   response.stream = _Limited(response.stream)  # type: ignore[arg-type]
 
 
-async def opened(server: McpServer) -> Connection:
+async def opened(server: McpServer, box: Sandbox | None = None) -> Connection:
   """A new connection to `server`, with its list of tools.
+
+  Args:
+    box: in which a sandboxed server runs.
 
   Raises:
     CannotConnect: there is none within `server.start_s`; says why.
   """
-  connection = Connection(server)
+  if server.sandboxed != (box is not None):
+    raise CannotConnect(f"there is {'no' if box is None else 'a'} sandbox for it")
+  connection = Connection(server, box)
   ready = connection._begin()
   try:
     await asyncio.wait_for(asyncio.shield(ready), server.start_s + CLOSE_S)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from mcp.types import Tool as Offered
 
 from jaxrl_agents.config import McpServer
 from jaxrl_agents.harness import argument_check
 from jaxrl_agents.harness.mcp_tools.connection import CannotConnect, opened
+from jaxrl_agents.harness.mcp_tools.sandboxed import Sandbox
 from jaxrl_agents.types import ToolSpec
 
 MAX_NAME_CHARS = 64
@@ -63,8 +66,13 @@ def digest_of(listed: Iterable[Listed]) -> str:
   return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
-def listed_tools(server: McpServer, offered: Sequence[Offered]) -> tuple[Listed, ...]:
+def listed_tools(
+  server: McpServer, offered: Sequence[Offered], *, checks: bool = True
+) -> tuple[Listed, ...]:
   """The tools of `server` that its record chooses, in the order of their names.
+
+  Args:
+    checks: the schemas; without effect on a list that is compared with a checked one.
 
   Raises:
     ValueError: a name or a schema cannot be used, or a tool that the record names is missing.
@@ -76,20 +84,37 @@ def listed_tools(server: McpServer, offered: Sequence[Offered]) -> tuple[Listed,
       f"MCP server {server.name!r} has no tool {missing[0]!r}; it has {', '.join(known) or 'none'}"
     )
   chosen = [tool for tool in offered if not server.tools or tool.name in server.tools]
-  return tuple(_listed(server, tool) for tool in sorted(chosen, key=lambda tool: tool.name))
+  ordered = sorted(chosen, key=lambda tool: tool.name)
+  return tuple(_listed(server, tool, checks=checks) for tool in ordered)
 
 
-def ask(servers: Sequence[McpServer], own: Sequence[str]) -> Listing:
+class Sandboxes(Protocol):
+  """Makes sandboxes while it is entered; see `sandbox.host.sandboxes`."""
+
+  async def __aenter__(self) -> Any: ...
+
+  async def __aexit__(self, *_: object) -> None: ...
+
+
+def ask(
+  servers: Sequence[McpServer], own: Sequence[str], boxes: Sandboxes | None = None
+) -> Listing:
   """Starts each server, asks for its tools, and ends it again.
 
   Args:
     servers: of the run.
     own: names of the tools that the agent has already.
+    boxes: where sandboxed servers are asked, in a sandbox without files.
 
   Raises:
     ValueError: a server cannot be asked, or two tools have one name; says which and why.
   """
-  return joined(servers, asyncio.run(_ask_all(servers)), own)
+  outside = [server for server in servers if not server.sandboxed]
+  inside = [server for server in servers if server.sandboxed]
+  found = asyncio.run(_ask_all(outside))
+  if inside:
+    found |= asyncio.run(_ask_inside(inside, boxes))
+  return joined(servers, {server.name: found[server.name] for server in servers}, own)
 
 
 def joined(
@@ -113,11 +138,29 @@ def joined(
   return Listing(tuple(servers), found)
 
 
-async def _ask_all(servers: Sequence[McpServer]) -> dict[str, tuple[Listed, ...]]:
+async def _ask_inside(
+  servers: Sequence[McpServer], boxes: Sandboxes | None
+) -> dict[str, tuple[Listed, ...]]:
+  if boxes is None:
+    raise ValueError(f"there are no sandboxes for the MCP server {servers[0].name!r}")
+  async with contextlib.AsyncExitStack() as stack:
+    try:
+      made = await stack.enter_async_context(boxes)
+      box = await stack.enter_async_context(await made.create(await made.base({})))
+    except Exception as error:  # whatever keeps this machine from making sandboxes
+      raise ValueError(
+        f"there is no sandbox for the MCP server {servers[0].name!r}: {error}"
+      ) from error
+    return await _ask_all(servers, box)
+
+
+async def _ask_all(
+  servers: Sequence[McpServer], box: Sandbox | None = None
+) -> dict[str, tuple[Listed, ...]]:
   found = {}
   for server in servers:
     try:
-      connection = await opened(server)
+      connection = await opened(server, box)
     except CannotConnect as error:
       raise ValueError(f"the MCP server {server.name!r} cannot be asked: {error}") from error
     try:
@@ -127,13 +170,14 @@ async def _ask_all(servers: Sequence[McpServer]) -> dict[str, tuple[Listed, ...]
   return found
 
 
-def _listed(server: McpServer, tool: Offered) -> Listed:
+def _listed(server: McpServer, tool: Offered, *, checks: bool) -> Listed:
   name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{tool.name}")
   where = f"the tool {tool.name!r} of the MCP server {server.name!r}"
   if len(name) > MAX_NAME_CHARS:
     raise ValueError(f"{where} would be called {name!r}; at most {MAX_NAME_CHARS} characters go")
   try:
-    argument_check.check_schema(tool.input_schema)
+    if checks:
+      argument_check.check_schema(tool.input_schema)
   except Exception as error:  # whatever jsonschema finds in what another program wrote
     reason = argument_check.clipped(str(error).partition("\n")[0], 200)
     raise ValueError(f"{where} has a schema that cannot be used: {reason}") from error

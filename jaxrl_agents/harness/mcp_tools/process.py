@@ -1,8 +1,7 @@
 """An MCP server that is a program of this machine: its pipes, its limits and its end.
 
-The client of the package `mcp` reads lines of any length and any number of messages. Here a server
-that writes too much is ended, with a reason that the policy reads. The program is started with a
-small environment and a folder of its own, and dies with the process that started it.
+The program is started with a small environment and a folder of its own, and dies with the process
+that started it. One that writes too much is ended.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import tempfile
 from collections.abc import Sequence
 
 import anyio
-from mcp import types
 from mcp.shared.message import SessionMessage
 
 from jaxrl_agents.config import McpServer
+from jaxrl_agents.harness.mcp_tools.written import (
+  LONG_LINE,
+  MAX_LINE_BYTES,
+  Written,
+  line_of,
+  message_of,
+)
 
-MAX_LINE_BYTES = 8 << 20
-"""Longest message. An image of 6 MB fits, in base64."""
-MAX_BYTES = 16 << 20
-MAX_MESSAGES = 10_000
-"""Most that a server may write, also on its standard error, from one call to the next."""
-KEPT_ERROR_CHARS = 300
 GRACE_S = 2.0
 """A server ends this soon after its input was closed, or is killed."""
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ")
@@ -53,7 +52,7 @@ class ServerProcess:
     self.hurry = True  # until it has answered once
     self._folder: tempfile.TemporaryDirectory[str] | None = None
     self._tasks: list[asyncio.Task[None]] = []
-    self._bytes, self._messages, self._errors = 0, 0, b""
+    self._written = Written()
 
   async def __aenter__(self) -> tuple[object, object]:
     """Starts the program.
@@ -115,7 +114,7 @@ class ServerProcess:
 
   def allow(self) -> None:
     """Begins to count anew what the server writes."""
-    self._bytes = self._messages = 0
+    self._written.allow()
 
   async def _read(self) -> None:
     """Hands on the messages; closes the stream, by which waiting calls fail, when they end."""
@@ -125,52 +124,43 @@ class ServerProcess:
         try:
           line = await self._process.stdout.readuntil(b"\n")
         except asyncio.LimitOverrunError:
-          return self._flooded(f"a line of more than {MAX_LINE_BYTES >> 20} MiB")
+          return self._flooded(LONG_LINE)
         except (asyncio.IncompleteReadError, OSError):
           return await self._gone()
-        self._messages += 1
-        if not self._counts(len(line)):
+        if not self._counts(len(line), lines=1):
           return None
-        try:
-          message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValueError:  # a banner, or what a library has printed
-          continue
-        if isinstance(message, types.JSONRPCNotification):  # progress or logs, which nobody reads
+        message = message_of(line)
+        if message is None:
           continue
         try:
-          await self._to_client.send(SessionMessage(message))
+          await self._to_client.send(message)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
           return None
 
   async def _read_errors(self) -> None:
     assert self._process.stderr is not None
     while chunk := await self._process.stderr.read(1 << 16):
-      self._errors = (self._errors + chunk)[-4 * KEPT_ERROR_CHARS :]
-      if not self._counts(len(chunk)):
+      if not self._counts(len(chunk), errors=chunk):
         return
 
   async def _write(self) -> None:
     assert self._process.stdin is not None
     async with self._from_client:
       async for message in self._from_client:
-        text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
-          self._process.stdin.write(text.encode() + b"\n")
+          self._process.stdin.write(line_of(message))
           await self._process.stdin.drain()
         except (OSError, RuntimeError):
           return await self._gone()
 
-  def _counts(self, size: int) -> bool:
+  def _counts(self, size: int, *, lines: int = 0, errors: bytes = b"") -> bool:
     """Counts what was written; False if that is too much."""
-    self._bytes += size
-    if self._bytes > MAX_BYTES:
-      self._flooded(f"more than {MAX_BYTES >> 20} MiB without being asked again")
-    elif self._messages > MAX_MESSAGES:
-      self._flooded(f"more than {MAX_MESSAGES} lines without being asked again")
+    if problem := self._written.add(size, lines=lines, errors=errors):
+      self._flooded(problem)
     return not self.ended
 
-  def _flooded(self, what: str) -> None:
-    self.ended = self.ended or f"it wrote {what}"
+  def _flooded(self, why: str) -> None:
+    self.ended = self.ended or why
     self.hurry = True
     _kill(self._process.pid, signal.SIGKILL)
 
@@ -179,8 +169,7 @@ class ServerProcess:
     code = self._process.returncode
     how = "closed its output" if code is None else f"ended with exit status {code}"
     await asyncio.wait(self._tasks[1:2], timeout=GRACE_S)  # the rest of its standard error
-    said = " ".join(self._errors.decode(errors="replace").split())[-KEPT_ERROR_CHARS:]
-    self.ended = self.ended or f"it {how}" + (f", and wrote: {said}" if said else "")
+    self.ended = self.ended or f"it {how}{self._written.last_words()}"
 
 
 def environment_of(server: McpServer, folder: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mcp import MCPError
@@ -15,6 +15,7 @@ from jaxrl_agents.harness.argument_check import clipped
 from jaxrl_agents.harness.mcp_tools import results
 from jaxrl_agents.harness.mcp_tools.connection import CLOSE_S, CannotConnect, Connection, opened
 from jaxrl_agents.harness.mcp_tools.listing import Listed, digest_of, listed_tools
+from jaxrl_agents.harness.mcp_tools.sandboxed import Sandbox
 from jaxrl_agents.harness.tools import Tool, ToolError
 
 PAUSE_S = 5.0
@@ -32,10 +33,17 @@ class Session:
     server: to connect to.
     tools: of the run's listing.
     starts: how many servers of this process may start at the same time.
+    box: the present sandbox of the episode, in which a sandboxed server runs.
   """
 
-  def __init__(self, server: McpServer, tools: Sequence[Listed], starts: asyncio.Semaphore):
-    self._server, self._listed, self._starts = server, tools, starts
+  def __init__(
+    self,
+    server: McpServer,
+    tools: Sequence[Listed],
+    starts: asyncio.Semaphore,
+    box: Callable[[], Sandbox | None] = lambda: None,
+  ):
+    self._server, self._listed, self._starts, self._box = server, tools, starts, box
     self._connection: Connection | None = None
     self._opening = asyncio.Lock()
     self._failed_at, self._failure = -PAUSE_S, ""
@@ -63,11 +71,14 @@ class Session:
       self._drop(self._connection)
       if time.monotonic() - self._failed_at < PAUSE_S:
         raise CannotConnect(self._failure)
+      box = self._box()
       try:
         async with self._starts:
-          made = await opened(self._server)
+          made = await opened(self._server, box)
         await self._check(made)
       except CannotConnect as error:
+        if box is not None and box.is_gone:  # another one may take its place at once
+          raise
         self._failed_at, self._failure = time.monotonic(), str(error)
         raise
       self._connection = made
@@ -138,7 +149,8 @@ class Session:
   async def _check(self, made: Connection) -> None:
     """Raises CannotConnect where the server's tools are not those of the run's listing."""
     try:
-      is_same = digest_of(listed_tools(self._server, made.tools)) == digest_of(self._listed)
+      found = listed_tools(self._server, made.tools, checks=False)
+      is_same = digest_of(found) == digest_of(self._listed)
       why = "" if is_same else "it offers other tools than when the run began"
     except ValueError as error:
       why = str(error)
