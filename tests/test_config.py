@@ -106,7 +106,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("sampler.num_pages=8", "raise sampler.num_pages"),
     (
       "sampler.engines=2 sampler.num_pages=96",
-      r"num_pages=96 / engines=2 x page_tokens=32 holds less than .* or lower sampler\.engines",
+      r"num_pages=96 / engines=2 x page_tokens=16 holds less than .* or lower sampler\.engines",
     ),
     ("sft.rates=1,2", "4 numbers"),
     ("sft.steps=5", "sft.steps=5 leaves no step after sft.warmup_steps=5"),

@@ -69,7 +69,7 @@ def test_a_plan_for_eight_cpu_devices_adds_up(tmp_path):
   of_a_device = (split_by_width + router) // 8 + routed // 8 + norms
   assert learner["memory"]["parts_bytes"]["parameters"] == 4 * of_a_device + 4  # and the version
   assert learner["memory"]["fits"]
-  pages = 2 * 2048 // 8 * 32 * (2 * 2 * 32)
+  pages = 2 * 2048 // 8 * 16 * (2 * 2 * 32)
   assert rollout["memory"]["parts_bytes"]["cache"] == 4 * pages
   kinds = {name.partition(" ")[0] for name in learner["programs"][0]["collectives"]}
   assert "all-to-all" in kinds
