@@ -16,6 +16,11 @@ MAX_BODY_BYTES = 64 << 20
 MAX_EVENT_BYTES = 64 << 10
 """Of a body that is read before its key is known, since it names the session whose key opens it."""
 
+MOST_ENTRIES = 100_000
+"""JSON objects and their fields in a body. The event loop reads some 20 microseconds at each
+message, and all other requests wait; a message, tool or call has 3 entries at least.
+"""
+
 BODY_S = 60.0
 """Seconds that a client has to send its body."""
 
@@ -53,11 +58,22 @@ def as_json(raw: bytes) -> Any:
   """The JSON value of a body; {} if it is empty. It can be written as JSON in UTF-8 again.
 
   Raises:
-    Refusal: 400, it is not valid, or has a number that JSON cannot write.
+    Refusal: 400, it is not valid, or has a number that JSON cannot write; 413, it has more than
+      MOST_ENTRIES objects and fields.
   """
+  entries = 0
+
+  def counted(value: dict[str, Any]) -> dict[str, Any]:
+    nonlocal entries
+    entries += 1 + len(value)
+    if entries > MOST_ENTRIES:
+      text = f"the body has more than {MOST_ENTRIES} JSON objects and fields; send fewer messages"
+      raise Refusal(413, text, retry=False)
+    return value
+
   try:
     text = raw.decode(json.detect_encoding(raw), "replace") or "{}"
-    value = json.loads(text, parse_constant=_no_number, parse_float=_number)
+    value = json.loads(text, object_hook=counted, parse_constant=_no_number, parse_float=_number)
     return _whole_characters(value) if "\\ud" in text.lower() else value
   except (ValueError, RecursionError) as error:
     raise Refusal(400, f"the body is not valid JSON: {error}") from None

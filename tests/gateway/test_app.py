@@ -219,6 +219,33 @@ def test_bodies_that_are_too_large_or_never_end_are_refused(gateway, monkeypatch
   assert chat(gateway, gateway.open())[0] == 200
 
 
+MANY = {
+  "messages": body(*[{"role": "user", "content": ""}] * 100_000),
+  "parts": body({"role": "user", "content": [{"type": "text", "text": ""}] * 100_000}),
+  "tools": body(USER, tools=[tool()] * 30_000),
+  "fields": body(USER, **{f"field {i}": 1 for i in range(200_000)}),
+  "objects": b'{"messages": [' + b"{}," * 200_000 + b"{}]}",
+}
+
+
+@pytest.mark.parametrize("content", MANY.values(), ids=MANY)
+def test_a_body_of_more_objects_and_fields_than_any_agent_sends_is_refused(gateway, content):
+  session = gateway.open()
+  status, head, found = send(gateway, "POST", "/v1/chat/completions", content, session.key)
+  assert status == 413 and "more than 100000 JSON objects and fields" in found["error"]["message"]
+  assert head["x-should-retry"] == "false" and not session.tree.calls
+
+
+def test_a_history_of_thousands_of_messages_is_refused_only_if_the_context_is_too_small(gateway):
+  call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+  turn = (
+    {"role": "assistant", "content": [{"type": "text", "text": "a"}], "tool_calls": [call]},
+    {"role": "tool", "content": "b", "tool_call_id": "c"},
+  )
+  status, _, found = chat(gateway, gateway.open(), USER, *turn * 4_000, tools=[tool()] * 200)
+  assert status == 400 and found["error"]["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("begin", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"])
 def test_a_client_that_does_not_end_the_head_of_a_request_is_let_go(gateway, monkeypatch, begin):
   monkeypatch.setattr(connections, "HEAD_S", 0.5)
