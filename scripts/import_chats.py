@@ -4,9 +4,10 @@
     python scripts/train_sft.py --config=configs/search_cpu.py --workdir=W --set sft.rates=1,0,0,0
 
 Each line of the file is a JSON object in the form of OpenAI's chat API: `messages`, whose assistant
-messages may hold `tool_calls` and `reasoning_content`, and optionally `tools`. All assistant turns
-are trained, or with --last_only the last one of each conversation. Those that do not fit
-`learner.row_tokens` are left out and counted.
+messages may hold `tool_calls`, `reasoning_content` and `weight`, and optionally `tools`. All
+assistant turns are trained except those with a `weight` of 0, or with --last_only the last one of
+them in each conversation. Conversations that do not fit `learner.row_tokens` are left out and
+counted.
 """
 
 import pathlib

@@ -16,14 +16,25 @@ New episodes, the best of 8 by reward; or those of a teacher behind an OpenAI-co
 With --set judge.url=... a judge grades new episodes, and --min_judged chooses by its grades.
 """
 
+import pathlib
+from collections.abc import Callable
+
 from absl import flags
 
 from jaxrl_agents.agents.chat_endpoint import Endpoint, read_key
 from jaxrl_agents.agents.teacher import Teacher
-from jaxrl_agents.config import judge
-from jaxrl_agents.runs import agent_setting, config_flags, entry_point, rejection_sampling, setup
+from jaxrl_agents.config import RunConfig, judge
+from jaxrl_agents.runs import (
+  agent_setting,
+  config_flags,
+  entry_point,
+  evaluation,
+  rejection_sampling,
+  setup,
+)
 from jaxrl_agents.runs.rejection_sampling import Filter
 from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.types import Group
 
 _config = config_flags.define()
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run whose policy or episodes are used")
@@ -50,21 +61,22 @@ def main() -> None:
   """Collects episodes, chooses, writes."""
   config = _config()
   setup.compilation_cache(config)
-  into = Workdir(_INTO.value)
-  rejection_sampling.check_new(into)
   keep = Filter(_MIN_SUCCESS.value, _MIN_JUDGED.value, _BEST.value, _PER_TASK.value)
+  played = _source(config)
+  into = Workdir(_INTO.value)  # makes the folder, and so comes after what is soon known to be wrong
+  rejection_sampling.check_new(into)
   with into.held():
-    groups = _groups(config)
+    groups = played()
     kept = rejection_sampling.chosen(config, groups, keep)
     counts = rejection_sampling.write(config, groups, kept, into)
   print(rejection_sampling.told(counts, into.path))
 
 
-def _groups(config):
-  """The episodes that the flags ask for.
+def _source(config: RunConfig) -> Callable[[], list[Group]]:
+  """The function that returns the episodes that the flags ask for; new ones are played by its call.
 
   Raises:
-    ValueError: the flags disagree.
+    ValueError: the flags disagree, or there is no such run.
   """
   new = {"tasks": _TASKS.value, "rollouts": _ROLLOUTS.value}
   if _TEACHER_URL.value:
@@ -76,14 +88,23 @@ def _groups(config):
     most = config.agent_config.max_new_tokens
     teacher = Teacher(endpoint, _TEACHER_TEMPERATURE.value, most)
     tasks = agent_setting.open_tasks(config)
-    return rejection_sampling.played_by_teacher(config, tasks, teacher, **new)
+    return lambda: rejection_sampling.played_by_teacher(config, tasks, teacher, **new)
   if not _WORKDIR.value:
     raise ValueError("set --workdir to the run whose policy plays, or --teacher_url")
   if not _TASKS.value:
-    return rejection_sampling.played_in_training(config, Workdir(_WORKDIR.value))
-  with setup.devices(config):
-    tasks = agent_setting.open_tasks(config)
-    return rejection_sampling.played_by_policy(config, tasks, _WORKDIR.value, **new)
+    folder = pathlib.Path(_WORKDIR.value).expanduser()
+    if not folder.is_dir():
+      raise ValueError(f"no folder {folder}; set --workdir to that of a run")
+    groups = rejection_sampling.played_in_training(config, Workdir(folder))
+    return lambda: groups
+  evaluation.newest_policy(_WORKDIR.value)
+
+  def played() -> list[Group]:
+    with setup.devices(config):
+      tasks = agent_setting.open_tasks(config)
+      return rejection_sampling.played_by_policy(config, tasks, _WORKDIR.value, **new)
+
+  return played
 
 
 if __name__ == "__main__":

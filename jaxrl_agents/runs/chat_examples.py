@@ -21,8 +21,10 @@ from jaxrl_agents.harness.scripted_player import spoken
 from jaxrl_agents.harness.segments import Turn, to_segments
 from jaxrl_agents.types import Message, Segment, ToolSpec
 
-Row = tuple[tuple[Message, ...], tuple[ToolSpec, ...]]
-"""The messages of a conversation, of which one at least is an assistant's, and its tools."""
+Row = tuple[tuple[Message, ...], tuple[ToolSpec, ...], tuple[bool, ...]]
+"""The messages of a conversation, its tools, and whether each message is trained: one at least is,
+and all that are trained are an assistant's.
+"""
 
 SPELLED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Control tokens that data sets spell within the content of the assistant."""
@@ -30,7 +32,8 @@ SPELLED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 def rows(path: pathlib.Path) -> Iterator[Row]:
   """Yields the conversations of a file of JSON lines in the form of OpenAI's chat API: `messages`,
-  and optionally `tools`. Further fields are ignored.
+  and optionally `tools`. A `weight` of 0 says that a message of the assistant is not trained.
+  Further fields are ignored.
 
   Raises:
     ValueError: the file has none, or a line is no such conversation; it is named.
@@ -52,12 +55,7 @@ def rows(path: pathlib.Path) -> Iterator[Row]:
 def _row(value: Any) -> Row:
   fields = Fields(value)
   messages, tools = dialect.messages_of(fields), dialect.tools_of(fields)
-  for i, message in enumerate(value["messages"]):
-    if message.get("weight", 1) != 1:
-      raise ValueError(
-        f"messages[{i}].weight is {message['weight']}, and all turns of the assistant are trained; "
-        "with --last_only the last one of each conversation is: end it there, and remove the weight"
-      )
+  weights = [_weight(message, f"messages[{i}]") for i, message in enumerate(value["messages"])]
   messages = tuple(map(_with_reasoning, messages))
   said = [message for message in messages if message.role == "assistant"]
   if not said:
@@ -67,7 +65,22 @@ def _row(value: Any) -> Row:
       raise ValueError(f"the arguments of a call of {wrong.name!r} are wrong: {wrong.error}")
     if not (message.content or message.tool_calls):
       raise ValueError("a message of the assistant has neither content nor tool_calls")
-  return messages, tools
+  trained = tuple(
+    weight > 0 and message.role == "assistant"
+    for message, weight in zip(messages, weights, strict=True)
+  )
+  if not any(trained):
+    raise ValueError("each message of the assistant has the weight 0, so there is nothing to train")
+  return messages, tools, trained
+
+
+def _weight(message: Mapping[str, Any], name: str) -> float:
+  weight = message.get("weight")
+  if weight is None:
+    return 1.0
+  if isinstance(weight, bool) or weight not in (0, 1):
+    raise ValueError(f"{name}.weight is {weight!r}; send 0 or 1")
+  return float(weight)
 
 
 def _with_reasoning(message: Message) -> Message:
@@ -84,28 +97,31 @@ def examples(
 ) -> tuple[list[Segment], Mapping[str, int]]:
   """The segments that imitate the assistant, and how many conversations were read and kept.
 
-  Each of its turns is a reply to the prompt that the chat format makes of all messages before it.
-  Where a format rewrites earlier turns (reasoning that is dropped, for instance), a conversation
-  becomes several segments, so that each reply is learnt in the context in which it will be asked
-  for. Where a format ends a reply with its first call (harmony), a turn of several calls becomes
-  several turns, each followed by its result. Conversations with a segment of more than
-  `most_tokens` tokens are left out whole.
+  Each turn that is trained is a reply to the prompt that the chat format makes of all messages
+  before it. Where a format rewrites earlier turns (reasoning that is dropped, for instance), a
+  conversation becomes several segments, so that each reply is learnt in the context in which it
+  will be asked for. Where a format ends a reply with its first call (harmony), a turn of several
+  calls becomes several turns, each followed by its result. Conversations with a segment of more
+  than `most_tokens` tokens are left out whole.
 
   Args:
     conversations: see `rows`.
     chat: template and tokenizer of the policy.
     most_tokens: tokens of a row of the learner.
-    last_only: whether the last turn alone is trained; earlier ones are context.
+    last_only: whether of the turns to be trained only the last one is; earlier ones are context.
 
   Raises:
     ValueError: the chat format cannot render a conversation.
   """
   kept: list[Segment] = []
   counts = {"conversations": 0, "too_long": 0, "kept": 0}
-  for messages, tools in conversations:
+  for messages, tools, trained in conversations:
     counts["conversations"] += 1
+    places = [i for i, is_trained in enumerate(trained) if is_trained]
     try:
-      segments = _segments(messages, tools, chat, most_tokens, last_only)
+      segments = _segments(
+        messages, tools, chat, most_tokens=most_tokens, trained=places[-1:] if last_only else places
+      )
     except ValueError as error:
       raise ValueError(f"conversation {counts['conversations']}: {error}") from None
     too_long = any(len(segment.tokens) > most_tokens for segment in segments)
@@ -118,43 +134,47 @@ def _segments(
   messages: Sequence[Message],
   tools: Sequence[ToolSpec],
   chat: Chat,
+  *,
   most_tokens: int,
-  last_only: bool,
+  trained: Sequence[int],
 ) -> tuple[Segment, ...]:
-  last = max(i for i, message in enumerate(messages) if message.role == "assistant")
-  first = len(_as_sampled(messages[:last], chat)) if last_only else 0
-  messages = _as_sampled(messages, chat)
-  places = [i for i, message in enumerate(messages) if message.role == "assistant"]
-  for i in places:
-    for token in SPELLED:
-      if token in messages[i].content and chat.id_of(token) is not None:
+  """The segments of one conversation; `trained` are the places of the messages to imitate."""
+  sampled = _as_sampled(messages, chat)
+  messages = [message for message, _ in sampled]
+  for message in messages:
+    for token in SPELLED if message.role == "assistant" else ():
+      if token in message.content and chat.id_of(token) is not None:
         raise ValueError(
           f"a message of the assistant spells the control token {token} within its content, where "
           "it would be trained as plain letters; put calls into tool_calls, and thoughts into "
           "reasoning_content or before the rest of the content"
         )
   turns = []
-  for i in (place for place in places if place >= first):
-    reply = spoken(chat, messages[i], messages[:i], most_tokens)
+  for i, (message, place) in enumerate(sampled):
+    if place not in trained:
+      continue
+    reply = spoken(chat, message, messages[:i], most_tokens)
     turns.append(Turn(chat.render(messages[:i], tools), reply))
   return to_segments(turns)
 
 
-def _as_sampled(messages: Sequence[Message], chat: Chat) -> list[Message]:
-  """The messages with one turn for each call, where the format ends a reply with its first."""
-  found: list[Message] = []
+def _as_sampled(messages: Sequence[Message], chat: Chat) -> list[tuple[Message, int]]:
+  """The messages with one turn for each call, where the format ends a reply with its first, and the
+  place of each in `messages`.
+  """
+  found: list[tuple[Message, int]] = []
   placed: set[int] = set()
   for i, message in enumerate(messages):
     ends = np.isin(chat.encode_reply(message), chat.stop_tokens) if message.tool_calls else ()
     if np.sum(ends) <= 1:
-      found += [] if i in placed else [message]
+      found += [] if i in placed else [(message, i)]
       continue
     after = itertools.takewhile(lambda j: messages[j].role == "tool", range(i + 1, len(messages)))
     results = {messages[j].tool_call_id: j for j in after}
     for call in message.tool_calls:
-      found.append(dataclasses.replace(message, tool_calls=(call,)))
+      found.append((dataclasses.replace(message, tool_calls=(call,)), i))
       if (result := results.get(call.id)) is not None:
-        found.append(messages[result])
+        found.append((messages[result], result))
         placed.add(result)
       message = Message("assistant", "")  # what was said and thought stands before the first call
   return found

@@ -48,6 +48,29 @@ def test_the_last_turn_alone_is_trained_if_that_is_asked_for(tmp_path):
   assert CHAT.decode(segment.tokens[segment.loss_mask].tolist()) == "Two.<|end|>"
 
 
+@pytest.mark.parametrize(
+  ("weights", "last_only", "trained"),
+  [
+    ((0, 1, None), False, ["Two.", "Three."]),
+    ((1, 0, 0.0), False, ["One."]),
+    ((None, 1, 0), True, ["Two."]),
+    ((0, 0, 1), True, ["Three."]),
+  ],
+)
+def test_a_turn_with_the_weight_0_is_context_alone(tmp_path, weights, last_only, trained):
+  said = ("One.", "Two.", "Three.")
+  messages = []
+  for text, weight in zip(said, weights, strict=True):
+    messages.append({"role": "user", "content": "Next?", "weight": 0})
+    messages.append({"role": "assistant", "content": text, "weight": weight})
+  (segment,), _ = made(file_of(tmp_path, {"messages": messages}), last_only=last_only)
+  assert CHAT.decode(segment.tokens[segment.loss_mask].tolist()) == "".join(
+    f"{text}<|end|>" for text in trained
+  )
+  context = said[: said.index(trained[-1]) + 1]
+  assert [text for text in said if text in CHAT.decode(segment.tokens.tolist())] == [*context]
+
+
 def test_conversations_that_do_not_fit_a_row_are_left_out_and_counted(tmp_path):
   long = [MESSAGES[0], {"role": "assistant", "content": "Two. " * 60}]
   path = file_of(tmp_path, {"messages": long}, {"messages": MESSAGES}, {"messages": MESSAGES})
@@ -75,6 +98,11 @@ def test_a_turn_of_several_calls_becomes_several_turns_where_a_call_ends_a_reply
   (last,), _ = chat_examples.examples(rows, harmony, most_tokens=1_024, last_only=True)
   text = harmony.decode(last.tokens[last.loss_mask].tolist())
   assert "I add." in text and text.count("<|call|>") == 2
+  path = file_of(tmp_path, {"messages": [given[0], {**first, "weight": 0}, *given[2:]]})
+  rows = chat_examples.rows(path)
+  (answer,), _ = chat_examples.examples(rows, harmony, most_tokens=1_024)
+  text = harmony.decode(answer.tokens[answer.loss_mask].tolist())
+  assert "Two." in text and "I add." not in text and "<|call|>" not in text
   for end in np.flatnonzero(np.isin(segment.tokens, harmony.stop_tokens)):
     assert not segment.loss_mask[end + 1 : end + 2].any()
 
@@ -120,7 +148,10 @@ def test_control_tokens_that_are_spelled_within_the_content_are_refused(tmp_path
       "the arguments of a call of 'add' are wrong",
     ),
     ({"messages": [*MESSAGES[:1], MESSAGES[3]], "tools": [{"type": "web"}]}, "send functions"),
-    ({"messages": [*MESSAGES[:3], {**MESSAGES[3], "weight": 0}]}, "messages[3].weight is 0, and"),
+    ({"messages": [*MESSAGES[:3], {**MESSAGES[3], "weight": 0.5}]}, "messages[3].weight is 0.5;"),
+    ({"messages": [*MESSAGES[:3], {**MESSAGES[3], "weight": "0"}]}, "messages[3].weight is '0';"),
+    ({"messages": [{**MESSAGES[0], "weight": True}, MESSAGES[3]]}, "messages[0].weight is True;"),
+    ({"messages": [MESSAGES[0], {**MESSAGES[3], "weight": 0}]}, "has the weight 0, so there is no"),
   ],
 )
 def test_a_line_that_is_no_conversation_is_named_with_the_cause(tmp_path, line, cause):

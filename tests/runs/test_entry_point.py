@@ -49,6 +49,26 @@ def test_bad_input_is_reported_in_one_line_with_status_2(arguments, message, tmp
   assert message in ended.stderr and "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("scripts/import_chats.py", "--chats=/nowhere"), "No such file or directory: '/nowhere'"),
+    (("scripts/rft.py",), "set --workdir to the run whose policy plays, or --teacher_url"),
+    (("scripts/rft.py", "--workdir=HERE/none"), "error: no folder HERE/none"),
+    (("scripts/rft.py", "--workdir=docs", "--tasks=4"), "docs holds no policy"),
+    (("scripts/rft.py", "--teacher_url=http://localhost"), "needs the number of tasks"),
+  ],
+)
+def test_scripts_that_fill_a_new_folder_make_none_if_their_input_is_wrong(
+  arguments, message, tmp_path
+):
+  arguments = (*arguments, "--config=configs/search_cpu.py", "--into=HERE/next")
+  ended = run(*(argument.replace("HERE", str(tmp_path)) for argument in arguments))
+  assert ended.returncode == 2 and message.replace("HERE", str(tmp_path)) in ended.stderr
+  assert not any(tmp_path.iterdir())
+
+
 def test_the_traceback_is_shown_on_request():
   ended = run("scripts/view.py", "--workdir=/nowhere", JAXRL_TRACEBACK="1")
   assert "Traceback" in ended.stderr and "ValueError: no folder /nowhere" in ended.stderr
