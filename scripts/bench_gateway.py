@@ -8,7 +8,10 @@ that answers at once, the client's part in it), `first_text_ms` and `streamed_ms
 time to the first text and to the end of a streamed reply to one agent), `first_token_ms` (median of
 the time to the first tokens of such a reply from the engine directly; streams and such requests
 alternate), `first_overhead_ms` (the difference), `match_ms` (finding the replies in a history of
-200 turns), and `session_kib` (memory of an idle session).
+200 turns), and of a server's resident memory `session_kib` (of each of 1,000 idle sessions that
+were opened over HTTP), `kept_session_kib` (of each of 1,000 short ones that were used and finished,
+and are kept for their rewards) and `growth_kib` (with each of 4,000 further ones, for which old
+ones are forgotten: 0 if the memory does not grow).
 """
 
 import asyncio
@@ -21,8 +24,8 @@ import sys
 import time
 
 import numpy as np
-import psutil
 from absl import flags
+from bench import session_memory
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.gateway.app import make_app
@@ -30,7 +33,7 @@ from jaxrl_agents.gateway.registry import Registry
 from jaxrl_agents.gateway.server import Server
 from jaxrl_agents.gateway.sessions import Limits, Served, Session
 from jaxrl_agents.gateway.token_tree import Call, TokenTree
-from jaxrl_agents.harness.rollout import Sampling, generate
+from jaxrl_agents.harness.rollout import generate
 from jaxrl_agents.harness.segments import Turn
 from jaxrl_agents.runs import config_flags, entry_point, evaluation, setup
 from jaxrl_agents.runs.engines import make_engine
@@ -76,21 +79,6 @@ for i in range(calls):
   times.append((arrived[0], arrived[-1]))
 print(json.dumps(times))
 """
-
-
-class AtOnce:
-  """A sampler that answers at once with a word."""
-
-  def __init__(self, tokens: np.ndarray):
-    self._tokens = tokens
-
-  async def generate(self, prompt: np.ndarray, limits: SamplingLimits) -> Generation:
-    """The word."""
-    n = len(self._tokens)
-    return Generation(self._tokens, np.zeros(n, np.float32), np.zeros(n, np.int32), None, "stop")
-
-  def playing(self, more: int) -> None:
-    """Nobody waits."""
 
 
 async def over_http(served: Served, sessions: int, calls: int, tokens: int, client: str = CLIENT):
@@ -168,18 +156,8 @@ def match_ms(chat: chat_lib.Chat, turns: int = 200) -> float:
   return 1e3 * statistics.median(times[-10:])
 
 
-def session_kib(served: Served, count: int = 1_000) -> float:
-  """Memory of one idle session."""
-  process = psutil.Process()
-  before = process.memory_info().rss
-  registry = Registry()
-  for _ in range(count):
-    registry.add(Session(served, Limits()))
-  return (process.memory_info().rss - before) / 1024 / count
-
-
 async def measure(served: Served, null: Served) -> dict[str, float]:
-  """All figures."""
+  """All figures but those of memory."""
   size = _SESSIONS.value, _CALLS.value, _TOKENS.value
   shares, speeds = [], []
   for _ in range(_ROUNDS.value):
@@ -205,7 +183,6 @@ async def measure(served: Served, null: Served) -> dict[str, float]:
     "first_token_ms": 1e3 * token_s,
     "first_overhead_ms": 1e3 * (first_s - token_s),
     "match_ms": match_ms(served.chat),
-    "session_kib": session_kib(served),
   }
 
 
@@ -224,11 +201,10 @@ def main() -> None:
       with EngineSampler(engine, asyncio.get_running_loop()).running() as sampler:
         budget = config.agent_config.token_budget
         served = Served(chat, sampler, setup.sampling(config, 0), budget, training=True)
-        quick = AtOnce(chat.encode_reply(Message("assistant", "x")))
-        null = Served(chat, quick, Sampling(), 1 << 20, training=True)
-        return await measure(served, null)
+        return await measure(served, session_memory.null(chat))
 
     found = asyncio.run(run())
+  found |= session_memory.measure(config.policy.tokenizer, config.policy.thinking)
   for name, value in found.items():
     print(f"{name:20} {value:,.3f}")
   if _JSON.value:
