@@ -6,12 +6,12 @@ Prints `throughput_share` (tokens/s of --sessions agents over HTTP, in a process
 those of the same requests made to the engine directly), `call_ms` (median of a call to a sampler
 that answers at once, the client's part in it), `first_text_ms` and `streamed_ms` (medians of the
 time to the first text and to the end of a streamed reply to one agent), `first_token_ms` (median of
-the time to the first tokens of such a reply from the engine directly; streams and such requests
-alternate), `first_overhead_ms` (the difference), `match_ms` (finding the replies in a history of
-200 turns), and of a server's resident memory `session_kib` (of each of 1,000 idle sessions that
-were opened over HTTP), `kept_session_kib` (of each of 1,000 short ones that were used and finished,
-and are kept for their rewards) and `growth_kib` (with each of 4,000 further ones, for which old
-ones are forgotten: 0 if the memory does not grow).
+the time to the first tokens of such a reply from the engine directly; 20 streams and 20 such
+requests alternate), `first_overhead_ms` (the difference), `match_ms` (finding the replies in a
+history of 200 turns), and of a server's resident memory `session_kib` (of each of 1,000 idle
+sessions that were opened over HTTP), `kept_session_kib` (of each of 1,000 short ones that were used
+and finished, and are kept for their rewards) and `growth_kib` (with each of 4,000 further ones, for
+which old ones are forgotten: 0 if the memory does not grow).
 """
 
 import asyncio

@@ -14,7 +14,6 @@ import pathlib
 
 from absl import flags
 
-from jaxrl_agents import config as config_lib
 from jaxrl_agents.learner import segment_files
 from jaxrl_agents.runs import (
   agent_setting,
@@ -22,6 +21,7 @@ from jaxrl_agents.runs import (
   config_flags,
   entry_point,
   rejection_sampling,
+  resumption,
 )
 from jaxrl_agents.runs.workdir import Workdir
 
@@ -48,10 +48,9 @@ def main() -> None:
   into = Workdir(_INTO.value)  # makes the folder, and so comes after what can be wrong
   folder = rejection_sampling.check_new(into)
   with into.held():
+    resumption.record_demonstrations(config, into)
     segment_files.write_segments(folder, segments, counts=counts)
-    # The warm-up is refused with another tokenizer, chat format or agent.
-    options = config_lib.options(config)
-    into.merge_summary({rejection_sampling.SOURCE: counts, "warm_up_config": options})
+    into.merge_summary({rejection_sampling.SOURCE: counts})
   trained = sum(int(segment.loss_mask.sum()) for segment in segments)
   print(
     f"{counts['kept']} of {counts['conversations']} conversations ({trained:,} trained tokens) are "

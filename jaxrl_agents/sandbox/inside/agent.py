@@ -1,8 +1,8 @@
 """The process inside a sandbox that does what the host asks: its process 1, where it has its own.
 
-It answers one request at a time: exec, read, write, delta, find, reset, and
-start, exchange and stop of programs. Everything it says
-is untrusted to the host. When the host is gone it ends, and all of the sandbox with it.
+It answers one request at a time: exec, read, write, delta, find, reset, and start, exchange and
+stop of programs. Everything it says is untrusted to the host. When the host is gone it ends, and
+all of the sandbox with it.
 """
 
 from __future__ import annotations
