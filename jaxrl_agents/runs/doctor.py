@@ -27,7 +27,7 @@ PYTHON = (3, 11)
 JAX = ((0, 10), (0, 13))
 """Versions from the first up to, not including, the second."""
 
-MEMORY_GIB = {"search": 2.0, "swarm": 2.5, "coding": 2.5}
+MEMORY_GIB = {"search": 3.5, "swarm": 3.5, "coding": 2.5}
 """What a run of configs/RECIPE_cpu.py holds at its peak, workers included (`peak_rss_mib` of its
 summary), rounded up. Larger policies need more: scripts/plan_pod.py computes it."""
 

@@ -16,7 +16,7 @@ from jaxrl_agents.runs.batches import Batches
 from jaxrl_agents.runs.progress import Progress
 from jaxrl_agents.runs.remote_states import RemoteStates
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
-from jaxrl_agents.runs.workdir import Workdir, rss_mib
+from jaxrl_agents.runs.workdir import Workdir, peak_rss_mib, rss_mib
 from jaxrl_agents.types import Group
 from jaxrl_agents.weights import manifest as manifest_lib
 
@@ -65,6 +65,7 @@ class Reporter:
       "learner_idle_share": metrics["collect_s"] / step_s,
       "pause_s": self.workers.take_pause_s(),
       "rss_mib": rss_mib(),
+      "peak_rss_mib": peak_rss_mib(),
     }
     if metrics["optimizer_steps"]:
       row["publish_bytes"] = float(self._publish_bytes(int(metrics["version"])))

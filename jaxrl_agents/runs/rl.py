@@ -470,5 +470,5 @@ def _from_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     "first_step_s": sum(rows[0].get(name) or 0 for name in ("collect_s", "learn_s"))
     if rows
     else None,
-    "peak_rss_mib": max(column("rss_mib"), default=None),
+    "peak_rss_mib": max(column("peak_rss_mib"), default=None),
   }

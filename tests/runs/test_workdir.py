@@ -14,7 +14,7 @@ from jaxrl_agents.full_disk import FullDiskError
 from jaxrl_agents.policy import params as params_lib
 from jaxrl_agents.policy.config import PolicyConfig
 from jaxrl_agents.runs import setup, weight_files
-from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.runs.workdir import Workdir, peak_rss_mib, rss_mib
 from tests.runs import small_run
 
 CFG = PolicyConfig(
@@ -121,3 +121,11 @@ def test_a_policy_that_is_not_there_is_refused_before_tasks_are_made(tmp_path):
   message = r"no policy\.safetensors in serch_base; .* \(base, search_base, swarm_base\)"
   with pytest.raises(ValueError, match=message), setup.opened(config, Workdir(tmp_path)):
     pass
+
+
+def test_the_peak_of_memory_has_what_was_freed_since():
+  before = rss_mib()
+  held = np.ones(64 << 20)  # 512 MiB
+  assert rss_mib() > before + 500
+  del held
+  assert rss_mib() < before + 100 and peak_rss_mib() > before + 500
