@@ -1,29 +1,28 @@
 r"""How close asynchronous rollouts come to what the slower of the two sides allows.
 
     python scripts/bench_async.py --json=FILE
-    python scripts/bench_async.py --config=configs/search_cpu.py --set search.tool_latency_s=3 \
-      --set workers.episodes=128
+    python scripts/bench_async.py --config=configs/search_cpu.py --seeds=0,1,2 \
+      --set search.tool_latency_s=1 --set search.tool_latency_sigma=1.3 --set workers.episodes=512
 
 First with simulated services: learning sleeps for a fixed time, and so does each episode;
 pacing, threads and swaps are those of a run. `share_of_bound_depth_D` is max(play, learn) over the
 time taken, by turns (depth 0) and ahead.
 
-With --config then the run itself, by turns and ahead, from policy.init. `ratio` is that of steps
-a second, and so of trajectories; the first two steps, which compile, are left out.
+With --config then whole runs, warm-up and evaluation included, by turns and ahead. `ratio` is that
+of trajectories a second over all steps of reinforcement learning.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import json
 import pathlib
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 from absl import app, flags
 
@@ -33,8 +32,8 @@ from jaxrl_agents.types import Group, Task
 
 _JSON = flags.DEFINE_string("json", None, "file to write")
 _CONFIG = flags.DEFINE_string("config", None, "config of a real run")
-_STEPS = flags.DEFINE_integer("steps", 6, "steps of the real run")
-_SET = flags.DEFINE_multi_string("set", [], "overrides of the real run")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "of the real runs")
+_SET = flags.DEFINE_multi_string("set", [], "overrides of the real runs")
 
 BATCH, STEPS = 8, 40
 LEARN_S = 0.2
@@ -101,31 +100,44 @@ def simulations() -> list[dict[str, float | str]]:
   return rows
 
 
-def real(config: str) -> dict[str, float]:
-  """Seconds a step by turns and ahead, and their ratio."""
-  common = [f"--config={config}"]
-  for override in (f"learner.steps={_STEPS.value}", "eval.tasks=2", *_SET.value):
-    common += ["--set", override]
+def real(config: str, seeds: Sequence[str]) -> dict[str, dict[str, float]]:
+  """{seed: trajectories a second ahead and by turns, their ratio, and the rewards of the trained
+  policies on the test tasks}.
+  """
   found = {}
-  with tempfile.TemporaryDirectory() as folder:
-    for name, depth in (("by_turns", 0), ("ahead", 1)):
-      workdir = pathlib.Path(folder) / name
-      command = [sys.executable, "scripts/train_rl.py", f"--workdir={workdir}", *common]
-      subprocess.run([*command, "--set", f"fleet.depth={depth}"], check=True)
-      lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-      rows = [row for row in lines if row["phase"] == "rl"]
-      times = [row["time"] for row in rows][1:]
-      found[f"{name}_step_s"] = statistics.mean(b - a for a, b in itertools.pairwise(times))
-  found["ratio"] = found["by_turns_step_s"] / found["ahead_step_s"]
-  print(json.dumps(found))
+  for seed in seeds:
+    with tempfile.TemporaryDirectory() as folder:
+      row: dict[str, float] = {}
+      # What only the first run compiles counts against rollouts that are ahead.
+      for name, depth in (("ahead", 1), ("by_turns", 0)):
+        workdir = pathlib.Path(folder) / name
+        options = [f"--config={config}"]
+        for override in (f"seed={seed}", f"fleet.depth={depth}", *_SET.value):
+          options += ["--set", override]
+        for script in ("train_sft", "train_rl"):
+          command = [sys.executable, f"scripts/{script}.py", f"--workdir={workdir}", *options]
+          subprocess.run(command, check=True)
+        row[f"{name}_per_s"] = trajectories_per_s(workdir / "metrics.jsonl")
+        summary = json.loads((workdir / "summary.json").read_text())
+        row[f"{name}_reward"] = summary["eval"]["trained"]["reward"]
+      row["ratio"] = row["ahead_per_s"] / row["by_turns_per_s"]
+    found[seed] = row
+    print(f"seed {seed}  " + "  ".join(f"{k} {v:.3f}" for k, v in row.items()), flush=True)
   return found
+
+
+def trajectories_per_s(metrics: pathlib.Path) -> float:
+  """Over all steps of a run, from the begin of the first one."""
+  rows = [row for row in map(json.loads, metrics.read_text().splitlines()) if row["phase"] == "rl"]
+  began = rows[0]["time"] - rows[0]["collect_s"] - rows[0]["learn_s"]
+  return sum(row["rollouts"] for row in rows) / (rows[-1]["time"] - began)
 
 
 def main(_: list[str]) -> None:
   """Runs both and writes the figures."""
   found: dict[str, object] = {"simulated": simulations()}
   if _CONFIG.value:
-    found["real"] = real(_CONFIG.value)
+    found["real"] = real(_CONFIG.value, _SEEDS.value)
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(found, indent=1))
 

@@ -23,9 +23,6 @@ from jaxrl_agents.harness.argument_check import clipped
 from jaxrl_agents.harness.rollout import EpisodeError
 from jaxrl_agents.types import ToolCall, ToolSpec
 
-LATENCY_SIGMA = 0.5
-"""Standard deviation of the logarithm of a latency."""
-
 
 class ToolError(Exception):
   """A tool refuses or fails; the message is what the policy reads."""
@@ -52,16 +49,17 @@ class Tool:
   strict: bool = True
 
 
-def late(tool: Tool, median_s: float, draw: random.Random) -> Tool:
+def late(tool: Tool, median_s: float, sigma: float, draw: random.Random) -> Tool:
   """The tool as a service on a network would be: each call waits first, a log-normal time of median
-  `median_s`. Its deadline is later by what nearly no wait exceeds.
+  `median_s`, whose logarithm has the standard deviation `sigma`. Its deadline is later by what
+  nearly no wait exceeds.
   """
 
   async def run(**arguments: Any) -> Any:
-    await asyncio.sleep(median_s * math.exp(draw.gauss(0.0, LATENCY_SIGMA)))
+    await asyncio.sleep(median_s * math.exp(draw.gauss(0.0, sigma)))
     return await _run(tool, arguments)
 
-  longest_s = median_s * math.exp(5 * LATENCY_SIGMA)
+  longest_s = median_s * math.exp(5 * sigma)
   return dataclasses.replace(tool, run=run, deadline_s=tool.deadline_s + longest_s)
 
 

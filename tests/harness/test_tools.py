@@ -219,7 +219,8 @@ def test_a_late_tool_waits_a_time_of_its_own_before_each_call(monkeypatch):
     waits.append(seconds)
 
   monkeypatch.setattr(asyncio, "sleep", sleep)
-  tool = late(Tool(ToolSpec("echo", "", SCHEMA), echo, deadline_s=3.0), 0.2, random.Random(0))
+  echoing = Tool(ToolSpec("echo", "", SCHEMA), echo, deadline_s=3.0)
+  tool = late(echoing, 0.2, 0.5, random.Random(0))
   call = ToolCall("", "echo", {"query": "q"})
 
   async def calls():

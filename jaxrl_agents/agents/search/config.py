@@ -73,6 +73,8 @@ class SearchConfig:
       Context-1's report says, all, as its published harness does, or none.
     tool_deadline_s: of one call.
     tool_latency_s: median of a delay before each call, as of a service on a network.
+    tool_latency_sigma: standard deviation of the logarithm of that delay. With 0.5 one call in a
+      hundred takes three times the median, with 1.3 twenty times.
     system_prompt: first message: "environment" for `view.system_prompt`, which explains tools,
       limits and the form of an answer; "" for none, as for the shipped policies; else the text.
     hops: tasks whose later clues are found only with the answers to earlier ones
@@ -103,6 +105,7 @@ class SearchConfig:
   show_hint: Literal["training", "all", "none"] = "training"
   tool_deadline_s: Positive = 10.0
   tool_latency_s: NotNegative = 0.0
+  tool_latency_sigma: NotNegative = 0.5
   system_prompt: str = ENVIRONMENT
   hops: bool = False
   hasty: Share = 0.3

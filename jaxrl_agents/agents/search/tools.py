@@ -77,7 +77,8 @@ class SearchTools:
     self.tools = [Tool(spec, run, self._limits.tool_deadline_s) for spec, run in runs]
     if self._limits.tool_latency_s:
       draw = random.Random(f"latency {task.id}")
-      self.tools = [late(tool, self._limits.tool_latency_s, draw) for tool in self.tools]
+      delay = (self._limits.tool_latency_s, self._limits.tool_latency_sigma)
+      self.tools = [late(tool, *delay, draw) for tool in self.tools]
 
   def allow(self, left: int) -> None:
     """Sets `max_tokens` for a context with `left` tokens to its end."""
