@@ -369,7 +369,8 @@ class Session:
       history, prompt = self._prompt(request)
       room = self.served.max_context_tokens - len(prompt)
       if room < 1:
-        raise self._too_long(f"{len(prompt)} tokens")
+        most = self.served.max_context_tokens - 1
+        raise self._too_long(f"{len(prompt)} tokens > {most} maximum")
       left = self.limits.tokens - self._num_tokens - self._promised
       if left < request.n:
         waits = self.limits.tokens - self._num_tokens >= request.n
@@ -411,9 +412,11 @@ class Session:
 
   def _too_long(self, size: str) -> Refusal:
     most = self.served.max_context_tokens
+    # Clients know this refusal by the words of Anthropic (the first) and OpenAI (the others).
     return Refusal(
       400,
-      f"the prompt has {size}, and the context of this policy holds {most} tokens with the reply",
+      f"prompt is too long: {size}; this model's maximum context length is {most} tokens with the "
+      "reply",
       code="context_length_exceeded",
       param="messages",
       retry=False,

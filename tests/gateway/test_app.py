@@ -375,7 +375,7 @@ def test_what_is_far_too_long_is_refused_before_it_is_tokenised(gateway, monkeyp
   session = gateway.open(max_context_tokens=64)
   asked = {"prompt": "word " * 100_000}
   status, _, found = send(gateway, "POST", "/v1/completions", asked, session.key)
-  assert status == 400 and "the prompt has 500000 characters" in found["error"]["message"]
+  assert status == 400 and "prompt is too long: 500000 characters" in found["error"]["message"]
   long = tool()
   long["function"]["description"] = "word " * 100_000
   assert chat(gateway, session, tools=[long])[0] == 400

@@ -227,7 +227,7 @@ def test_errors_reach_the_clients_as_their_own_kinds():
     with pytest.raises(openai.BadRequestError) as caught:
       client.chat.completions.create(model="m", messages=long)
     assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(anthropic.BadRequestError, match="the context of this policy holds 20"):
+    with pytest.raises(anthropic.BadRequestError, match="context length is 20 tokens"):
       other.messages.create(model="m", max_tokens=5, messages=long)
     with pytest.raises(openai.AuthenticationError):
       openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="sk-no").models.list()
@@ -240,6 +240,21 @@ def test_errors_reach_the_clients_as_their_own_kinds():
       client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
     assert time.monotonic() - began < 2
     assert not session.error  # what an agent asks wrongly is no fault of the machinery
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_agents_look_for():
+  # LiteLLM, LangChain, verifiers and Claude Code know this error by its text, not by its code.
+  words = r"prompt is too long: \d+ tokens > 19 maximum; this model's maximum context length is 20 "
+  with serving(Says("x"), max_context_tokens=20) as gateway:
+    session = gateway.open()
+    client, other = openai_of(gateway, session), anthropic_of(gateway, session)
+    long = [{"role": "user", "content": "word " * 40}]
+    with pytest.raises(openai.BadRequestError, match=words):
+      client.chat.completions.create(model="m", messages=long)
+    with pytest.raises(openai.BadRequestError, match=words):
+      client.responses.create(model="m", input=long)
+    with pytest.raises(anthropic.BadRequestError, match=words):
+      other.messages.create(model="m", max_tokens=5, messages=long)
 
 
 def test_a_fault_of_the_sampler_makes_the_session_a_failure_and_not_a_reward_of_zero():
