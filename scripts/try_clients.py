@@ -94,6 +94,12 @@ CLIENTS = {
   "mini_swe_agent_faults": Client(LITELLM, BASH, segments=7, lost=1),
   "litellm_faults": Client(LITELLM, ADD, segments=26, lost=3),
   "verifiers_taskset": Client(("verifiers==0.4.0",), (Message("assistant", "5"),)),
+  "verifiers_tokens": Client(
+    ("verifiers==0.4.0", "transformers==5.24.0"), (Message("assistant", "5"),)
+  ),
+  "verifiers_legacy": Client(
+    ("verifiers==0.3.1", "anthropic==0.125.0"), ADD, answer="5.0 5.0 5.0", segments=3
+  ),
   "codex": Client(
     ("@openai/codex@0.171.0",), (_call("exec_command", cmd="expr 2 + 3"), ADD[1]), npm=True
   ),

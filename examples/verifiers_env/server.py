@@ -12,6 +12,7 @@ the session. An error of verifiers ends it as an error, never as a reward of 0.
 import argparse
 import asyncio
 import http.server
+import itertools
 import json
 import math
 import pathlib
@@ -70,9 +71,9 @@ class Player:
     self._config = config
     self._serving = Serving(config)
     taskset = self._serving.env.taskset
-    if limit is None and not taskset.bounded:
+    if limit is None and taskset.INFINITE:
       raise ValueError(f"taskset {config.taskset.id} is infinite; bound it with --tasks")
-    self.tasks = list(taskset if limit is None else taskset.take(limit))
+    self.tasks = list(itertools.islice(taskset, limit))
 
   def rows(self) -> list[dict]:
     """The tasks as rows of `external.tasks`; what verifiers knows of one is its gold."""
