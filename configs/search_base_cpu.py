@@ -21,7 +21,11 @@ def get_config() -> config.RunConfig:
     recipe,
     name="search_base_cpu",
     policy=dataclasses.replace(recipe.policy, init="copying"),
-    corpus=dataclasses.replace(recipe.corpus, source="package:jax,numpy,scipy", train_tasks=4_000),
+    corpus=dataclasses.replace(
+      recipe.corpus,
+      source="package:jax,numpy,scipy,keras,flax,optax,orbax,tensorflow_datasets",
+      train_tasks=4_000,
+    ),
     learner=dataclasses.replace(recipe.learner, row_tokens=4_096, rows_per_microbatch=2),
     sft=config.SftConfig(
       steps=1_800,

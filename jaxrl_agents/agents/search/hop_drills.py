@@ -3,8 +3,8 @@
 Quoting from the hits, in the middle of a query that began with words of the question, is a pattern
 of attention of its own, and episodes have few tokens of it. A drill has a question and the search
 for one of its clues in its prompt, and its reply lists the hit that defines the name and searches
-for the clue that refers to that one. In most drills the names are replaced by made-up ones, so that
-they cannot be memorised.
+for the clue that refers to that one. In most drills names and words are other ones (see
+`rewording`), so that they cannot be memorised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_agents.agents.search import expert, view
+from jaxrl_agents.agents.search import expert, rewording, view
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import code_names, hops
 from jaxrl_agents.chat import Chat
@@ -27,18 +27,23 @@ from jaxrl_agents.types import Message, Task
 RENAMED = 0.75
 """Share of the drills with made-up names."""
 
-PIECE_WORDS = (8, 12, 20, 40, 80)
+REWORDED = 0.7
+"""Share of the drills in which words of clues are replaced, in the hits too."""
+
+WORD_SHARES = (0.5, 1.0)
+"""How often a word of such a drill is replaced."""
+
+SHUFFLED = 0.5
+"""Share of the drills whose hits are in random order."""
+
+PIECE_WORDS = (12, 20, 40, 80, 80)
 """A drill shows one of these numbers of words of each hit."""
 
 WHOLE_QUESTION = 0.3
 """Share of the drills with the whole question; the rest has the two clues alone."""
 
-HITS = (1, 1, 2)
+HITS = (1, 2, 2)
 """A search of a drill has one of these numbers of hits."""
-
-_SYLLABLES = tuple(
-  c + v + end for c in "bdfghjklmnprstvwz" for v in "aeiou" for end in ("", "n", "r")
-)
 
 
 class HopDrill(NamedTuple):
@@ -95,9 +100,7 @@ def hop_drills(
     raise ValueError(
       "none of the tasks has a clue that refers to what a passage defines; set search.hops=True"
     )
-  words = sorted(
-    {w for task, i in places for w in re.findall("[a-z]{3,}", task.facts["clues"][i]["text"])}
-  )
+  words = rewording.plain_words(task.facts["clues"][i]["text"] for task, i in places)
   for number in range(count):
     draw = random.Random(f"{seed}/{number}")
     task, place = draw.choice(places)
@@ -127,78 +130,63 @@ def _drill(
   right = [i for i in source["chunk_ids"] if name in code_names.defined(chunk_text(i))]
   shown = {chunk.id: chunk.text for chunk in hits_of(query)[: draw.choice(HITS)]}
   if not any(i in shown for i in right):
-    shown = {right[0]: chunk_text(right[0])}
-  length = draw.choice(PIECE_WORDS)
-  pieces = {i: piece(text, name, length, draw) for i, text in shown.items()}
-  texts, new = [*pieces.values(), query], dict[str, str]()
-  if draw.random() < RENAMED:
-    texts, new = _renamed(texts, name, words, draw)
-  result = "\n".join(
-    view.hit(ids.name(i), text, chat.count(text)) for i, text in zip(pieces, texts, strict=False)
+    others = list(shown)[:-1]
+    shown = {i: chunk_text(i) for i in [right[0], *others]}
+  if draw.random() < SHUFFLED:
+    shown = {i: shown[i] for i in draw.sample(list(shown), len(shown))}
+  length, renamed = draw.choice(PIECE_WORDS), draw.random() < RENAMED
+  changed = rewording.Rewording(
+    [clue["text"] for clue in clues],
+    words,
+    share=draw.choice(WORD_SHARES) if draw.random() < REWORDED else 0.0,
+    renames=renamed,
+    draw=draw,
   )
-  question, first, second = _question(task, place, draw)
+  named = changed.name(name)
+  pieces = {i: changed(piece(text, name, length, draw)) for i, text in shown.items()}
+  result = "\n".join(view.hit(ids.name(i), text, chat.count(text)) for i, text in pieces.items())
+  question, first, second = _question(task, place, changed, draw)
   messages = [
     Message("user", question),
-    expert.searches([texts[-1]], expert.running_list({}, first)),
+    expert.searches([changed(query)], expert.running_list({}, first)),
     Message("tool", result),
   ]
   defining = next(i for i in right if i in shown)
   listed = list(shown) if draw.random() < generous else [defining]
   text = expert.running_list({first: map(ids.name, listed)}, second)
-  search = lambda named: expert.searches([hops.query(clues[place]["text"], named)], text)
-  reply = lambda named: chat.encode_reply(search(named), messages)
-  wanted, other = reply(new.get(name, name)), reply("\N{SECTION SIGN}")
+  clue = changed(clues[place]["text"])
+  reply = lambda name: chat.encode_reply(expert.searches([hops.query(clue, name)], text), messages)
+  wanted, other = reply(named), reply("\N{SECTION SIGN}")
   name_at = next(i for i, pair in enumerate(zip(wanted, other, strict=False)) if pair[0] != pair[1])
-  return HopDrill(chat.render(messages), wanted, name_at, bool(new))
+  return HopDrill(chat.render(messages), wanted, name_at, renamed)
 
 
-def _question(task: Task, place: int, draw: random.Random) -> tuple[str, int, int]:
+def _question(
+  task: Task, place: int, changed: rewording.Rewording, draw: random.Random
+) -> tuple[str, int, int]:
   """The question of the task, or one of the clue and of that it refers to alone; the places in it,
   from 0, of the clue that is referred to and of the one that refers to it.
   """
-  source = task.facts["clues"][place]["refers_to"]
+  texts = [clue["text"] for clue in task.facts["clues"]]
+  source, new = task.facts["clues"][place]["refers_to"], [changed(text) for text in texts]
   if draw.random() < WHOLE_QUESTION:
-    return task.prompt, source, place
-  sentence = lambda i: task.facts["facts"][i]["fact"].partition(". ")[2]
-  first = sentence(source).partition("; ")[0].rstrip(".")
-  second = re.sub(rf"\b{source + 1}\.$", "1.", sentence(place))
-  asked = second.partition(":")[0].lower()
-  return f"1. {first}. 2. {second} Question: which {asked} is 2?", 0, 1
+    return rewording.with_clues(task.prompt, texts, new), source, place
+  sentence = lambda i: task.facts["facts"][i]["fact"].partition(". ")[2].partition(texts[i])
+  kind, _, _ = sentence(source)
+  asked, _, tie = sentence(place)
+  tie = re.sub(rf"\b{source + 1}\.$", "1.", tie)
+  question = f"Question: which {asked.partition(':')[0].lower()} is 2?"
+  return f"1. {kind}{new[source]}. 2. {asked}{new[place]}{tie} {question}", 0, 1
 
 
 def piece(text: str, name: str, length: int, draw: random.Random) -> str:
   """About `length` words of a text that hold the line which defines a name, or else the text's
-  first one; white space as it stands.
+  first one; all of a shorter text; white space as it stands.
   """
   spans = [match.span() for match in re.finditer(r"\S+", text)]
   defined = code_names.defined(text)
   wanted = name if name in defined else "".join(defined[:1])
   found = wanted and re.search(rf"\b(?:def|class)\s+{re.escape(wanted)}\b", text)
   at = next((i for i, (start, _) in enumerate(spans) if found and start >= found.start()), 0)
-  first = max(0, at - draw.randrange(max(1, length // 3)))
+  first = max(0, at - draw.randrange(max(1, length // 3))) if length < len(spans) else 0
   return text[spans[first][0] : spans[min(first + length, len(spans)) - 1][1]]
-
-
-def _renamed(
-  texts: Sequence[str], name: str, words: Sequence[str], draw: random.Random
-) -> tuple[list[str], dict[str, str]]:
-  """The texts with made-up names for `name` and all that they define; {name: made-up name}."""
-  names = sorted({name, *(each for text in texts for each in code_names.defined(text))})
-  new = {each: _made_up(each, words, draw) for each in names}
-  pattern = "|".join(re.escape(each) for each in sorted(names, key=len, reverse=True))
-  change = lambda text: re.sub(rf"(?<!\w)(?:{pattern})(?!\w)", lambda m: new[m[0]], text)
-  return [change(text) for text in texts], new
-
-
-def _made_up(name: str, words: Sequence[str], draw: random.Random) -> str:
-  """A name of random words or syllables, in the form of `name`."""
-  parts = min(3, len(re.findall("[A-Z]?[a-z0-9]+|[A-Z]+", name))) or 1
-  syllables = lambda: "".join(draw.choices(_SYLLABLES, k=draw.randint(2, 3)))
-  made = [draw.choice(words) if draw.random() < 0.5 else syllables() for _ in range(parts)]
-  if name.isupper():
-    return "_".join(made).upper()
-  if name[0].isupper():
-    return "".join(part.capitalize() for part in made)
-  if "_" in name:
-    return name[: len(name) - len(name.lstrip("_"))] + "_".join(made)
-  return made[0] + "".join(part.capitalize() for part in made[1:])

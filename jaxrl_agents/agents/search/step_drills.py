@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_agents.agents.search import expert, hop_drills, view
+from jaxrl_agents.agents.search import expert, hop_drills, rewording, view
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import code_names, hops
@@ -34,13 +34,14 @@ HINTED = 0.5
 PIECE_WORDS = (8, 20, 40, 100, 100)
 """A drill shows one of these numbers of words of each hit."""
 
-STRANGE = 0.4
-"""Share of the drills in whose question words of the clues are replaced by words of other clues, so
-that no language model helps to copy them.
-"""
+REWORDED = 0.5
+"""Share of the drills in which words of clues are replaced, in the hits too, and mostly names."""
 
-STRANGE_WORDS = 0.5
-"""How often a word of such a question is replaced."""
+TWICE = 0.25
+"""How often words of such a clue come twice: what follows a word then depends on more than it."""
+
+WORDS_TWICE = (1, 2, 3)
+"""One of these numbers of words comes twice."""
 
 FAILED = 0.12
 """How often a search fails and is made again: it finds nothing, or the context is too full. What a
@@ -52,9 +53,9 @@ REPEATED = 0.08
 done so must not go on with it.
 """
 
-TWIN = 0.5
-"""Share of these drills in which a clue has most of its words from the one before it, so that only
-its number says which of the two is meant.
+TWIN = 0.3
+"""Share of the reworded drills in which a clue has most of its words from the one before it, so
+that only its number says which of the two is meant.
 """
 
 TWIN_WORDS = 0.2
@@ -64,9 +65,7 @@ HITS = (1, 2, 2, 2)
 """A search of a drill has one of these numbers of hits."""
 
 SHUFFLED = 0.5
-"""How often the hits of a clue in its own words are in random order, so that the policy compares
-them with the clue and does not just take the first.
-"""
+"""How often the hits of such a clue are in random order."""
 
 
 def step_drills(
@@ -89,8 +88,7 @@ def step_drills(
     seed: of all that is random.
   """
   hits_of = functools.cache(lambda query: tuple(search(query)))
-  clues = (clue for task in tasks for clue in task.facts["clues"])
-  words = sorted({word for clue in clues for word in clue["text"].split()})
+  words = rewording.plain_words(clue["text"] for task in tasks for clue in task.facts["clues"])
   for number in range(count):
     draw = random.Random(f"{seed}/steps/{number}")
     yield _Drill(draw.choice(tasks), words, chat, limits, draw).played(chunk_text, hits_of)
@@ -99,8 +97,8 @@ def step_drills(
 class _Drill:
   """The beginning of an episode of the expert.
 
-  `_queries`: for each clue; `_is_strange`: whether words of the question were replaced; `_twin`:
-  place of a clue with the words of another one, or 0. `_seen`: {chunk in sight: whether it supports
+  `_changed`: replaces words and names; `_queries`: for each clue; `_twin`: place of a clue with the
+  words of another one, or 0. `_seen`: {chunk in sight: whether it supports
   a clue}; `_found`: those in sight, and pruned ones; `_hits`: those of each clue's search, which a
   `_generous` drill lists all. `_used`: tokens by the last usage line;
   `_most`: above so many, tools refuse. `_trained_from`: index of the first message that may be
@@ -121,15 +119,18 @@ class _Drill:
     self._most = view.rejection_budget(
       limits.token_budget, limits.threshold_tokens, limits.spillage_fraction
     )
-    self._twin = 0
-    question, shown = task.prompt, [clue["text"] for clue in self._clues]
-    self._is_strange = draw.random() < STRANGE
-    if self._is_strange:
-      question, shown = self._replaced(question, words)
-    self._queries = [
-      hops.query_of([*({**c, "text": t} for c, t in zip(self._clues, shown, strict=True))], place)
-      for place in range(len(self._clues))
-    ]
+    self._is_reworded, self._twin = draw.random() < REWORDED, 0
+    if self._is_reworded and draw.random() < TWIN:
+      self._twin = draw.randrange(1, len(self._clues))
+    texts = [clue["text"] for clue in self._clues]
+    share = draw.choice(hop_drills.WORD_SHARES) if self._is_reworded else 0.0
+    renames = self._is_reworded and draw.random() < hop_drills.RENAMED
+    self._changed = rewording.Rewording(texts, words, share=share, renames=renames, draw=draw)
+    shown = self._shown(texts, words)
+    known = lambda c, text: {**c, "text": text, "name": self._changed.name(c["name"])}
+    clues = [known(c, text) for c, text in zip(self._clues, shown, strict=True)]
+    self._queries = [hops.query_of(clues, place) for place in range(len(clues))]
+    question = rewording.with_clues(task.prompt, texts, shown)
     self._messages = [Message("user", question)]
     self._trained_from = 0
     self._failed: set[int] = set()
@@ -141,20 +142,19 @@ class _Drill:
     self._generous = draw.random() < limits.generous
     self._used = 0
 
-  def _replaced(self, question: str, words: Sequence[str]) -> tuple[str, list[str]]:
-    """The question with replaced words, and the texts of its clues."""
-    draw, texts = self._draw, list[str]()
-    before, rest = "", question
-    if draw.random() < TWIN:
-      self._twin = draw.randrange(1, len(self._clues))
-    for place, clue in enumerate(self._clues):
-      is_twin = place == self._twin > 0
-      known, share = (texts[-1], TWIN_WORDS) if is_twin else (clue["text"], STRANGE_WORDS)
-      text = " ".join(draw.choice(words) if draw.random() < share else w for w in known.split())
-      head, _, rest = rest.partition(clue["text"])
-      before += head + text
-      texts.append(text)
-    return before + rest, texts
+  def _shown(self, texts: Sequence[str], words: Sequence[str]) -> list[str]:
+    """What the question says for the clues."""
+    draw, shown = self._draw, list[str]()
+    for place, text in enumerate(texts):
+      if place == self._twin > 0:
+        known = shown[-1].split()
+        text = " ".join(draw.choice(words) if draw.random() < TWIN_WORDS else w for w in known)
+      else:
+        text = self._changed(text)
+        if self._is_reworded and draw.random() < TWICE:
+          text = " ".join(_with_repetition(text.split(), draw))
+      shown.append(text)
+    return shown
 
   def played(
     self, chunk_text: Callable[[str], str], hits_of: Callable[[str], Sequence[Chunk]]
@@ -174,16 +174,15 @@ class _Drill:
       if place == self._twin > 0:  # its words say nothing about its hits
         hits = {}
       if not any(i in hits or i in self._seen for i in right):
-        pairs = [(right[0], chunk_text(right[0])), *list(hits.items())[:-1]]
-        draw.shuffle(pairs)
-        hits = dict(pairs)
+        hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
       fresh = [i for i in hits if i not in self._found]
-      if not self._is_strange and draw.random() < SHUFFLED:
+      if self._is_reworded and draw.random() < SHUFFLED:
         draw.shuffle(fresh)
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
+      pieces = {i: self._changed(text) for i, text in cut.items()}
       if draw.random() < FAILED:
         self._fail(place)
-      if not self._turn(place, cut):
+      if not self._turn(place, pieces):
         break
       place += 1
     prompt = list(self._messages)
@@ -295,3 +294,11 @@ class _Drill:
 
   def _wrong(self) -> list[str]:
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
+
+
+def _with_repetition(words: Sequence[str], draw: random.Random) -> list[str]:
+  """The words, with a few of them a second time somewhere after the first."""
+  first = draw.randrange(len(words))
+  again = words[first : first + draw.choice(WORDS_TWICE)]
+  at = draw.randint(first + len(again), len(words))
+  return [*words[:at], *again, *words[at:]]
