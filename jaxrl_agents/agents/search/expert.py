@@ -3,7 +3,8 @@
 The expert knows which chunks support which clue, searches as a policy would, and answers only from
 what it can see. In tasks without hops it makes random mistakes (`ExpertNoise`), so that
 reinforcement learning can improve on it. In tasks with hops (`CAREFUL`) it makes none, except that
-it lists the best hit of a search that missed. `search.hasty` and `search.generous` change either.
+it takes the first name that hits define, and lists the best hit of a search that missed.
+`search.hasty` and `search.generous` change either.
 """
 
 from __future__ import annotations
@@ -60,16 +61,26 @@ class ExpertNoise:
   one_by_one: float = 0.35  # per episode: searches for one clue a turn
   hasty: float = 0.3  # per episode: searches for one clue and answers
   generous: float = 0.25  # per episode: lists all hits, not only the right ones
+  first_name: float = 0.0  # per episode: takes the first name that hits define, right or wrong
   max_tries: int = 2  # searches for one clue
   scales: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5)
 
 
 CAREFUL = ExpertNoise(
-  scales=(0.0,), guess=1.0, cut_query=0.0, read=0.0, hasty=0.0, generous=0.0, max_tries=1
+  scales=(0.0,),
+  guess=1.0,
+  cut_query=0.0,
+  read=0.0,
+  hasty=0.0,
+  generous=0.0,
+  first_name=1.0,
+  max_tries=1,
 )
-"""The demonstrator of tasks with hops, but for `search.hasty` and `search.generous`. Its
-only mistake is to list the best hit of a search that missed. The first search for a clue finds it;
-a second one would teach the policy, which cannot see whether the first failed, to repeat itself.
+"""The demonstrator of tasks with hops, but for `search.hasty` and `search.generous`. It takes the
+first name that the hits of a search define, which a small policy can learn and is mostly the right
+one; which of several is the right one, the policy did not learn. Of a search that missed it lists
+the best hit. A second search for a clue would teach the policy, which cannot see whether the first
+one failed, to repeat itself.
 """
 
 
@@ -96,6 +107,7 @@ class SearchExpert:
     self._gold = reward.gold_ids(task.facts) if "facts" in task.facts else of_clues
     self._hasty = draws.happens(noise.hasty)
     self._generous = draws.happens(noise.generous)
+    self._takes_first = draws.happens(noise.first_name)
     self._one_by_one = self._hasty or draws.happens(noise.one_by_one)
     self._tries = [0] * len(self._clues)
     self._asked: list[int | None] = []  # the clue that each call of the last turn was for
@@ -231,7 +243,7 @@ class SearchExpert:
     text, happens = clue["text"], self._draws.happens
     self._tries[i] += 1
     if "refers_to" in clue:
-      return search(hops.query_of(self._clues, i))
+      return search(hops.query(text, self._name_of(clue["refers_to"])))
     if not text:
       name = self._seen_name(i, visible)
       return search(name) if name else None
@@ -248,6 +260,12 @@ class SearchExpert:
     if name and happens(self._noise.named):
       return search(" ".join([name, *words]))
     return search(text if happens(self._noise.same_query) else " ".join(words))
+
+  def _name_of(self, i: int) -> str:
+    """The name of clue i's entity, or what is taken for it."""
+    texts = (self._index.chunk(hit).text for hit in self._hits.get(i, ()))
+    first = code_names.first_defined(texts) if self._takes_first else None
+    return first or self._clues[i]["name"]
 
   def _seen_name(self, i: int, visible: Sequence[str]) -> str:
     """A name in sight that a gold chunk of clue i also has; "" if there is none.

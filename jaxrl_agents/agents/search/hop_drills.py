@@ -3,8 +3,9 @@
 Quoting from the hits, in the middle of a query that began with words of the question, is a pattern
 of attention of its own, and episodes have few tokens of it. A drill has a question and the search
 for one of its clues in its prompt, and its reply lists the hit that defines the name and searches
-for the clue that refers to that one. In most drills names and words are other ones (see
-`rewording`), so that they cannot be memorised.
+for the clue that refers to that one. Like the demonstrator it takes the first name that hits
+define. In most drills names and words are other ones (see `rewording`), so that they cannot be
+memorised.
 """
 
 from __future__ import annotations
@@ -32,9 +33,6 @@ REWORDED = 0.7
 
 WORD_SHARES = (0.5, 1.0)
 """How often a word of such a drill is replaced."""
-
-SHUFFLED = 0.5
-"""Share of the drills whose hits are in random order."""
 
 PIECE_WORDS = (12, 20, 40, 80, 80)
 """A drill shows one of these numbers of words of each hit."""
@@ -132,8 +130,6 @@ def _drill(
   if not any(i in shown for i in right):
     others = list(shown)[:-1]
     shown = {i: chunk_text(i) for i in [right[0], *others]}
-  if draw.random() < SHUFFLED:
-    shown = {i: shown[i] for i in draw.sample(list(shown), len(shown))}
   length, renamed = draw.choice(PIECE_WORDS), draw.random() < RENAMED
   changed = rewording.Rewording(
     [clue["text"] for clue in clues],
@@ -142,8 +138,8 @@ def _drill(
     renames=renamed,
     draw=draw,
   )
-  named = changed.name(name)
   pieces = {i: changed(piece(text, name, length, draw)) for i, text in shown.items()}
+  named = code_names.first_defined(pieces.values()) or changed.name(name)
   result = "\n".join(view.hit(ids.name(i), text, chat.count(text)) for i, text in pieces.items())
   question, first, second = _question(task, place, changed, draw)
   messages = [

@@ -37,12 +37,6 @@ PIECE_WORDS = (8, 20, 40, 100, 100)
 REWORDED = 0.5
 """Share of the drills in which words of clues are replaced, in the hits too, and mostly names."""
 
-TWICE = 0.25
-"""How often words of such a clue come twice: what follows a word then depends on more than it."""
-
-WORDS_TWICE = (1, 2, 3)
-"""One of these numbers of words comes twice."""
-
 FAILED = 0.12
 """How often a search fails and is made again: it finds nothing, or the context is too full. What a
 list has does not change then.
@@ -63,9 +57,6 @@ TWIN_WORDS = 0.2
 
 HITS = (1, 2, 2, 2)
 """A search of a drill has one of these numbers of hits."""
-
-SHUFFLED = 0.5
-"""How often the hits of such a clue are in random order."""
 
 
 def step_drills(
@@ -97,7 +88,8 @@ def step_drills(
 class _Drill:
   """The beginning of an episode of the expert.
 
-  `_changed`: replaces words and names; `_queries`: for each clue; `_twin`: place of a clue with the
+  `_changed`: replaces words and names; `_shown_clues`: the clues in the words of the question, with
+  the name that the demonstrator takes for each; `_twin`: place of a clue with the
   words of another one, or 0. `_seen`: {chunk in sight: whether it supports
   a clue}; `_found`: those in sight, and pruned ones; `_hits`: those of each clue's search, which a
   `_generous` drill lists all. `_used`: tokens by the last usage line;
@@ -128,8 +120,7 @@ class _Drill:
     self._changed = rewording.Rewording(texts, words, share=share, renames=renames, draw=draw)
     shown = self._shown(texts, words)
     known = lambda c, text: {**c, "text": text, "name": self._changed.name(c["name"])}
-    clues = [known(c, text) for c, text in zip(self._clues, shown, strict=True)]
-    self._queries = [hops.query_of(clues, place) for place in range(len(clues))]
+    self._shown_clues = [known(c, text) for c, text in zip(self._clues, shown, strict=True)]
     question = rewording.with_clues(task.prompt, texts, shown)
     self._messages = [Message("user", question)]
     self._trained_from = 0
@@ -151,8 +142,6 @@ class _Drill:
         text = " ".join(draw.choice(words) if draw.random() < TWIN_WORDS else w for w in known)
       else:
         text = self._changed(text)
-        if self._is_reworded and draw.random() < TWICE:
-          text = " ".join(_with_repetition(text.split(), draw))
       shown.append(text)
     return shown
 
@@ -176,8 +165,6 @@ class _Drill:
       if not any(i in hits or i in self._seen for i in right):
         hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
       fresh = [i for i in hits if i not in self._found]
-      if self._is_reworded and draw.random() < SHUFFLED:
-        draw.shuffle(fresh)
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
       pieces = {i: self._changed(text) for i, text in cut.items()}
       if draw.random() < FAILED:
@@ -210,7 +197,7 @@ class _Drill:
     """A search for half of a clue that finds nothing, or that is refused because the context is
     full of what could be pruned.
     """
-    limits, words = self._limits, self._queries[place].split()
+    limits, words = self._limits, self._query(place).split()
     if len(words) < 3:
       return
     half = " ".join(words[: len(words) // 2 + 1])
@@ -257,6 +244,8 @@ class _Drill:
       self._failed.discard(len(self._messages))
       return False
     self._found |= set(hits)
+    if named := code_names.first_defined(hits.values()):
+      self._shown_clues[place]["name"] = named
     self._hits.append(list(hits))
     self._seen = {i: right for i, right in self._seen.items() if i not in pruned}
     self._seen |= {i: i in self._gold for i in hits}
@@ -275,13 +264,16 @@ class _Drill:
     if place == len(self._clues):
       found = {i: self._listed(i) for i in range(place)}
       return expert.final_list(found, self._limits.max_documents)
-    reply = expert.searches([self._queries[place]], self._running_list(place))
+    reply = expert.searches([self._query(place)], self._running_list(place))
     names = [self._ids.name(i) for i in self._wrong()]
     above = self._used > self._limits.threshold_tokens
     if not (above and names and self._limits.can_prune):
       return reply
     prune = ToolCall("", view.PRUNE.name, {"chunk_ids": names})
     return dataclasses.replace(reply, tool_calls=(prune, *reply.tool_calls))
+
+  def _query(self, place: int) -> str:
+    return hops.query_of(self._shown_clues, place)
 
   def _running_list(self, place: int) -> str:
     return expert.running_list({i: self._listed(i) for i in range(place)}, place)
@@ -294,11 +286,3 @@ class _Drill:
 
   def _wrong(self) -> list[str]:
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
-
-
-def _with_repetition(words: Sequence[str], draw: random.Random) -> list[str]:
-  """The words, with a few of them a second time somewhere after the first."""
-  first = draw.randrange(len(words))
-  again = words[first : first + draw.choice(WORDS_TWICE)]
-  at = draw.randint(first + len(again), len(words))
-  return [*words[:at], *again, *words[at:]]

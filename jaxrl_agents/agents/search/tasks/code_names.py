@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MIN_NAME = 4
 """Characters of the shortest name: shorter ones stand everywhere."""
@@ -36,6 +37,11 @@ def names(text: str) -> list[str]:
 def stands_in(name: str, text: str) -> bool:
   """Whether a text has a name as a whole word."""
   return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
+
+
+def first_defined(texts: Iterable[str]) -> str | None:
+  """The first name that one of these passages defines; None if they define none."""
+  return next((name for text in texts for name in defined(text)), None)
 
 
 def defined(text: str) -> list[str]:

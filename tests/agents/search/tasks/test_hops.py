@@ -10,10 +10,10 @@ import pytest
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents.agents.agent import DEMONSTRATOR
-from jaxrl_agents.agents.search import hop_drills, quotes, reward, step_drills, tools
+from jaxrl_agents.agents.search import hop_drills, quotes, reward, step_drills, tools, view
 from jaxrl_agents.agents.search.agent import AGENT
 from jaxrl_agents.agents.search.config import SearchConfig
-from jaxrl_agents.agents.search.tasks import code_names, make_tasks, practice, task_set
+from jaxrl_agents.agents.search.tasks import code_names, hops, make_tasks, practice, task_set
 from jaxrl_agents.agents.search.tasks.hop_search import HopSearch
 from jaxrl_agents.corpus import chunks
 from jaxrl_agents.corpus.index import hybrid
@@ -202,6 +202,25 @@ def test_quotes_of_an_episode_are_the_words_of_its_clues_and_the_names_from_hits
     next(quotes.quotes(dataclasses.replace(task, facts={}), played, services.chat))
 
 
+def test_the_demonstrator_takes_the_first_name_that_hits_define(made, services):
+  limits = dataclasses.replace(services.limits, generous=0.0, hops=True, hasty=0.0)
+  services = dataclasses.replace(services, limits=limits)
+  taken = wrong = 0
+  for task in made[0].tasks["train"]:
+    log = play(DEMONSTRATOR, task, services).log
+    queries = [str(call.arguments["query"]) for call in reward.calls(log)]
+    results = [message.content for message in log if message.role == "tool"]
+    shown = dict(zip(queries, results, strict=True))
+    asked = lambda clue, of=queries: next((q for q in of if clue["text"] in q), "")
+    for clue in hop_clues(task):
+      names = code_names.defined(shown.get(asked(source(task, clue)), ""))
+      if names and asked(clue):
+        taken += 1
+        wrong += asked(clue) != f" {query(task, clue)}"
+        assert asked(clue).endswith(f"; {names[0]}")
+  assert taken > wrong > 0
+
+
 @pytest.mark.parametrize("generous", [0.0, 1.0])
 def test_a_generous_demonstrator_lists_all_hits_of_each_search(made, services, generous):
   limits = dataclasses.replace(services.limits, generous=generous, hops=True, hasty=0.0)
@@ -235,7 +254,7 @@ def test_drills_quote_the_name_that_a_hit_defines_which_is_mostly_made_up(made):
   for drill in drills:
     prompt, reply = talk.decode(drill.prompt), talk.parse(drill.reply)
     name = reply.tool_calls[0].arguments["query"].rpartition("; ")[2]
-    assert name in code_names.defined(prompt)
+    assert name == code_names.defined(prompt.partition("<|tool|>")[2])[0]
     shown, marks = reward.hit_ids(prompt), reward.answer_ids(reply.content)
     assert len(marks) in (1, len(shown)) and set(marks) <= set(shown)
     if len(shown) > 1:
@@ -245,6 +264,14 @@ def test_drills_quote_the_name_that_a_hit_defines_which_is_mostly_made_up(made):
     assert name.startswith(talk.decode(drill.reply[drill.name_at : drill.name_at + 1]).strip())
   assert 0.5 < np.mean(made_up) < 0.95
   assert set(listed) == {1, 2}
+
+
+def with_first_names(clues, found):
+  """The queries for clues, each name being the first one that the hits for it define, [names]."""
+  names = [each[:1] or [clue["name"]] for clue, each in zip(clues, found, strict=False)]
+  taken = [{**clue, "name": name} for clue, (name,) in zip(clues, names, strict=False)]
+  taken += clues[len(taken) :]
+  return [f" {hops.query_of(taken, place)}" for place in range(len(clues))]
 
 
 def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_last_clue(made):
@@ -259,7 +286,7 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     count=180,
     seed=1,
   )
-  answers = pruned = strange = generous = failed = repeats = ordered = selective = 0
+  answers = pruned = strange = generous = failed = repeats = ordered = selective = mistaken = 0
   for tokens, trained in drills:
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False))
     start, stop = int(edges[-2]), int(edges[-1])
@@ -294,13 +321,17 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     turns = re.findall(r"<\|assistant\|>(.*?)<\|", prompt, re.DOTALL)
     repeats += any(each.count("<Document") > len(reward.answer_ids(each)) for each in turns)
     learnt = "".join(talk.decode(tokens[a:b]) for a, b in edges.reshape(-1, 2))
-    asked = []
-    for (_, each), (number, following) in zip(searches, itertools.pairwise(numbers), strict=True):
+    results = re.findall(r"<\|tool\|>(.*?)<\|", prompt, re.DOTALL)
+    results = [each for each in results if not each.startswith(view.PRUNED)]
+    asked, found = [], []
+    steps = zip(searches, results, itertools.pairwise(numbers), strict=True)
+    for (_, each), result, (number, following) in steps:
       if following == number:  # it failed and is made again
         failed += 1
         assert f'"{each}"' not in learnt
       else:
         asked.append(each)
+        found.append(code_names.defined(result))
         assert following == number + 1 == len(asked) + 1
     listed = reward.answer_ids(reply.content)
     assert len(listed) == len(texts)
@@ -312,8 +343,10 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
       assert all(query.partition("; ")[0].strip() in question for query in asked)
       continue
     clues = same[0].facts["clues"]
-    wanted = [f" {query(same[0], clue)}" for clue in clues]
-    assert asked == wanted[: len(asked)]
+    wanted = with_first_names(clues, [] if gone else found)  # what was pruned is not in sight
+    mistaken += wanted != with_first_names(clues, [])
+    begin = [each.rpartition("; ")[0] or each for each in wanted]
+    assert all(map(str.startswith, asked, begin)) and (gone or asked == wanted[: len(asked)])
     right = {i for clue in clues for i in clue["chunk_ids"]}
     assert all(set(clue["chunk_ids"]) & set(listed) for clue in clues[: len(asked)])
     if not set(listed) <= right:
@@ -325,13 +358,15 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     if not search:
       assert len(asked) == len(wanted)
       continue
-    assert search.arguments["query"] == wanted[len(asked)]
+    following = search.arguments["query"]
+    assert following.startswith(begin[len(asked)]) and (gone or following == wanted[len(asked)])
     assert len(prunes) == (used[-1:] > [1_024])
     for call in prunes:
       pruned += 1
       assert set(call.arguments["chunk_ids"]) == set(shown) - right != set()
   assert 60 < answers < 120 and pruned > 3 and 40 < strange < 100 and 5 < generous < 60
   assert 5 < failed < 60 and 5 < repeats < 60 and 0.9 * selective < ordered
+  assert mistaken > 3
 
 
 def test_drills_without_hops_are_refused():
