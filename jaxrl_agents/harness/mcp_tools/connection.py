@@ -27,6 +27,8 @@ from jaxrl_agents.harness.mcp_tools.written import MAX_BYTES
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would repeat what servers send
 CLOSE_S = 8.0
 """A connection is closed within this time, or its task is cancelled."""
+PROBE_S = 5.0
+"""A server that does not even list its tools within this time after a late call is dead."""
 MAX_TOOLS = 1_000
 MAX_PAGES = 100
 
@@ -40,6 +42,7 @@ class Connection:
 
   Attributes:
     tools: what the server offers.
+    late: calls that passed their deadline since the last one that was answered.
   """
 
   def __init__(self, server: McpServer, box: Sandbox | None):
@@ -51,6 +54,7 @@ class Connection:
     self._client: Client | None = None
     self._failure = ""
     self.tools: tuple[Offered, ...] = ()
+    self.late = 0
 
   @property
   def ended(self) -> str:
@@ -58,11 +62,27 @@ class Connection:
     return (self._process.ended if self._process else "") or self._failure
 
   async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
-    """Calls a tool; the caller sets the deadline. Raises what the client raises."""
+    """Calls a tool; the caller sets the deadline. Raises what the client raises.
+
+    A call that is cancelled here is cancelled at the server, by the notification of the protocol.
+    """
     assert self._client is not None  # `opened` returns none without
     if self._process is not None:
       self._process.allow()
-    return await self._client.call_tool(name, dict(arguments))
+    result = await self._client.call_tool(name, dict(arguments))
+    self.late = 0
+    return result
+
+  async def answers(self) -> bool:
+    """Whether the server lists its tools within PROBE_S; newer versions of MCP have no ping."""
+    if self.ended or self._client is None:
+      return False
+    try:
+      async with asyncio.timeout(PROBE_S):
+        await self._client.list_tools()
+    except Exception:  # whatever the client raises
+      return False
+    return not self.ended
 
   async def close(self, *, hurry: bool = False) -> None:
     """Ends the connection, and the server if it is a program; at once if in a `hurry`."""

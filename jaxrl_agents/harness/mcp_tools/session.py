@@ -20,6 +20,8 @@ from jaxrl_agents.harness.tools import Tool, ToolError
 
 PAUSE_S = 5.0
 """For so long after a failed start, no other one is tried."""
+LATE_CALLS = 8
+"""A shared server that lets so many calls in a row be late does its work no more."""
 MAX_ARGUMENT_CHARS = 300_000
 MAX_CAUSE_CHARS = 400
 _LOST = (CONNECTION_CLOSED, REQUEST_TIMEOUT, INVALID_REQUEST)
@@ -117,10 +119,9 @@ class Session:
         async with asyncio.timeout(server.deadline_s):
           return await connection.call(listed.name, arguments)
       except TimeoutError as error:
-        self._drop(connection)
+        outcome = await self._gave_up(connection)
         raise ToolError(
-          f"{name} took longer than {server.deadline_s:g} s. {self._anew()} Ask for something "
-          "simpler."
+          f"{name} took longer than {server.deadline_s:g} s. {outcome} Ask for something simpler."
         ) from error
       except MCPError as error:
         if error.code not in _LOST and not connection.ended:
@@ -132,6 +133,17 @@ class Session:
       except Exception as error:  # a result that breaks the protocol
         raise ToolError(f"{name} returned what cannot be read: {_short(error)}.") from error
     raise AssertionError("the last try returns or raises")
+
+  async def _gave_up(self, connection: Connection) -> str:
+    """What became of the server after a late call, which was cancelled there.
+
+    Others have calls on the connection to a shared server: it stays unless the server is dead.
+    """
+    connection.late += 1
+    if not self._server.stateful and connection.late < LATE_CALLS and await connection.answers():
+      return "The call was cancelled."
+    self._drop(connection)
+    return self._anew()
 
   def _anew(self) -> str:
     lost = " and what it held is lost" if self._server.stateful else ""

@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 from mcp import types
 from mcp.server import Server
@@ -38,8 +39,24 @@ async def fail(text_):
   return text(f"there is no {text_}", is_error=True)
 
 
-async def hang(_):
-  await asyncio.sleep(600)
+async def hang(path):
+  """Never answers; writes to the file of a path that the call was cancelled."""
+  try:
+    await asyncio.sleep(600)
+  except asyncio.CancelledError:
+    if path:
+      pathlib.Path(path).write_text("cancelled")
+    raise
+
+
+async def nap(seconds):
+  await asyncio.sleep(float(seconds))
+  return await count("")
+
+
+async def block(_):
+  """Keeps the whole server from answering."""
+  time.sleep(600)
 
 
 async def die(_):
@@ -97,6 +114,8 @@ PLAIN = (
   count,
   fail,
   hang,
+  nap,
+  block,
   die,
   flood_line,
   flood_messages,

@@ -54,29 +54,65 @@ def test_a_server_that_hangs_dies_or_floods_is_replaced():
   )
 
 
-def test_calls_of_a_shared_server_do_not_wait_for_one_another():
+def shared(server, listed, body):
+  """`await body(call)` of a server that several share; `call(name, text)` is a task."""
   from jaxrl_agents.harness.mcp_tools.session import Session
   from jaxrl_agents.harness.tools import run_call
   from jaxrl_agents.types import ToolCall
-
-  server = odd(deadline_s=2.5, stateful=False)
-  listed = listing_of((server.command, server.args), ()).tools["odd"]
 
   async def play():
     session = Session(server, listed, asyncio.Semaphore(1))
     tools = {tool.spec.name: tool for tool in session.tools}
     await session.connect()
-    hanging = asyncio.create_task(run_call(tools, ToolCall("", "odd_hang", {})))
-    await asyncio.sleep(0)
-    texts = [await run_call(tools, ToolCall("", "odd_count", {})) for _ in range(3)]
-    was_waiting = not hanging.done()
-    texts.append(await hanging)
-    await session.close()
-    return texts, was_waiting
+    run = lambda name, text: run_call(tools, ToolCall("", f"odd_{name}", {"text": text}))
+    try:
+      return await body(lambda name, text="": asyncio.create_task(run(name, text)))
+    finally:
+      await session.close()
 
-  texts, was_waiting = asyncio.run(play())
-  assert texts[:3] == ["1", "2", "3"] and was_waiting
-  assert texts[3].endswith("Its server is started anew. Ask for something simpler.")
+  return asyncio.run(play())
+
+
+def odd_shared(body, **options):
+  server = odd(stateful=False, **options)
+  return shared(server, listing_of((server.command, server.args), ()).tools["odd"], body)
+
+
+LATE = "Error: odd_{} took longer than 2.5 s. {} Ask for something simpler."
+
+
+def test_calls_of_a_shared_server_do_not_wait_for_one_another():
+  async def body(call):
+    hanging = call("hang")
+    await asyncio.sleep(0)
+    return [await call("count") for _ in range(3)], hanging.done()
+
+  assert odd_shared(body) == (["1", "2", "3"], False)
+
+
+def test_a_late_call_of_a_shared_server_is_cancelled_and_leaves_the_calls_of_others(tmp_path):
+  mark = tmp_path / "mark"
+
+  async def body(call):
+    hanging = call("hang", str(mark))
+    await asyncio.sleep(1)
+    napping = call("nap", "2")  # is in flight as the other one is late
+    return [await hanging, await napping, await call("count")]
+
+  texts = odd_shared(body, deadline_s=2.5)
+  assert texts == [LATE.format("hang", "The call was cancelled."), "1", "2"]
+  assert mark.read_text() == "cancelled"
+
+
+@pytest.mark.parametrize(("tool", "calls"), [("block", 1), ("hang", 8)])
+def test_a_shared_server_is_replaced_where_it_answers_nothing_or_eight_calls_are_late(tool, calls):
+  async def body(call):
+    first = await call("count")
+    late = await asyncio.gather(*(call(tool) for _ in range(calls)))
+    return first, late[-1], await call("count")
+
+  anew = LATE.format(tool, "Its server is started anew.")
+  assert odd_shared(body, deadline_s=2.5) == ("1", anew, "1")
 
 
 def test_a_call_is_made_again_only_if_the_server_says_that_it_is_read_only(tmp_path):
@@ -180,6 +216,8 @@ def test_a_server_over_http_is_called_and_a_lost_one_is_an_error_until_it_is_bac
       texts = [await run_call(tools, call), await run_call(tools, call)]
       texts.append(await run_call(tools, ToolCall("", "odd_huge", {})))
       texts.append(await run_call(tools, call))
+      texts.append(await run_call(tools, ToolCall("", "odd_hang", {})))
+      texts.append(await run_call(tools, call))
       serving.kill()
       serving.wait()
       texts.append(await run_call(tools, call))
@@ -188,8 +226,9 @@ def test_a_server_over_http_is_called_and_a_lost_one_is_an_error_until_it_is_bac
       await made.close()
       return texts
 
-    first, second, huge, third, without, back = asyncio.run(lost())
-    assert (first, second, third, back) == ("1", "2", "3", "1")
+    first, second, huge, third, late, fourth, without, back = asyncio.run(lost())
+    assert (first, second, third, fourth, back) == ("1", "2", "3", "4", "1")
+    assert late.endswith("took longer than 5 s. The call was cancelled. Ask for something simpler.")
     assert huge == (
       "Error: odd_huge failed: ReadError: an answer of more than 16 MiB. The connection to its "
       "server is made anew."
