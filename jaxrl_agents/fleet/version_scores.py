@@ -2,6 +2,11 @@
 
     W/evaluations/v0000000012.json                      a result: version, step, scores, digest
     W/evaluations/v0000000012.HOST-PID-XXXX.claim       somebody evaluates this version
+    W/evaluations/v0000000012.0.holder                  names the first claim that was granted
+
+A claim is granted by the link of a file with its name to the first holder that is not there. A
+later holder is only tried when the claims that all earlier ones name count no more, and holders are
+never removed: so one of several processes that come at once has the version, whatever their order.
 
 A result is written into the file of its claim, and then linked to its name. The link fails if there
 is a result already, and if the claim is gone because the learner withdrew the version meanwhile.
@@ -10,6 +15,7 @@ is a result already, and if the claim is gone because the learner withdrew the v
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -33,7 +39,7 @@ class VersionScores:
 
   Any number of processes, also of several machines that share the disk, may have one.
 
-  Invariant: a version has at most one result.
+  Invariant: a version has at most one result, and at most one claim that was granted and counts.
 
   Args:
     folder: of the results; made if missing.
@@ -56,15 +62,16 @@ class VersionScores:
     """The claim of a version, which this process evaluates from now on; None if another one does or
     there is a result.
     """
-    if self._result(version).exists() or self._others(version):
+    if self._result(version).exists():
       return None
     name = f"v{version:010d}.{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.claim"
     own = self._folder / name
     own.touch()
-    if any(other.name < name for other in self._others(version, own)):  # both came at once
-      own.unlink(missing_ok=True)
-      return None
-    return own
+    # An evaluator that ended meanwhile made its result before it removed its claim.
+    if self._granted(version, own) and not self._result(version).exists():
+      return own
+    own.unlink(missing_ok=True)
+    return None
 
   def keep(self, claim: pathlib.Path, record: Mapping[str, Any]) -> bool:
     """Makes a record the result of the version that was claimed; False if there is one already, or
@@ -95,17 +102,30 @@ class VersionScores:
   def _result(self, version: int) -> pathlib.Path:
     return self._folder / f"v{version:010d}.json"
 
-  def _others(self, version: int, own: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """The claims of others that count; those that do not are removed."""
-    found = []
-    for path in self._folder.glob(f"v{version:010d}.*.claim"):
-      if path == own:
-        continue
-      if self._counts(path):
-        found.append(path)
-      else:
-        path.unlink(missing_ok=True)
-    return found
+  def _granted(self, version: int, own: pathlib.Path) -> bool:
+    """Whether a claim becomes the holder of its version; removes claims of holders that count no
+    more.
+    """
+    fresh = own.with_suffix(".partial")
+    try:
+      with full_disk.named(self._folder):
+        fresh.write_text(own.name)
+      for number in itertools.count():
+        holder = self._folder / f"v{version:010d}.{number}.holder"
+        try:
+          os.link(fresh, holder)
+          return True
+        except FileExistsError:
+          other = self._folder / holder.read_text()
+        if other == own:  # NFS made the link, and its answer was lost
+          return True
+        if self._counts(other):
+          return False
+        if _CLAIM.fullmatch(other.name):
+          other.unlink(missing_ok=True)
+    finally:
+      fresh.unlink(missing_ok=True)
+    raise AssertionError("the count has no end")
 
   def _counts(self, claim: pathlib.Path) -> bool:
     match = _CLAIM.fullmatch(claim.name)
