@@ -22,6 +22,8 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from jaxrl_agents import durable
+
 FIELD = "record_sha256"
 _PATTERN = "digests-{part}.json"
 NAME = _PATTERN.format(part=0)
@@ -37,7 +39,7 @@ def write(folder: pathlib.Path, *, part: int = 0, parts: int = 1) -> None:
     json.dump({"parts": parts, "files": found}, file, indent=1, sort_keys=True)
     file.flush()
     os.fsync(file.fileno())
-  os.replace(fresh, target)
+  durable.replace(fresh, target)
 
 
 def damage(

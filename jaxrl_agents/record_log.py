@@ -18,7 +18,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxrl_agents import full_disk
+from jaxrl_agents import durable, full_disk
 
 MAGIC = b"jaxrl log 1\n"
 MARK = b"\xa5\xd6\xb7\xe9"
@@ -87,6 +87,8 @@ class Log:
         if fresh:
           self._write(MAGIC)
         os.fsync(self._file.fileno())
+        if fresh:
+          durable.sync(self.path.parent)
     except BaseException:
       self._file.close()
       raise
@@ -177,6 +179,7 @@ def rewritten(log: Log, records: Iterable[Record]) -> tuple[Log, list[int]]:
     raise
   log._file.close()
   fresh.path = log.path
+  durable.sync(log.path.parent)
   return fresh, begins
 
 

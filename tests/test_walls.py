@@ -18,6 +18,7 @@ FOUNDATION = (
   "background",
   "types",
   "config",
+  "durable",
   "policy.config",
   "file_digests",
   "full_disk",

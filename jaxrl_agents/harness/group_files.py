@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_agents import full_disk
+from jaxrl_agents import durable, full_disk
 from jaxrl_agents.types import Group, Message, Segment, Task, ToolCall, Trajectory
 
 FORMAT = 3
@@ -59,7 +59,7 @@ def save_groups(
       np.savez(file, **flat)
       file.flush()
       os.fsync(file.fileno())
-    os.replace(partial, target)
+    durable.replace(partial, target)
   finally:
     partial.unlink(missing_ok=True)
 

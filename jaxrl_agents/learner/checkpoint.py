@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from jaxrl_agents import file_digests, full_disk
+from jaxrl_agents import durable, file_digests, full_disk
 from jaxrl_agents.learner import barriers
 from jaxrl_agents.learner.state import TrainState
 
@@ -76,6 +76,9 @@ def save(
   folder = pathlib.Path(manager.directory) / str(step)
   with full_disk.named(folder):
     manager.save(step, args=items)
+    durable.sync_tree(folder)  # each process waits for what it wrote itself
+    durable.sync(folder.parent)
+    barriers.wait_for_all(f"files of step {step}")  # digests come and go from here on
     file_digests.write(folder, part=jax.process_index(), parts=jax.process_count())
   barriers.wait_for_all(f"digests of step {step}")
   for old in sorted(manager.all_steps())[:-keep]:

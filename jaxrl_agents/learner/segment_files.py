@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jaxrl_agents import file_digests, full_disk
+from jaxrl_agents import durable, file_digests, full_disk
 from jaxrl_agents.types import Segment
 
 MANIFEST = "manifest.json"
@@ -194,10 +194,11 @@ def _replace_folder(
     }
     text = json.dumps(file_digests.with_digest(manifest), indent=2) + "\n"
     (fresh / MANIFEST).write_text(text)
+    durable.sync_tree(fresh)  # a full disk fails here, while the old one has its name
     before = fresh.with_name(f"{fresh.name}.before")
     if folder.exists():
       folder.rename(before)  # and not removed until the new one is in its place
-    fresh.rename(folder)
+    durable.replace(fresh, folder)
     shutil.rmtree(before, ignore_errors=True)
   except BaseException:
     shutil.rmtree(fresh, ignore_errors=True)

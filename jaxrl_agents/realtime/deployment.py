@@ -21,7 +21,7 @@ import shutil
 import time
 from typing import Any
 
-from jaxrl_agents import full_disk
+from jaxrl_agents import durable, full_disk
 from jaxrl_agents.realtime.arms import CANARY, STABLE, STAGES, arm
 from jaxrl_agents.weights import manifest as manifest_lib
 
@@ -199,12 +199,7 @@ class Deployer:
       json.dump({"sha256": _digest(content), "deployment": content}, file)
       file.flush()
       os.fsync(file.fileno())
-    os.replace(partial, self.folder / FILE)
-    directory = os.open(self.folder, os.O_RDONLY)
-    try:
-      os.fsync(directory)
-    finally:
-      os.close(directory)
+    durable.replace(partial, self.folder / FILE)
     self.now = deployment
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
-from jaxrl_agents import full_disk
+from jaxrl_agents import durable, full_disk
 from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
 from jaxrl_agents.chat import document_numbers as numbers_lib
 from jaxrl_agents.chat.document_numbers import DocumentNumbers
@@ -181,7 +181,7 @@ def _copy_whole(kept: pathlib.Path, folder: pathlib.Path) -> None:
   shutil.rmtree(fresh, ignore_errors=True)
   with full_disk.named(folder.parent):
     shutil.copytree(kept, fresh)
-  fresh.rename(folder)
+    durable.replace(fresh, folder)
 
 
 def _made(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_agents import chat, file_digests, full_disk
+from jaxrl_agents import chat, durable, file_digests, full_disk
 from jaxrl_agents.chat import loading
 from jaxrl_agents.hf import files
 from jaxrl_agents.policy import params as params_lib
@@ -73,7 +73,7 @@ def save(
       if file.resolve() != (folder / file.name).resolve():
         partial = folder / f"{file.name}.partial"
         shutil.copyfile(file, partial)
-        os.replace(partial, folder / file.name)
+        durable.replace(partial, folder / file.name)
     file_digests.write(folder)
   processes.wait_for_all("saved")
   return folder
@@ -92,7 +92,7 @@ def _write(
       views[path][place] = values
     views.clear()
     _sync(partial)
-    os.replace(partial, folder / WEIGHTS)
+    durable.replace(partial, folder / WEIGHTS)
   finally:
     partial.unlink(missing_ok=True)  # else a file that failed would keep its room on the disk
 
@@ -101,7 +101,7 @@ def save_sizes(cfg: PolicyConfig, folder: str | pathlib.Path) -> None:
   """Writes the sizes that `policy.model` must have to load the weights of `folder`."""
   partial = pathlib.Path(folder) / f"{SIZES}.partial"
   partial.write_text(json.dumps(dataclasses.asdict(cfg), indent=2) + "\n")
-  os.replace(partial, partial.with_name(SIZES))
+  durable.replace(partial, partial.with_name(SIZES))
 
 
 def place(name: str | pathlib.Path) -> pathlib.Path:

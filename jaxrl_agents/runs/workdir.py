@@ -36,7 +36,7 @@ from typing import IO, Any
 
 import psutil
 
-from jaxrl_agents import file_digests, full_disk, stopwatch
+from jaxrl_agents import durable, file_digests, full_disk, stopwatch
 from jaxrl_agents.full_disk import FullDiskError
 
 WARM_START = "warm_start"
@@ -287,7 +287,7 @@ def _replace(path: pathlib.Path, text: str) -> None:
     file.write(text)
     file.flush()
     os.fsync(file.fileno())
-  os.replace(fresh, path)
+  durable.replace(fresh, path)
 
 
 def rss_mib() -> float:

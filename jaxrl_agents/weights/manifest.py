@@ -17,6 +17,8 @@ import re
 import time
 from typing import Any
 
+from jaxrl_agents import durable
+
 Folder = str | pathlib.Path
 NAME = re.compile(r"manifest_v(\d{10})\.json")
 
@@ -107,12 +109,7 @@ def write(folder: Folder, manifest: Manifest) -> None:
     f.write(text_of(manifest))
     f.flush()
     os.fsync(f.fileno())
-  os.replace(partial, final)
-  directory = os.open(final.parent, os.O_RDONLY)
-  try:
-    os.fsync(directory)
-  finally:
-    os.close(directory)
+  durable.replace(partial, final)
 
 
 def read(folder: Folder, version: int) -> Manifest:
