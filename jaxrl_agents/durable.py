@@ -34,7 +34,9 @@ def sync_tree(place: str | os.PathLike[str]) -> None:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-  """Waits until the content of a file, or the names in a folder, are on the disk."""
+  """Waits until the content of a file, also what was written through a memory map, or the names in
+  a folder are on the disk.
+  """
   descriptor = os.open(path, os.O_RDONLY)
   try:
     os.fsync(descriptor)

@@ -17,7 +17,6 @@ import concurrent.futures
 import hashlib
 import json
 import math
-import os
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -37,8 +36,6 @@ def write(folder: pathlib.Path, *, part: int = 0, parts: int = 1) -> None:
   fresh = target.with_suffix(".tmp")
   with fresh.open("w") as file:
     json.dump({"parts": parts, "files": found}, file, indent=1, sort_keys=True)
-    file.flush()
-    os.fsync(file.fileno())
   durable.replace(fresh, target)
 
 

@@ -55,11 +55,10 @@ def save_groups(
   target.parent.mkdir(parents=True, exist_ok=True)
   partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
   try:
-    with full_disk.named(target.parent), open(partial, "wb") as file:
-      np.savez(file, **flat)
-      file.flush()
-      os.fsync(file.fileno())
-    durable.replace(partial, target)
+    with full_disk.named(target.parent):
+      with open(partial, "wb") as file:
+        np.savez(file, **flat)
+      durable.replace(partial, target)
   finally:
     partial.unlink(missing_ok=True)
 

@@ -195,11 +195,10 @@ class Deployer:
     """Replaces the file, durably."""
     content = _to_json(deployment)
     partial = self.folder / f"{FILE}.{os.getpid()}.tmp"
-    with full_disk.named(self.folder), open(partial, "w", encoding="utf-8") as file:
-      json.dump({"sha256": _digest(content), "deployment": content}, file)
-      file.flush()
-      os.fsync(file.fileno())
-    durable.replace(partial, self.folder / FILE)
+    with full_disk.named(self.folder):
+      with open(partial, "w", encoding="utf-8") as file:
+        json.dump({"sha256": _digest(content), "deployment": content}, file)
+      durable.replace(partial, self.folder / FILE)
     self.now = deployment
 
 

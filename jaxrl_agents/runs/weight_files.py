@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 from collections.abc import Iterable
@@ -91,7 +90,6 @@ def _write(
     for path, place, values in pieces:
       views[path][place] = values
     views.clear()
-    _sync(partial)
     durable.replace(partial, folder / WEIGHTS)
   finally:
     partial.unlink(missing_ok=True)  # else a file that failed would keep its room on the disk
@@ -204,12 +202,6 @@ def _verify(folder: pathlib.Path) -> None:
         f"the weights in {folder} are damaged: {problem}; restore the folder from a copy, or "
         "remove it and run the script that wrote it again"
       )
-
-
-def _sync(path: pathlib.Path) -> None:
-  """Waits until what was written to a file, also through a memory map, is on the disk."""
-  with path.open("rb+") as file:
-    os.fsync(file.fileno())
 
 
 def _placed(stored: np.ndarray, dtype: Any, place: jax.sharding.Sharding) -> jax.Array:

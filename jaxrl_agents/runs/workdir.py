@@ -283,11 +283,9 @@ def metrics_line(text: str | bytes) -> dict[str, Any]:
 def _replace(path: pathlib.Path, text: str) -> None:
   """Replaces a file by an atomic rename, once its content is on the disk."""
   fresh = path.with_suffix(".new")
-  with full_disk.named(path.parent), fresh.open("w", encoding="utf-8") as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  durable.replace(fresh, path)
+  with full_disk.named(path.parent):
+    fresh.write_text(text, encoding="utf-8")
+    durable.replace(fresh, path)
 
 
 def rss_mib() -> float:

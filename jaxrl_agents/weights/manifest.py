@@ -107,8 +107,6 @@ def write(folder: Folder, manifest: Manifest) -> None:
   partial = final.with_suffix(f".{os.getpid()}.tmp")
   with open(partial, "w", encoding="utf-8") as f:
     f.write(text_of(manifest))
-    f.flush()
-    os.fsync(f.fileno())
   durable.replace(partial, final)
 
 
