@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from jaxrl_agents import config as config_lib
 from jaxrl_agents.fleet.async_rollouts import AsyncRollouts
 from jaxrl_agents.fleet.pacing import Pacing
 from jaxrl_agents.types import Group, Task
@@ -135,6 +136,8 @@ def trajectories_per_s(metrics: pathlib.Path) -> float:
 
 def main(_: list[str]) -> None:
   """Runs both and writes the figures."""
+  if _CONFIG.value:
+    config_lib.load(_CONFIG.value)  # a wrong one is refused before minutes of simulations
   found: dict[str, object] = {"simulated": simulations()}
   if _CONFIG.value:
     found["real"] = real(_CONFIG.value, _SEEDS.value)
