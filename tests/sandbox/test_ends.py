@@ -12,6 +12,7 @@ import time
 import pytest
 
 from jaxrl_agents.sandbox.errors import NoSandbox, SandboxLost
+from jaxrl_agents.sandbox.host.sandbox import Sandbox
 from jaxrl_agents.sandbox.host.sandboxes import default_store
 
 pytestmark = pytest.mark.slow
@@ -165,5 +166,22 @@ def test_a_sandbox_whose_zygote_dies_while_it_starts_is_an_error_that_says_so(pl
     boxes._backend.launch = launch_and_die
     with pytest.raises(NoSandbox, match="ended before it was ready"):
       await boxes.create(base)
+
+  play(body)
+
+
+def test_a_sandbox_that_answers_and_then_ends_while_it_is_made_is_an_error(play, monkeypatch):
+  async def body(boxes, base):
+    begin = Sandbox.begin
+
+    async def begin_and_die(box, env):
+      await begin(box, env)
+      boxes._backend._process.kill()
+      await asyncio.wait_for(box.ended.wait(), 10)
+
+    monkeypatch.setattr(Sandbox, "begin", begin_and_die)
+    with pytest.raises(NoSandbox, match="ended before it was ready"):
+      await boxes.create(base)
+    assert not boxes._boxes
 
   play(body)

@@ -154,15 +154,14 @@ class Sandboxes:
         box = Sandbox(self, number, start, (reader, writer))
         box.ended = ended
         await box.begin({**ENV, **start.env})
+      if ended.is_set():  # it may have answered before it was ended
+        raise NoSandbox("a sandbox ended before it was ready: its process is gone")
     except BaseException as error:
       (writer or here).close()
       if isinstance(error, TimeoutError):
         raise NoSandbox(f"a sandbox was not ready within {_START_S:g} s") from None
       raise
-    if ended.is_set():
-      box.mark_ended()
-    else:
-      self._boxes[number] = box
+    self._boxes[number] = box
     return box
 
   def drop(self, snapshot: Snapshot) -> None:
