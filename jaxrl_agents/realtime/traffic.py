@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_agents import record_log
+from jaxrl_agents import durable, record_log
 from jaxrl_agents.gateway.requests import Fields, Refusal
 from jaxrl_agents.gateway.sessions import Session
 from jaxrl_agents.gateway.token_tree import Call
@@ -243,7 +243,7 @@ def user_key(file: pathlib.Path) -> bytes:
     partial.unlink(missing_ok=True)
     partial.touch(mode=0o600)
     partial.write_bytes(secrets.token_bytes(KEY_BYTES))
-    partial.replace(file)
+    durable.replace(partial, file)
   key = file.read_bytes()
   if len(key) != KEY_BYTES:
     raise ValueError(f"{file} has {len(key)} bytes, a key has {KEY_BYTES}; restore it from a copy")

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrl_agents import durable
 from jaxrl_agents.gateway.requests import Refusal
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
@@ -128,7 +129,7 @@ class Checkpoints:
     shutil.rmtree(before, ignore_errors=True)
     if place.exists():
       os.replace(place, before)
-    os.replace(folder, place)
+    durable.replace(folder, place)
     shutil.rmtree(before, ignore_errors=True)
     return path_of(*place.relative_to(self._directory).parts)
 
