@@ -33,7 +33,8 @@ def rewards_of(agent, options, *parts, progress=None):
 
 def test_a_search_is_weighed_by_its_own_options_and_a_failed_rollout_has_no_reward():
   parts = {"completed": 1, "precision": 0.5, "output_recall": 0.5, "trajectory_recall": 1}
-  parts |= {"answer_found": 1, "prune_penalty": 0.2, "turn_penalty": 0}
+  parts |= {"answer_found": 1, "prune_penalty": 0.2}
+  parts |= {"repeat_penalty": 0, "turn_penalty": 0}
   options = SearchConfig(reward=SearchReward(answer_found=2, betas=(4, 1)))
   found, lost = rewards_of(SEARCH, options, parts, {})
   # 0.7 F + 0.3 trajectory recall + 2 answer found - 0.2, F = 0.5 whatever beta.

@@ -17,6 +17,7 @@ class SearchReward:
   Attributes:
     f_beta, trajectory_recall, answer_found: weights of what the policy found.
     prune_penalty: factor of the penalty for repeated prune calls.
+    repeat_penalty: factor of the penalty for documents that an answer names again (ours).
     betas: of F_beta, one for each equally long phase of training (Context-1's five epochs).
   """
 
@@ -24,6 +25,7 @@ class SearchReward:
   trajectory_recall: NotNegative = 0.3
   answer_found: NotNegative = 1.0
   prune_penalty: NotNegative = 1.0
+  repeat_penalty: NotNegative = 1.0
   betas: tuple[NotNegative, ...] = (4.0, 3.5, 3.0, 2.5, 2.0)
 
 

@@ -99,6 +99,7 @@ def _fused(group: Group, max_documents: int, weights: SearchReward) -> Group:
     "num_output": float(len(output)),
     "unseen_output": 0.0,
     "repeated_output": 0.0,
+    "repeat_penalty": 0.0,
   }
   total = reward.search_total(parts, beta=weights.betas[-1], weights=weights)
   first = answered[0]

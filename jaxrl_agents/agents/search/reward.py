@@ -151,6 +151,15 @@ def _ran(log: Sequence[Message]) -> list[ToolCall]:
   return [call for call in calls(log) if call.id not in errors]
 
 
+def repeat_penalty(repeated: int) -> float:
+  """0.1 for each mark of the answer that names the id of an earlier one, capped at 0.5 (ours).
+
+  Precision alone counts repetitions too little where beta is large: a policy that does not know
+  when its list ends would then go on repeating the list.
+  """
+  return min(0.1 * repeated, 0.5)
+
+
 def turn_penalty(turns: int) -> float:
   """0.5 clip((turns - 64) / 64, 0, 1), turns of the model."""
   return 0.5 * min(max((turns - 64) / 64, 0.0), 1.0)
@@ -237,6 +246,7 @@ def search_parts(
     "trajectory_recall": recall(shown, facts),
     "answer_found": answer_found(output, facts),
     "prune_penalty": prune_penalty(call.name for call in _ran(log)),
+    "repeat_penalty": repeat_penalty(repeated),
     "turn_penalty": turn_penalty(turns),
     "turns": float(turns),
     "tool_calls": float(len(all_calls)),
@@ -265,9 +275,9 @@ def search_total(
   """The scalar reward of Context-1 from the parts of `search_parts`.
 
   r_pre = 0.7 F_beta + 0.3 trajectory_recall + answer_found;
-  r = min(max(r_pre - prune_penalty - turn_penalty, epsilon), max(r_pre, epsilon)), at most 2.
-  An episode without an answer gets exactly 0. That an empty answer gets epsilon and not 0 is our
-  reading of the report's clamp.
+  r = min(max(r_pre - prune_penalty - repeat_penalty - turn_penalty, epsilon), max(r_pre, epsilon)),
+  at most 2. The repeat_penalty is ours. An episode without an answer gets exactly 0. That an empty
+  answer gets epsilon and not 0 is our reading of the report's clamp.
   """
   w = weights
   if not parts["completed"]:
@@ -277,5 +287,10 @@ def search_total(
     + w.trajectory_recall * parts["trajectory_recall"]
     + w.answer_found * parts["answer_found"]
   )
-  raw = r_pre - w.prune_penalty * parts["prune_penalty"] - parts["turn_penalty"]
+  penalties = (
+    w.prune_penalty * parts["prune_penalty"]
+    + w.repeat_penalty * parts["repeat_penalty"]
+    + parts["turn_penalty"]
+  )
+  raw = r_pre - penalties
   return min(max(raw, EPSILON), max(r_pre, EPSILON))

@@ -31,7 +31,12 @@ PANELS = (
     high=1.0,
   ),
   Panel("Pruning accuracy", "share of pruned chunks not gold", ("prune_accuracy",), high=1.0),
-  Panel("Penalties", "subtracted from the reward", ("prune_penalty", "turn_penalty"), low=0.0),
+  Panel(
+    "Penalties",
+    "subtracted from the reward",
+    ("prune_penalty", "repeat_penalty", "turn_penalty"),
+    low=0.0,
+  ),
 )
 
 STORY = Story(

@@ -16,12 +16,13 @@ from tests.agents.search import arena
 WEIGHTS = SearchReward(betas=(4.0, 1.0))
 
 
-def rollout(shown, listed, *, completed=True, error=""):
+def rollout(shown, listed, *, completed=True, error="", penalty=0.0):
   """A trajectory that saw the hits (name, text) and listed names."""
   search = Message("assistant", "", (ToolCall("c", "search_corpus", {"query": "q"}),))
   hits = "\n".join(view.hit(name, text, 3) for name, text in shown)
   result = Message("tool", hits + view.usage_line(9, 99), tool_call_id="c")
-  rewards = {"completed": float(completed), "prune_penalty": 0.0, "turn_penalty": 0.0, "turns": 2.0}
+  penalties = {"prune_penalty": 0.0, "repeat_penalty": penalty, "turn_penalty": 0.0}
+  rewards = {"completed": float(completed), "turns": 2.0} | penalties
   stop = "answer" if completed else "step_limit"
   log = (search, result, arena.answer(*listed))
   return Trajectory("t", (), log, {} if error else rewards, stop, {"reward": 0.1}, error=error)
@@ -52,10 +53,10 @@ def test_the_fused_list_has_the_best_ranks_and_the_length_of_the_lists():
   one = fused(
     arena.make_task(gold=("100_0", "101_1")),
     rollout(hits, ["100_0", "102_0"]),
-    rollout(hits, ["101_1", "100_0"]),
+    rollout(hits, ["101_1", "100_0"], penalty=0.3),
     rollout(hits, ["101_1", "103_0"]),
   )
-  # 1/61 + 1/62 for 100_0, 2/61 for 101_1, 1/62 for the others; two are kept
+  # 1/61 + 1/62 for 100_0, 2/61 for 101_1, 1/62 for the others; two are kept, and none is repeated
   assert one.rewards["output_recall"] == one.rewards["precision"] == 1.0
   assert one.rewards["num_output"] == 2
   assert one.metrics["reward"] == pytest.approx(0.7 + 0.3 + 1.0)

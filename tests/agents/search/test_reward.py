@@ -55,6 +55,7 @@ PERFECT = {
   "trajectory_recall": 1.0,
   "answer_found": 1.0,
   "prune_penalty": 0.0,
+  "repeat_penalty": 0.0,
   "turn_penalty": 0.0,
 }
 
@@ -181,6 +182,17 @@ def test_a_mark_that_repeats_an_id_counts_as_a_wrong_one():
   parts = parts_of([answer("7_0", "9_1", "7_0", "7_0")])
   assert (parts["precision"], parts["output_recall"]) == (0.5, 1.0)
   assert (parts["repeated_output"], parts["num_output"]) == (2.0, 2.0)
+
+
+def test_each_repeated_mark_costs_a_tenth_and_all_of_them_at_most_a_half():
+  costs = [
+    parts_of([answer("7_0", *["9_1"] * (1 + times))])["repeat_penalty"] for times in (0, 1, 4, 40)
+  ]
+  assert costs == pytest.approx([0.0, 0.1, 0.4, 0.5])
+  repeating = PERFECT | {"repeat_penalty": 0.4}
+  assert reward.search_total(repeating, beta=4.0) == pytest.approx(1.6)
+  lenient = SearchReward(repeat_penalty=0.5)
+  assert reward.search_total(repeating, beta=4.0, weights=lenient) == pytest.approx(1.8)
 
 
 def test_two_names_of_one_chunk_repeat_it():
