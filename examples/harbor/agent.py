@@ -31,6 +31,9 @@ class HarborConfig:
     folder: of the task folders; all of them are in every split.
     images: pairs of an image (or the name of a task with a Dockerfile) and the folder with the
       files of its working directory, "" for none.
+    roots: a folder with one folder for each task that is not in `images`, of the task's name, with
+      the files of its working directory; "" for none.
+    packages: Python packages of this environment that programs in the sandbox find.
     backend: of the sandboxes.
     command_s: seconds of one command.
     output_chars: of a command's output that the policy reads.
@@ -41,6 +44,8 @@ class HarborConfig:
 
   folder: str = "examples/harbor/tasks"
   images: tuple[tuple[str, str], ...] = (("python:3.12-slim", ""),)
+  roots: str = ""
+  packages: tuple[str, ...] = ()
   backend: str = "namespaces"
   command_s: float = 30.0
   output_chars: int = 2_000
@@ -53,7 +58,7 @@ class HarborTasks(Tasks):
   """The folders as tasks."""
 
   def __init__(self, options: HarborConfig):
-    found = folders.read_all(options.folder, dict(options.images))
+    found = folders.read_all(options.folder, dict(options.images), options.roots)
     rows = {task.name: dataclasses.asdict(task) for task in found}
     self._digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
     self._tasks = {
@@ -185,7 +190,7 @@ class HarborAgent(Agent):
 
   def services(self, chat: Chat, options: HarborConfig, shared: Any) -> Services:
     """The sandboxes of a worker process."""
-    return Services(chat, options, Worlds(options.backend))
+    return Services(chat, options, Worlds(options.backend, options.packages))
 
   def episode(self, task: Task, services: Services, seed: int, sampler: Any) -> HarborEnv:
     """One task for the policy."""

@@ -1,6 +1,6 @@
 """Checks task folders: the solution of each must score 1, doing nothing 0.
 
-python -m examples.harbor.check --config=examples/harbor/config.py
+python -m examples.harbor.check --config=examples/harbor/config.py --set harbor.folder=TASKS
 """
 
 import argparse
@@ -14,7 +14,8 @@ from jaxrl_agents import config as config_lib
 
 async def check(options) -> bool:
   """Prints a line for each task; whether all are sound."""
-  tasks, worlds = folders.read_all(options.folder, dict(options.images)), Worlds(options.backend)
+  tasks = folders.read_all(options.folder, dict(options.images), options.roots)
+  worlds = Worlds(options.backend, options.packages)
   all_sound = True
   try:
     for task in tasks:
@@ -35,7 +36,9 @@ def main() -> None:
   """Exits with 1 if a task is not sound."""
   flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   flags.add_argument("--config", default="examples/harbor/config.py")
-  options = config_lib.load(flags.parse_args().config).agent_config
+  flags.add_argument("--set", action="append", default=[], help="an option, harbor.NAME=VALUE")
+  given = flags.parse_args()
+  options = config_lib.load(given.config, given.set).agent_config
   sys.exit(0 if asyncio.run(check(options)) else 1)
 
 

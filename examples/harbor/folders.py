@@ -35,8 +35,11 @@ class HarborTask:
   verifier_env: Mapping[str, str]
 
 
-def read_all(folder: str, images: Mapping[str, str]) -> list[HarborTask]:
+def read_all(folder: str, images: Mapping[str, str], roots: str = "") -> list[HarborTask]:
   """The tasks of the folders below `folder`, in the order of their names.
+
+  Args:
+    folder, images, roots: see `agent.HarborConfig`.
 
   Raises:
     ValueError: there is none, or one of them cannot be played here; it says which, and why.
@@ -44,16 +47,17 @@ def read_all(folder: str, images: Mapping[str, str]) -> list[HarborTask]:
   places = sorted(file.parent for file in pathlib.Path(folder).glob("*/task.toml"))
   if not places:
     raise ValueError(f"{folder} has no folders with a task.toml")
-  return [read(place, images) for place in places]
+  return [read(place, images, roots) for place in places]
 
 
-def read(folder: pathlib.Path, images: Mapping[str, str]) -> HarborTask:
+def read(folder: pathlib.Path, images: Mapping[str, str], roots: str = "") -> HarborTask:
   """One task.
 
   Args:
     folder: of the task.
     images: {image: folder of the files that its working directory has}; for a task with a
       Dockerfile the key is the name of the task. "" is an empty working directory.
+    roots: the files of a task whose name is there as a folder are those; "" for none.
 
   Raises:
     ValueError: a file is missing, the image is not in `images`, or the task asks for what a sandbox
@@ -68,16 +72,19 @@ def read(folder: pathlib.Path, images: Mapping[str, str]) -> HarborTask:
     raise ValueError(f"{folder / 'task.toml'}: {error}") from error
   verifier, environment = table.get("verifier", {}), table.get("environment", {})
   _refuse(folder, table, verifier, environment)
-  image = environment.get("docker_image")
-  if not image and (folder / "environment" / "Dockerfile").exists():
+  own_root = pathlib.Path(roots) / folder.name
+  has_root = bool(roots) and own_root.is_dir()
+  image = "" if has_root else environment.get("docker_image")
+  if not image and not has_root and (folder / "environment" / "Dockerfile").exists():
     image = folder.name
   if image and image not in images:
     known = ", ".join(images) or "none"
     raise ValueError(
       f"Harbor task {folder.name} needs the image {image}, which is not prepared (prepared: "
-      f"{known}); put the files of its working directory into a folder and name it in harbor.images"
+      f"{known}); put the files of its working directory into a folder and name it in "
+      f"harbor.images, or into a folder {folder.name} of harbor.roots"
     )
-  root = images[image] if image else ""
+  root = str(own_root) if has_root else images.get(image or "", "")
   if root and not pathlib.Path(root).is_dir():
     raise ValueError(f"harbor.images maps {image} to {root}, which is no folder")
   return HarborTask(

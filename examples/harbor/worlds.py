@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from examples.harbor import folders
 from examples.harbor.folders import HarborTask
 from jaxrl_agents.sandbox.errors import Refused
-from jaxrl_agents.sandbox.host.runtime import Runtime
+from jaxrl_agents.sandbox.host.runtime import PACKAGES, Runtime
 from jaxrl_agents.sandbox.host.sandbox import Sandbox
 from jaxrl_agents.sandbox.host.sandboxes import ENV, Sandboxes
 from jaxrl_agents.sandbox.records import Snapshot
@@ -36,10 +36,16 @@ UNJUDGED = {"reward": 0.0, "unjudged": 1.0}
 
 
 class Worlds:
-  """Opens the sandboxes with the first use; all uses are in one event loop."""
+  """Opens the sandboxes with the first use; all uses are in one event loop.
 
-  def __init__(self, backend: str = "namespaces"):
-    self._boxes = Sandboxes(backend, runtime=Runtime(links=LINKS))
+  Args:
+    backend: of the sandboxes.
+    packages: Python packages of this environment that programs in them find.
+  """
+
+  def __init__(self, backend: str = "namespaces", packages: tuple[str, ...] = ()):
+    self._boxes = Sandboxes(backend, runtime=Runtime(links=LINKS, packages=packages))
+    self._env = {"PYTHONPATH": f"/{PACKAGES}"} if packages else {}
     self._opening: asyncio.Task[Sandboxes] | None = None
     self._bases: dict[str, Snapshot] = {}
 
@@ -52,7 +58,7 @@ class Worlds:
     boxes = await self._open()
     if task.name not in self._bases:
       files = pathlib.Path(task.root) if task.root else {}
-      self._bases[task.name] = await boxes.base(files, env=task.env)
+      self._bases[task.name] = await boxes.base(files, env={**self._env, **task.env})
     return await boxes.create(self._bases[task.name])
 
   async def solve(self, task: HarborTask, box: Sandbox) -> None:
@@ -82,9 +88,10 @@ class Worlds:
     except Refused:  # files that no sandbox takes, which an agent can make
       return UNJUDGED
     try:
-      start = dataclasses.replace(end, shell="", cwd="/work", env=dict(task.env))
+      env = {**self._env, **task.env}
+      start = dataclasses.replace(end, shell="", cwd="/work", env=env)
       async with await boxes.create(start) as judging:
-        return await _judged(task, judging)
+        return await _judged(task, judging, env)
     finally:
       boxes.drop(end)
 
@@ -109,12 +116,12 @@ class Worlds:
     return await asyncio.shield(self._opening)
 
 
-async def _judged(task: HarborTask, box: Sandbox) -> dict[str, float]:
+async def _judged(task: HarborTask, box: Sandbox, env: Mapping[str, str]) -> dict[str, float]:
   if (await box.exec(CLEARED)).code:
     return UNJUDGED
   try:
     await _put(box, task, "tests")
-    variables = {**ENV, **task.env, **task.verifier_env, "HOME": "/tmp/harbor/home"}
+    variables = {**ENV, **env, **task.verifier_env, "HOME": "/tmp/harbor/home"}
     words = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items())
     await box.exec(f"env -i {words} bash /tests/test.sh", timeout_s=task.verifier_s)
     return {"unjudged": 0.0} | await _reward(box)

@@ -79,7 +79,8 @@ def refuse_repositories(place: str, row: Mapping[str, Any]) -> None:
       f"{place}: {str(row['instance_id'])[:80]!r} is a task about the repository "
       f"{str(row.get('repo', ''))[:80]!r} at a commit (a row of SWE-bench's form). It is judged by "
       "running tests in an image of that repository with everything that it depends on. The row "
-      "holds no image, and this project builds none; make coding tasks of source that is on this "
+      "holds no image, and this project builds none. If you have the files of the image, "
+      "examples/harbor makes a task of the row; or make coding tasks of source that is on this "
       "machine with scripts/make_coding_tasks.py"
     )
 
