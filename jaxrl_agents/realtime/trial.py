@@ -23,7 +23,7 @@ class Rules:
     most_per_user: sessions of one user that are compared, so that nobody decides alone.
   """
 
-  sessions: tuple[int, int] = (200, 400)
+  sessions: tuple[int, int] = (300, 500)
   alpha: float = 0.05
   most_per_user: int = 3
 
