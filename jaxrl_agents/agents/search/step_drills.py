@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_agents.agents.search import expert, hop_drills, rewording, view
+from jaxrl_agents.agents.search import expert, hop_drills, reward, rewording, view
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import code_names, hops
@@ -42,9 +42,14 @@ FAILED = 0.12
 list has does not change then.
 """
 
-REPEATED = 0.08
-"""How often a turn lists its last documents several times, which is not trained: a policy that has
-done so must not go on with it.
+MISSED = 0.06
+"""How often the search for a clue to which no other one refers finds nothing and is not made again,
+so that the list is shorter than the number of clues says.
+"""
+
+REPEATED = 0.15
+"""How often a turn or an answer names documents again. The repetition is not trained, but what
+follows is: a policy that has begun to repeat itself must learn to stop.
 """
 
 TWIN = 0.3
@@ -92,10 +97,12 @@ class _Drill:
   the name that the demonstrator takes for each; `_twin`: place of a clue with the
   words of another one, or 0. `_seen`: {chunk in sight: whether it supports
   a clue}; `_found`: those in sight, and pruned ones; `_hits`: those of each clue's search, which a
-  `_generous` drill lists all. `_used`: tokens by the last usage line;
+  `_generous` drill lists all. `_missed`: clues whose search found nothing and was not made again.
+  `_used`: tokens by the last usage line;
   `_most`: above so many, tools refuse. `_trained_from`: index of the first message that may be
   trained: the one after the last reply that pruned, whose ids are gone. `_failed`: indexes of the
-  turns with a mistake, which are not trained.
+  turns with a mistake, which are not trained. `_clean`: {index of a reply that repeats documents:
+  the same reply without the repetition}.
   """
 
   def __init__(
@@ -125,6 +132,8 @@ class _Drill:
     self._messages = [Message("user", question)]
     self._trained_from = 0
     self._failed: set[int] = set()
+    self._clean: dict[int, Message] = {}
+    self._missed: set[int] = set()
     self._gold = {i for clue in self._clues for i in clue["chunk_ids"]}
     self._referred = {clue["refers_to"] for clue in self._clues if "refers_to" in clue}
     self._seen: dict[str, bool] = {}
@@ -162,7 +171,10 @@ class _Drill:
         right = [i for i in right if defines(i)] or right
       if place == self._twin > 0:  # its words say nothing about its hits
         hits = {}
-      if not any(i in hits or i in self._seen for i in right):
+      if self._can_miss(place) and draw.random() < MISSED:
+        self._missed.add(place)
+        hits = {}
+      elif not any(i in hits or i in self._seen for i in right):
         hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
       fresh = [i for i in hits if i not in self._found]
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
@@ -180,17 +192,24 @@ class _Drill:
         self._used, self._limits.threshold_tokens, can_prune=self._limits.can_prune
       )
       prompt.append(Message("user", notice, ephemeral=True))
-    return self._tokens(prompt, self._reply(place))
+    return self._tokens(prompt, self._maybe_repeating(self._reply(place), len(prompt)))
+
+  def _can_miss(self, place: int) -> bool:
+    """Whether the drill can go on without hits for a clue, and has something to list."""
+    in_sight = any(i in self._seen for i in self._clues[place]["chunk_ids"])
+    return place not in self._referred and any(self._hits) and not in_sight
 
   def _tokens(self, prompt: Sequence[Message], reply: Message) -> tuple[np.ndarray, np.ndarray]:
-    """Trained are the reply and the turns from `_trained_from` on."""
+    """Trained are the reply and the turns from `_trained_from` on, but for repetitions."""
     turns = [*prompt, reply]
     tokens = np.concatenate([self._chat.render(prompt), self._chat.encode_reply(reply, prompt)])
     trained = np.zeros(len(tokens), bool)
     for i, message in enumerate(turns):
       if message.role == "assistant" and i >= self._trained_from and i not in self._failed:
         start = len(self._chat.render(turns[:i]))
-        trained[start : start + len(self._chat.encode_reply(message, turns[:i]))] = True
+        ids = self._chat.encode_reply(message, turns[:i])
+        clean = self._chat.encode_reply(self._clean.get(i, message), turns[:i])
+        trained[start : start + len(ids)] = ~_inserted(ids, clean)
     return tokens, trained
 
   def _fail(self, place: int) -> None:
@@ -214,18 +233,25 @@ class _Drill:
     self._messages += [turn, Message("tool", result + line)]
     self._used = used
 
-  def _repeating(self, reply: Message) -> Message:
-    """The reply with the last one or two marks of its list again."""
-    *marks, number = reply.content.splitlines()
-    again = marks[-self._draw.randint(1, 2) :] * self._draw.randint(1, 3)
-    self._failed.add(len(self._messages))
-    return dataclasses.replace(reply, content="\n".join([*marks, *again, number]))
+  def _maybe_repeating(self, reply: Message, index: int) -> Message:
+    """The reply, the message `index` of the drill; `REPEATED` says how often with marks of its list
+    again, mostly the last ones in the place where the list should end.
+    """
+    draw = self._draw
+    lines = reply.content.splitlines()
+    marks = [line for line in lines if reward.ANSWER_PATTERN.fullmatch(line)]
+    if not marks or draw.random() >= REPEATED:
+      return reply
+    end = len(marks) if draw.random() < 0.7 else draw.randint(1, len(marks))
+    first = draw.randrange(end)
+    again = marks[first : min(end, first + draw.randint(1, 4))] * draw.choice((1, 1, 2, 4))
+    self._clean[index] = reply
+    return dataclasses.replace(reply, content="\n".join([*lines[:end], *again, *lines[end:]]))
 
   def _turn(self, place: int, hits: Mapping[str, str]) -> bool:
     """Searches for a clue and shows its hits, {chunk: text}; False if there is no room for them."""
-    reply, limits = self._reply(place), self._limits
-    if place and self._draw.random() < REPEATED:
-      reply = self._repeating(reply)
+    limits, index = self._limits, len(self._messages)
+    reply = self._maybe_repeating(self._reply(place), index)
     pruned = self._wrong() if len(reply.tool_calls) > 1 else []
     names = [self._ids.name(i) for i in pruned]
     kept = [
@@ -241,7 +267,7 @@ class _Drill:
     messages = [*kept, reply, *(Message("tool", text) for text in results)]
     used, most = len(self._chat.render(messages)), self._most
     if used > most:
-      self._failed.discard(len(self._messages))
+      self._clean.pop(index, None)
       return False
     self._found |= set(hits)
     if named := code_names.first_defined(hits.values()):
@@ -280,9 +306,23 @@ class _Drill:
 
   def _listed(self, place: int) -> list[str]:
     """Names of what the list has for a clue."""
+    if place in self._missed:
+      return []
     right = next(i for i in self._seen if i in self._clues[place]["chunk_ids"])
     listed = dict.fromkeys([*self._hits[place], right] if self._generous else [right])
     return list(map(self._ids.name, listed))
 
   def _wrong(self) -> list[str]:
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
+
+
+def _inserted(tokens: np.ndarray, clean: np.ndarray) -> np.ndarray:
+  """Which of the tokens were inserted into the clean ones, bool [T]; all, if more was changed."""
+  extra = len(tokens) - len(clean)
+  if extra < 0:
+    return np.ones(len(tokens), bool)
+  differs = np.flatnonzero(tokens[: len(clean)] != clean)
+  start = int(differs[0]) if len(differs) else len(clean)
+  inserted = np.zeros(len(tokens), bool)
+  inserted[start : start + extra] = True
+  return inserted if np.array_equal(tokens[~inserted], clean) else np.ones(len(tokens), bool)
