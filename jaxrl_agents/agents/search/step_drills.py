@@ -52,9 +52,9 @@ REPEATED = 0.15
 follows is: a policy that has begun to repeat itself must learn to stop.
 """
 
-TWIN = 0.3
-"""Share of the reworded drills in which a clue has most of its words from the one before it, so
-that only its number says which of the two is meant.
+TWIN = 0.5
+"""Share of the reworded drills in which one or more clues have most of their words from an earlier
+one, so that only their numbers say which of them is meant.
 """
 
 TWIN_WORDS = 0.2
@@ -94,8 +94,8 @@ class _Drill:
   """The beginning of an episode of the expert.
 
   `_changed`: replaces words and names; `_shown_clues`: the clues in the words of the question, with
-  the name that the demonstrator takes for each; `_twin`: place of a clue with the
-  words of another one, or 0. `_seen`: {chunk in sight: whether it supports
+  the name that the demonstrator takes for each; `_twins`: places of clues with
+  the words of other ones. `_seen`: {chunk in sight: whether it supports
   a clue}; `_found`: those in sight, and pruned ones; `_hits`: those of each clue's search, which a
   `_generous` drill lists all. `_missed`: clues whose search found nothing and was not made again.
   `_used`: tokens by the last usage line;
@@ -118,9 +118,10 @@ class _Drill:
     self._most = view.rejection_budget(
       limits.token_budget, limits.threshold_tokens, limits.spillage_fraction
     )
-    self._is_reworded, self._twin = draw.random() < REWORDED, 0
+    self._is_reworded, self._twins = draw.random() < REWORDED, set[int]()
     if self._is_reworded and draw.random() < TWIN:
-      self._twin = draw.randrange(1, len(self._clues))
+      places = range(1, len(self._clues))
+      self._twins = {*draw.sample(places, draw.randint(1, len(places)))}
     texts = [clue["text"] for clue in self._clues]
     share = draw.choice(hop_drills.WORD_SHARES) if self._is_reworded else 0.0
     renames = self._is_reworded and draw.random() < hop_drills.RENAMED
@@ -146,11 +147,12 @@ class _Drill:
     """What the question says for the clues."""
     draw, shown = self._draw, list[str]()
     for place, text in enumerate(texts):
-      if place == self._twin > 0:
-        known = shown[-1].split()
+      text = self._changed(text)
+      if place in self._twins:
+        known, own = draw.choice(shown).split(), text.split()
+        if draw.random() < 0.5:  # they begin alike
+          known = known[: draw.randint(1, len(known))] + own[draw.randrange(len(own)) :]
         text = " ".join(draw.choice(words) if draw.random() < TWIN_WORDS else w for w in known)
-      else:
-        text = self._changed(text)
       shown.append(text)
     return shown
 
@@ -169,7 +171,7 @@ class _Drill:
       if place in self._referred:  # the next search quotes the name that one of them defines
         defines = lambda i, name=clue["name"]: name in code_names.defined(chunk_text(i))
         right = [i for i in right if defines(i)] or right
-      if place == self._twin > 0:  # its words say nothing about its hits
+      if place in self._twins:  # its words say nothing about its hits
         hits = {}
       if self._can_miss(place) and draw.random() < MISSED:
         self._missed.add(place)
