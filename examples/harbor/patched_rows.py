@@ -60,11 +60,13 @@ def convert(row: Mapping[str, Any], root: pathlib.Path, out: pathlib.Path, comma
       each test that passes.
 
   Raises:
-    ValueError: a field is missing, a test is not one of pytest, or the patch of the tests does not
-      fit the files.
+    ValueError: a field is missing or no text, a test is not one of pytest, or the patch of the
+      tests does not fit the files.
   """
   if missing := [name for name in NEEDED if name not in row]:
     raise ValueError(f"the row has no {', '.join(missing)}")
+  if others := [name for name in NEEDED[:5] if not isinstance(row[name], str)]:
+    raise ValueError(f"{others[0]} is no text")
   must_pass = {name: tests_of(row, name) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
   files = patched_files(row["test_patch"], root)
   test_files = sorted(path for path, content in files.items() if content and path.endswith(".py"))

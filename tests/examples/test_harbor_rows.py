@@ -109,6 +109,7 @@ def test_files_that_the_patch_of_the_tests_adds_and_removes_are_known(made):
     ({"instance_id": "../x"}, "cannot name a folder"),
     ({"instance_id": "other__repo-1"}, "no files of its image"),
     ({"FAIL_TO_PASS": ["test_three (tests.Doubling)"]}, "no id of a test of pytest"),
+    ({"test_patch": None}, "test_patch is no text"),
     ({"FAIL_TO_PASS": "["}, "FAIL_TO_PASS is no list"),
     ({"FAIL_TO_PASS": []}, "no test has to pass"),
     ({"test_patch": patch("tests/test_doubling.py", "a\n", "b\n")}, "does not fit the files"),
