@@ -210,8 +210,10 @@ class _Drill:
       if message.role == "assistant" and i >= self._trained_from and i not in self._failed:
         start = len(self._chat.render(turns[:i]))
         ids = self._chat.encode_reply(message, turns[:i])
-        clean = self._chat.encode_reply(self._clean.get(i, message), turns[:i])
-        trained[start : start + len(ids)] = ~_inserted(ids, clean)
+        trained[start : start + len(ids)] = True
+        if i in self._clean:
+          clean = self._chat.encode_reply(self._clean[i], turns[:i])
+          trained[start : start + len(ids)] = ~_inserted(ids, clean)
     return tokens, trained
 
   def _fail(self, place: int) -> None:
