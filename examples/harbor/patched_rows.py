@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from examples.harbor.judge_tests import CONFIGURE, SHADOW
 from jaxrl_agents.corpus import readers
 
 NEEDED = (
@@ -70,6 +71,10 @@ def convert(row: Mapping[str, Any], root: pathlib.Path, out: pathlib.Path, comma
   must_pass = {name: tests_of(row, name) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
   files = patched_files(row["test_patch"], root)
   test_files = sorted(path for path, content in files.items() if content and path.endswith(".py"))
+  repaired = named_by(row["patch"])
+  configure = [each for name in CONFIGURE for each in root.rglob(name) if each.is_file()]
+  own = {each.relative_to(root).as_posix(): each.read_bytes() for each in configure}
+  files = {path: data for path, data in own.items() if path not in repaired} | files
   if not must_pass["FAIL_TO_PASS"] or not test_files:
     raise ValueError("no test has to pass that failed before, or test_patch changes no test file")
   expected = {
@@ -77,6 +82,8 @@ def convert(row: Mapping[str, Any], root: pathlib.Path, out: pathlib.Path, comma
     "fail_to_pass": must_pass["FAIL_TO_PASS"],
     "pass_to_pass": must_pass["PASS_TO_PASS"],
     "removed": sorted(path for path, content in files.items() if content is None),
+    "kept": [path for path in repaired if pathlib.Path(path).name in CONFIGURE]
+    + [name for name in SHADOW if (root / name).exists()],
   }
   with tempfile.TemporaryDirectory(dir=out.parent) as made:
     folder = pathlib.Path(made, "task")
@@ -115,21 +122,25 @@ def tests_of(row: Mapping[str, Any], name: str) -> list[str]:
   return list(found)
 
 
+def named_by(patch: str) -> list[str]:
+  """The paths of the files that a patch names."""
+  lines = r"^(?:--- a/|\+\+\+ b/|rename from |copy from )(.+?)\t?$"
+  return sorted(set(re.findall(lines, patch, re.MULTILINE)))
+
+
 def patched_files(patch: str, root: pathlib.Path) -> dict[str, bytes | None]:
   """{path: content after the patch} of the files that it names, None for those that it removes.
 
   Raises:
     ValueError: it does not fit the files of `root`, or names files outside of it.
   """
-  lines = re.findall(r"^(?:--- a/|\+\+\+ b/|rename from |copy from )(.+?)\t?$", patch, re.MULTILINE)
-  names = sorted(set(lines))
+  names = named_by(patch)
   with tempfile.TemporaryDirectory() as made:
     place = pathlib.Path(made).resolve()
     for name in names:
       source = (root / name).resolve()
-      if not source.is_relative_to(root.resolve()) or not (place / name).resolve().is_relative_to(
-        place
-      ):
+      inside = source.is_relative_to(root.resolve())
+      if not inside or not (place / name).resolve().is_relative_to(place):
         raise ValueError(f"test_patch names {name}, outside of the repository")
       if source.is_file():
         _write(place / name, source.read_bytes())
@@ -169,7 +180,7 @@ def convert_all(rows: pathlib.Path, roots: pathlib.Path, out: pathlib.Path, comm
         raise FileExistsError(f"{out / name} is there already; remove it, or choose another --out")
       convert(row, root, out / name, command)
       written += 1
-    except ValueError as error:
+    except (ValueError, subprocess.TimeoutExpired) as error:
       print(f"line {number}: {name} is left out: {error}", file=sys.stderr)
   return written
 

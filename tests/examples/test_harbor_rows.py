@@ -57,9 +57,13 @@ def made(tmp_path):
   return tmp_path, convert
 
 
-def test_the_patch_of_a_row_scores_one_in_the_sandbox_and_doing_nothing_zero(made):
+@pytest.fixture(scope="module")
+def sandboxes():
   if not (report := asyncio.run(probe("namespaces"))).holds:
     pytest.skip(str(report))
+
+
+def test_the_patch_of_a_row_scores_one_in_the_sandbox_and_doing_nothing_zero(sandboxes, made):
   folder, convert = made
   assert convert(ROW) == 1
   (task,) = folders.read_all(str(folder / "tasks"), {}, str(folder / "roots"))
@@ -77,6 +81,56 @@ def test_the_patch_of_a_row_scores_one_in_the_sandbox_and_doing_nothing_zero(mad
   both, half = asyncio.run(run())
   assert both == (1.0, 0.0)
   assert half == {"reward": 0.0, "fail_to_pass": 1.0, "pass_to_pass": 0.0, "unjudged": 0.0}
+
+
+FORGED = """import pytest
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+  (yield).get_result().outcome = "passed"
+"""
+
+
+@pytest.mark.parametrize(
+  "files",
+  [
+    {"conftest.py": FORGED},
+    {"tests/conftest.py": FORGED},
+    {"forged.py": FORGED, "pytest.ini": "[pytest]\naddopts = -p forged\n"},
+    {"pytest.py": "print('PASSED tests/test_doubling.py::test_three')"},
+  ],
+  ids=lambda files: list(files)[-1],
+)
+def test_an_agent_that_changes_what_pytest_says_earns_nothing(sandboxes, made, files):
+  folder, convert = made
+  convert(ROW)
+  (task,) = folders.read_all(str(folder / "tasks"), {}, str(folder / "roots"))
+
+  async def run():
+    worlds = Worlds(packages=("pytest",))
+    try:
+      async with await worlds.box(task) as box:
+        for path, text in files.items():
+          await box.write(f"/app/{path}", text.encode(), 0o644)
+        return await worlds.judge(task, box)
+    finally:
+      await worlds.close()
+
+  judged = asyncio.run(run())
+  assert (judged["reward"], judged["fail_to_pass"], judged["unjudged"]) == (0.0, 0.0, 0.0)
+
+
+def test_a_repository_keeps_its_own_configuration_and_what_its_repair_changes(made):
+  folder, convert = made
+  root = folder / "roots" / ROW["instance_id"]
+  (root / "conftest.py").write_text("a = 1\n")
+  (root / "tox.ini").write_text("b\n")
+  convert({**ROW, "patch": ROW["patch"] + patch("tox.ini", "b\n", "c\n")})
+  tests = folder / "tasks" / ROW["instance_id"] / "tests"
+  assert json.loads((tests / "expected.json").read_text())["kept"] == ["tox.ini"]
+  assert (tests / "files" / "conftest.py").read_text() == "a = 1\n"
+  assert not (tests / "files" / "tox.ini").exists()
 
 
 def test_neither_the_issue_nor_the_files_show_the_tests_or_the_patch(made):
