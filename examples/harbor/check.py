@@ -10,6 +10,7 @@ import sys
 from examples.harbor import folders
 from examples.harbor.worlds import Worlds
 from jaxrl_agents import config as config_lib
+from jaxrl_agents.sandbox.errors import NoSandbox
 
 
 async def check(options) -> bool:
@@ -38,8 +39,11 @@ def main() -> None:
   flags.add_argument("--config", default="examples/harbor/config.py")
   flags.add_argument("--set", action="append", default=[], help="an option, harbor.NAME=VALUE")
   given = flags.parse_args()
-  options = config_lib.load(given.config, given.set).agent_config
-  sys.exit(0 if asyncio.run(check(options)) else 1)
+  try:
+    is_sound = asyncio.run(check(config_lib.load(given.config, given.set).agent_config))
+  except (ValueError, NoSandbox) as error:
+    sys.exit(f"error: {error}")
+  sys.exit(0 if is_sound else 1)
 
 
 if __name__ == "__main__":

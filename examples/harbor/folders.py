@@ -60,8 +60,8 @@ def read(folder: pathlib.Path, images: Mapping[str, str], roots: str = "") -> Ha
     roots: the files of a task whose name is there as a folder are those; "" for none.
 
   Raises:
-    ValueError: a file is missing, the image is not in `images`, or the task asks for what a sandbox
-      does not have.
+    ValueError: a file is missing, the image is not in `images`, `roots` is no folder, or the task
+      asks for what a sandbox does not have.
   """
   for name in ("instruction.md", "tests/test.sh"):
     if not (folder / name).is_file():
@@ -72,6 +72,8 @@ def read(folder: pathlib.Path, images: Mapping[str, str], roots: str = "") -> Ha
     raise ValueError(f"{folder / 'task.toml'}: {error}") from error
   verifier, environment = table.get("verifier", {}), table.get("environment", {})
   _refuse(folder, table, verifier, environment)
+  if roots and not pathlib.Path(roots).is_dir():
+    raise ValueError(f"harbor.roots={roots} is no folder")
   own_root = pathlib.Path(roots) / folder.name
   has_root = bool(roots) and own_root.is_dir()
   image = "" if has_root else environment.get("docker_image")

@@ -90,7 +90,7 @@ def convert(row: Mapping[str, Any], root: pathlib.Path, out: pathlib.Path, comma
     text = {
       "instruction.md": INSTRUCTION.format(repo=row["repo"], issue=row["problem_statement"]),
       "task.toml": 'version = "1.0"\n\n[agent]\ntimeout_sec = 1800.0\n\n[verifier]\n'
-      "timeout_sec = 1800.0\n",
+      f'timeout_sec = 1800.0\n\n[environment]\ndocker_image = "{out.name}"\n',
       "tests/test.sh": TEST_SH,
       "tests/judge.py": pathlib.Path(__file__).with_name("judge_tests.py").read_text("utf-8"),
       "tests/expected.json": json.dumps(expected, indent=2),

@@ -184,6 +184,14 @@ def test_a_row_without_a_field_is_left_out_and_the_others_are_written(made, caps
   assert "has no repo, problem_statement, patch" in capsys.readouterr().err
 
 
+def test_a_task_whose_files_are_not_there_is_refused(made):
+  folder, convert = made
+  convert(ROW)
+  for roots, named in (("", "needs the image some__doubling-7"), ("nowhere", "is no folder")):
+    with pytest.raises(ValueError, match=named):
+      folders.read_all(str(folder / "tasks"), {}, roots)
+
+
 def test_a_folder_of_tasks_is_not_written_over(made):
   _, convert = made
   convert(ROW)
