@@ -14,6 +14,7 @@ from examples.harbor.worlds import Worlds
 from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
 from jaxrl_agents.agents.episode import Stop, TurnLoop
 from jaxrl_agents.chat import Chat
+from jaxrl_agents.config.ranges import Count, Positive
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.harness.tools import Tool, run_call
 from jaxrl_agents.sandbox.host.sandbox import Sandbox
@@ -47,11 +48,11 @@ class HarborConfig:
   roots: str = ""
   packages: tuple[str, ...] = ()
   backend: str = "namespaces"
-  command_s: float = 30.0
-  output_chars: int = 2_000
-  max_turns: int = 10
-  token_budget: int = 4_096
-  max_new_tokens: int = 512
+  command_s: Positive = 30.0
+  output_chars: Count = 2_000
+  max_turns: Count = 10
+  token_budget: Count = 4_096
+  max_new_tokens: Count = 512
 
 
 class HarborTasks(Tasks):

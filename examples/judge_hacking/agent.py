@@ -10,6 +10,7 @@ import random
 
 from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
 from jaxrl_agents.agents.rubric import Rubric
+from jaxrl_agents.config.ranges import Count, NotNegative
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task
 
@@ -41,9 +42,9 @@ class NextNumberConfig:
     max_new_tokens: of a reply.
   """
 
-  word_cost: float = 0.0
-  token_budget: int = 96
-  max_new_tokens: int = 12
+  word_cost: NotNegative = 0.0
+  token_budget: Count = 96
+  max_new_tokens: Count = 12
 
   @property
   def max_turns(self) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Annotated
 
 from examples.number_game.env import NumberGame
 from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
+from jaxrl_agents.config.ranges import Count, Range
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task
 
@@ -18,16 +20,16 @@ class NumberConfig:
   """Options: `--set number_game.guesses=2`.
 
   Attributes:
-    size: numbers are from 1 to this, at most 9.
+    size: numbers are from 1 to this.
     guesses: turns of a game.
     token_budget: of a context.
     max_new_tokens: of a reply.
   """
 
-  size: int = 7
-  guesses: int = 3
-  token_budget: int = 96
-  max_new_tokens: int = 4
+  size: Annotated[int, Range(1, 9)] = 7
+  guesses: Count = 3
+  token_budget: Count = 96
+  max_new_tokens: Count = 4
 
   @property
   def max_turns(self) -> int:

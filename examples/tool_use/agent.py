@@ -11,6 +11,7 @@ from examples.tool_use import shops
 from examples.tool_use.env import Services, ShopEnv
 from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
 from jaxrl_agents.agents.story import Section, Story
+from jaxrl_agents.config.ranges import Count, NotNegative, Share
 from jaxrl_agents.harness.scripted_player import Scripted
 from jaxrl_agents.types import Context, Message, Task, ToolCall
 
@@ -32,11 +33,11 @@ class ToolUseConfig:
     max_new_tokens: of a reply.
   """
 
-  call_cost: float = 0.05
-  guessing: float = 0.8
-  max_turns: int = 5
-  token_budget: int = 384
-  max_new_tokens: int = 64
+  call_cost: NotNegative = 0.05
+  guessing: Share = 0.8
+  max_turns: Count = 5
+  token_budget: Count = 384
+  max_new_tokens: Count = 64
 
 
 class ShopTasks(Tasks):
