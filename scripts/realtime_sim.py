@@ -10,9 +10,10 @@ Prints: `gained` (mean preference over the start), `lost` (what a change of pref
 `won_back` (how much of that the policy regains) and `regained` (the share), with --control also
 `attainable` (what a policy reaches that learns from the changed users from the start) and the share
 of that; planted regressions and harmless updates that the gate refused; sessions until a roll-back
-and the share of users that were exposed; how far adversaries moved the trained reward; and events
-that were lost or doubled when the server was killed. Of several seeds it prints means, the least,
-the most and the lower 95 % bound; shares are then those of the means.
+and the share of users that were exposed; how far adversaries moved the trained reward; and what was
+lost or doubled when a server with a scripted policy, and one with the whole loop, were killed. Of
+several seeds it prints means, the least, the most and the lower 95 % bound; shares are then those
+of the means.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from absl import flags
-from realtime import crashes, rollbacks, small_policy, world
+from realtime import crashes, loop_kills, rollbacks, small_policy, world
 from realtime.world import AFTER, BEFORE, World
 from scipy import stats
 
@@ -43,7 +44,8 @@ _USERS = flags.DEFINE_integer("users", 180, "honest ones; a ninth as many are ad
 _CONTROL = flags.DEFINE_bool("control", False, "also learn from the changed users alone")
 _PLANTS = flags.DEFINE_integer("plants", 50, "regressions, and as many harmless updates")
 _ROLLBACKS = flags.DEFINE_integer("rollbacks", 50, "candidates that passed the gate but are worse")
-_KILLS = flags.DEFINE_integer("kills", 20, "times that a server is killed with kill -9")
+_KILLS = flags.DEFINE_integer("kills", 20, "times that a scripted server is killed with kill -9")
+_LOOP_KILLS = flags.DEFINE_integer("loop_kills", 4, "times that the whole loop is killed")
 _JSON = flags.DEFINE_string("json", None, "also write the figures to this file")
 
 
@@ -199,6 +201,8 @@ def main() -> None:
   found: dict[str, float] = {}
   if _KILLS.value:
     found |= crashes.measured(_KILLS.value)
+  if _LOOP_KILLS.value:
+    found |= loop_kills.measured(_LOOP_KILLS.value)
   if _ROLLBACKS.value:
     found |= rollbacks.measured(_ROLLBACKS.value)
   runs = [asyncio.run(simulated(seed)) for seed in range(_SEEDS.value)]

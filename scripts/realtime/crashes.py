@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 
 from jaxrl_agents import record_log
 from jaxrl_agents.realtime.deployment import Deployer
@@ -37,7 +38,10 @@ def measured(kills: int, seed: int = 0) -> dict[str, float]:
       assert process.stdout
       told = json.loads(process.stdout.readline())
       torn += told["torn"]
-      _talk(told["url"], waiting, acknowledged, process, rng)
+      killer = threading.Timer(rng.uniform(0.05, 0.8), process.kill)
+      killer.start()
+      talk(told["url"], waiting, acknowledged, rng)
+      killer.join(10)
       process.wait(START_S)
       try:
         Deployer(pathlib.Path(folder) / "weights")  # checks what it names
@@ -65,10 +69,22 @@ def measured(kills: int, seed: int = 0) -> dict[str, float]:
   }
 
 
-def _talk(url, waiting, acknowledged, process, rng) -> None:
-  """Sessions and their feedback until the server is killed, at a random moment of it."""
-  killer = threading.Timer(rng.uniform(0.05, 0.8), process.kill)
-  killer.start()
+def talk(
+  url: str,
+  waiting: list[tuple[str, str, str]],
+  acknowledged: dict[str, str],
+  rng: random.Random,
+  prompts: Sequence[str] = ("hello",),
+) -> None:
+  """Sessions and their feedback until the server is killed.
+
+  Args:
+    url: of the server.
+    waiting: (id, session, user) of events that are to be sent; what is not acknowledged stays.
+    acknowledged: {id of an event: its session}; what the server acknowledges is added.
+    rng: chooses users, prompts and values.
+    prompts: what users ask.
+  """
   connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
 
   def post(path: str, body: dict, key: str = KEY) -> dict:
@@ -83,17 +99,18 @@ def _talk(url, waiting, acknowledged, process, rng) -> None:
   try:
     while True:
       for name, session, user in list(waiting):
+        value = float(rng.random() < 0.5)
         event = {"event_id": name, "session": session, "user": user}
         for _ in range(2):
-          post("/feedback", {**event, "kind": "persist", "value": 1.0})
+          post("/feedback", {**event, "kind": "persist", "value": value})
         acknowledged[name] = session
         waiting.remove((name, session, user))
       user = f"user {rng.randrange(50)}"
       opened = post("/sessions", {"metadata": {"user": user}})
-      asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+      said = {"role": "user", "content": rng.choice(prompts)}
+      asked = {"model": "m", "messages": [said]}
       post("/v1/chat/completions", asked, opened["api_key"])
       session = opened["session_id"]
       waiting.append((f"event of {session}", session, user))
   except (OSError, http.client.HTTPException):
     pass  # it was killed
-  killer.join(10)

@@ -7,6 +7,7 @@ import json
 import pathlib
 import statistics
 import sys
+from collections.abc import Callable
 
 from realtime import small_policy
 
@@ -26,6 +27,7 @@ from jaxrl_agents.runs.realtime import Cycles, Learning
 from jaxrl_agents.runs.serving import EngineSampler
 from jaxrl_agents.sampler.engine import Engine
 from jaxrl_agents.types import Sampler, SamplingLimits
+from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights import store
 
 SERVICE_KEY = "key of the simulation"
@@ -73,7 +75,7 @@ class Users:
     return json.loads(line)
 
 
-async def evaluated(chat: Chat, sampler: Sampler) -> dict[str, float]:
+async def evaluated(chat: Chat, sampler: Sampler, questions: int) -> dict[str, float]:
   """{task: whether the answer is right}: the evaluation knows what is right, not what is liked."""
   things = list(small_policy.COLOURS)
   room = asyncio.Semaphore(32)
@@ -87,7 +89,7 @@ async def evaluated(chat: Chat, sampler: Sampler) -> dict[str, float]:
     style = small_policy.style_of(said.content, len(said.tool_calls), thing)
     return float(style < len(small_policy.STYLES))
 
-  scores = await asyncio.gather(*map(one, range(EVALUATED)))
+  scores = await asyncio.gather(*map(one, range(questions)))
   return {str(i): score for i, score in enumerate(scores)}
 
 
@@ -131,12 +133,16 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def opened(
-  folder: pathlib.Path, chat: Chat, params, *, users: int, adversaries: int, seed: int
+async def serving(
+  folder: pathlib.Path, chat: Chat, params, clock: Callable[[], float], *, questions: int
 ):
-  """A world while the context lasts; `params` are those of version 0."""
-  cfg, loop, clock = small_policy.config(chat), asyncio.get_running_loop(), Clock()
-  store.publish(params, 0, folder / "weights")
+  """The cycles, samplers and address of a policy behind a gateway while the context lasts.
+
+  `params` are those of version 0, to which the learner is held. Goes on with what the folder holds.
+  """
+  cfg, loop, weights = small_policy.config(chat), asyncio.get_running_loop(), folder / "weights"
+  if not manifest_lib.versions(weights):
+    store.publish(params, 0, weights)
   engines = [
     Engine(
       cfg,
@@ -155,7 +161,7 @@ async def opened(
   async with contextlib.AsyncExitStack() as stack:
     made = [stack.enter_context(EngineSampler(engine, loop).running()) for engine in engines]
     samplers = {STABLE: made[0], CANARY: made[1]}
-    deployer = Deployer(folder / "weights")
+    deployer = Deployer(weights)
     traffic = Traffic(folder, deployer, samplers, kinds=PREFERENCE_KINDS, clock=clock)
     stack.callback(traffic.log.close)
     objective = train_step.Objective("rl", loss=losses.named("cispo"), kl=KL)
@@ -173,21 +179,35 @@ async def opened(
         shadow_calls=128,
         margin=MARGIN,
       ),
-      evaluate=lambda sampler: evaluated(chat, sampler),
+      evaluate=lambda sampler: evaluated(chat, sampler, questions),
       chat=chat,
       limits=SamplingLimits(REPLY_TOKENS, chat.stop_tokens),
       rules=RULES,
     )
+    await cycles.serve()
     sampling = Sampling(max_new_tokens=REPLY_TOKENS, generate_deadline_s=120)
     served = Served(chat, samplers[STABLE], sampling, 64, training=True)
     app = make_app(Registry(), service_key=SERVICE_KEY, served=served, traffic=traffic)
     server = Server(app)
     await server.start()
     stack.push_async_callback(server.stop)
+    yield cycles, samplers, server.url
+
+
+@contextlib.asynccontextmanager
+async def opened(
+  folder: pathlib.Path, chat: Chat, params, *, users: int, adversaries: int, seed: int
+):
+  """A world while the context lasts; `params` are those of version 0."""
+  clock = Clock()
+  async with contextlib.AsyncExitStack() as stack:
+    cycles, samplers, url = await stack.enter_async_context(
+      serving(folder, chat, params, clock, questions=EVALUATED)
+    )
     process = await asyncio.create_subprocess_exec(
       sys.executable,
       str(pathlib.Path(__file__).with_name("users.py")),
-      *map(str, (server.url, SERVICE_KEY, users, adversaries, seed)),
+      *map(str, (url, SERVICE_KEY, users, adversaries, seed)),
       stdin=asyncio.subprocess.PIPE,
       stdout=asyncio.subprocess.PIPE,
     )
