@@ -170,7 +170,8 @@ class FleetConfig:
     address: of the cluster, "HOST:PORT" of its head node, or "auto" where a node of it was started.
     depth: batches that are played while the learner has one: a group begins if fewer than (depth +
       1) x learner.groups_per_step are in play, wait for the learner or are being learnt from. 0:
-      playing and learning take turns, and all rollouts are of the newest weights.
+      playing and learning take turns, and all rollouts are of the newest weights. Several learner
+      processes need `sampler.slices` for it.
     max_age: most publications of weights between the sampling of a token and the step that trains
       it.
     too_old: what becomes of older tokens: "mask", they have no loss, and their rollouts still count

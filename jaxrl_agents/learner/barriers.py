@@ -7,7 +7,8 @@ deadline is for one that lives and does not come.
 
 from __future__ import annotations
 
-import itertools
+import collections
+import threading
 from typing import Any
 
 import jax
@@ -19,11 +20,14 @@ TIMEOUT_S = 6 * 3600.0
 """Longest time until all have come. The first process may make an index or play baselines
 meanwhile."""
 
-_numbers = itertools.count()
+_met: collections.Counter[str] = collections.Counter()
+_lock = threading.Lock()
 
 
 def wait_for_all(name: str, timeout_s: float = TIMEOUT_S) -> None:
-  """Returns when every process has called it with this name, in the order of all such calls.
+  """Returns when every process has called it with this name, as often as this one has.
+
+  Threads of a process may wait at the same time, each under names of its own.
 
   Raises:
     TimeoutError: not all have come within timeout_s; says which name they were waited for at.
@@ -31,7 +35,9 @@ def wait_for_all(name: str, timeout_s: float = TIMEOUT_S) -> None:
   if jax.process_count() == 1:
     return
   client: Any = distributed.global_state.client
-  barrier = f"jaxrl_agents/barrier {next(_numbers)}: {name}"
+  with _lock:
+    _met[name] += 1
+    barrier = f"jaxrl_agents/barrier {_met[name]} of {name}"
   try:
     client.wait_at_barrier(barrier, int(1000 * timeout_s))
   except jax.errors.JaxRuntimeError as error:

@@ -241,6 +241,81 @@ class Batches:
     return loss_exclusions.without_truncated(rewarded, config.learner.truncated)
 
 
+class _Publication:
+  """A version that is being published in a thread of its own: at most one at a time."""
+
+  def __init__(self) -> None:
+    self._running: concurrent.futures.Future[None] | None = None
+    self._version = -1
+
+  def begin(self, version: int, *calls: Callable[[], None]) -> None:
+    """Makes these calls, one after another, in the publisher's thread."""
+    self._version = version
+    self._running = background.call(lambda: [call() for call in calls], "publisher")
+
+  def wait(self) -> None:
+    """Returns when the version is complete, and raises what went wrong."""
+    running, self._running = self._running, None
+    if running:
+      try:
+        running.result(TIMEOUT_S)
+      except concurrent.futures.TimeoutError:
+        raise TimeoutError(
+          f"version {self._version} was not published within {TIMEOUT_S:g} s; check that the disk "
+          "of the run has room and answers, then run the same command again"
+        ) from None
+
+  @contextlib.contextmanager
+  def completed(self) -> Iterator[None]:
+    """At its end the last version is complete: it is to be evaluated."""
+    try:
+      yield
+      self.wait()
+    finally:
+      if self._running:
+        concurrent.futures.wait([self._running], TIMEOUT_S)
+
+
+class FollowedBatches(Batches):
+  """The batches of an asynchronous run in its other processes, which the first one plays
+  (`AsyncBatches`) and tells them.
+
+  Args:
+    config, workers, start: see Batches.
+  """
+
+  def __init__(self, config: RunConfig, workers: RolloutWorkers, start: Start):
+    super().__init__(config, workers, start, None)
+    self._publication = _Publication()
+
+  @contextlib.contextmanager
+  def playing(self) -> Iterator[None]:
+    """At the end of the context all that was published is complete."""
+    with self._publication.completed():
+      yield
+
+  def collect(self, step: int) -> list[Group]:
+    """See AsyncBatches."""
+    groups = self._workers.shared(list)
+    _check_played(groups, step)
+    return groups
+
+  def publish(self, params: dict[str, Any], version: int) -> None:
+    """Has this process's part of a version written while learning goes on."""
+    self._publication.wait()
+    rest = self._workers.begin_publishing(lora.merged(params), version)
+    self._publication.begin(version, rest)
+
+  @property
+  def published(self) -> Callable[[int], Any]:
+    """See AsyncBatches."""
+    return self._workers.published
+
+  def state(self) -> dict[str, Any]:
+    """Nothing: the first process writes a checkpoint's progress."""
+    return {}
+
+
 class AsyncBatches(Batches):
   """Batches that are played while the learner learns from earlier ones (`fleet.depth` > 0).
 
@@ -282,7 +357,7 @@ class AsyncBatches(Batches):
     if not config.sampler.slices:  # these have begun with the version that is kept for them
       workers.keep(lora.merged(start.params), start.version)
     self._ahead: AsyncRollouts | None = None
-    self._publication: concurrent.futures.Future[None] | None = None
+    self._publication = _Publication()
     self._learning = 0  # groups that no publication has taken over
 
   @contextlib.contextmanager
@@ -296,12 +371,8 @@ class AsyncBatches(Batches):
       self._workers.scheduled(self._schedule),
       self._workers.ahead(self._pacing, self._job, self._ended) as self._ahead,
     ):
-      try:
+      with self._publication.completed():
         yield
-        self._wait_for_publication()  # the last weights are to be evaluated
-      finally:
-        if self._publication:
-          concurrent.futures.wait([self._publication], TIMEOUT_S)
 
   def collect(self, step: int) -> list[Group]:
     """The next complete groups, those that ended first; waits for them.
@@ -309,8 +380,15 @@ class AsyncBatches(Batches):
     Raises:
       loop.OutageError: every rollout of the step failed.
     """
-    assert self._ahead is not None
     self._workers.turn_to(self._progress(step))
+    groups = self._workers.shared(lambda: self._taken(step))
+    _check_played(groups, step)
+    self._learning = len(groups)
+    return groups
+
+  def _taken(self, step: int) -> list[Group]:
+    """The groups of a step, with rewards, once they are complete."""
+    assert self._ahead is not None
     self._ahead.learnt(self._learning)  # where no weights were published
     self._ages, self._resampled, self._truncated = [], 0, 0
     groups: list[Group] = []
@@ -321,38 +399,19 @@ class AsyncBatches(Batches):
       self._used |= {group.id: step for group in taken}
       young = [group for group in (self._of_age(each, step) for each in taken) if group]
       groups += self._with_differences(young, step)
-    _check_played(groups, step)
-    self._learning = len(groups)
     return groups
 
   def publish(self, params: dict[str, Any], version: int) -> None:
     """Has a version written while learning goes on, at most one at a time; the samplers go on too,
     and swap between two steps. Jobs that begin after this batch was learnt from wait for it.
     """
-    self._wait_for_publication()
+    assert self._ahead is not None
+    self._publication.wait()
     finish = self._workers.begin_publishing(lora.merged(params), version)
     self._published.append(version)
-    rest = functools.partial(self._publish_rest, finish, self._learning)
-    self._publication = background.call(rest, "publisher")
+    learnt = functools.partial(self._ahead.learnt, self._learning)
+    self._publication.begin(version, finish, learnt)
     self._learning = 0
-
-  def _publish_rest(self, finish: Callable[[], None], learnt: int) -> None:
-    """In the publisher's thread."""
-    assert self._ahead is not None
-    finish()
-    self._ahead.learnt(learnt)
-
-  def _wait_for_publication(self) -> None:
-    """Returns when the version that is being published is complete, and raises what went wrong."""
-    publication, self._publication = self._publication, None
-    if publication:
-      try:
-        publication.result(TIMEOUT_S)
-      except concurrent.futures.TimeoutError:
-        raise TimeoutError(
-          f"version {self._published[-1]} was not published within {TIMEOUT_S:g} s; check that the "
-          "disk of the run has room and answers, then run the same command again"
-        ) from None
 
   @property
   def published(self) -> Callable[[int], Any]:
@@ -506,14 +565,20 @@ def opened(
     folder: of the run, in which LEDGER, READY, REPLIES and SCHEDULE lie.
 
   Raises:
-    ValueError: they are to be played asynchronously in a run of several processes, or the record of
-      `fleet.replay` does not fit (runs.schedules).
+    ValueError: they are to be played asynchronously by an engine that spans several processes, or
+      the record of `fleet.replay` does not fit (runs.schedules).
   """
-  if config.fleet.depth and jax.process_count() > 1:
+  if config.fleet.depth and jax.process_count() > 1 and not config.sampler.slices:
     raise ValueError(
-      f"fleet.depth={config.fleet.depth} needs a run of one process, and this run has "
-      f"{jax.process_count()}; set fleet.depth=0"
+      f"fleet.depth={config.fleet.depth} in a run of {jax.process_count()} processes needs sampler "
+      "slices on nodes of a Ray cluster, since an engine that spans the processes of the learner "
+      "waits for it; set sampler.slices, or fleet.depth=0"
     )
+  if config.fleet.depth and not processes.is_first():
+    followed = FollowedBatches(config, workers, start)
+    with followed.playing():
+      yield followed
+    return
   if not processes.is_first():
     yield Batches(config, workers, start, None)
     return

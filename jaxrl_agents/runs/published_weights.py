@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.learner import barriers
@@ -19,7 +20,7 @@ from jaxrl_agents.sampler import serving_params
 from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.weights import store
 from jaxrl_agents.weights.publisher import Publisher
-from jaxrl_agents.weights.receiver import Receiver
+from jaxrl_agents.weights.receiver import Receiver, Staged
 
 PUBLISHED_KEPT = 2
 """Versions that are kept at least: a reader of the one before last may still be at it."""
@@ -107,7 +108,8 @@ def read(
 
 
 class Published:
-  """The versions that a folder keeps, for learning from them.
+  """The versions that a folder keeps, for learning from them. Every process of the learner makes
+  one, and the same calls of it.
 
   Args:
     config: of the run.
@@ -123,8 +125,17 @@ class Published:
     None if they are not kept any more.
     """
     self._reader = self._reader or _reader(self._config, self._folder, sharding.TRAIN_RULES)
+    staged = self._read(version)
+    bases = barriers.gathered(np.asarray([staged.base if staged else -1]), "version to score")
+    if (bases != bases[0]).any():  # all have to begin with the same complete one
+      staged = self._read(version, int(bases[0])) if bases.min() >= 0 else None
+    gone = barriers.any_of(staged is None, "version that is gone")
+    return None if gone or staged is None else self._reader.whole(staged)
+
+  def _read(self, version: int, start: int | None = None) -> Staged | None:
+    assert self._reader
     try:
-      return self._reader.whole(self._reader.read(version))
+      return self._reader.read(version, start)
     except FileNotFoundError:
       return None
 

@@ -293,14 +293,15 @@ class RolloutWorkers:
 
   def begin_publishing(self, params: dict[str, Any], version: int) -> Callable[[], None]:
     """The part of `publish` that needs the parameters; returns the rest, which any thread may call.
-    For a run of one process.
+    Not for a run of several processes whose engine spans them.
     """
     write = self._publishing.begin(params, version)
 
     def finish() -> None:
       write()
-      with setup.devices(self._config):
-        self.load(version)
+      if self._channel.is_first:
+        with setup.devices(self._config):
+          self.load(version)
 
     return finish
 

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import re
 import shutil
+import signal
 import threading
 import time
 
@@ -24,7 +26,7 @@ from tests.fleet.conftest import another_node, needs_ray, whole_run
 from tests.runs import small_run
 from tests.runs.small_run import CFG, configured
 from tests.runs.test_faults import assert_each_step_was_trained_once
-from tests.runs.test_several import ended, start, wait_for
+from tests.runs.test_several import ended, start, start_both, wait_for
 
 pytestmark = [
   pytest.mark.slow,
@@ -419,3 +421,51 @@ def test_a_killed_run_that_plays_ahead_on_a_slice_goes_on_and_trains_each_group_
   by_step = dict(lines)  # a step that was not saved is trained again, which counts
   groups = sorted(name for names in by_step.values() for name in names)
   assert groups == sorted(f"step {batch} {place}" for batch in range(4) for place in range(2))
+
+
+@whole_run
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("publish", [{"kind": "full"}, {"kind": "delta", "anchor_every": 3}])
+def test_a_learner_of_two_processes_trains_while_a_slice_plays_ahead(
+  cluster, cache, tmp_path, publish
+):
+  """Both have the parameters of the first; tokens are scored under versions that both read back."""
+  exact = publish["kind"] == "delta"
+  options = {
+    **AHEAD,
+    "mesh": {"expert": 2},
+    "fleet": {"backend": "ray", "address": cluster.address, "depth": 1},
+    "policy": {"dtype": "bfloat16" if exact else "float32"},
+    "learner": AHEAD["learner"] | ({"canary_bound": 0.1} if exact else {}),
+    "publish": publish,
+  }
+  with another_node(cluster, resources={"slice0": 1}):
+    outputs = [ended(each) for each in start_both(tmp_path, cache, **options)]
+  assert all("trained on 2 devices" in output for output in outputs)
+  assert all(f"step {STEPS - 1}" in output for output in outputs)
+  assert_each_step_was_trained_once(tmp_path, STEPS)
+  lines = [json.loads(line) for line in (tmp_path / "metrics.txt").read_text().splitlines()]
+  learnt = [metrics for _, metrics in lines if metrics["optimizer_steps"]]
+  assert len(learnt) > STEPS / 2 and all(metrics["canary_tokens"] > 0 for metrics in learnt)
+  assert max(metrics["age_max"] for metrics in learnt) >= 1
+  largest = max(metrics["canary_max_abs_logprob_difference"] for metrics in learnt)
+  assert largest < (0.1 if exact else 1e-3)
+
+
+@whole_run
+@pytest.mark.timeout(400)
+def test_two_processes_that_play_ahead_stop_together_and_go_on(cluster, cache, tmp_path):
+  options = {
+    **AHEAD,
+    "mesh": {"expert": 2},
+    "fleet": {"backend": "ray", "address": cluster.address, "depth": 1},
+  }
+  with another_node(cluster, resources={"slice0": 1}):
+    both = start_both(tmp_path, cache, **options)
+    wait_for(both[0], "step 1")
+    both[1].send_signal(signal.SIGTERM)
+    for process in both:
+      ended(process, status=143)
+    again = [ended(each) for each in start_both(tmp_path, cache, **options)]
+  assert all(re.search("^from [2-8]$", output, re.MULTILINE) for output in again)
+  assert_each_step_was_trained_once(tmp_path, STEPS)

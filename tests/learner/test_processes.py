@@ -46,6 +46,43 @@ def test_two_processes_of_four_devices_train_sample_and_save_as_one_of_eight(tmp
     np.testing.assert_allclose(two[name], one[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+THREADS = """
+import sys, threading, time
+import jax
+from jaxrl_agents.learner import barriers
+from jaxrl_agents.runs import processes
+address, number = sys.argv[1], int(sys.argv[2])
+processes.start(address, 2, number)
+def meet(name, pause_s):
+  for _ in range(3):
+    time.sleep(pause_s)
+    barriers.wait_for_all(name, timeout_s=20)
+thread = threading.Thread(target=meet, args=("published", 0.3 * number))
+thread.start()
+meet("saved", 0.3 * (1 - number))
+thread.join(60)
+print("met", flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_two_threads_of_each_process_meet_those_of_the_other_whichever_comes_first():
+  address = f"127.0.0.1:{free_port()}"
+  both = [
+    subprocess.Popen(
+      [sys.executable, "-c", THREADS, address, str(i)],
+      env=forced_devices.environment(1),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i in range(2)
+  ]
+  for process in both:
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0 and "met" in output and "Error" not in output, output[-3000:]
+
+
 def test_numbers_of_processes_without_a_coordinator_are_refused():
   with pytest.raises(ValueError, match="have no effect without --coordinator"):
     processes.start("", num_processes=2)

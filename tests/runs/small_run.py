@@ -98,13 +98,14 @@ def bits(array: jax.Array) -> np.ndarray:
 def reported(
   folder: pathlib.Path, step: int, metrics: dict[str, float], groups: Sequence[Group]
 ) -> None:
-  """Prints the step, and adds a line with the ids of its groups to trained.txt, and one with its
-  metrics to metrics.txt.
+  """The first process adds a line with the ids of the groups to trained.txt, and one with the
+  metrics to metrics.txt; then each prints the step.
   """
-  with (folder / "trained.txt").open("a") as file:
-    file.write(json.dumps([step, [group.id for group in groups]]) + "\n")
-  with (folder / "metrics.txt").open("a") as file:
-    file.write(json.dumps([step, metrics]) + "\n")
+  if processes_lib.is_first():
+    with (folder / "trained.txt").open("a") as file:
+      file.write(json.dumps([step, [group.id for group in groups]]) + "\n")
+    with (folder / "metrics.txt").open("a") as file:
+      file.write(json.dumps([step, metrics]) + "\n")
   print(f"step {step}", flush=True)
 
 
