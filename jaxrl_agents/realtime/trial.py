@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,10 @@ class Rules:
   """When a candidate goes on.
 
   Attributes:
-    sessions: of the canary whose rewards must be known before it leaves 5 %, and 50 %.
+    sessions: of the canary whose rewards must be known before it leaves 5 %, and 50 %. With fewer
+      users than sessions[0] / most_per_user / 5 % (2,000 by default) a trial may never end.
     alpha: see `Comparison`.
-    most_per_user: sessions of one user that are compared, so that nobody decides alone.
+    most_per_user: sessions of one user in one arm that are compared, so that nobody decides alone.
   """
 
   sessions: tuple[int, int] = (300, 500)
@@ -52,7 +54,7 @@ class Trial:
     self._deployer, self._join, self._rules = deployer, join, rules
     self._digests = {True: now.candidate.digest, False: now.previous.digest}
     self._taken: set[str] = set()
-    self._per_user: dict[str, int] = {}
+    self._per_user: collections.Counter[tuple[str, bool]] = collections.Counter()
     self._began_s = math.inf
     self.compared = Comparison(rules.alpha)
     self.rolled_back = False
@@ -99,9 +101,9 @@ class Trial:
       return
     if not canary and first.time_s < self._began_s:
       return  # what users thought before the trial is not compared with what they think now
-    count = self._per_user.get(first.user, 0)
-    self._per_user[first.user] = count + 1
-    if count < self._rules.most_per_user and not self.compared.worse:
+    # By arm: who was counted with the stable one may come into the canary as that is widened.
+    self._per_user[first.user, canary] += 1
+    if self._per_user[first.user, canary] <= self._rules.most_per_user and not self.compared.worse:
       mean = sum(joined.reward(self._join.kinds) for joined in seen) / len(seen)
       self.compared.add(mean, canary=canary)
 

@@ -103,6 +103,21 @@ def test_one_user_cannot_decide(deployer):
   assert trial.compared.canary.n == 3 and not trial.rolled_back
 
 
+def test_a_user_who_was_counted_with_the_stable_policy_counts_in_the_canary_when_it_is_widened(
+  deployer,
+):
+  traffic = Traffic(deployer)
+  trial = Trial(deployer, traffic.join, Rules(sessions=(1, 4)))
+  traffic.session(CANARY, 1.0, user="first")
+  for i in range(30):
+    traffic.session(STABLE, 1.0, user=f"user {i % 3}")
+  assert trial.step(20.0) and deployer.now.share == 0.5
+  for i in range(3):
+    traffic.session(CANARY, 1.0, user=f"user {i}", time_s=30.0)
+  assert trial.step(50.0) and deployer.now.trial is None
+  assert (trial.compared.stable.n, trial.compared.canary.n) == (9, 4)
+
+
 def test_sessions_before_the_trial_and_of_other_weights_are_not_compared(deployer):
   traffic = Traffic(deployer)
   for _ in range(5):
