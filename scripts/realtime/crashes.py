@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 
 from jaxrl_agents import record_log
@@ -75,6 +76,7 @@ def talk(
   acknowledged: dict[str, str],
   rng: random.Random,
   prompts: Sequence[str] = ("hello",),
+  pause_s: float = 0.0,
 ) -> None:
   """Sessions and their feedback until the server is killed.
 
@@ -84,6 +86,7 @@ def talk(
     acknowledged: {id of an event: its session}; what the server acknowledges is added.
     rng: chooses users, prompts and values.
     prompts: what users ask.
+    pause_s: from one session to the next.
   """
   connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
 
@@ -112,5 +115,6 @@ def talk(
       post("/v1/chat/completions", asked, opened["api_key"])
       session = opened["session_id"]
       waiting.append((f"event of {session}", session, user))
+      time.sleep(pause_s)
   except (OSError, http.client.HTTPException):
     pass  # it was killed

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import pathlib
 import random
 import signal
@@ -21,7 +22,9 @@ from jaxrl_agents.realtime.deployment import Deployer
 from jaxrl_agents.weights import store
 
 START, PARTS = "start", ("train", "gate", "trial")
-START_S, PART_S = 180.0, 120.0
+START_S, PART_S = 180.0, 60.0
+PAUSE_S = 0.05
+"""Between two sessions, so that the log does not grow so large that it is slow to read."""
 
 
 class Killed:
@@ -37,8 +40,15 @@ class Killed:
   def __init__(self, folder: pathlib.Path, part: str, lasts: dict[str, float], share: float):
     server = pathlib.Path(__file__).with_name("loop_server.py")
     self._began_s = time.monotonic()
+    compiled = {
+      "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     self.process = subprocess.Popen(
-      [sys.executable, str(server), str(folder)], stdout=subprocess.PIPE, text=True
+      [sys.executable, str(server), str(folder)],
+      stdout=subprocess.PIPE,
+      text=True,
+      env={**os.environ, **compiled},
     )
     self._part, self._lasts, self._share = part, lasts, share
     self.url, self.died_in = "", START
@@ -115,7 +125,7 @@ def measured(kills: int, seed: int = 0) -> dict[str, float]:
       part = (*PARTS, START)[number % (1 + len(PARTS))]
       run = Killed(folder, part, lasts, rng.random())
       if url := run.served():
-        crashes.talk(url, waiting, acknowledged, rng, prompts)
+        crashes.talk(url, waiting, acknowledged, rng, prompts, PAUSE_S)
       run.ended()
       struck[run.died_in] += 1
       if (folder / "weights").exists():
