@@ -56,7 +56,7 @@ class Vocabulary:
       if text:
         pieces.append(self._encoded(text))
         text = ""
-      pieces.append(np.atleast_1d(np.asarray(part, np.int32)))
+      pieces.append(_alone(part) if isinstance(part, int) else np.asarray(part, np.int32))
     pieces.append(self._encoded(text))
     return np.concatenate(pieces)
 
@@ -65,6 +65,12 @@ class Vocabulary:
       "utf-8"
     )  # JSON can contain an unpaired surrogate
     return np.asarray(self._tokenizer.encode(whole, add_special_tokens=False).ids, np.int32)
+
+
+@functools.cache
+def _alone(token: int) -> np.ndarray:
+  """The ids of one control token, int32 [1]."""
+  return np.asarray([token], np.int32)
 
 
 def with_control_tokens(text: str) -> str:

@@ -96,7 +96,7 @@ class NodePool:
     self._most_jobs = num_workers * groups_per_worker
     self._start_deadline_s = start_deadline_s
     self._nodes: dict[str, _Node] = {}
-    self._backlog: collections.deque[Job] = collections.deque()
+    self._backlog: collections.OrderedDict[str, Job] = collections.OrderedDict()
     self._losses: collections.Counter[str] = collections.Counter()
     self._actors_made = 0
     self._failed_starts = 0  # in a row
@@ -151,8 +151,8 @@ class NodePool:
     Raises:
       ValueError: a job without rollouts, or whose group id is already unfinished.
     """
-    check_new(job, [{j.group_id for j in self._backlog}, *(n.jobs for n in self._nodes.values())])
-    self._backlog.append(job)
+    check_new(job, [self._backlog, *(n.jobs for n in self._nodes.values())])
+    self._backlog[job.group_id] = job
     self._dispatch()
 
   def poll(self, timeout_s: float) -> list[tuple[int, tuple[Any, ...]]]:
@@ -275,7 +275,7 @@ class NodePool:
       if self._losses[job.group_id] > _MAX_LOSSES:
         suspects.append(job)
       else:
-        self._backlog.append(job)
+        self._backlog[job.group_id] = job
         moved.append(job.group_id)
     deaths: list[tuple[int, tuple[Any, ...]]]
     deaths = [(number, ("died", text, ())) for number in sorted(node.workers)]
@@ -290,6 +290,6 @@ class NodePool:
       node = min(ready, key=lambda each: len(each.jobs) / each.num_ready)
       if len(node.jobs) >= self._most_jobs:
         return
-      job = self._backlog.popleft()
+      _, job = self._backlog.popitem(last=False)
       node.jobs[job.group_id] = job
       node.actor.tell.options(concurrency_group="tell").remote("submit", job)

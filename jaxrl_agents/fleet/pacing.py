@@ -79,7 +79,7 @@ class Pacing:
     self._left = batches * batch
     self._drawn, self._learning = first, 0
     self._kept = {group.id: group for group in groups}
-    self.waiting: collections.deque[Draw] = collections.deque()
+    self.waiting: collections.OrderedDict[str, Draw] = collections.OrderedDict()
     self.in_flight: dict[str, Draw] = {}
     self.ready: dict[str, tuple[Draw, Group]] = {}
     if state:
@@ -102,10 +102,9 @@ class Pacing:
 
   def is_to_play(self, group_id: str) -> bool:
     """Whether a group is that of a draw which waits, or is to come."""
-    if group_id in self.kept:
+    if group_id in self.ready or group_id in self._kept:
       return False
-    waits = any(draw.label == group_id for draw in self.waiting)
-    return waits or draw_of(group_id)[0] >= self._drawn
+    return group_id in self.waiting or draw_of(group_id)[0] >= self._drawn
 
   def next(self) -> Draw | None:
     """The next task to play, which is in flight from now on; None if no more may be played yet."""
@@ -120,7 +119,7 @@ class Pacing:
         self._admit(Draw(self._drawn, place, task, before[task.id]))
         before[task.id] += 1
       self._drawn += 1
-    draw = self.waiting.popleft()
+    _, draw = self.waiting.popitem(last=False)
     self.in_flight[draw.label] = draw
     return draw
 
@@ -130,7 +129,7 @@ class Pacing:
     if group and (group.task.id, group.task.prompt) == (draw.task.id, draw.task.prompt):
       self.ready[draw.label] = (draw, group)
     else:
-      self.waiting.append(draw)
+      self.waiting[draw.label] = draw
 
   def finished(self, group: Group) -> None:
     """A group in flight has ended."""
@@ -159,7 +158,10 @@ class Pacing:
 
   def state(self) -> dict[str, Any]:
     """For JSON: what is to be trained after a restart."""
-    draws = [draw for draw, _ in self.ready.values()] + [*self.in_flight.values(), *self.waiting]
+    draws = [draw for draw, _ in self.ready.values()] + [
+      *self.in_flight.values(),
+      *self.waiting.values(),
+    ]
     draws.sort(key=lambda draw: (draw.batch, draw.place))
     unfinished = [[draw.batch, draw.place, draw.task.id, draw.repeat] for draw in draws]
     return {"drawn": self._drawn, "unfinished": unfinished}

@@ -342,7 +342,8 @@ async def generate(
   else:
     asked = sampler.generate(prompt, limits)
   try:
-    generation = await asyncio.wait_for(asked, limits.deadline_s)
+    async with asyncio.timeout(limits.deadline_s):
+      generation = await asked
   except TimeoutError as error:
     raise EpisodeError(
       f"no generation within {limits.deadline_s:g} s for a prompt of {len(prompt)} tokens"

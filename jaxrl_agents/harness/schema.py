@@ -8,6 +8,7 @@ call, facts of a task) is JSON text, since msgpack has no large integers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import reprlib
 import typing
@@ -82,17 +83,30 @@ def decode(packed: bytes, kinds: Mapping[str, tuple[Check, ...]]) -> tuple[Any, 
 
 def _plain(value: Any) -> Any:
   """What msgpack can pack in the place of a record, an array or a number of numpy."""
+  if isinstance(value, np.ndarray):
+    return [_name(value.dtype), value.shape, value.tobytes()]
   if name := _FROM_JSON.get(type(value)):
     value = dataclasses.replace(value, **{name: json.dumps(dict(getattr(value, name)))})
   if dataclasses.is_dataclass(value):
-    return [getattr(value, field.name) for field in dataclasses.fields(value)]
-  if isinstance(value, np.ndarray):
-    return [value.dtype.name, value.shape, value.tobytes()]
+    kind: Any = type(value)
+    return [getattr(value, name) for name in _fields(kind)]
   if isinstance(value, np.generic):
     return value.item()
   if isinstance(value, Mapping):
     return dict(value)
   raise TypeError(f"it has no place for a {type(value).__name__}")
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+  """The names of the fields of a dataclass, in order."""
+  return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@functools.cache
+def _name(dtype: np.dtype) -> str:
+  """The name of a dtype, which numpy makes anew each time."""
+  return dtype.name
 
 
 def fail(place: str, wanted: str, found: Any) -> typing.NoReturn:

@@ -102,7 +102,7 @@ class WorkerPool:
     self._spec, self._stall_s, self._start_deadline_s = spec, stall_s, start_deadline_s
     self._groups_per_worker = groups_per_worker
     self._max_deaths, self._deaths_left = max_deaths, max_deaths
-    self._backlog: collections.deque[Job] = collections.deque()
+    self._backlog: collections.OrderedDict[str, Job] = collections.OrderedDict()
     self._workers: dict[int, _Worker] = {}
     self._next_number = 0
     for _ in range(num_workers):
@@ -161,8 +161,8 @@ class WorkerPool:
     Raises:
       ValueError: a job without rollouts, or whose group id is already unfinished.
     """
-    check_new(job, [{j.group_id for j in self._backlog}, *(w.jobs for w in self._workers.values())])
-    self._backlog.append(job)
+    check_new(job, [self._backlog, *(w.jobs for w in self._workers.values())])
+    self._backlog[job.group_id] = job
     self._dispatch()
 
   def poll(self, timeout_s: float) -> list[tuple[int, tuple[Any, ...]]]:
@@ -239,7 +239,7 @@ class WorkerPool:
       number = min(ready, key=lambda n: len(ready[n].jobs))
       if len(ready[number].jobs) >= self._groups_per_worker:
         return
-      job = self._backlog.popleft()
+      _, job = self._backlog.popitem(last=False)
       ready[number].jobs[job.group_id] = job
       if not self.send(number, ("group", job)):
         del ready[number]  # poll reports its death, with this job
