@@ -20,6 +20,7 @@ from jaxrl_agents.agents.search.short_ids import ShortIds
 from jaxrl_agents.agents.search.tasks import code_names, hops
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.corpus.chunks import Chunk
+from jaxrl_agents.harness.tools import problem_with
 from jaxrl_agents.types import Message, Task, ToolCall
 
 ANSWERS = 0.5
@@ -52,6 +53,15 @@ REPEATED = 0.15
 follows is: a policy that has begun to repeat itself must learn to stop.
 """
 
+GARBLED = 0.1
+"""How often a turn or an answer is first written without an end: a query repeats some of its words,
+or a list its documents, until the limit of a reply. That reply is not trained, and what the
+environment says of it stands before the one that is.
+"""
+
+GARBLED_TOKENS = (60, 160)
+"""Fewest and most tokens of such a reply."""
+
 TWIN = 0.5
 """Share of the reworded drills in which one or more clues have most of their words from an earlier
 one, so that only their numbers say which of them is meant.
@@ -59,6 +69,11 @@ one, so that only their numbers say which of them is meant.
 
 TWIN_WORDS = 0.2
 """How often a word of such a clue is replaced."""
+
+ECHO = 0.15
+"""Share of the clues of reworded drills that say some of their own words again, after which the
+query must go on where the clue does.
+"""
 
 HITS = (1, 2, 2, 2)
 """A search of a drill has one of these numbers of hits."""
@@ -153,6 +168,8 @@ class _Drill:
         if draw.random() < 0.5:  # they begin alike
           known = known[: draw.randint(1, len(known))] + own[draw.randrange(len(own)) :]
         text = " ".join(draw.choice(words) if draw.random() < TWIN_WORDS else w for w in known)
+      if self._is_reworded and draw.random() < ECHO:
+        text = _echoed(text, draw)
       shown.append(text)
     return shown
 
@@ -183,9 +200,13 @@ class _Drill:
       pieces = {i: self._changed(text) for i, text in cut.items()}
       if draw.random() < FAILED:
         self._fail(place)
+      if draw.random() < GARBLED:
+        self._garble(place)
       if not self._turn(place, pieces):
         break
       place += 1
+    if draw.random() < GARBLED:
+      self._garble(place)
     prompt = list(self._messages)
     above = self._used > self._limits.threshold_tokens
     share = {"none": 0.0, "training": HINTED, "all": 1.0}[self._limits.show_hint]
@@ -235,6 +256,32 @@ class _Drill:
     self._failed.add(len(self._messages))
     line = view.usage_line(used, limits.threshold_tokens)
     self._messages += [turn, Message("tool", result + line)]
+    self._used = used
+
+  def _garble(self, place: int) -> None:
+    """A reply without an end, and what the environment says of it; none if there is no room."""
+    draw, reply = self._draw, self._reply(place)
+    words = self._query(place).split() if place < len(self._clues) else []
+    marks = [line for line in reply.content.splitlines() if reward.ANSWER_PATTERN.fullmatch(line)]
+    if len(words) > 2 and (not marks or draw.random() < 0.5):
+      query = " ".join(_endless(words, draw))
+      turn = expert.searches([query], self._running_list(place))
+    elif marks:
+      turn = Message("assistant", "\n".join(_endless(marks, draw)))
+    else:
+      return
+    ids = self._chat.encode_reply(turn, self._messages)[: draw.randint(*GARBLED_TOKENS)]
+    said = dataclasses.replace(self._chat.parse(ids), tokens=ids)
+    *results, last = [Message("tool", problem_with({}, call)) for call in said.tool_calls] or [
+      Message("user", view.CUT_OFF)
+    ]
+    used = max(self._used, len(self._chat.render([*self._messages, said, *results, last])))
+    if used > self._most:
+      return
+    line = view.usage_line(used, self._limits.threshold_tokens)
+    last = dataclasses.replace(last, content=last.content + line)
+    self._failed.add(len(self._messages))
+    self._messages += [said, *results, last]
     self._used = used
 
   def _maybe_repeating(self, reply: Message, index: int) -> Message:
@@ -318,6 +365,22 @@ class _Drill:
 
   def _wrong(self) -> list[str]:
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
+
+
+def _endless(parts: Sequence[str], draw: random.Random) -> list[str]:
+  """The parts up to one of them, and then some of these without an end."""
+  end = draw.randint(1, len(parts))
+  first = draw.randrange(max(0, end - 6), end)
+  return [*parts[:end], *parts[first:end] * max(GARBLED_TOKENS)]
+
+
+def _echoed(text: str, draw: random.Random) -> str:
+  """A text that says up to four of its words in a row again, later."""
+  words = text.split()
+  first = draw.randrange(len(words))
+  again = words[first : first + draw.randint(1, 4)]
+  at = draw.randint(first + len(again), len(words))
+  return " ".join([*words[:at], *again, *words[at:]])
 
 
 def _inserted(tokens: np.ndarray, clean: np.ndarray) -> np.ndarray:

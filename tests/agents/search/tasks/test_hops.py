@@ -1,6 +1,7 @@
 """Tasks with hops: what refers to another clue is found with the answer to that one alone."""
 
 import asyncio
+import collections
 import dataclasses
 import itertools
 import re
@@ -291,7 +292,10 @@ def without_repetitions(talk, tokens, trained):
   return tokens[kept], trained[kept], repeats
 
 
-def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_last_clue(made):
+def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_last_clue(
+  made, monkeypatch
+):
+  monkeypatch.setattr(step_drills, "GARBLED", 0.0)
   talk, index = chat_lib.load("base"), made[1]
   tasks = made[0].tasks["train"]
   drills = step_drills.step_drills(
@@ -391,6 +395,42 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
   assert 60 < answers < 120 and pruned > 3 and 40 < strange < 100 and 5 < generous < 60
   assert 5 < failed < 60 and 20 < repeats < 120 and missed > 3 and 0.9 * selective < ordered
   assert mistaken > 3
+
+
+def test_after_a_reply_without_an_end_drills_train_the_turn_that_should_have_been(
+  made, monkeypatch
+):
+  """The environment says of the reply what it says in episodes; the reply itself is not trained."""
+  monkeypatch.setattr(step_drills, "GARBLED", 1.0)
+  monkeypatch.setattr(step_drills, "FAILED", 0.0)
+  monkeypatch.setattr(step_drills, "REPEATED", 0.0)
+  talk, index = chat_lib.load("base"), made[1]
+  found = collections.Counter()
+  for tokens, trained in step_drills.step_drills(
+    made[0].tasks["train"],
+    lambda i: index.chunk(i).text,
+    lambda query: [hit.chunk for hit in index.search(query, limit=4, settings=FUSION)],
+    talk,
+    SearchConfig(threshold_tokens=1_024, token_budget=1_536),
+    count=40,
+    seed=1,
+  ):
+    edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).reshape(-1, 2)
+    for start, stop in edges:
+      turn, before = talk.parse(tokens[start:stop]), talk.decode(tokens[:start])
+      assert not any(call.error for call in turn.tool_calls)
+      assert turn.content.count("<Document") == len(reward.answer_ids(turn.content))
+      said = re.split(r"<\|assistant\|>", before)[-2]
+      if "is not closed" in said:
+        found["query"] += 1
+        query = turn.tool_calls[-1].arguments["query"].split()
+        garbled = re.findall(r'{"query": "(.*?)<\|end\|>', said, re.DOTALL)[0].split()
+        assert garbled[0] == query[0] and len(garbled) > len(query)
+      elif view.CUT_OFF in said:
+        found["list"] += 1
+        ids = re.findall(r"<Document id=(\w+)>", said)
+        assert len(ids) > len(set(ids))
+  assert min(found["query"], found["list"]) > 10
 
 
 def test_drills_without_hops_are_refused():
