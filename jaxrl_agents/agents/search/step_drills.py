@@ -371,7 +371,7 @@ def _endless(parts: Sequence[str], draw: random.Random) -> list[str]:
   """The parts up to one of them, and then some of these without an end."""
   end = draw.randint(1, len(parts))
   first = draw.randrange(max(0, end - 6), end)
-  return [*parts[:end], *parts[first:end] * max(GARBLED_TOKENS)]
+  return [*parts[:end], *list(parts[first:end]) * max(GARBLED_TOKENS)]
 
 
 def _echoed(text: str, draw: random.Random) -> str:
