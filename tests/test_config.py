@@ -138,6 +138,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("fleet.depth=-1", "fleet.depth=-1 must be at least 0"),
     ("fleet.depth=4", "fleet.max_age=4 must be more than fleet.depth=4"),
     ("fleet.depth=1 workers.deterministic=true", "fleet.replay repeats such a run"),
+    ("fleet.depth=1 learner.loss=importance_sampling", "does not clip the ratios of tokens"),
     (
       "fleet.depth=1 fleet.backend=ray fleet.address=auto fleet.replay=w",
       "fleet.replay does not go with fleet.backend=ray: .*set fleet.backend=local",

@@ -372,6 +372,21 @@ def test_shifting_the_behaviour_scales_the_gradient_of_a_decoupled_loss(shift):
   assert slope(at - shift) == pytest.approx(math.exp(shift) * slope(at), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+  ("loss", "slope"),
+  [
+    (losses.cispo, lambda s: -min(math.exp(s), 5.0)),
+    (losses.ppo_clip, lambda s: -math.exp(s) if math.exp(s) <= 1.2 else 0.0),
+    (losses.k25, lambda s: (-math.exp(s) if 0.5 <= math.exp(s) <= 2 else 0.0) + 2 * 0.02 * s),
+    (losses.importance_sampling, lambda s: -math.exp(s)),
+  ],
+)
+def test_shifting_the_behaviour_changes_the_gradient_as_the_formula_of_the_loss_says(loss, slope):
+  """A token of advantage 1 that the sampler had as exp(s) times less likely, in closed form."""
+  for s in (-0.9, -0.1, 0.0, 0.1, 0.5, 0.9, 2.0):
+    assert value_and_slope(loss, math.exp(s), 1.0)[1] == pytest.approx(slope(s), rel=1e-5, abs=1e-7)
+
+
 def test_a_weight_above_its_bound_is_cut_by_one_loss_and_drops_the_token_in_the_other():
   at = math.log(0.3)
   far = {"old": at, "behaviour": at - math.log(7.0), "advantage": 1.0}
