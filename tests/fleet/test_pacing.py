@@ -174,12 +174,15 @@ def simulated(depth, durations, *, batches, learn=10.0, slots=8):
 
 def test_every_dispatched_group_is_trained_however_slow_it_is():
   """One group in ten takes a hundred times as long; the lengths that are trained are those that
-  were dispatched."""
+  were dispatched, at every moment but for those in flight: at most depth + 1 batches."""
   rng = random.Random(0)
   names = [t.id for batch in range(50) for t in drawn(batch)]
   durations = {name: 100.0 if rng.random() < 0.1 else 1.0 for name in names}
   trained, _, _ = simulated(1, durations, batches=50, slots=100)
   assert sorted(trained) == sorted(durations.values())
+  slow = lambda lengths: sum(length > 1 for length in lengths)
+  for n in range(BATCH, len(trained) + 1, BATCH):
+    assert abs(slow(trained[:n]) - slow(durations[name] for name in names[:n])) <= 2 * BATCH
 
 
 def test_playing_and_learning_overlap_to_nine_tenths_of_the_bound():
