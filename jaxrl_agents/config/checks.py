@@ -287,8 +287,8 @@ def _check_fleet(config: RunConfig) -> None:
     )
   if config.fleet.depth and config.learner.loss == "importance_sampling":
     raise ValueError(
-      f"learner.loss=importance_sampling does not go with fleet.depth={config.fleet.depth}: it does "
-      "not clip the ratios of tokens that older weights sampled; set learner.loss=cispo, "
+      f"learner.loss=importance_sampling does not go with fleet.depth={config.fleet.depth}: it "
+      "does not clip the ratios of tokens that older weights sampled; set learner.loss=cispo, "
       "decoupled_ppo or another one with bounds, or fleet.depth=0"
     )
   if fleet.replay and fleet.backend != "local":

@@ -253,7 +253,7 @@ class _Publication:
     self._version = version
     self._running = background.call(lambda: [call() for call in calls], "publisher")
 
-  def wait(self) -> None:
+  def end(self) -> None:
     """Returns when the version is complete, and raises what went wrong."""
     running, self._running = self._running, None
     if running:
@@ -270,7 +270,7 @@ class _Publication:
     """At its end the last version is complete: it is to be evaluated."""
     try:
       yield
-      self.wait()
+      self.end()
     finally:
       if self._running:
         concurrent.futures.wait([self._running], TIMEOUT_S)
@@ -302,7 +302,7 @@ class FollowedBatches(Batches):
 
   def publish(self, params: dict[str, Any], version: int) -> None:
     """Has this process's part of a version written while learning goes on."""
-    self._publication.wait()
+    self._publication.end()
     rest = self._workers.begin_publishing(lora.merged(params), version)
     self._publication.begin(version, rest)
 
@@ -406,7 +406,7 @@ class AsyncBatches(Batches):
     and swap between two steps. Jobs that begin after this batch was learnt from wait for it.
     """
     assert self._ahead is not None
-    self._publication.wait()
+    self._publication.end()
     finish = self._workers.begin_publishing(lora.merged(params), version)
     self._published.append(version)
     learnt = functools.partial(self._ahead.learnt, self._learning)
