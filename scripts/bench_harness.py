@@ -35,14 +35,16 @@ from jaxrl_agents.runs import entry_point
 from jaxrl_agents.sampler.server import RolloutServer
 from jaxrl_agents.types import Generation, Group, Message, SamplingLimits, Task, Trajectory
 
-_TRAJECTORIES = flags.DEFINE_integer("trajectories", 10_000, "of the null environment")
-_AT_ONCE = flags.DEFINE_integer("at_once", 1_000, "episodes of the null environment in flight")
-_IN_FLIGHT = flags.DEFINE_list("in_flight", ["1000", "10000", "100000"], "simulated episodes")
-_EPISODES = flags.DEFINE_integer("episodes", 10_000, "simulated episodes that are timed")
-_JSON = flags.DEFINE_string("json", None, "also write the figures to this file")
-
 GROUP = 8
 BATCH = 64
+
+_TRAJECTORIES = flags.DEFINE_integer("trajectories", 10_000, "of the null environment", GROUP)
+_AT_ONCE = flags.DEFINE_integer(
+  "at_once", 1_000, "episodes of the null environment in flight", GROUP
+)
+_IN_FLIGHT = flags.DEFINE_list("in_flight", ["1000", "10000", "100000"], "simulated episodes")
+_EPISODES = flags.DEFINE_integer("episodes", 10_000, "simulated episodes that are timed", 1)
+_JSON = flags.DEFINE_string("json", None, "also write the figures to this file")
 
 
 class Answering:
@@ -204,8 +206,14 @@ def scheduler(in_flight: int) -> float:
 
 def main() -> None:
   """Prints all figures."""
+  counts = [int(each) if each.isdecimal() else 0 for each in _IN_FLIGHT.value]
+  if min(counts, default=0) < BATCH:
+    raise ValueError(
+      f"--in_flight={','.join(_IN_FLIGHT.value)}: name numbers of episodes from {BATCH} on, such as "
+      "1000,100000"
+    )
   found = null_environment()
-  costs = {int(each): scheduler(int(each)) for each in _IN_FLIGHT.value}
+  costs = {count: scheduler(count) for count in counts}
   found |= {f"us_per_episode_{count}": cost for count, cost in costs.items()}
   found["ratio"] = costs[max(costs)] / costs[min(costs)]
   for name, value in found.items():

@@ -45,7 +45,7 @@ _CONTROL = flags.DEFINE_bool("control", False, "also learn from the changed user
 _PLANTS = flags.DEFINE_integer("plants", 50, "regressions, and as many harmless updates")
 _ROLLBACKS = flags.DEFINE_integer("rollbacks", 50, "candidates that passed the gate but are worse")
 _KILLS = flags.DEFINE_integer("kills", 20, "times that a scripted server is killed with kill -9")
-_LOOP_KILLS = flags.DEFINE_integer("loop_kills", 4, "times that the whole loop is killed")
+_LOOP_KILLS = flags.DEFINE_integer("loop_kills", 4, "times that the whole loop is killed", 0)
 _JSON = flags.DEFINE_string("json", None, "also write the figures to this file")
 
 

@@ -149,7 +149,8 @@ def checked(folder: pathlib.Path, acknowledged: dict[str, str]) -> dict[str, flo
   batches = {r["number"]: r for r in records if r["kind"] == feedback.BATCH}  # the last of each
   calls = collections.Counter(name for batch in batches.values() for name in batch["calls"])
   made: dict[int, set[str]] = {}
-  for line in (folder / "trained").read_text().splitlines():
+  trained = folder / "trained"  # not there if all were killed before a training returned
+  for line in trained.read_text().splitlines() if trained.exists() else ():
     told = json.loads(line)
     made.setdefault(told["version"], set()).add(told["digest"])
   versions = [batch["version"] for batch in batches.values() if batch["calls"]]
@@ -160,7 +161,7 @@ def checked(folder: pathlib.Path, acknowledged: dict[str, str]) -> dict[str, flo
     "loop_events_lost": float(len(acknowledged.keys() - written)),
     "loop_events_doubled": float(sum(n > 1 for n in events.values())),
     "loop_batches": float(len(batches)),
-    "loop_batches_lost": float(sum(v not in made for v in versions if v < max(made))),
+    "loop_batches_lost": float(sum(v not in made for v in versions if v < max(made, default=0))),
     "loop_versions_doubled": float(len(versions) - len(set(versions))),
     "loop_versions_remade": float(sum(len(each) > 1 for each in made.values())),
     "loop_calls_doubled": float(sum(n > 1 for n in calls.values())),

@@ -63,11 +63,12 @@ def test_the_policy_answers_whoever_has_the_key_and_sessions_are_recorded(served
     asked(chat, "another key", body)
   root = url.removesuffix("/v1")
   opened = asked(f"{root}/sessions", key, {})
-  asked(chat, opened["api_key"], body | {"max_tokens": 4})
+  said = asked(chat, opened["api_key"], body | {"max_tokens": 4})
   place = f"{root}/sessions/{opened['session_id']}"
   asked(f"{place}/finish", opened["control_key"], {"stop": "answer"})
   request = urllib.request.Request(
     f"{place}/trajectory", headers={"authorization": f"Bearer {opened['control_key']}"}
   )
-  with urllib.request.urlopen(request, timeout=60) as left:
-    assert json.load(left)
+  with urllib.request.urlopen(request, timeout=60) as reply:
+    (segment,) = json.load(reply)["segments"]
+  assert sum(segment["loss_mask"]) == said["usage"]["completion_tokens"]

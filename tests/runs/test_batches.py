@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -133,6 +135,41 @@ def test_a_synchronous_run_leaves_no_groups_of_versions_that_it_trains_again(tmp
   start = batches.Start(4, {}, 4, {"stream": {"drawn": {}}}, [Task("t", "e", "p", {})])
   with batches.opened(config, Workers(), start, tmp_path):
     assert not (tmp_path / batches.READY).exists() and not (tmp_path / batches.REPLIES).exists()
+
+
+def test_an_engine_that_spans_several_processes_cannot_play_ahead_of_them(tmp_path, monkeypatch):
+  monkeypatch.setattr(batches.jax, "process_count", lambda: 2)
+  config = config_lib.load("configs/search_cpu.py", ["fleet.depth=1"])
+  with pytest.raises(ValueError, match="run of 2 processes needs sampler slices"):
+    with batches.opened(config, None, None, tmp_path):
+      pass
+
+
+def test_another_process_of_a_run_that_plays_ahead_learns_what_the_first_tells_it(
+  tmp_path, monkeypatch
+):
+  """It writes its part of a version in a thread, which has ended when the batches are closed."""
+  told = [Group(Task("t", "e", "p", {}), (Trajectory("t", (), (), {"reward": 1.0}, "end"),), "g")]
+  written = []
+
+  class Workers:
+    def shared(self, make):
+      return told
+
+    def begin_publishing(self, params, version):
+      return lambda: (time.sleep(0.05), written.append((threading.current_thread().name, version)))
+
+  monkeypatch.setattr(batches.processes, "is_first", lambda: False)
+  slices = ["fleet.backend=ray", "fleet.address=auto", "sampler.slices=1"]
+  config = config_lib.load("configs/search_cpu.py", ["fleet.depth=1", *slices])
+  start = batches.Start(0, {}, 0, {}, [Task("t", "e", "p", {})])
+  with batches.opened(config, Workers(), start, tmp_path) as other:
+    assert other.collect(0) == told and other.state() == {}
+    other.publish({}, 1)
+    other.publish({}, 2)  # after the one before
+    assert written == [("publisher", 1)]
+  assert written == [("publisher", 1), ("publisher", 2)]
+  assert not list(tmp_path.iterdir())  # files are those of the first process
 
 
 def test_levels_that_a_step_could_not_draw_are_refused_before_the_run():
