@@ -209,8 +209,8 @@ def main() -> None:
   counts = [int(each) if each.isdecimal() else 0 for each in _IN_FLIGHT.value]
   if min(counts, default=0) < BATCH:
     raise ValueError(
-      f"--in_flight={','.join(_IN_FLIGHT.value)}: name numbers of episodes from {BATCH} on, such as "
-      "1000,100000"
+      f"--in_flight={','.join(_IN_FLIGHT.value)}: name numbers of episodes from {BATCH} on, such "
+      "as 1000,100000"
     )
   found = null_environment()
   costs = {count: scheduler(count) for count in counts}
