@@ -148,8 +148,10 @@ def test_a_sandbox_killed_from_outside_is_reported_as_lost(play):
   async def body(boxes, base):
     box = await boxes.create(base)
     await boxes.kill(box.number)
+    with pytest.raises(SandboxLost, match="it was killed"):  # before its process is gone
+      await box.exec("true")
     await asyncio.wait_for(box.ended.wait(), 10)
-    with pytest.raises(SandboxLost, match="ended by itself"):
+    with pytest.raises(SandboxLost, match="it was killed"):
       await box.exec("true")
     await box.close()
 

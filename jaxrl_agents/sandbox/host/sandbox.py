@@ -285,6 +285,10 @@ class Sandbox:
     if self._pending:
       self._pending.cancel()
 
+  def mark_killed(self) -> None:
+    """Called when its end has been asked for; its process may live a moment longer."""
+    self._lost = self._lost or "it was killed"
+
   def mark_ended(self) -> None:
     """Called by the backend when no process of it is left."""
     self.ended.set()

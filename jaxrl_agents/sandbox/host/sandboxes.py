@@ -183,7 +183,9 @@ class Sandboxes:
     return snapshot
 
   async def kill(self, number: int) -> None:
-    """Ends a sandbox that does not end by itself."""
+    """Ends a sandbox that does not end by itself; no call of it succeeds from now on."""
+    if number in self._boxes:
+      self._boxes[number].mark_killed()
     if self._backend:
       await self._backend.kill(number)
 
