@@ -107,11 +107,14 @@ class SearchExpert:
     self._gold = reward.gold_ids(task.facts) if "facts" in task.facts else of_clues
     self._hasty = draws.happens(noise.hasty)
     self._generous = draws.happens(noise.generous)
+    self._lists_all = self._generous and self._has_hops
     self._takes_first = draws.happens(noise.first_name)
     self._one_by_one = self._hasty or draws.happens(noise.one_by_one)
     self._tries = [0] * len(self._clues)
     self._asked: list[int | None] = []  # the clue that each call of the last turn was for
     self._hits: dict[int, tuple[str, ...]] = {}  # {clue: hits of its first search, best first}
+    self._last_hits: tuple[str, ...] = ()
+    self._shown: dict[str, None] = {}  # in the order of their first sight
     self._given_up: set[int] = set()
     self._named: set[tuple[int, str]] = set()
     self._turn = 0
@@ -120,10 +123,12 @@ class SearchExpert:
     """The expert's next turn."""
     names = [i for m in context.messages if m.role == "tool" for i in reward.hit_ids(m.content)]
     visible = [self._ids.chunk_id(name) for name in dict.fromkeys(names)]
+    self._shown |= dict.fromkeys(visible)
     self._note_hits(context)
     self._turn += 1
     used = usage(context, self._services.chat)
-    open_clues = [i for i in self._open_clues(visible) if self._can_try(i, visible)]
+    known = list(self._shown) if self._lists_all else visible
+    open_clues = [i for i in self._open_clues(known) if self._can_try(i, visible)]
     done = not open_clues or self._turn >= self._limits.max_turns
     hasty = self._hasty or self._draws.errs(self._noise.early_answer)
     if done or (self._turn > 1 and hasty):
@@ -143,7 +148,7 @@ class SearchExpert:
     calls += made.values()
     text = ""
     if self._has_hops and made:
-      text = running_list(self._found(visible), next(iter(made)))
+      text = running_list(self._found(known), next(iter(made)))
     if visible and self._draws.happens(self._noise.read):
       name = self._ids.name(self._draws.random.choice(visible))
       calls.append(("read_document", {"doc_id": reward.document_of(name)}))
@@ -176,7 +181,8 @@ class SearchExpert:
     for clue, result in zip(self._asked, results, strict=False):
       hits = reward.hit_ids(result.content)
       if clue is not None and hits:
-        self._hits.setdefault(clue, tuple(map(self._ids.chunk_id, hits)))
+        self._last_hits = tuple(map(self._ids.chunk_id, hits))
+        self._hits.setdefault(clue, self._last_hits)
 
   def _width(self, used: int) -> int:
     """The number of searches in this turn: as many as fill the budget with their results."""
@@ -185,7 +191,15 @@ class SearchExpert:
     return max(1, (self._limits.token_budget - used) // self._limits.tool_output_tokens)
 
   def _unneeded(self, visible: Sequence[str]) -> list[str]:
-    """What to prune: all that is neither gold nor a guess, and by mistake some of the others."""
+    """What to prune: all that is neither gold nor a guess, and by mistake some of the others. A
+    generous episode with hops lists all hits anyway, so it keeps those of the last search alone,
+    and what names the entity that the next clue refers to.
+    """
+    if self._lists_all:
+      untried = (clue for clue, tries in zip(self._clues, self._tries, strict=True) if not tries)
+      wanted = [self._clues[clue["refers_to"]] for clue in untried if "refers_to" in clue]
+      kept = {*self._last_hits, *(i for clue in wanted for i in clue["chunk_ids"])}
+      return [i for i in visible if i not in kept]
     kept = {*self._gold, *self._guesses(visible)}
     return [i for i in visible if i not in kept or self._draws.errs(self._noise.wrong_prune)]
 
@@ -200,8 +214,8 @@ class SearchExpert:
     return [i for i in best if i in visible]
 
   def _found(self, visible: Sequence[str]) -> dict[int, list[str]]:
-    """{clue: name of a chunk in sight that supports it, or of a guess}; in a generous episode of
-    all hits of its search, in their order, also if they were pruned since.
+    """{clue: name of a chunk of `visible` that supports it, or of a guess}; in a generous episode
+    of all hits of its search, in their order.
     """
     found: dict[int, list[str]] = {}
     for i, clue in enumerate(self._clues):
@@ -291,7 +305,8 @@ class SearchExpert:
     """Lists, in the order shown, gold chunks in sight, guesses and wrong chunks; in a generous
     episode all chunks in sight. In a task with hops it lists what was found, in the order of clues.
     """
-    draws, found = self._draws, self._found(visible) if self._has_hops else {}
+    known = list(self._shown) if self._lists_all else visible
+    draws, found = self._draws, self._found(known) if self._has_hops else {}
     if found:
       return final_list(found, self._limits.max_documents)
     gold = [i for i in visible if i in self._gold]

@@ -109,15 +109,14 @@ class _Drill:
   """The beginning of an episode of the expert.
 
   `_changed`: replaces words and names; `_shown_clues`: the clues in the words of the question, with
-  the name that the demonstrator takes for each; `_twins`: places of clues with
-  the words of other ones. `_seen`: {chunk in sight: whether it supports
-  a clue}; `_found`: those in sight, and pruned ones; `_hits`: those of each clue's search, which a
-  `_generous` drill lists all. `_missed`: clues whose search found nothing and was not made again.
-  `_used`: tokens by the last usage line;
-  `_most`: above so many, tools refuse. `_trained_from`: index of the first message that may be
-  trained: the one after the last reply that pruned, whose ids are gone. `_failed`: indexes of the
-  turns with a mistake, which are not trained. `_clean`: {index of a reply that repeats documents:
-  the same reply without the repetition}.
+  the name that the demonstrator takes for each; `_twins`: places of clues with the words of other
+  ones. `_seen`: {chunk in sight: whether it supports a clue}; `_found`: those in sight, and pruned
+  ones, in their order; `_hits`: those of each clue's search. A `_generous` drill lists them all,
+  and prunes all but those of the last search. `_missed`: clues whose search found nothing and was
+  not made again. `_used`: tokens by the last usage line; `_most`: above so many, tools refuse.
+  `_trained_from`: index of the first message that may be trained: the one after the last reply that
+  pruned, whose ids are gone. `_failed`: indexes of the turns with a mistake, which are not trained.
+  `_clean`: {index of a reply that repeats documents: the same reply without the repetition}.
   """
 
   def __init__(
@@ -153,7 +152,7 @@ class _Drill:
     self._gold = {i for clue in self._clues for i in clue["chunk_ids"]}
     self._referred = {clue["refers_to"] for clue in self._clues if "refers_to" in clue}
     self._seen: dict[str, bool] = {}
-    self._found: set[str] = set()
+    self._found: dict[str, None] = {}
     self._hits: list[list[str]] = []
     self._generous = draw.random() < limits.generous
     self._used = 0
@@ -193,8 +192,11 @@ class _Drill:
       if self._can_miss(place) and draw.random() < MISSED:
         self._missed.add(place)
         hits = {}
-      elif not any(i in hits or i in self._seen for i in right):
+      elif not any(i in hits or i in self._found for i in right):
         hits = {right[0]: chunk_text(right[0]), **dict(list(hits.items())[:-1])}
+      shown = [i for i in right if i in self._found]
+      if place in self._referred and shown and not any(i in self._seen for i in shown):
+        break  # what names the next entity was pruned, and no search shows it again
       fresh = [i for i in hits if i not in self._found]
       cut = {i: hop_drills.piece(hits[i], clue["name"], length, draw) for i in fresh}
       pieces = {i: self._changed(text) for i, text in cut.items()}
@@ -219,8 +221,8 @@ class _Drill:
 
   def _can_miss(self, place: int) -> bool:
     """Whether the drill can go on without hits for a clue, and has something to list."""
-    in_sight = any(i in self._seen for i in self._clues[place]["chunk_ids"])
-    return place not in self._referred and any(self._hits) and not in_sight
+    was_shown = any(i in self._found for i in self._clues[place]["chunk_ids"])
+    return place not in self._referred and any(self._hits) and not was_shown
 
   def _tokens(self, prompt: Sequence[Message], reply: Message) -> tuple[np.ndarray, np.ndarray]:
     """Trained are the reply and the turns from `_trained_from` on, but for repetitions."""
@@ -320,7 +322,7 @@ class _Drill:
     if used > most:
       self._clean.pop(index, None)
       return False
-    self._found |= set(hits)
+    self._found |= dict.fromkeys(hits)
     if named := code_names.first_defined(hits.values()):
       self._shown_clues[place]["name"] = named
     self._hits.append(list(hits))
@@ -359,11 +361,15 @@ class _Drill:
     """Names of what the list has for a clue."""
     if place in self._missed:
       return []
-    right = next(i for i in self._seen if i in self._clues[place]["chunk_ids"])
+    right = next(i for i in self._found if i in self._clues[place]["chunk_ids"])
     listed = dict.fromkeys([*self._hits[place], right] if self._generous else [right])
     return list(map(self._ids.name, listed))
 
   def _wrong(self) -> list[str]:
+    """What to prune."""
+    if self._generous:
+      kept = self._hits[-1] if self._hits else []
+      return [chunk_id for chunk_id in self._seen if chunk_id not in kept]
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
 
 

@@ -237,6 +237,28 @@ def test_a_generous_demonstrator_lists_all_hits_of_each_search(made, services, g
   assert len(wanted) == (2 if generous else 1) * len(results)
 
 
+def test_a_generous_demonstrator_prunes_all_hits_but_those_of_the_last_search(made, services):
+  """Its list keeps their names, and the name of the next hop is in the hits of the last one."""
+  limits = dataclasses.replace(
+    services.limits, generous=1.0, hops=True, hasty=0.0, threshold_tokens=500
+  )
+  services = dataclasses.replace(services, limits=limits)
+  prunes = 0
+  for task in [task for task in made[0].tasks["train"] if task.facts["level"] > 0][:6]:
+    log, shown, last = play(DEMONSTRATOR, task, services).log, [], []
+    for message in log:
+      for call in message.tool_calls:
+        if call.name == reward.PRUNE_TOOL:
+          prunes += 1
+          assert call.arguments["chunk_ids"] == [i for i in shown if i not in last]
+          shown = last
+      hits = reward.hit_ids(message.content) if message.role == "tool" else []
+      shown, last = [*shown, *hits], hits or last
+    every_hit = [i for m in log if m.role == "tool" for i in reward.hit_ids(m.content)]
+    assert reward.answer_ids(log[-1].content) == every_hit[: limits.max_documents]
+  assert prunes > 2
+
+
 def test_drills_quote_the_name_that_a_hit_defines_which_is_mostly_made_up(made):
   talk, index = chat_lib.load("base"), made[1]
   drills = list(
@@ -308,8 +330,8 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     seed=1,
   )
   answers = pruned = strange = generous = failed = missed = repeats = ordered = selective = (
-    mistaken
-  ) = 0
+    cleared
+  ) = mistaken = 0
   for played in drills:
     tokens, trained, repeating = without_repetitions(talk, *played)
     repeats += repeating
@@ -356,6 +378,7 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
         if result.startswith(view.NO_RESULTS):
           lost.add(len(asked))
         asked.append(each)
+        last = set(reward.hit_ids(result))
         found.append(code_names.defined(result))
         assert following == number + 1 == len(asked) + 1
     listed = reward.answer_ids(reply.content)
@@ -389,12 +412,16 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     following = search.arguments["query"]
     assert following.startswith(begin[len(asked)]) and (gone or following == wanted[len(asked)])
     assert len(prunes) == (used[-1:] > [1_024])
+    unneeded = set(shown) - right
+    if not unneeded or not set(listed) <= right:  # all hits are listed and none is needed again
+      unneeded = set(shown) - last
+      cleared += len(prunes)
     for call in prunes:
       pruned += 1
-      assert set(call.arguments["chunk_ids"]) == set(shown) - right != set()
+      assert set(call.arguments["chunk_ids"]) == unneeded != set()
   assert 60 < answers < 120 and pruned > 3 and 40 < strange < 100 and 5 < generous < 60
   assert 5 < failed < 60 and 20 < repeats < 120 and missed > 3 and 0.9 * selective < ordered
-  assert mistaken > 3
+  assert mistaken > 3 and cleared > 1
 
 
 def test_after_a_reply_without_an_end_drills_train_the_turn_that_should_have_been(
