@@ -21,7 +21,7 @@ class FullDiskError(OSError):
 
 
 @contextlib.contextmanager
-def named(folder: str | os.PathLike[str]) -> Iterator[None]:
+def named(folder: object) -> Iterator[None]:
   """Turns the errors of a full disk into a `FullDiskError` that names `folder`.
 
   To be used around writers that leave what was complete before as it was.

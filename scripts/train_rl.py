@@ -35,7 +35,7 @@ def main() -> None:
   setup.cores_as_devices(config)
   _start_processes()
   setup.compilation_cache(config)
-  workdir = Workdir(_WORKDIR.value)
+  workdir = Workdir(_WORKDIR.value, weights=config.publish.folder)
   resumption.check_warm_up(config, workdir)  # before tasks are made, which may take minutes
   with setup.opened(config, workdir) as corpus:
     rl.train(config, corpus, workdir)

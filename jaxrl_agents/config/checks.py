@@ -165,7 +165,7 @@ def _check_publish(config: RunConfig) -> None:
       "at every step, so differences are no shorter; set policy.dtype=bfloat16 (its optimizer "
       "keeps a float32 master) and learner.canary_bound, or publish.kind=full"
     )
-  if publish.kind == "full" and publish != PublishConfig():
+  if publish.kind == "full" and publish.anchor_every != PublishConfig.anchor_every:
     raise ValueError(
       f"publish.anchor_every={publish.anchor_every} has no effect with publish.kind=full, where "
       "every version is complete; set publish.kind=delta"

@@ -200,10 +200,14 @@ class PublishConfig:
       (weights.streams), exact bit by bit, for which policy.dtype must be bfloat16.
     anchor_every: publications from one version that is complete as well to the next; differences
       that are damaged or missing are repaired from these.
+    folder: where versions lie that samplers read: a folder of a disk that all share, or a place in
+      a bucket, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER (weights.places), of one run alone. "": in
+      the folder of the run.
   """
 
   kind: Literal["full", "delta"] = "full"
   anchor_every: Count = 25
+  folder: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

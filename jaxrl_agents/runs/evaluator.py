@@ -71,7 +71,7 @@ def serve(config: RunConfig, folder: str, is_over: Callable[[], bool]) -> None:
       config.workers, processes=min(config.workers.processes, own.threads)
     ),
   )
-  workdir = Workdir(folder)
+  workdir = Workdir(folder, weights=config.publish.folder)
   corpus = agent_setting.open_tasks(config, report=lambda *_: None)
   with (
     contextlib.suppress(Preempted),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from jaxrl_agents.runs import processes
 from jaxrl_agents.sampler import serving_params
 from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.weights import store
+from jaxrl_agents.weights.places import Folder
 from jaxrl_agents.weights.publisher import Publisher
 from jaxrl_agents.weights.receiver import Receiver, Staged
 
@@ -37,7 +37,7 @@ class Publishing(Protocol):
 
 
 @contextlib.contextmanager
-def publishing(config: RunConfig, folder: pathlib.Path) -> Iterator[Publishing]:
+def publishing(config: RunConfig, folder: Folder) -> Iterator[Publishing]:
   """What publishes versions of the weights, adapters merged, to a folder.
 
   Every process of the learner makes one, and the same calls of it.
@@ -59,7 +59,7 @@ def publishing(config: RunConfig, folder: pathlib.Path) -> Iterator[Publishing]:
 class _Complete:
   """Publishes every version complete and keeps the newest ones; see `Publisher`."""
 
-  def __init__(self, folder: pathlib.Path, keep: int):
+  def __init__(self, folder: Folder, keep: int):
     self._folder, self._keep = folder, keep
 
   def publish(self, params: dict[str, Any], version: int) -> None:
@@ -84,7 +84,7 @@ class _Complete:
 
 
 def read(
-  config: RunConfig, folder: pathlib.Path, version: int, start: int | None = None
+  config: RunConfig, folder: Folder, version: int, start: int | None = None
 ) -> tuple[int, Callable[[], dict[str, Any]]]:
   """Reads a published version of the weights, sharded over the ambient mesh for sampling.
 
@@ -116,7 +116,7 @@ class Published:
     folder: of the versions.
   """
 
-  def __init__(self, config: RunConfig, folder: pathlib.Path):
+  def __init__(self, config: RunConfig, folder: Folder):
     self._config, self._folder = config, folder
     self._reader: Receiver | None = None
 
@@ -149,7 +149,7 @@ class Loader:
     engine: holds a version; each of its processes makes a loader, and the same calls of it.
   """
 
-  def __init__(self, config: RunConfig, folder: pathlib.Path, engine: AnyEngine):
+  def __init__(self, config: RunConfig, folder: Folder, engine: AnyEngine):
     self._config, self._folder, self._engine = config, folder, engine
     self._recompute = config.fleet.cache == "recompute"
     self._receiver: Receiver | None = None
@@ -187,7 +187,7 @@ class Loader:
     return functools.partial(change_params, change, version)
 
 
-def _reader(config: RunConfig, folder: pathlib.Path, rules: sharding.Rules) -> Receiver:
+def _reader(config: RunConfig, folder: Folder, rules: sharding.Rules) -> Receiver:
   """Fetches versions, however they were published."""
   like = params_lib.abstract(config.policy.model, config.policy.dtype)
   return Receiver(folder, -1, like, places=_places(config, rules))

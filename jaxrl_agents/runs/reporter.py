@@ -19,6 +19,7 @@ from jaxrl_agents.runs.rollout_workers import RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir, peak_rss_mib, rss_mib
 from jaxrl_agents.types import Group
 from jaxrl_agents.weights import manifest as manifest_lib
+from jaxrl_agents.weights import places
 
 _REWARDS = ("reward", "verified_reward", "advantage", LEFT_OUT, SKIPPED)
 """Metrics of a rollout that stand in the row under names of their own."""
@@ -39,6 +40,7 @@ class Reporter:
   progress: Progress
   remote: RemoteStates
   stops: set[str] = dataclasses.field(default_factory=set)
+  _sent_bytes: int = 0  # to a bucket, when it was last asked
 
   def __call__(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
     """Reports one step."""
@@ -76,10 +78,15 @@ class Reporter:
     self.progress.advance(**shown, tokens_per_s=row["sampler_tokens_per_s"])
 
   def _publish_bytes(self, version: int) -> int:
-    """Bytes of the newest version that is there whole: the last one may still be written."""
+    """Bytes of the newest version that is there whole: the last one may still be written. Of a
+    bucket, what this process has written to it since it was asked last.
+    """
     folder = self.workdir.weights
-    places = (folder, manifest_lib.differences(folder))
-    whole = [each for place in places for each in manifest_lib.versions(place)]
+    if isinstance(folder, places.Bucket):
+      before, self._sent_bytes = self._sent_bytes, places.sent_bytes(folder)
+      return self._sent_bytes - before
+    both = (folder, manifest_lib.differences(folder))
+    whole = [each for place in both for each in manifest_lib.versions(place)]
     there = [each for each in whole if each <= version]
     return manifest_lib.stored_bytes(folder, max(there)) if there else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import secrets
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.runs import agent_setting, demonstrations, weight_files
 from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.weights import places
 
 OF_EVALUATION = ("agent", "seed", "corpus", "policy", "eval")
 """Options and sections that an evaluation depends on, beside the agent's own section;
@@ -35,6 +37,9 @@ TASKS = "tasks_digest"
 _WARM_UP, _RUN = "warm_up_config", "config"
 _START = "warm_start_digest"
 _POLICY_FILES = "policy_files_digests"
+
+_RUN_OF_WEIGHTS = "run_of_weights.txt"
+"""In the folder of a run, and in that of versions of the weights elsewhere: whose they are."""
 
 
 def check_warm_up(config: RunConfig, workdir: Workdir) -> list[str]:
@@ -123,6 +128,40 @@ def _policy_files(config: RunConfig) -> dict[str, str]:
     "policy.tokenizer": file_digests.of_files(chat.tokenizer_files(config.policy.tokenizer)),
     **({"policy.init": weights} if weights else {}),
   }
+
+
+def claim_published(config: RunConfig, workdir: Workdir) -> None:
+  """Marks `publish.folder`, if it is set, as this run's.
+
+  Raises:
+    ValueError: it is of another run, whose versions this one would delete, or cannot be used.
+  """
+  if not config.publish.folder:
+    return
+  run = workdir.path / _RUN_OF_WEIGHTS
+  if not run.exists():
+    places.write_durably(run, f"{secrets.token_hex(16)} of {workdir.path}\n")
+  claim, own = workdir.weights / _RUN_OF_WEIGHTS, run.read_bytes()
+  try:
+    workdir.weights.mkdir(parents=True, exist_ok=True)
+    try:
+      found = claim.read_bytes()
+    except FileNotFoundError:
+      found = b"versions that have no owner" if places.names(workdir.weights, "") else b""
+    if not found:
+      places.write_durably(claim, own.decode())
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"publish.folder={config.publish.folder} cannot be used: {error}. See that it exists and "
+      "that this process may list, read, write and delete there (the credentials of a bucket are "
+      "described in jaxrl_agents/weights/places.py), or choose another one"
+    ) from error
+  if found and found != own:
+    raise ValueError(
+      f"publish.folder={config.publish.folder} holds the weights of another run "
+      f"({found.decode(errors='replace').strip()}), which this one would delete; choose another, "
+      "or empty it if that run is over"
+    )
 
 
 def check_warm_start_is_free(config: RunConfig, workdir: Workdir, first: int) -> None:

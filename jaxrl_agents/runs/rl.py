@@ -328,6 +328,7 @@ def _begin(
   workdir.merge_summary(description(config) | {resumption.TASKS: tasks})
   workdir.drop_metrics_from("rl", first)
   group_files.remove_partial(workdir.trajectories)
+  resumption.claim_published(config, workdir)
   weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
   VersionScores(workdir.evaluations, 0.0).withdraw_after(version)
 

@@ -38,6 +38,7 @@ from jaxrl_agents.sampler.slices import Slices
 from jaxrl_agents.sampler.stats import Stats
 from jaxrl_agents.service_log import Tell
 from jaxrl_agents.types import Group, Task
+from jaxrl_agents.weights.places import Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,7 @@ class RolloutWorkers:
     spec: how the workers are made.
     params: the first weights, adapters merged.
     version: of `params`.
-    weights: folder of the published versions; needed by `publish` and by slices.
+    weights: place of the published versions; needed by `publish` and by slices.
     channel: control channel to the other processes.
     notice: of a request to stop, which interrupts `shared`.
     frozen: {policy: its weights} of policies that are sampled but not trained. The last weights of
@@ -122,7 +123,7 @@ class RolloutWorkers:
     params: dict[str, Any],
     version: int,
     *,
-    weights: pathlib.Path | None,
+    weights: Place | None,
     channel: ProcessChannel,
     notice: Notice,
     frozen: Mapping[str, Sequence[FrozenWeights]] | None = None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.sampler.engine_calls import Advanced, Calls, Cancel, Clock, Submit
 from jaxrl_agents.sampler.slices import FETCHING
 from jaxrl_agents.sampler.stats import Stats
+from jaxrl_agents.weights.places import Place
 
 _MEET_S = 120.0
 
@@ -42,7 +42,7 @@ class SliceMember:
     weights: folder of the versions that the learner publishes.
   """
 
-  def __init__(self, code: str, config: RunConfig, weights: pathlib.Path):
+  def __init__(self, code: str, config: RunConfig, weights: Place):
     cluster.check_code(code)
     self._config, self._weights = config, weights
     self._devices = contextlib.ExitStack()
@@ -132,9 +132,7 @@ class SliceMember:
     return self._calls.advance(now, calls, max_steps)
 
 
-def starter(
-  ray: Any, config: RunConfig, weights: pathlib.Path
-) -> Callable[[int], list[Any] | None]:
+def starter(ray: Any, config: RunConfig, weights: Place) -> Callable[[int], list[Any] | None]:
   """Returns number of a slice -> an actor on each of its nodes; None while they are not all there.
 
   The nodes of slice N were started with the resource "sliceN".

@@ -38,6 +38,7 @@ import psutil
 
 from jaxrl_agents import durable, file_digests, full_disk, stopwatch
 from jaxrl_agents.full_disk import FullDiskError
+from jaxrl_agents.weights import places
 
 WARM_START = "warm_start"
 
@@ -52,6 +53,10 @@ Listener = Callable[[str, int, Mapping[str, Any], float], None]
 class Workdir:
   """Paths and append-only metrics of one run. Invariant: a line of metrics is whole or absent.
 
+  Args:
+    path: the folder of the run.
+    weights: where versions of the weights are published (`publish.folder`); "": in this folder.
+
   Attributes:
     listeners: what else is told each line of metrics.
 
@@ -60,13 +65,13 @@ class Workdir:
       cannot rename folders.
   """
 
-  def __init__(self, path: str | os.PathLike[str]):
+  def __init__(self, path: str | os.PathLike[str], *, weights: str = ""):
     self.listeners: list[Listener] = []
     self.path = _made(pathlib.Path(path))
     _check_renames(self.path)
     self.trajectories = self._folder("trajectories")
     self.checkpoints = self._folder("checkpoints")
-    self.weights = self._folder("weights")
+    self.weights = places.of(weights).absolute() if weights else self._folder("weights")
     self.evaluations = self.path / "evaluations"
     self.services = self.path / "services"
     self.demonstrations = self.path / "demonstrations"

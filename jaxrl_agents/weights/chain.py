@@ -4,15 +4,19 @@
     folder/differences/manifest_v..., v.../    differences (weights.delta_files), each from its base
     folder/differences/wanted_v...             a receiver asks for this version to be complete
 
-A version exists where either of its manifests does, and many have both. Standard library only.
+A version exists where either of its manifests does, and many have both.
 """
 
 from __future__ import annotations
 
-import pathlib
+import re
 
 from jaxrl_agents.weights import manifest as manifest_lib
-from jaxrl_agents.weights.manifest import Folder, Manifest
+from jaxrl_agents.weights import places
+from jaxrl_agents.weights.manifest import Manifest
+from jaxrl_agents.weights.places import Folder, Place
+
+_WANTED = re.compile(r"wanted_v\d{10}")
 
 
 def anchors(folder: Folder, version: int) -> list[int]:
@@ -47,7 +51,7 @@ def route(folder: Folder, start: int, version: int) -> list[Manifest]:
 
 def ask_for(folder: Folder, version: int) -> None:
   """Asks the publisher for a complete version, when differences that lead to it are damaged."""
-  _wanted(folder, version).touch()
+  _wanted(folder, version).write_text("wanted\n")
 
 
 def is_asked_for(folder: Folder, version: int) -> bool:
@@ -57,10 +61,11 @@ def is_asked_for(folder: Folder, version: int) -> bool:
 
 def answered(folder: Folder, version: int) -> None:
   """Removes requests for versions up to `version`."""
-  for request in manifest_lib.differences(folder).glob("wanted_v" + "[0-9]" * 10):
-    if int(request.name[-10:]) <= version:
-      request.unlink(missing_ok=True)
+  place = manifest_lib.differences(folder)
+  for name in filter(_WANTED.fullmatch, places.names(place, "wanted_v")):
+    if int(name[-10:]) <= version:
+      (place / name).unlink(missing_ok=True)
 
 
-def _wanted(folder: Folder, version: int) -> pathlib.Path:
+def _wanted(folder: Folder, version: int) -> Place:
   return manifest_lib.differences(folder) / f"wanted_v{version:010d}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import os
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +17,10 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrl_agents import full_disk
-from jaxrl_agents.weights import boxes, streams, timeouts
+from jaxrl_agents.weights import boxes, places, streams, timeouts
 from jaxrl_agents.weights import manifest as manifest_lib
-from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
+from jaxrl_agents.weights.manifest import CorruptWeights, Manifest, Shard, Tensor
+from jaxrl_agents.weights.places import Folder, Place
 
 ZSTD_LEVEL = 1
 """Level of compression: higher ones find nothing more in literals that hardly repeat."""
@@ -53,11 +53,11 @@ def write_part(
   ends = dict.fromkeys(streams.NAMES, 0)
   shards: dict[str, list[Shard]] = {tensor.name: [] for tensor in tensors}
   for name, offset, shape, found in encoded:
-    places = []
+    located = []
     for kind, stream in found.items():
-      places.append((kind, ends[kind], stream.size))
+      located.append((kind, ends[kind], stream.size))
       ends[kind] += stream.size
-    shards[name].append(Shard(offset, shape, _digest(found), part, tuple(places)))
+    shards[name].append(Shard(offset, shape, _digest(found), part, tuple(located)))
   with full_disk.named(target):
     for kind, size in ends.items():
       if size:
@@ -95,7 +95,8 @@ class Differences:
     for part, kind in sorted(kinds):
       try:
         location = _location(target, part, kind)
-        opening = ts.open(location, read=True, context=context)
+        # They never change, so that what is in the cache needs not be asked for again.
+        opening = ts.open(location, read=True, recheck_cached_data="open", context=context)
         self._arrays[part, kind] = timeouts.result(opening, target)
       except ValueError as error:
         raise CorruptWeights(
@@ -164,12 +165,11 @@ def _with(tensor: Tensor, shards: Sequence[Shard]) -> Tensor:
   return Tensor(tensor.name, tensor.shape, tensor.dtype, tuple(shards), tensor.before, tensor.after)
 
 
-def _location(target: pathlib.Path, part: int, kind: str) -> dict[str, Any]:
-  path = str(target / f"part_{part}" / kind) + "/"
-  return {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
+def _location(target: Place, part: int, kind: str) -> dict[str, Any]:
+  return {"driver": "zarr3", "kvstore": places.kvstore(target / f"part_{part}" / kind)}
 
 
-def _spec(target: pathlib.Path, part: int, kind: str, size: int) -> dict[str, Any]:
+def _spec(target: Place, part: int, kind: str, size: int) -> dict[str, Any]:
   metadata = {
     "shape": [size],
     "data_type": "uint8",

@@ -1,25 +1,22 @@
-"""The manifest of a published version of the weights. Standard library only.
+"""The manifest of a published version of the weights. On a disk it needs the standard library only.
 
-A version exists when its manifest does: shard files are written first, the manifest last, by one
-atomic rename. A process that watches for versions (samplers, the real-time loop) needs only this
-file.
+A version exists when its manifest does: shard files are written first, the manifest last, at once.
+A process that watches for versions (samplers, the real-time loop) needs only this file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import re
 import time
-from typing import Any
+from typing import Any, overload
 
-from jaxrl_agents import durable
+from jaxrl_agents.weights import places
+from jaxrl_agents.weights.places import Folder, Place
 
-Folder = str | pathlib.Path
 NAME = re.compile(r"manifest_v(\d{10})\.json")
 
 
@@ -81,33 +78,37 @@ class Manifest:
   created_s: float = dataclasses.field(default_factory=time.time)
 
 
-def path(folder: Folder, version: int) -> pathlib.Path:
+def path(folder: Folder, version: int) -> Place:
   """The path of the manifest of a version."""
-  return pathlib.Path(folder) / f"manifest_v{version:010d}.json"
+  return places.of(folder) / f"manifest_v{version:010d}.json"
 
 
-def files(folder: Folder, version: int) -> pathlib.Path:
+@overload
+def files(folder: pathlib.Path, version: int) -> pathlib.Path: ...
+
+
+@overload
+def files(folder: Folder, version: int) -> Place: ...
+
+
+def files(folder: Folder, version: int) -> Place:
   """The folder of the shard files of a version."""
-  return pathlib.Path(folder) / f"v{version:010d}"
+  return places.of(folder) / f"v{version:010d}"
 
 
-def differences(folder: Folder) -> pathlib.Path:
+def differences(folder: Folder) -> Place:
   """The folder of versions that are differences from others, beside the complete ones."""
-  return pathlib.Path(folder) / "differences"
+  return places.of(folder) / "differences"
 
 
-def part(target: pathlib.Path, number: int) -> pathlib.Path:
+def part(target: Place, number: int) -> Place:
   """What a process says of the shards that it wrote to the files of a version, until all have."""
   return target / f"part_{number}.json"
 
 
 def write(folder: Folder, manifest: Manifest) -> None:
   """Makes a version visible, atomically and durably; its shard files must be complete."""
-  final = path(folder, manifest.version)
-  partial = final.with_suffix(f".{os.getpid()}.tmp")
-  with open(partial, "w", encoding="utf-8") as f:
-    f.write(text_of(manifest))
-  durable.replace(partial, final)
+  places.write_durably(path(folder, manifest.version), text_of(manifest))
 
 
 def read(folder: Folder, version: int) -> Manifest:
@@ -135,7 +136,7 @@ def text_of(manifest: Manifest) -> str:
   return json.dumps({"sha256": _digest(content), "manifest": content})
 
 
-def parse(text: bytes, place: pathlib.Path) -> Manifest:
+def parse(text: bytes, place: Place) -> Manifest:
   """The manifest in the content of the file `place`.
 
   Raises:
@@ -176,19 +177,11 @@ def _digest(content: Any) -> str:
 
 def versions(folder: Folder) -> list[int]:
   """All published versions, ascending; none if the folder does not exist."""
-  folder = pathlib.Path(folder)
-  if not folder.is_dir():
-    return []
-  matches = (NAME.fullmatch(entry.name) for entry in folder.iterdir())
+  matches = map(NAME.fullmatch, places.names(places.of(folder), "manifest_v"))
   return sorted(int(m.group(1)) for m in matches if m)
 
 
 def stored_bytes(folder: Folder, version: int) -> int:
-  """Bytes of the shard files of a version; of its differences, if it was published as such."""
-  places = (files(differences(folder), version), files(folder, version))
-  place = next((each for each in places if each.is_dir()), places[-1])
-  total = 0
-  for path in place.rglob("*"):
-    with contextlib.suppress(FileNotFoundError):  # of one that is written, locks come and go
-      total += path.stat().st_size if path.is_file() else 0
-  return total
+  """Bytes of the shard files of a version on a disk; of its differences, if it was published so."""
+  found = (places.stored_bytes(files(each, version)) for each in (differences(folder), folder))
+  return next(filter(None, found), 0)

@@ -12,17 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_agents.weights import chain, delta_files, ordered_bits, store
+from jaxrl_agents.weights import chain, delta_files, ordered_bits, places, store
 from jaxrl_agents.weights import manifest as manifest_lib
-from jaxrl_agents.weights.manifest import Folder, Tensor
+from jaxrl_agents.weights.manifest import Tensor
+from jaxrl_agents.weights.places import Folder
 
 Tree = Any
 
 ANCHORS_KEPT = 2
 """Complete versions that are kept: a receiver of the one before may still be at it."""
-
-_POLL_S = 0.2
-"""Seconds between two looks for requests of receivers."""
 
 
 class Publisher:
@@ -135,8 +133,8 @@ class Publisher:
     was held; those of `params`).
     """
     if self._advance is None:
-      places = jax.tree.map(lambda x: x.sharding, self._held)
-      self._advance = jax.jit(advanced, donate_argnums=0, out_shardings=(places, places))
+      spread = jax.tree.map(lambda x: x.sharding, self._held)
+      self._advance = jax.jit(advanced, donate_argnums=0, out_shardings=(spread, spread))
       self._digest = ordered_bits.digests_program(
         self._held, {name: leaf.shape for name, leaf in store.flatten(self._held)}
       )
@@ -193,7 +191,7 @@ class Publisher:
 
   def _complete_when_due(self) -> None:
     """The thread that writes complete versions; a later error is that of the next `publish`."""
-    while not self._closed.wait(_POLL_S):
+    while not self._closed.wait(places.poll_s(self._folder)):
       with self._lock:
         if self._held is None or self._error:
           continue
@@ -237,7 +235,7 @@ class Publisher:
   def _slow(self) -> str:
     return (
       f"version {self._version} was not written within {self._timeout_s:g} s to {self._folder}; "
-      "check that its disk has room and answers, then run the same command again"
+      "check that its disk has room or its bucket answers, then run the same command again"
     )
 
 

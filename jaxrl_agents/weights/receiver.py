@@ -21,16 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_agents.weights import boxes, chain, ordered_bits, store
+from jaxrl_agents.weights import boxes, chain, ordered_bits, places, store
 from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights.delta_files import Differences
-from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest
+from jaxrl_agents.weights.manifest import CorruptWeights, Manifest
+from jaxrl_agents.weights.places import Folder
 
 Tree = Any
 Digests = Mapping[str, tuple[int, int]]
 
 _THREADS = min(8, os.cpu_count() or 1)
-_POLL_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,8 +223,8 @@ class Receiver:
     chain.ask_for(self._folder, version)
     deadline = time.monotonic() + self._timeout_s
     while version not in manifest_lib.versions(self._folder):
-      places = (self._folder, manifest_lib.differences(self._folder))
-      newest = max((v for place in places for v in manifest_lib.versions(place)), default=version)
+      both = (self._folder, manifest_lib.differences(self._folder))
+      newest = max((v for place in both for v in manifest_lib.versions(place)), default=version)
       if newest > version:  # only the newest is written complete
         raise FileNotFoundError(
           f"version {version} in {self._folder} cannot be rebuilt from differences, and version "
@@ -236,7 +236,7 @@ class Receiver:
           "by differences, and its publisher did not write it complete within "
           f"{self._timeout_s:g} s; check that the learner runs, in one process"
         )
-      time.sleep(_POLL_S)
+      time.sleep(places.poll_s(self._folder))
     return self._read(version, version, complete=True)
 
   def _read(self, start: int, version: int, *, complete: bool = False) -> Staged:

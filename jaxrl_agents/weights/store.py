@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import pathlib
-import shutil
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,12 +20,15 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrl_agents import full_disk
-from jaxrl_agents.weights import boxes, timeouts
+from jaxrl_agents.weights import boxes, places, timeouts
 from jaxrl_agents.weights import manifest as manifest_lib
-from jaxrl_agents.weights.manifest import CorruptWeights, Folder, Manifest, Shard, Tensor
+from jaxrl_agents.weights.manifest import CorruptWeights, Manifest, Shard, Tensor
+from jaxrl_agents.weights.places import Folder, Place
 
 ZSTD_LEVEL = 1
 """Whole float32 weights barely compress (about 8 %); a higher level only costs time."""
+
+_FILES = re.compile(r"v\d{10}")
 
 
 def publish(
@@ -48,7 +50,7 @@ def publish(
     params: nested dicts of arrays, the same tree in every process; dtypes are kept. Arrays that are
       not distributed over devices are written by part 0.
     version: not published before.
-    folder: of all versions, on a disk that all processes share; created if missing.
+    folder: of all versions, on a disk that all processes share or in a bucket; created if missing.
     keep: versions to keep, this one included. Readers use a version only during a fetch.
     part, parts: number of this process, and of all that hold shards.
     meet: (name) returns when all of them have called it.
@@ -74,7 +76,7 @@ def begin(version: int, folder: Folder) -> None:
   if version in manifest_lib.versions(folder):
     raise ValueError(f"version {version} is published in {folder} and never changes; count up")
   target = manifest_lib.files(folder, version)
-  shutil.rmtree(target, ignore_errors=True)  # left by a process that died before its manifest
+  places.remove_tree(target)  # left by a process that died before its manifest
   target.mkdir(parents=True)
 
 
@@ -109,12 +111,12 @@ def join_parts(version: int, folder: Folder, *, parts: int, base: int | None = N
   """
   target = manifest_lib.files(folder, version)
   try:
-    places = [manifest_lib.part(target, i) for i in range(parts)]
-    texts = [place.read_bytes() for place in places]
+    written_to = [manifest_lib.part(target, i) for i in range(parts)]
+    texts = [place.read_bytes() for place in written_to]
   except FileNotFoundError as error:
     raise ValueError(f"version {version}: {error.filename} was not written") from None
   written = [
-    manifest_lib.parse(text, place).tensors for text, place in zip(texts, places, strict=True)
+    manifest_lib.parse(text, place).tensors for text, place in zip(texts, written_to, strict=True)
   ]
   tensors = []
   for same in zip(*written, strict=True):
@@ -124,7 +126,7 @@ def join_parts(version: int, folder: Folder, *, parts: int, base: int | None = N
     tensors.append(whole)
   with full_disk.named(folder):
     manifest_lib.write(folder, Manifest(version, base, tuple(tensors)))
-  for place in places:
+  for place in written_to:
     place.unlink()
 
 
@@ -163,8 +165,8 @@ def _fetched(folder: Folder, version: int, shardings: dict[str, Any] | None) -> 
     parts = zip(stored, whole, started, strict=True)
     arrays: list[Any] = [each.finish(*read) for each, *read in parts]
   else:
-    places = dict(flatten(shardings))
-    arrays = [each.placed(places[each.tensor.name]) for each in stored]
+    spread = dict(flatten(shardings))
+    arrays = [each.placed(spread[each.tensor.name]) for each in stored]
   return tree_of({each.tensor.name: array for each, array in zip(stored, arrays, strict=True)})
 
 
@@ -187,10 +189,10 @@ def delete_before(version: int, folder: Folder) -> None:
     if v < version:
       manifest_lib.path(folder, v).unlink(missing_ok=True)
   kept = manifest_lib.versions(folder)
-  for entry in pathlib.Path(folder).glob("v" + "[0-9]" * 10):
-    number = int(entry.name[1:])
+  for name in filter(_FILES.fullmatch, places.names(places.of(folder), "v")):
+    number = int(name[1:])
     if number < version or (number not in kept and number < max(kept, default=0)):
-      shutil.rmtree(entry, ignore_errors=True)
+      places.remove_tree(manifest_lib.files(folder, number))
 
 
 def withdraw_after(version: int, folder: Folder) -> list[int]:
@@ -204,7 +206,7 @@ def withdraw_after(version: int, folder: Folder) -> list[int]:
     for v in manifest_lib.versions(place):
       if v > version:
         manifest_lib.path(place, v).unlink(missing_ok=True)
-        shutil.rmtree(manifest_lib.files(place, v), ignore_errors=True)
+        places.remove_tree(manifest_lib.files(place, v))
         withdrawn.add(v)
   return sorted(withdrawn)
 
@@ -315,8 +317,8 @@ def shards_of(leaf: Any) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
       yield tuple(s.start or 0 for s in shard.index), np.asarray(shard.data)
 
 
-def _location(target, name):
-  return {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(target / name) + "/"}}
+def _location(target: Place, name: str) -> dict[str, Any]:
+  return {"driver": "zarr3", "kvstore": places.kvstore(target / name)}
 
 
 def _spec(target, name, shape, dtype, shard_shape):

@@ -22,6 +22,7 @@ from jaxrl_agents.sampler import slices as slices_lib
 from jaxrl_agents.sampler.slices import Slices, SlicesError
 from jaxrl_agents.types import SamplingLimits
 from jaxrl_agents.weights import manifest, store
+from tests import s3_server
 from tests.fleet.conftest import another_node, needs_ray, whole_run
 from tests.runs import small_run
 from tests.runs.small_run import CFG, configured
@@ -234,16 +235,20 @@ def test_a_run_that_samples_on_a_node_has_the_numbers_of_one_with_its_own_engine
 
 
 @whole_run
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_slice_follows_differences_of_the_weights(cluster, cache, tmp_path, hosts):
-  """To bitwise the numbers of a run that reads them whole."""
+  """To bitwise the numbers of a run that reads them whole; through a bucket too."""
   exact = {"policy": {"dtype": "bfloat16"}, "learner": {"steps": 3, "canary_bound": 0.1}}
   fleet = {"backend": "ray", "address": cluster.address}
   found = {}
   mesh = {"sampler_mesh": {"expert": 2}} if hosts > 1 else {}
-  for kind in ("full", "delta"):
-    publish = {"kind": kind} | ({"anchor_every": 3} if kind == "delta" else {})
+  delta = {"kind": "delta", "anchor_every": 3}
+  bucket = f"s3://{s3_server.BUCKET}/slices"
+  publications = {"full": {}, "delta": delta, "bucket": {**delta, "folder": bucket}}
+  for kind, publish in publications.items():
     with contextlib.ExitStack() as stack:
+      stack.enter_context(s3_server.serving())  # the nodes inherit its environment
       for _ in range(hosts):
         stack.enter_context(another_node(cluster, resources={"slice0": 1}))
       sampler = {"slices": 1, "hosts": hosts}
@@ -252,6 +257,8 @@ def test_a_slice_follows_differences_of_the_weights(cluster, cache, tmp_path, ho
     found[kind] = np.load(tmp_path / kind / "params.npz")
   for name in found["full"].files:
     assert found["full"][name].tobytes() == found["delta"][name].tobytes(), name
+    assert found["full"][name].tobytes() == found["bucket"][name].tobytes(), name
+  assert not (tmp_path / "bucket" / "weights").exists()
 
 
 @whole_run

@@ -34,6 +34,7 @@ from jaxrl_agents.runs import entry_point, setup, weight_files
 from jaxrl_agents.runs import processes as processes_lib
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.runs.rollout_workers import RolloutWorkers
+from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store
 
@@ -122,15 +123,16 @@ def trained(
     first, current, progress = setup.restored(manager, fresh)
   print(f"from {first}", flush=True)
   version = int(current.policy.version)
+  weights = Workdir(folder, weights=config.publish.folder).weights
   if channel.is_first:
-    store.withdraw_after(version, folder / "weights")
+    store.withdraw_after(version, weights)
   with (
     RolloutWorkers(
       config,
       WorkerSpec("tests.sampler.counting:build"),
       setup.for_sampler(current.policy.params),
       version,
-      weights=folder / "weights",
+      weights=weights,
       channel=channel,
       notice=notice,
     ) as workers,

@@ -14,6 +14,7 @@ from jaxrl_agents.runs import weight_files
 from jaxrl_agents.weights import manifest, streams
 from jaxrl_agents.weights.publisher import Publisher
 from jaxrl_agents.weights.receiver import Receiver
+from tests import s3_server
 from tests.runs import small_run
 from tests.runs.small_run import CFG
 from tests.runs.test_several import ended, start, start_both, wait_for
@@ -57,6 +58,19 @@ def test_the_engine_holds_bitwise_what_it_would_have_read_whole(full, cache, tmp
   (first,) = manifest.versions(weights)
   assert len(manifest.versions(manifest.differences(weights))) == 2
   assert manifest.versions(manifest.differences(weights))[0] > first
+
+
+@pytest.mark.timeout(400)
+def test_an_engine_follows_differences_through_a_bucket(full, cache, tmp_path):
+  place = f"s3://{s3_server.BUCKET}/runs/small"
+  in_bucket = {**DELTA["publish"], "folder": place}
+  with s3_server.serving():
+    ended(start("small_run.py", tmp_path, cache, 1, **{**DELTA, "publish": in_bucket}))
+    assert_bitwise("held.npz", full, tmp_path)
+    assert_bitwise("params.npz", full, tmp_path)
+    assert len(manifest.versions(place)) == 1
+    assert len(manifest.versions(manifest.differences(place))) == 2
+  assert not (tmp_path / "weights").exists()
 
 
 @pytest.mark.timeout(400)
