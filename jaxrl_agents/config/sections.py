@@ -288,7 +288,7 @@ class LearnerConfig:
   each.
 
   Attributes:
-    loss: cispo, grpo, dr_grpo, dapo, gspo, ppo_clip, k25, decoupled_ppo, icepop,
+    loss: cispo, grpo, dr_grpo, dapo, gspo, ppo_clip, k25, dro, decoupled_ppo, icepop,
       importance_sampling, or the import path "package.module:NAME" of a function like them, or of a
       `losses.PolicyLoss`.
     loss_options: keyword arguments of the loss that differ from their defaults, {"high": 3.0}; on

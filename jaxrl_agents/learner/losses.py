@@ -152,6 +152,19 @@ def k25(
   return jnp.where(batch.loss_mask, tau * jnp.square(distance) - gain, 0.0)
 
 
+def dro(logprobs: jax.Array, batch: Batch, *, beta: float = 0.05) -> jax.Array:
+  """Direct reward optimisation: `-(A log pi - beta / 2 (log r)^2)`, float32 [B, T].
+
+  Its gradient is `-(A - beta log r) grad log pi`: no ratio weighs a token, and what has moved away
+  from the sampler is pulled back. So it takes rollouts of any age.
+  Sources: https://arxiv.org/abs/2405.19107; Kimi k1.5, https://arxiv.org/abs/2501.12599 section
+  2.3.2; the form per token is that of Tinker's loss of this name, whose example has beta 0.05.
+  """
+  log_pi = jnp.where(batch.loss_mask, logprobs, 0.0)
+  distance = jnp.where(batch.loss_mask, logprobs - batch.behaviour_logprobs, 0.0)
+  return 0.5 * beta * jnp.square(distance) - batch.advantages * log_pi
+
+
 def decoupled_ppo(
   logprobs: jax.Array,
   batch: Batch,
@@ -325,6 +338,7 @@ LOSSES: dict[str, PolicyLoss] = {
   "icepop": PolicyLoss(
     icepop, proximal=True, weight_bounds=lambda options: (options["low"], options["high"])
   ),
+  "dro": PolicyLoss(dro, bounds=None),
   "importance_sampling": PolicyLoss(importance_sampling, bounds=None),
   "k25": PolicyLoss(k25, bounds=lambda options: (options["alpha"], options["beta"])),
 }

@@ -14,14 +14,17 @@ from jaxrl_agents.learner.explicit_targets import ExplicitTargets
 from jaxrl_agents.learner.train_step import Objective
 from jaxrl_agents.policy.config import PolicyConfig
 
-BOUNDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-"""Options of ppo and cispo, with their defaults: absolute bounds of the ratio."""
+_BOUNDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}  # absolute ones, of the ratio
+
+OPTIONS = {"ppo": _BOUNDS, "cispo": _BOUNDS, "dro": {"beta": 0.05}}
+"""{loss: its options, with their defaults}; the others have none."""
 
 INPUTS = {
   "cross_entropy": ("target_tokens", "weights"),
   "importance_sampling": ("target_tokens", "logprobs", "advantages"),
   "ppo": ("target_tokens", "logprobs", "advantages"),
   "cispo": ("target_tokens", "logprobs", "advantages"),
+  "dro": ("target_tokens", "logprobs", "advantages"),
 }
 """What each loss reads of a sequence. Weights are 1 where they are left out."""
 
@@ -34,21 +37,19 @@ def objective(loss: str, options: Mapping[str, float | str], config: RunConfig) 
   """
   if loss not in INPUTS:
     raise ValueError(f"the loss {loss!r} is not supported; there are {', '.join(INPUTS)}")
-  bounds = BOUNDS if loss in ("ppo", "cispo") else {}
-  if wrong := set(options) - set(bounds):
-    known = ", ".join(bounds) or "none"
+  defaults = OPTIONS.get(loss, {})
+  if wrong := set(options) - set(defaults):
+    known = ", ".join(defaults) or "none"
     raise ValueError(f"{loss} has no option {sorted(wrong)[0]!r}; its options: {known}")
   if loss == "cross_entropy":
     return scoring(config)
-  low, high = (float(options.get(name, default)) for name, default in BOUNDS.items())
-  chosen = {
-    "importance_sampling": lambda: losses.LOSSES["importance_sampling"],
-    "ppo": lambda: losses.LOSSES["ppo_clip"].set(
-      {"epsilon_low": 1 - low, "epsilon_high": high - 1}
-    ),
-    "cispo": lambda: losses.LOSSES["cispo"].set({"low": low, "high": high}),
-  }
-  return Objective("rl", loss=chosen[loss](), remat=config.learner.remat)
+  numbers = {name: float(options.get(name, default)) for name, default in defaults.items()}
+  chosen = losses.LOSSES["ppo_clip" if loss == "ppo" else loss]
+  if loss in ("ppo", "cispo"):
+    low, high = numbers.values()
+    absolute = {"low": low, "high": high}
+    numbers = {"epsilon_low": 1 - low, "epsilon_high": high - 1} if loss == "ppo" else absolute
+  return Objective("rl", loss=chosen.set(numbers), remat=config.learner.remat)
 
 
 def scoring(config: RunConfig) -> Objective:

@@ -151,6 +151,8 @@ def reference_loss(name, pi, mu, a, mask, ids, n, old):
       value = -min(max(r, n["low"]), n["high"]) * adv * pi[b, t]
     elif name == "importance_sampling":
       value = -r * adv
+    elif name == "dro":
+      value = -(adv * pi[b, t] - n["beta"] / 2 * log_r**2)
     elif name == "k25":
       value = -(r * adv - n["tau"] * log_r**2)
     elif name in ("decoupled_ppo", "icepop"):
@@ -177,6 +179,7 @@ NUMBERS = {
   "dapo": {"epsilon_low": 0.2, "epsilon_high": 0.28},
   "gspo": {"epsilon_low": 0.05, "epsilon_high": 0.1},
   "importance_sampling": {},
+  "dro": {"beta": 0.3},
   "k25": {"alpha": 0.5, "beta": 2.0, "tau": 0.02},
   "decoupled_ppo": {"epsilon_low": 0.1, "epsilon_high": 0.3, "cap": 1.2},
   "icepop": {"epsilon_low": 0.1, "epsilon_high": 0.3, "low": 0.7, "high": 1.3},
@@ -379,6 +382,7 @@ def test_shifting_the_behaviour_scales_the_gradient_of_a_decoupled_loss(shift):
     (losses.ppo_clip, lambda s: -math.exp(s) if math.exp(s) <= 1.2 else 0.0),
     (losses.k25, lambda s: (-math.exp(s) if 0.5 <= math.exp(s) <= 2 else 0.0) + 2 * 0.02 * s),
     (losses.importance_sampling, lambda s: -math.exp(s)),
+    (losses.dro, lambda s: -(1 - 0.05 * s)),
   ],
 )
 def test_shifting_the_behaviour_changes_the_gradient_as_the_formula_of_the_loss_says(loss, slope):

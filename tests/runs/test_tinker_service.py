@@ -232,6 +232,7 @@ def test_policy_losses_are_sums_by_their_formulas(client):
     "importance_sampling": -(ratio * advantages).sum(),
     "ppo": -np.minimum(ratio * advantages, clipped * advantages).sum(),
     "cispo": -(clipped * advantages * logprobs).sum(),
+    "dro": -(advantages * logprobs - 0.025 * np.square([0.5, -0.5, 0.0])).sum(),
   }
   for loss, value in expected.items():
     for forward_only in (True, loss != "importance_sampling"):
@@ -241,6 +242,11 @@ def test_policy_losses_are_sums_by_their_formulas(client):
   wide = np.clip(ratio, 0.8, 1.7)
   value = -np.minimum(ratio * advantages, wide * advantages).sum()
   np.testing.assert_allclose(metrics["loss:sum"], value, rtol=1e-4)
+  metrics, _ = client.pass_([(tokens, inputs)], "dro", forward_only=True, beta=4.0)
+  value = -(advantages * logprobs - 2.0 * np.square([0.5, -0.5, 0.0])).sum()
+  np.testing.assert_allclose(metrics["loss:sum"], value, rtol=1e-4)
+  wrong = client.pass_([(tokens, inputs)], "dro", forward_only=True, tau=1.0)
+  assert "dro has no option 'tau'; its options: beta" in wrong["error"]
 
 
 def test_a_failed_part_fails_the_step_and_says_why(client):
@@ -250,7 +256,7 @@ def test_a_failed_part_fails_the_step_and_says_why(client):
   assert wrong["category"] == "user" and "target_tokens has shape [2]" in wrong["error"]
   assert "gradients are missing" in client.step()["error"]
   assert "call forward_backward first" in client.step()["error"]
-  assert "'dro' is not supported" in client.pass_([entropy()], "dro")["error"]
+  assert "'gspo' is not supported" in client.pass_([entropy()], "gspo")["error"]
   assert "'mask'" in client.pass_([(TOKENS[:1], {"mask": [1.0]})])["error"]
   old = client.name
   client.model()
