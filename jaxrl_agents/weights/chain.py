@@ -3,6 +3,8 @@
     folder/manifest_v..., v.../                complete versions (weights.store)
     folder/differences/manifest_v..., v.../    differences (weights.delta_files), each from its base
     folder/differences/wanted_v...             a receiver asks for this version to be complete
+    folder/differences/called_v...             the first of several processes that publish asks the
+                                               others for their shards of it
 
 A version exists where either of its manifests does, and many have both.
 """
@@ -16,7 +18,7 @@ from jaxrl_agents.weights import places
 from jaxrl_agents.weights.manifest import Manifest
 from jaxrl_agents.weights.places import Folder, Place
 
-_WANTED = re.compile(r"wanted_v\d{10}")
+_REQUESTS = re.compile(r"(wanted|called)_v\d{10}")
 
 
 def anchors(folder: Folder, version: int) -> list[int]:
@@ -62,10 +64,30 @@ def is_asked_for(folder: Folder, version: int) -> bool:
 def answered(folder: Folder, version: int) -> None:
   """Removes requests for versions up to `version`."""
   place = manifest_lib.differences(folder)
-  for name in filter(_WANTED.fullmatch, places.names(place, "wanted_v")):
+  found = [*places.names(place, "wanted_v"), *places.names(place, "called_v")]
+  for name in filter(_REQUESTS.fullmatch, found):
     if int(name[-10:]) <= version:
       (place / name).unlink(missing_ok=True)
 
 
+def call(folder: Folder, version: int) -> None:
+  """Asks the other processes that publish for their shards of a complete version."""
+  _called(folder, version).write_text("called\n")
+
+
+def is_called(folder: Folder, version: int) -> bool:
+  """Whether this process should write its shards of the version."""
+  return _called(folder, version).exists()
+
+
+def stop_calling(folder: Folder, version: int) -> None:
+  """Takes the call back."""
+  _called(folder, version).unlink(missing_ok=True)
+
+
 def _wanted(folder: Folder, version: int) -> Place:
   return manifest_lib.differences(folder) / f"wanted_v{version:010d}"
+
+
+def _called(folder: Folder, version: int) -> Place:
+  return manifest_lib.differences(folder) / f"called_v{version:010d}"

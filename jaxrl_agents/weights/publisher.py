@@ -29,8 +29,8 @@ class Publisher:
   It holds a copy of the newest version, 2 bytes a parameter, sharded as the parameters are. A
   version is durable when `publish`, or what `begin` returns, has returned. Complete copies of a
   version that is published as differences are written in a thread, as every `anchor_every`-th is
-  and those that a receiver asks for (weights.chain). With several processes they are written by
-  `publish`, and none on request.
+  and those that a receiver asks for (weights.chain). Of several processes, `publish` writes every
+  `anchor_every`-th; a thread of each writes its shards of what a receiver asks for.
 
   Invariant: while nothing is being published, `_held` is the newest durable version, bit by bit, or
   None.
@@ -61,6 +61,7 @@ class Publisher:
     self._digests: dict[str, tuple[int, int]] | None = None  # of the newest version
     self._since = 0  # publications since the newest complete one
     self._due = False
+    self._called: int | None = None  # the version whose shards the others were asked for
     self._advance: Any = None
     self._digest: Any = None
     self._lock = threading.Lock()  # of all of the above, and of the files
@@ -69,17 +70,15 @@ class Publisher:
     self._thread = threading.Thread(target=self._complete_when_due, name="anchors", daemon=True)
 
   def __enter__(self) -> Publisher:
-    if self._parts == 1:
-      self._thread.start()
+    self._thread.start()
     return self
 
   def __exit__(self, *_: object) -> None:
     """Waits for the complete version that is being written."""
     self._closed.set()
-    if self._parts == 1:
-      self._thread.join(self._timeout_s)
-      if self._thread.is_alive():
-        raise TimeoutError(self._slow())
+    self._thread.join(self._timeout_s)
+    if self._thread.is_alive():
+      raise TimeoutError(self._slow())
 
   def publish(self, params: Tree, version: int) -> None:
     """Publishes a version: as differences, or complete where there is nothing to differ from.
@@ -184,10 +183,15 @@ class Publisher:
       meet=self._meet,
     )
     if not self._part:
-      oldest = min(manifest_lib.versions(self._folder))
-      store.delete_before(oldest + 1, manifest_lib.differences(self._folder))
-      chain.answered(self._folder, self._version)
+      self._tidy()
     self._since, self._due = 0, False
+
+  def _tidy(self) -> None:
+    """Deletes what the newest complete versions have made superfluous."""
+    kept = manifest_lib.versions(self._folder)[-ANCHORS_KEPT:]
+    store.delete_before(min(kept), self._folder)
+    store.delete_before(min(kept) + 1, manifest_lib.differences(self._folder))
+    chain.answered(self._folder, self._version)
 
   def _complete_when_due(self) -> None:
     """The thread that writes complete versions; a later error is that of the next `publish`."""
@@ -196,10 +200,50 @@ class Publisher:
         if self._held is None or self._error:
           continue
         try:
-          if self._is_wanted():
+          if self._parts == 1 and self._is_wanted():
             self._write_complete()
+          elif self._parts > 1:
+            self._write_shards_on_request()
         except BaseException as error:
           self._error = error
+
+  def _write_shards_on_request(self) -> None:
+    """One look of a process of several. The first one calls for all shards of the newest version
+    when a receiver asks, and makes the version visible once they are there. Others write theirs.
+
+    All go on publishing meanwhile. If another version is the newest then, what was begun is
+    removed, and the receiver is told that it has come.
+    """
+    version, called = self._version, self._called
+    if self._part:
+      self._write_called(version)
+    elif called is not None and called != version:
+      self._called = None
+      chain.stop_calling(self._folder, called)
+      places.remove_tree(manifest_lib.files(self._folder, called))
+    elif called == version:
+      target = manifest_lib.files(self._folder, version)
+      if all(manifest_lib.part(target, i).exists() for i in range(self._parts)):
+        chain.stop_calling(self._folder, version)
+        store.join_parts(version, self._folder, parts=self._parts)
+        self._called = None
+        self._tidy()
+    elif self._is_wanted():
+      store.begin(version, self._folder)
+      store.write_part(self._held, version, self._folder, self._part)
+      chain.call(self._folder, version)
+      self._called = version
+
+  def _write_called(self, version: int) -> None:
+    """Writes this process's shards of a version, once, if the first process calls for them."""
+    mine = manifest_lib.part(manifest_lib.files(self._folder, version), self._part)
+    if mine.exists() or not chain.is_called(self._folder, version):
+      return
+    try:
+      store.write_part(self._held, version, self._folder, self._part)
+    except (OSError, ValueError):
+      if chain.is_called(self._folder, version):
+        raise  # else the first process has removed the folder meanwhile
 
   def _is_wanted(self) -> bool:
     """Whether the newest version has to be written complete."""

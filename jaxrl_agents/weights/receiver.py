@@ -234,7 +234,7 @@ class Receiver:
         raise CorruptWeights(
           f"version {version} in {self._folder} cannot be rebuilt: no complete version leads to it "
           "by differences, and its publisher did not write it complete within "
-          f"{self._timeout_s:g} s; check that the learner runs, in one process"
+          f"{self._timeout_s:g} s; check that the learner runs"
         )
       time.sleep(places.poll_s(self._folder))
     return self._read(version, version, complete=True)

@@ -64,7 +64,7 @@ def publish(
   if not part:
     begin(version, folder)
   meet("version begun")
-  _write_part(params, version, folder, part)
+  write_part(params, version, folder, part)
   meet("version written")
   if not part:
     join_parts(version, folder, parts=parts)
@@ -80,7 +80,7 @@ def begin(version: int, folder: Folder) -> None:
   target.mkdir(parents=True)
 
 
-def _write_part(params: dict[str, Any], version: int, folder: Folder, part: int) -> None:
+def write_part(params: dict[str, Any], version: int, folder: Folder, part: int) -> None:
   """Writes this process's shards of a version that was begun; every shard is written by one
   process.
   """

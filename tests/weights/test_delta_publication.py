@@ -18,6 +18,7 @@ from jaxrl_agents.weights import chain, manifest, store
 from jaxrl_agents.weights.publisher import Publisher
 from jaxrl_agents.weights.receiver import Receiver
 from tests import forced_devices
+from tests.runs.test_several import free_port
 
 LAST = 5
 
@@ -327,6 +328,68 @@ def test_a_version_that_several_receivers_ask_for_is_written_once_and_publishing
     assert manifest.versions(pair.folder) == [0, LAST]
   pair.publisher.publish(policy(LAST + 1), LAST + 1)
   pair.follow(LAST + 1)
+
+
+TWO = """
+import pathlib, sys, time
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jaxrl_agents.learner import barriers
+from jaxrl_agents.weights.publisher import Publisher
+from tests.weights.test_delta_publication import policy
+
+folder, address, number = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize(address, 2, number)
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+def placed(version):
+  place = lambda x: NamedSharding(mesh, P(*["x" if n == max(x.shape) else None for n in x.shape]))
+  put = lambda x: jax.make_array_from_callback(x.shape, place(x), lambda i: np.asarray(x)[i])
+  return jax.tree.map(put, policy(version))
+
+with Publisher(folder, part=number, parts=2, meet=barriers.wait_for_all) as publisher:
+  for version in (0, 1, 2):
+    publisher.publish(placed(version), version)
+  barriers.wait_for_all("published")
+  (folder / f"published_{number}").touch()
+  deadline = time.monotonic() + 120
+  while not (folder / "go on").exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+  publisher.publish(placed(3), 3)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_write_their_shards_of_a_version_that_a_receiver_asks_for(tmp_path):
+  """And publish differences again afterwards."""
+  command = [sys.executable, "-c", TWO, str(tmp_path), f"127.0.0.1:{free_port()}"]
+  publishers = [
+    subprocess.Popen([*command, str(i)], env=forced_devices.environment(1)) for i in range(2)
+  ]
+  try:
+    until(lambda: all((tmp_path / f"published_{i}").exists() for i in range(2)))
+    assert manifest.versions(tmp_path) == [0]
+    receiver = Receiver(tmp_path, 0, policy(0), timeout_s=60.0)
+    held = receiver.swap(receiver.stage(1), policy(0))
+    for part in manifest.files(manifest.differences(tmp_path), 2).iterdir():
+      shutil.rmtree(part)
+    held = receiver.swap(receiver.stage(2), held)
+    assert_bitwise(held, 2)
+    assert manifest.versions(tmp_path) == [0, 2]
+    assert not list(tmp_path.rglob("*ed_v*")) and not list(tmp_path.rglob("part_*.json"))
+    (tmp_path / "go on").touch()
+    assert [each.wait(60) for each in publishers] == [0, 0]
+    assert_bitwise(receiver.swap(receiver.stage(3), held), 3)
+    assert manifest.versions(tmp_path) == [0, 2]
+  finally:
+    for each in publishers:
+      each.kill()
+
+
+def until(happened, limit_s=100):
+  deadline = time.monotonic() + limit_s
+  while not happened():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
 
 
 def test_a_version_that_the_learner_has_left_behind_is_missing_at_once(pair):
