@@ -139,7 +139,7 @@ def _follow() -> None:
   if len(runs) != 1 or not pathlib.Path(runs[0]).is_dir():
     raise ValueError(f"--follow needs the folder of one run in --checkpoint, not {runs}")
   setup.compilation_cache(config)
-  workdir = Workdir(runs[0])
+  workdir = Workdir(runs[0], weights=config.publish.folder)
   name = f"evaluator-{socket.gethostname()}-{os.getpid()}"
   over = functools.partial(evaluator.learner_ended, workdir.services)
   with setup.devices(config), service_log.opened(workdir.services, name) as tell:

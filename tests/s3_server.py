@@ -24,6 +24,9 @@ def serving():
     patch.setenv("AWS_ENDPOINT_URL_S3", url)
     patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket=BUCKET)
-    yield
-  places._opened.cache_clear()
-  server.stop()
+    places._opened.cache_clear()
+    try:
+      yield
+    finally:
+      places._opened.cache_clear()
+      server.stop()

@@ -5,6 +5,7 @@ effect.
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 
 from jaxrl_agents.config import import_path, judge, ranges
@@ -164,6 +165,11 @@ def _check_publish(config: RunConfig) -> None:
       f"publish.kind=delta does not go with policy.dtype={dtype}: in float32 every weight changes "
       "at every step, so differences are no shorter; set policy.dtype=bfloat16 (its optimizer "
       "keeps a float32 master) and learner.canary_bound, or publish.kind=full"
+    )
+  if publish.folder and not re.fullmatch(r"/.*|(gs|s3)://[^/]+/.+", publish.folder):
+    raise ValueError(
+      f"publish.folder={publish.folder} must be the absolute path of a folder that all processes "
+      "of the run see, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
     )
   if publish.kind == "full" and publish.anchor_every != PublishConfig.anchor_every:
     raise ValueError(

@@ -30,6 +30,7 @@ from jaxrl_agents.runs.workdir import Listener, Workdir
 from jaxrl_agents.service_log import Tell
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import manifest as manifest_lib
+from jaxrl_agents.weights import places
 
 NAME = "evaluator"
 """The name of the service."""
@@ -176,7 +177,7 @@ class _Evaluated:
           self.done = True
           return
         self.tell("waits", on="publisher")
-        time.sleep(_POLL_S)
+        time.sleep(max(_POLL_S, places.poll_s(self.workdir.weights)))
         continue
       last_news, held = time.monotonic(), version
       try:

@@ -15,6 +15,7 @@ from jaxrl_agents import config as config_lib
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.runs import agent_setting, demonstrations, weight_files
 from jaxrl_agents.runs.workdir import Workdir
+from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights import places
 
 OF_EVALUATION = ("agent", "seed", "corpus", "policy", "eval")
@@ -131,36 +132,39 @@ def _policy_files(config: RunConfig) -> dict[str, str]:
 
 
 def claim_published(config: RunConfig, workdir: Workdir) -> None:
-  """Marks `publish.folder`, if it is set, as this run's.
+  """Marks `publish.folder`, if it is set, as this run's. To be called before the run changes files.
 
   Raises:
     ValueError: it is of another run, whose versions this one would delete, or cannot be used.
   """
   if not config.publish.folder:
     return
-  run = workdir.path / _RUN_OF_WEIGHTS
-  if not run.exists():
+  run, place = workdir.path / _RUN_OF_WEIGHTS, workdir.weights
+  named = f"publish.folder={config.publish.folder}"
+  if not run.exists() or str(workdir.path) not in run.read_text("utf-8"):  # or it is of a copy
     places.write_durably(run, f"{secrets.token_hex(16)} of {workdir.path}\n")
-  claim, own = workdir.weights / _RUN_OF_WEIGHTS, run.read_bytes()
+  own, claim = run.read_text("utf-8"), place / _RUN_OF_WEIGHTS
   try:
-    workdir.weights.mkdir(parents=True, exist_ok=True)
-    try:
-      found = claim.read_bytes()
-    except FileNotFoundError:
-      found = b"versions that have no owner" if places.names(workdir.weights, "") else b""
-    if not found:
-      places.write_durably(claim, own.decode())
+    place.mkdir(parents=True, exist_ok=True)
+    there = [*manifest_lib.versions(place), *manifest_lib.versions(manifest_lib.differences(place))]
+    if there and not claim.exists():
+      raise ValueError(
+        f"{named} holds versions {there[:3]} and no mark of the run that they are of"
+      )
+    places.write_if_absent(claim, own)
+    found = claim.read_bytes().decode(errors="replace")
   except (OSError, ValueError) as error:
+    if str(error).startswith(named):
+      raise ValueError(f"{error}; choose another place, or empty this one") from None
     raise ValueError(
-      f"publish.folder={config.publish.folder} cannot be used: {error}. See that it exists and "
-      "that this process may list, read, write and delete there (the credentials of a bucket are "
-      "described in jaxrl_agents/weights/places.py), or choose another one"
+      f"{named} cannot be used: {error}. See that it exists and that this process may list, read, "
+      "write and delete there (jaxrl_agents/weights/places.py says how a bucket is given "
+      "credentials), or choose another one"
     ) from error
-  if found and found != own:
+  if found != own:
     raise ValueError(
-      f"publish.folder={config.publish.folder} holds the weights of another run "
-      f"({found.decode(errors='replace').strip()}), which this one would delete; choose another, "
-      "or empty it if that run is over"
+      f"{named} holds the weights of another run ({found.strip()}), which this one would delete; "
+      "choose another place, or empty this one if that run is over or its folder was moved"
     )
 
 

@@ -95,6 +95,8 @@ def _train(
 ) -> dict[str, Any]:
   """The body of `train`; returns {} in every process but the first."""
   stages = stopwatch.Stages()
+  if channel.is_first:
+    resumption.claim_published(config, workdir)
   begun = _start(config, workdir, tasks=corpus.digest, is_first=channel.is_first)
 
   def workers_for(config: RunConfig, policy: PolicyState) -> RolloutWorkers:
@@ -328,7 +330,6 @@ def _begin(
   workdir.merge_summary(description(config) | {resumption.TASKS: tasks})
   workdir.drop_metrics_from("rl", first)
   group_files.remove_partial(workdir.trajectories)
-  resumption.claim_published(config, workdir)
   weights_store.withdraw_after(version, workdir.weights)  # a killed run may have left later ones
   VersionScores(workdir.evaluations, 0.0).withdraw_after(version)
 

@@ -71,7 +71,7 @@ class Workdir:
     _check_renames(self.path)
     self.trajectories = self._folder("trajectories")
     self.checkpoints = self._folder("checkpoints")
-    self.weights = places.of(weights).absolute() if weights else self._folder("weights")
+    self.weights = places.of(weights) if weights else self._folder("weights")
     self.evaluations = self.path / "evaluations"
     self.services = self.path / "services"
     self.demonstrations = self.path / "demonstrations"

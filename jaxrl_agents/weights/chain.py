@@ -18,6 +18,8 @@ from jaxrl_agents.weights import places
 from jaxrl_agents.weights.manifest import Manifest
 from jaxrl_agents.weights.places import Folder, Place
 
+_NEWEST = 10**10 - 1  # the largest number that a name has room for
+
 _REQUESTS = re.compile(r"(wanted|called)_v\d{10}")
 
 
@@ -68,6 +70,11 @@ def answered(folder: Folder, version: int) -> None:
   for name in filter(_REQUESTS.fullmatch, found):
     if int(name[-10:]) <= version:
       (place / name).unlink(missing_ok=True)
+
+
+def forget_requests(folder: Folder) -> None:
+  """Removes all requests: those of a run that was killed say nothing about one that goes on."""
+  answered(folder, _NEWEST)
 
 
 def call(folder: Folder, version: int) -> None:

@@ -17,6 +17,7 @@ import functools
 import os
 import pathlib
 import posixpath
+import secrets
 import shutil
 import urllib.parse
 from typing import Any
@@ -103,6 +104,14 @@ class Bucket:
   def write_text(self, text: str, encoding: str = "utf-8") -> None:
     timeouts.result(self._store.write(self._key, text.encode(encoding)), self, TIMEOUT_S)
 
+  def write_if_absent(self, text: str) -> None:
+    """Writes a file where there is none, as far as the service has such conditions."""
+    missing = timeouts.result(self._store.read(self._key), self, TIMEOUT_S)
+    if missing.state == "missing":
+      generation = missing.stamp.generation
+      written = self._store.write(self._key, text.encode(), if_equal=generation)
+      timeouts.result(written, self, TIMEOUT_S)
+
   def unlink(self, *, missing_ok: bool = False) -> None:
     """Deletes the file; in a bucket it is no error if there is none."""
     timeouts.result(self._store.write(self._key, None), self, TIMEOUT_S)
@@ -111,7 +120,8 @@ class Bucket:
     """Names of the files and prefixes below this one that begin with `first`, sorted."""
     base = f"{self._key}/"
     keys = self._listed(base + first, _after(base + first))
-    return sorted({key[len(base) :].split("/", 1)[0] for key in keys})
+    found = {key[len(base) :].split("/", 1)[0] for key in keys}
+    return sorted(found - {""})  # a console makes a file of this name for an empty folder
 
   def delete_all(self) -> None:
     """Deletes all files below the prefix."""
@@ -161,6 +171,20 @@ def write_durably(place: Place, text: str) -> None:
   with open(partial, "w", encoding="utf-8") as f:
     f.write(text)
   durable.replace(partial, place)
+
+
+def write_if_absent(place: Place, text: str) -> None:
+  """Writes a file at once and durably where there is none. Of several that do, one succeeds."""
+  if isinstance(place, Bucket):
+    place.write_if_absent(text)
+    return
+  mine = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
+  mine.write_text(text, encoding="utf-8")
+  durable.sync(mine)
+  with contextlib.suppress(FileExistsError):
+    os.link(mine, place)
+  mine.unlink()
+  durable.sync(place.parent)
 
 
 def names(folder: Place, first: str) -> list[str]:

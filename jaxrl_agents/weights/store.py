@@ -20,7 +20,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxrl_agents import full_disk
-from jaxrl_agents.weights import boxes, places, timeouts
+from jaxrl_agents.weights import boxes, chain, places, timeouts
 from jaxrl_agents.weights import manifest as manifest_lib
 from jaxrl_agents.weights.manifest import CorruptWeights, Manifest, Shard, Tensor
 from jaxrl_agents.weights.places import Folder, Place
@@ -196,11 +196,13 @@ def delete_before(version: int, folder: Folder) -> None:
 
 
 def withdraw_after(version: int, folder: Folder) -> list[int]:
-  """Deletes the versions above `version`, complete ones and differences, and returns them.
+  """Deletes the versions above `version`, complete ones and differences, and returns them; and all
+  requests of receivers.
 
   A learner that restarts from a checkpoint calls it: versions that the killed run published later
   are not part of the continued run.
   """
+  chain.forget_requests(folder)
   withdrawn = set()
   for place in (manifest_lib.differences(folder), folder):
     for v in manifest_lib.versions(place):

@@ -5,9 +5,11 @@ The server of S3 is moto's. One of Google Cloud Storage, such as `gcp-storage-em
 (http://127.0.0.1:9023).
 """
 
+import concurrent.futures
 import itertools
 import os
 import pickle
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from configs import search_cpu
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.runs import resumption
 from jaxrl_agents.runs.workdir import Workdir
-from jaxrl_agents.weights import chain, manifest, places, store
+from jaxrl_agents.weights import chain, manifest, places, store, timeouts
 from jaxrl_agents.weights.publisher import Publisher
 from jaxrl_agents.weights.receiver import Receiver
 from tests import s3_server
@@ -140,9 +142,60 @@ def test_versions_without_an_owner_are_not_taken_for_those_of_a_new_run(tmp_path
   old = tmp_path / "old" / "weights"
   store.publish(policy(7), 7, old)
   config = config_lib.with_overrides(search_cpu.get_config(), [f"publish.folder={old}"])
-  with pytest.raises(ValueError, match="versions that have no owner"):
+  with pytest.raises(
+    ValueError, match=r"holds versions \[7\] and no mark .*; choose another place"
+  ):
     resumption.claim_published(config, Workdir(tmp_path / "new", weights=str(old)))
   assert manifest.versions(old) == [7]
+
+
+def test_the_copy_of_a_run_is_another_run(bucket, tmp_path):
+  config = config_lib.with_overrides(search_cpu.get_config(), [f"publish.folder={bucket}"])
+  resumption.claim_published(config, Workdir(tmp_path / "a", weights=bucket))
+  shutil.copytree(tmp_path / "a", tmp_path / "b")
+  with pytest.raises(ValueError, match=r"of another run .* or its folder was moved"):
+    resumption.claim_published(config, Workdir(tmp_path / "b", weights=bucket))
+
+
+def test_of_runs_that_claim_a_place_at_once_one_has_it(tmp_path):
+  place = tmp_path / "place"
+  config = config_lib.with_overrides(search_cpu.get_config(), [f"publish.folder={place}"])
+  runs = [Workdir(tmp_path / str(i), weights=str(place)) for i in range(8)]
+
+  def claims(run):
+    try:
+      resumption.claim_published(config, run)
+    except ValueError:
+      return False
+    return True
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    assert sum(pool.map(claims, runs)) == 1
+  assert [each.name for each in place.iterdir()] == ["run_of_weights.txt"]
+
+
+def test_the_empty_folder_of_a_console_can_be_claimed(bucket, tmp_path):
+  folder = places.of(bucket)
+  folder._store.write(f"{folder._key}/", b".").result()
+  assert names(bucket) == []
+  config = config_lib.with_overrides(search_cpu.get_config(), [f"publish.folder={bucket}"])
+  resumption.claim_published(config, Workdir(tmp_path, weights=bucket))
+  assert names(bucket) == ["run_of_weights.txt"]
+
+
+def test_requests_of_a_killed_run_are_gone_where_it_goes_on(bucket):
+  for version in (3, 7):
+    chain.ask_for(bucket, version)
+    chain.call(bucket, version)
+  store.withdraw_after(3, bucket)
+  assert names(bucket) == []
+
+
+def test_a_bucket_that_does_not_permit_it_is_no_damage():
+  failed = concurrent.futures.Future()
+  failed.set_exception(ValueError("PERMISSION_DENIED: Error reading s3://b/x: HTTP 403"))
+  with pytest.raises(OSError, match=r"s3://b/x cannot be reached: PERMISSION.*the credentials"):
+    timeouts.result(failed, "s3://b/x")
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ class _Drill:
   def _wrong(self) -> list[str]:
     """What to prune."""
     if self._generous:
-      kept = self._hits[-1] if self._hits else []
+      kept = next(filter(None, reversed(self._hits)), [])
       return [chunk_id for chunk_id in self._seen if chunk_id not in kept]
     return [chunk_id for chunk_id, right in self._seen.items() if not right]
 

@@ -368,7 +368,7 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
     learnt = "".join(talk.decode(tokens[a:b]) for a, b in edges.reshape(-1, 2))
     results = re.findall(r"<\|tool\|>(.*?)<\|", prompt, re.DOTALL)
     results = [each for each in results if not each.startswith(view.PRUNED)]
-    asked, found, lost = [], [], set()
+    asked, found, lost, last = [], [], set(), set()
     steps = zip(searches, results, itertools.pairwise(numbers), strict=True)
     for (_, each), result, (number, following) in steps:
       if following == number:  # it failed and is made again
@@ -378,7 +378,7 @@ def test_drills_of_steps_search_prune_above_the_threshold_and_answer_after_the_l
         if result.startswith(view.NO_RESULTS):
           lost.add(len(asked))
         asked.append(each)
-        last = set(reward.hit_ids(result))
+        last = set(reward.hit_ids(result)) or last
         found.append(code_names.defined(result))
         assert following == number + 1 == len(asked) + 1
     listed = reward.answer_ids(reply.content)
