@@ -61,7 +61,7 @@ PANELS = (
   Panel("Queue", "groups", ("groups_in_flight", "groups_ready"), low=0.0),
   Panel("Age of rollouts", "publications since the oldest token", ("age_mean", "age_max"), low=0.0),
   Panel("Pause for new weights", "seconds of a step", ("pause_s",), low=0.0),
-  Panel("Published", "bytes of a version", ("publish_bytes",), low=0.0),
+  Panel("Published", "bytes of a step", ("publish_bytes",), low=0.0),
   Panel("Memory", "resident, MiB", ("rss_mib",), low=0.0),
 )
 

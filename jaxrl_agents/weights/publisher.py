@@ -211,8 +211,8 @@ class Publisher:
     """One look of a process of several. The first one calls for all shards of the newest version
     when a receiver asks, and makes the version visible once they are there. Others write theirs.
 
-    All go on publishing meanwhile. If another version is the newest then, what was begun is
-    removed, and the receiver is told that it has come.
+    Publishing waits only while a process writes its shards. If another version is the newest
+    then, what was begun is removed, and the receiver is told that it has come.
     """
     version, called = self._version, self._called
     if self._part:

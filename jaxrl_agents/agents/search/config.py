@@ -83,7 +83,7 @@ class SearchConfig:
       (agents.search.tasks.hops).
     hasty: share of the demonstrator's episodes in which it searches for one clue and answers.
     generous: share of its episodes in which it lists all hits, and not only those that it knows to
-      be right.
+      be right, and prunes all but those of the last search.
     rerank: orders the hits of a search anew.
     reward: weights of the reward.
   """
