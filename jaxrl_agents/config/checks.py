@@ -168,8 +168,8 @@ def _check_publish(config: RunConfig) -> None:
     )
   if publish.folder and not re.fullmatch(r"/.*|(gs|s3)://[^/]+/.+", publish.folder):
     raise ValueError(
-      f"publish.folder={publish.folder} must be the absolute path of a folder that all processes "
-      "of the run see, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
+      f"publish.folder={ranges.shown(publish.folder)} must be the absolute path of a folder that "
+      "all processes of the run see, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
     )
   if publish.kind == "full" and publish.anchor_every != PublishConfig.anchor_every:
     raise ValueError(

@@ -184,7 +184,7 @@ class Publisher:
     )
     if not self._part:
       self._tidy()
-    self._since, self._due = 0, False
+    self._since, self._due, self._called = 0, False, None
 
   def _tidy(self) -> None:
     """Deletes what the newest complete versions have made superfluous."""

@@ -118,8 +118,10 @@ def test_a_call_after_its_sandbox_was_replaced_finds_a_server_in_the_new_one():
     present += await box.fork()
     await present.pop(0).close()
     texts.append(await run_call(tools, call))
+    hanging = asyncio.create_task(run_call(tools, ToolCall("", "odd_hang", {})))
+    await asyncio.sleep(1.0)
     await boxes.kill(present[0].number)
-    texts.append(await run_call(tools, call))
+    texts.append(await hanging)
     texts.append(await run_call(tools, call))
     present[0] = await boxes.create(box.start)
     texts.append(await run_call(tools, call))  # at once, not after a pause
@@ -129,7 +131,7 @@ def test_a_call_after_its_sandbox_was_replaced_finds_a_server_in_the_new_one():
 
   texts = in_box(body)
   assert [texts[i] for i in (0, 1, 2, 5)] == ["1", "2", "1", "1"]
-  assert texts[3].startswith("Error: odd_count failed: its sandbox failed: ")
+  assert texts[3].startswith("Error: odd_hang failed: its sandbox failed: ")
   assert texts[4].startswith("Error: odd_count cannot be used now: ")
 
 
