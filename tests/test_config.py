@@ -140,6 +140,7 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("fleet.depth=1 workers.deterministic=true", "fleet.replay repeats such a run"),
     ("fleet.depth=1 learner.loss=importance_sampling", "does not clip the ratios of tokens"),
     ("publish.folder=runs/weights", "must be the absolute path of a folder that all processes"),
+    ("publish.folder=s3://bucket/x?versionId=1", "must be the absolute path of a folder"),
     ("publish.folder=gs:/bucket/x", "or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
     (
       "fleet.depth=1 fleet.backend=ray fleet.address=auto fleet.replay=w",

@@ -166,7 +166,7 @@ def _check_publish(config: RunConfig) -> None:
       "at every step, so differences are no shorter; set policy.dtype=bfloat16 (its optimizer "
       "keeps a float32 master) and learner.canary_bound, or publish.kind=full"
     )
-  if publish.folder and not re.fullmatch(r"/.*|(gs|s3)://[^/]+/.+", publish.folder):
+  if publish.folder and not re.fullmatch(r"/.*|(gs|s3)://[^/]+/[^?#]+", publish.folder):
     raise ValueError(
       f"publish.folder={ranges.shown(publish.folder)} must be the absolute path of a folder that "
       "all processes of the run see, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"

@@ -75,10 +75,6 @@ class Bucket:
     return Bucket, (self.url,)
 
   @property
-  def name(self) -> str:
-    return posixpath.basename(self._key)
-
-  @property
   def parent(self) -> Bucket:
     return Bucket(posixpath.dirname(self.url))
 

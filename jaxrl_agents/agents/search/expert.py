@@ -127,7 +127,7 @@ class SearchExpert:
     self._note_hits(context)
     self._turn += 1
     used = usage(context, self._services.chat)
-    known = list(self._shown) if self._lists_all else visible
+    known = self._known(visible)
     open_clues = [i for i in self._open_clues(known) if self._can_try(i, visible)]
     done = not open_clues or self._turn >= self._limits.max_turns
     hasty = self._hasty or self._draws.errs(self._noise.early_answer)
@@ -202,6 +202,10 @@ class SearchExpert:
       return [i for i in visible if i not in kept]
     kept = {*self._gold, *self._guesses(visible)}
     return [i for i in visible if i not in kept or self._draws.errs(self._noise.wrong_prune)]
+
+  def _known(self, visible: Sequence[str]) -> Sequence[str]:
+    """What may be listed: what is in sight; in a generous episode with hops, all that ever was."""
+    return list(self._shown) if self._lists_all else visible
 
   def _missing(self, visible: Sequence[str]) -> list[int]:
     """The clues without a chunk in sight."""
@@ -305,8 +309,7 @@ class SearchExpert:
     """Lists, in the order shown, gold chunks in sight, guesses and wrong chunks; in a generous
     episode all chunks in sight. In a task with hops it lists what was found, in the order of clues.
     """
-    known = list(self._shown) if self._lists_all else visible
-    draws, found = self._draws, self._found(known) if self._has_hops else {}
+    draws, found = self._draws, self._found(self._known(visible)) if self._has_hops else {}
     if found:
       return final_list(found, self._limits.max_documents)
     gold = [i for i in visible if i in self._gold]
