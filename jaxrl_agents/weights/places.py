@@ -26,7 +26,7 @@ from jaxrl_agents import durable
 from jaxrl_agents.weights import timeouts
 
 DRIVERS = {"gs": "gcs", "s3": "s3"}
-"""Scheme of an URL -> tensorstore's driver."""
+"""Scheme of a URL -> tensorstore's driver."""
 
 DISK_POLL_S, BUCKET_POLL_S = 0.2, 5.0
 """Seconds between two looks for a file. Each look into a bucket costs money."""
@@ -148,10 +148,10 @@ Folder = str | pathlib.Path | Bucket
 
 
 def of(folder: Folder) -> Place:
-  """The place that a path or an URL names.
+  """The place that a path or a URL names.
 
   Raises:
-    ValueError: an URL of a scheme that is not known, or without a bucket and a prefix.
+    ValueError: a URL of a scheme that is not known, or without a bucket and a prefix.
   """
   if isinstance(folder, str) and "://" in folder:
     return Bucket(folder)
