@@ -1,6 +1,7 @@
-"""Several runs side by side: a table of their evaluations, their curves, bars of all players.
+"""Several runs side by side: a table of their evaluations, curves, bars, scores by size of task.
 
     python scripts/compare.py --workdir=runs/0 --workdir=runs/1 --svg=curves.svg --bars=bars.svg
+    python scripts/compare.py --workdir=runs/0 --sizes=sizes.svg    # of tables of every size
     python scripts/compare.py --workdir=runs/all --workdir=runs/without --paired
 
 Prints the table in Markdown. A run is named after its folder, with those above it where two folders
@@ -20,6 +21,7 @@ _SVG = flags.DEFINE_string("svg", "", "file for the curves; none are drawn if no
 
 _BARS = flags.DEFINE_string("bars", "", "SVG file for a bar of each evaluation; none if not given")
 
+_SIZES = flags.DEFINE_string("sizes", "", "SVG file for scores by size of task; none if not given")
 
 _PAIRED = flags.DEFINE_bool(
   "paired", False, "also what the trained policy of the first run scores above that of each other"
@@ -37,6 +39,8 @@ def main() -> None:
     comparison.save_svg(runs, pathlib.Path(_SVG.value))
   if _BARS.value:
     comparison.save_svg(runs, pathlib.Path(_BARS.value), comparison.bars)
+  if _SIZES.value:
+    comparison.save_svg(runs, pathlib.Path(_SIZES.value), comparison.sizes)
 
 
 if __name__ == "__main__":

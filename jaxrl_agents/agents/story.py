@@ -71,6 +71,8 @@ class Comparison:
     gains: names of "paired_bootstrap" whose lower bounds are there, too.
     held_out: columns that have a panel of their own.
     curves: (scalar of a step, title) of each further panel.
+    sizes: (column, title) of each chart over sizes of tasks ("by_size" of an evaluation), if any.
+    sized: the evaluations drawn there.
   """
 
   evaluations: tuple[str, ...] = ()
@@ -79,6 +81,8 @@ class Comparison:
   gains: tuple[str, ...] = ("reward_gain",)
   held_out: tuple[str, ...] = ("reward",)
   curves: tuple[tuple[str, str], ...] = (("reward", "reward"),)
+  sizes: tuple[tuple[str, str], ...] = ()
+  sized: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

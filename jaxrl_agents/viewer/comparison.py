@@ -129,6 +129,54 @@ def bars(runs: Sequence[Run]) -> Figure:
   return drawing
 
 
+def sizes(runs: Sequence[Run]) -> Figure:
+  """Small charts over the sizes of tasks, a colour for each evaluation: a thick line of the means
+  over the runs, weighted by their tasks of a size, and a thin one of each run.
+
+  Raises:
+    ValueError: no run has scores by size, or the runs are of several agents.
+  """
+  view = _view(runs)
+  scored: dict[str, list[Mapping[str, Any]]] = {}
+  for name in view.sized:
+    found = [_value(run.summary.get("eval"), f"{name}.by_size") for run in runs]
+    if kept := [entry for entry in found if entry]:
+      scored[name] = kept
+  if not scored:
+    raise ValueError("no run has scores by size; only tables of every size have (swarm.tables)")
+  every = {size for entries in scored.values() for entry in entries for size in entry}
+  order = sorted(every, key=lambda size: int(size.partition("-")[0]))
+  drawing = Figure(figsize=(3.3 * len(view.sizes), 2.6), layout="constrained")
+  for chart, (column, title) in zip(
+    drawing.subplots(1, len(view.sizes), squeeze=False).flat, view.sizes, strict=True
+  ):
+    for i, entries in enumerate(scored.values()):
+      for entry in entries if len(entries) > 1 else ():
+        chart.plot(*_over_sizes([entry], column, order), color=_colour(i), lw=0.7, alpha=0.35)
+      chart.plot(*_over_sizes(entries, column, order), "o-", color=_colour(i), lw=2, ms=3)
+    chart.set_title(title, fontweight="bold", loc="left")
+    chart.set_xticks(range(len(order)), order)
+    chart.set_xlabel("rows of the table")
+    chart.set_ylim(bottom=min(0.0, chart.get_ylim()[0]))
+  marks = [Line2D([], [], color=_colour(i), label=_words(name)) for i, name in enumerate(scored)]
+  drawing.legend(handles=marks, loc="outside upper left", ncols=len(marks), frameon=False)
+  return drawing
+
+
+def _over_sizes(
+  entries: Sequence[Mapping[str, Any]], column: str, order: Sequence[str]
+) -> tuple[list[int], list[float]]:
+  """The places of sizes in `order`, and the means of a column over the tasks of each size."""
+  places, means = [], []
+  for place, size in enumerate(order):
+    own = [entry[size] for entry in entries if _finite(_value(entry.get(size), column))]
+    count = sum(entry.get("tasks", 1) for entry in own)
+    if count:
+      places.append(place)
+      means.append(sum(entry[column] * entry.get("tasks", 1) for entry in own) / count)
+  return places, means
+
+
 def save_svg(
   runs: Sequence[Run],
   file: pathlib.Path,

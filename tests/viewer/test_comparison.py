@@ -93,6 +93,27 @@ def test_bars_are_sorted_and_whiskers_span_the_bounds_of_the_difference_to_the_t
     comparison.bars([one, run("b", [0], finished=False)])
 
 
+def test_scores_by_size_are_means_over_runs_weighted_by_their_tasks_of_a_size():
+  def sized(name, by_size):
+    summary = {"config": {"agent": "swarm"}, "eval": {"trained": {"by_size": by_size}}}
+    return Run(name, (), summary, ())
+
+  small, large = {"item_f1": 0.5, "tasks": 3}, {"item_f1": 0.25, "tasks": 1}
+  runs = [sized("a", {"1-4": small, "10-19": large}), sized("b", {"1-4": small | {"item_f1": 1.0}})]
+  runs[1].summary["eval"]["trained"]["by_size"]["1-4"]["tasks"] = 1
+  drawing = comparison.sizes(runs)
+  first, second, mean = chart(drawing, "item F1").lines
+  assert [line.get_xydata().tolist() for line in (first, second, mean)] == [
+    [[0, 0.5], [1, 0.25]],
+    [[0, 1.0]],
+    [[0, (3 * 0.5 + 1.0) / 4], [1, 0.25]],
+  ]
+  labels = [text.get_text() for text in chart(drawing, "item F1").get_xticklabels()]
+  assert labels == ["1-4", "10-19"]
+  with pytest.raises(ValueError, match="no run has scores by size"):
+    comparison.sizes([run("a", [0])])
+
+
 def test_the_same_runs_give_the_same_svg_with_names_as_text(tmp_path):
   runs = [run("<b>&", [0, 1]), run("c", [1, 0])]
   for name in ("first", "second"):

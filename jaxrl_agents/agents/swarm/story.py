@@ -179,5 +179,11 @@ STORY = Story(
       ("width", "assignments at once"),
       ("finish_rate", "finish rate"),
     ),
+    sizes=(
+      ("item_f1", "item F1"),
+      ("serial_rate", "serial share"),
+      ("critical_steps", "critical steps"),
+    ),
+    sized=("warm_start", "trained", "single_agent", "single_agent_unhurried", "never_splits"),
   ),
 )
