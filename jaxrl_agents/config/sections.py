@@ -172,6 +172,8 @@ class FleetConfig:
       1) x learner.groups_per_step are in play, wait for the learner or are being learnt from. 0:
       playing and learning take turns, and all rollouts are of the newest weights. Several learner
       processes need `sampler.slices` for it.
+    ready_gib: memory, GiB, of the groups that wait for the learner, about: beyond one batch, none
+      begins that would exceed it. Most of it is the routing of long episodes (fleet.pacing).
     max_age: most publications of weights between the sampling of a token and the step that trains
       it.
     too_old: what becomes of older tokens: "mask", they have no loss, and their rollouts still count
@@ -185,6 +187,7 @@ class FleetConfig:
   backend: Literal["local", "ray"] = "local"
   address: str = ""
   depth: Whole = 0
+  ready_gib: Positive = 16.0
   max_age: Count = 4
   too_old: Literal["mask", "drop"] = "mask"
   cache: Literal["keep", "recompute"] = "keep"

@@ -1,11 +1,16 @@
 """Which groups are played when, and which the next batch holds. No jax.
 
     dispatch a group  iff  in flight + ready + being learnt < (depth + 1) x batch
+                           and (in flight + ready < batch  or  room for it in memory)
     age of a group    =    publications of weights between its oldest token with loss and the step
 
 A bound on what is in flight bounds the age, so nothing has to be thrown away: every group that is
 dispatched is trained, however long it takes. A group that is too old all the same was played by
 much slower machines than the others; it is counted.
+
+A group has room if the bytes of the ready ones, and as many for each one in flight as groups have
+had in the mean so far, stay below a bound; until one has ended, nothing is known of their size.
+Less than a batch is played whatever its bytes, so that the learner never waits for room.
 
 Depth and age are separate because a bound on the age alone settles at the bound
 (tinker-cookbook, pull request 822).
@@ -15,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +63,7 @@ class Pacing:
     depth: batches that are played while the learner has one.
     first: number of the first batch, where there is no state.
     batches: how many are still to be taken.
+    ready_bytes: the bound of `nbytes` of the ready groups and those in flight, beyond a batch.
     state: of an earlier object, see `state`; its depth may have been another.
     tasks: the tasks that `state` may name.
     groups: that ended and were not trained, by their ids those of draws in `state` or of later
@@ -70,6 +77,7 @@ class Pacing:
     batch: int,
     depth: int,
     batches: int,
+    ready_bytes: float = math.inf,
     first: int = 0,
     state: Mapping[str, Any] | None = None,
     tasks: Sequence[Task] = (),
@@ -78,6 +86,8 @@ class Pacing:
     self._draw, self._batch, self._depth = draw, batch, depth
     self._left = batches * batch
     self._drawn, self._learning = first, 0
+    self._most_bytes, self._bytes = ready_bytes, 0  # of the ready groups
+    self._ended, self._ended_bytes = 0, 0
     self._kept = {group.id: group for group in groups}
     self.waiting: collections.OrderedDict[str, Draw] = collections.OrderedDict()
     self.in_flight: dict[str, Draw] = {}
@@ -112,6 +122,8 @@ class Pacing:
       ahead = len(self.in_flight) + len(self.ready)
       if ahead + self._learning >= (self._depth + 1) * self._batch or ahead >= self._left:
         return None
+      if ahead >= self._batch and self._expected_bytes() >= self._most_bytes:
+        return None
       if self.waiting:
         break
       before: collections.Counter[str] = collections.Counter()
@@ -127,13 +139,24 @@ class Pacing:
     """Takes a draw in: it is ready if its group was played by an earlier run, else it waits."""
     group = self._kept.pop(draw.label, None)
     if group and (group.task.id, group.task.prompt) == (draw.task.id, draw.task.prompt):
-      self.ready[draw.label] = (draw, group)
+      self._add(draw, group)
     else:
       self.waiting[draw.label] = draw
 
+  def _add(self, draw: Draw, group: Group) -> None:
+    size = nbytes(group)
+    self.ready[draw.label] = (draw, group)
+    self._bytes += size
+    self._ended, self._ended_bytes = self._ended + 1, self._ended_bytes + size
+
+  def _expected_bytes(self) -> float:
+    """Of the ready groups, and of those in flight if they are as large as others were."""
+    mean = self._ended_bytes / max(self._ended, 1)
+    return self._bytes + mean * len(self.in_flight)
+
   def finished(self, group: Group) -> None:
     """A group in flight has ended."""
-    self.ready[group.id] = (self.in_flight.pop(group.id), group)
+    self._add(self.in_flight.pop(group.id), group)
 
   def take(self, count: int, named: Sequence[str] | None = None) -> list[Group] | None:
     """`count` groups, those that ended first or those named, in the order in which they were drawn;
@@ -145,6 +168,7 @@ class Pacing:
     taken = sorted((self.ready.pop(name) for name in first), key=lambda x: (x[0].batch, x[0].place))
     self._left -= len(taken)
     self._learning += len(taken)
+    self._bytes -= sum(nbytes(group) for _, group in taken)
     return [group for _, group in taken]
 
   def learnt(self, count: int) -> None:
@@ -171,6 +195,20 @@ def draw_of(group_id: str) -> tuple[int, int]:
   """The batch and the place of the draw that a group is of."""
   _, batch, place = group_id.split(" ")
   return int(batch), int(place)
+
+
+def nbytes(group: Group) -> int:
+  """The bytes of the arrays of a group's rollouts and their sub-agents, most of which are routing:
+  2 for each token, layer and chosen expert.
+  """
+  waiting, total = list(group.trajectories), 0
+  while waiting:
+    trajectory = waiting.pop()
+    waiting += trajectory.children
+    for each in trajectory.segments:
+      arrays = (each.tokens, each.loss_mask, each.logprobs, each.versions, each.routing, each.kept)
+      total += sum(array.nbytes for array in arrays if array is not None)
+  return total
 
 
 def oldest_version(group: Group) -> int | None:

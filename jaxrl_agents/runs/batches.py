@@ -103,6 +103,7 @@ class Batches:
       depth=config.fleet.depth,
       first=start.step,
       batches=learner.steps - start.step,
+      ready_bytes=config.fleet.ready_gib * 2**30,
       state=kept.get("pacing"),
       tasks=start.tasks,
       groups=groups,

@@ -55,6 +55,45 @@ def test_a_batch_holds_the_groups_that_ended_first_in_the_order_in_which_they_we
   assert [draw.task.id for draw in all_of(paced)] == ["t2.0", "t2.1", "t2.2", "t2.3"]
 
 
+def sized(draw, tokens):
+  """A group of one rollout with a sub-agent: 13 bytes a token, and 16 for its routing."""
+  arrays = [np.zeros(tokens, kind) for kind in (np.int32, bool, np.float32, np.int32)]
+  own, sub = Segment(*arrays, np.zeros((tokens, 4, 2), np.uint16)), Segment(*arrays)
+  child = Trajectory("t", (sub,), (), {}, "answer")
+  return Group(
+    draw.task, (Trajectory("t", (own,), (), {}, "answer", children=(child,)),), draw.label
+  )
+
+
+def test_beyond_a_batch_no_group_begins_for_which_there_is_no_room_in_memory():
+  each = (13 + 16 + 13) * 10
+  paced = made(2, ready_bytes=6 * each)
+  first = paced.next()
+  assert pacing.nbytes(sized(first, 10)) == each
+  paced.finished(sized(first, 10))  # from now on, one in flight counts as much
+  draws = all_of(paced)
+  assert len(draws) == 5
+  for draw in draws[:3]:
+    paced.finished(sized(draw, 10))
+  assert paced.next() is None
+  assert len(paced.take(BATCH)) == BATCH  # of whose memory the learner takes care
+  assert len(all_of(paced)) == 4
+
+
+def test_large_groups_never_keep_a_batch_from_being_complete():
+  paced = made(2, batches=4, ready_bytes=1)
+  draws = [paced.next()]
+  paced.finished(sized(draws[0], 10))
+  for lack in (BATCH - 1, BATCH, BATCH, BATCH):
+    draws = all_of(paced)
+    assert len(draws) == lack
+    for draw in draws:
+      paced.finished(sized(draw, 10))
+    assert len(paced.take(BATCH)) == BATCH
+    paced.learnt(BATCH)
+  assert paced.next() is None
+
+
 def test_a_group_that_is_not_trained_makes_room_for_one_more():
   paced = made(0, batches=1)
   for draw in all_of(paced):
