@@ -119,6 +119,14 @@ def test_an_override_is_read_as_the_type_of_its_option():
     ("learner.beta2=1", "learner.beta2=1 must be at least 0 and at most 0.999999"),
     ("sampler.slices=2", "set fleet.backend=ray and fleet.address=HOST:PORT"),
     ("sampler.hosts=2", "has no effect with sampler.slices=0"),
+    (
+      "fleet.backend=ray fleet.address=auto sampler.slices=2 sampler.frozen_slices=2",
+      "leaves none for the policy in training; set sampler.slices=3",
+    ),
+    (
+      "fleet.backend=ray fleet.address=auto sampler.slices=2 sampler.frozen_slices=1",
+      "the agent search plays with no policy but the one in training",
+    ),
     ("evaluator.every=2 evaluator.on_node=True", "set evaluator.every, fleet.backend=ray"),
     ("fleet.backend=ray fleet.address=auto evaluator.on_node=True", "with evaluator.every=0"),
     (
@@ -225,6 +233,15 @@ def test_a_curriculum_of_sub_agents_needs_a_rising_end_for_each_but_the_last(fol
 def test_annealing_that_leaves_no_step_to_the_task_alone_is_an_error():
   with pytest.raises(ValueError, match="anneal_end=1 leaves none of the 20 steps"):
     config.load("configs/swarm_cpu.py", ["swarm.parl.anneal_end=1.0"])
+
+
+def test_the_weights_of_frozen_policies_need_a_slice_each():
+  options = ["fleet.backend=ray", "fleet.address=auto", "sampler.slices=3"]
+  two = ["swarm.sub_init=('a','b')", "swarm.sub_until=(0.5,)"]
+  found = config.load("configs/swarm_cpu.py", [*options, *two, "sampler.frozen_slices=2"])
+  assert found.sampler.frozen_slices == 2
+  with pytest.raises(ValueError, match="too few for the 2 weights of frozen"):
+    config.load("configs/swarm_cpu.py", [*options, *two, "sampler.frozen_slices=1"])
 
 
 def test_adapters_with_an_optimizer_of_full_parameters_are_an_error():

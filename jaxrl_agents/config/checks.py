@@ -5,6 +5,7 @@ effect.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
 import shlex
 
@@ -312,6 +313,7 @@ def _check_fleet(config: RunConfig) -> None:
       f"sampler.slices={slices} are on nodes of a Ray cluster: set fleet.backend=ray and "
       "fleet.address=HOST:PORT, or sampler.slices=0"
     )
+  _check_frozen_slices(config)
   if config.sampler.hosts > 1 and not slices:
     raise ValueError(
       f"sampler.hosts={config.sampler.hosts} has no effect with sampler.slices=0; set "
@@ -321,6 +323,29 @@ def _check_fleet(config: RunConfig) -> None:
     raise ValueError(
       f"sampler_mesh={config.sampler_mesh} has no effect with sampler.slices=0, where the engine "
       "uses the devices of mesh; set sampler.slices"
+    )
+
+
+def _check_frozen_slices(config: RunConfig) -> None:
+  slices, of_frozen = config.sampler.slices, config.sampler.frozen_slices
+  if not of_frozen:
+    return
+  if of_frozen >= slices:
+    raise ValueError(
+      f"sampler.frozen_slices={of_frozen} of sampler.slices={slices} leaves none for the policy in "
+      f"training; set sampler.slices={of_frozen + 1} or more, or sampler.frozen_slices=0"
+    )
+  frozen = import_path.agent(config.agent).frozen(config.agent_config, pathlib.Path())
+  weights = sum(map(len, frozen.values()))
+  if not weights:
+    raise ValueError(
+      f"sampler.frozen_slices={of_frozen} has no effect: with these options the agent "
+      f"{config.agent} plays with no policy but the one in training; set sampler.frozen_slices=0"
+    )
+  if of_frozen < weights:
+    raise ValueError(
+      f"sampler.frozen_slices={of_frozen} are too few for the {weights} weights of "
+      f"{', '.join(frozen)}: each needs a slice; raise it and sampler.slices"
     )
 
 

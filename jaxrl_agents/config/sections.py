@@ -113,6 +113,9 @@ class SamplerConfig:
       mesh, slots and pages are split with the rows, and a context must fit into one part.
     slices: 0 for an engine on the learner's own devices; otherwise the number of samplers on
       devices of their own (section `sampler_mesh`), on nodes of the Ray cluster of fleet.address.
+    frozen_slices: how many of the slices, the last ones, sample the policies that are not trained,
+      such as the sub-agents of a swarm; divided among their weights. 0: engines on the devices of
+      the learner sample these, which must be one process.
     hosts: nodes of each slice. Those of slice N offer the resource "sliceN" (ray start
       --resources='{"slice0": 1}').
     draft_tokens, lookup_tokens: tokens that the prediction modules and that prompt lookup draft in
@@ -121,6 +124,7 @@ class SamplerConfig:
   """
 
   slices: Whole = 0
+  frozen_slices: Whole = 0
   hosts: Count = 1
   slots: Count = 32
   engines: Count = 1

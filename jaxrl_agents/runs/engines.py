@@ -1,8 +1,9 @@
-"""The engine of a run."""
+"""The engines of a run."""
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.policy.config import PolicyConfig
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import setup, weight_files
 from jaxrl_agents.sampler.core_engines import AnyEngine, CoreEngines
 from jaxrl_agents.sampler.draft_gains import UNMEASURED_COST
 from jaxrl_agents.sampler.engine import Engine
@@ -39,6 +40,33 @@ def make_engine(
   # The record of an asynchronous run has no steps of single engines.
   lockstep = config.workers.deterministic or config.fleet.depth > 0
   return CoreEngines(make, params, devices, slots=slots, lockstep=lockstep)
+
+
+def frozen_engine(
+  config: RunConfig,
+  folder: pathlib.Path | str,
+  version: int,
+  clock: Callable[[], float] = time.monotonic,
+) -> AnyEngine:
+  """The engine of a policy that is not trained, with the sizes that its folder records.
+
+  Raises:
+    ValueError: its vocabulary differs from that of the policy in training.
+  """
+  named, vocab = weight_files.place(folder), config.policy.model.vocab_size
+  model = (
+    weight_files.load_sizes(named)
+    if (named / weight_files.SIZES).is_file()
+    else config.policy.model
+  )
+  if model.vocab_size != vocab:
+    raise ValueError(
+      f"{folder} has a vocabulary of {model.vocab_size} tokens and the policy in training has "
+      f"{vocab}; both must use policy.tokenizer={config.policy.tokenizer}"
+    )
+  sized = dataclasses.replace(config, policy=dataclasses.replace(config.policy, model=model))
+  params = setup.loaded(sized, str(folder))
+  return make_engine(config, params, version, clock, model=model)
 
 
 def _engine(

@@ -81,7 +81,7 @@ def by_checkpoint(
   params = setup.loaded(config, str(folder))
   here = dataclasses.replace(
     config,
-    sampler=dataclasses.replace(config.sampler, slices=0),
+    sampler=dataclasses.replace(config.sampler, slices=0, frozen_slices=0),
     sampler_mesh=MeshConfig(),
   )
   # Shipped and exported policies lie in no run.

@@ -133,7 +133,7 @@ def alone(config: RunConfig) -> RunConfig:
   """The config of a process that evaluates a run beside it: one engine, workers of this machine."""
   return dataclasses.replace(
     config,
-    sampler=dataclasses.replace(config.sampler, slices=0, hosts=1),
+    sampler=dataclasses.replace(config.sampler, slices=0, frozen_slices=0, hosts=1),
     sampler_mesh=MeshConfig(),
     fleet=FleetConfig(),
     publish=PublishConfig(),

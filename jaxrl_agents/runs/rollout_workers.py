@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
 from jaxrl_agents.learner.preemption import Notice, Preempted
 from jaxrl_agents.runs import agent_setting, published_weights, setup, slice_member, weight_files
-from jaxrl_agents.runs.engines import make_engine
+from jaxrl_agents.runs.engines import frozen_engine, make_engine
 from jaxrl_agents.runs.process_channel import ProcessChannel
 from jaxrl_agents.sampler import stats as stats_lib
 from jaxrl_agents.sampler.core_engines import AnyEngine
@@ -52,33 +53,6 @@ class FrozenWeights:
 def frozen_at(weights: Sequence[FrozenWeights], share: float) -> int:
   """The index of the weights that are sampled at a share of the steps; the last from 1 on."""
   return next((i for i, each in enumerate(weights) if share < each.until), len(weights) - 1)
-
-
-def frozen_engine(
-  config: RunConfig,
-  folder: pathlib.Path | str,
-  version: int,
-  clock: Callable[[], float] = time.monotonic,
-) -> AnyEngine:
-  """The engine of a policy that is not trained, with the sizes that its folder records.
-
-  Raises:
-    ValueError: its vocabulary differs from that of the policy in training.
-  """
-  named, vocab = weight_files.place(folder), config.policy.model.vocab_size
-  model = (
-    weight_files.load_sizes(named)
-    if (named / weight_files.SIZES).is_file()
-    else config.policy.model
-  )
-  if model.vocab_size != vocab:
-    raise ValueError(
-      f"{folder} has a vocabulary of {model.vocab_size} tokens and the policy in training has "
-      f"{vocab}; both must use policy.tokenizer={config.policy.tokenizer}"
-    )
-  sized = dataclasses.replace(config, policy=dataclasses.replace(config.policy, model=model))
-  params = setup.loaded(sized, str(folder))
-  return make_engine(config, params, version, clock, model=model)
 
 
 @contextlib.contextmanager
@@ -137,17 +111,14 @@ class RolloutWorkers:
     self._engine: AnyEngine | None = None
     self._loader: published_weights.Loader | None = None
     self._slices: Slices | None = None
-    if frozen and jax.process_count() > 1:
+    if frozen and jax.process_count() > 1 and not config.sampler.frozen_slices:
       raise ValueError(
-        f"the frozen policies {', '.join(frozen)} can only be sampled in a run of one process, and "
-        f"this run has {jax.process_count()}; start one process"
+        f"the frozen policies {', '.join(frozen)} are sampled by the learner's process, and this "
+        f"run has {jax.process_count()}; start one process, or give these policies slices of their "
+        "own (sampler.frozen_slices)"
       )
     self._frozen = frozen or {}
-    self._others = {
-      f"{name} {i}": frozen_engine(config, each.folder, i, self._time)
-      for name, weights in self._frozen.items()
-      for i, each in enumerate(weights)
-    }
+    self._others: dict[str, AnyEngine | Slices] = {}
     self._seen = Stats()
     self._ahead: AsyncRollouts | None = None
     self._schedule: Schedule | None = None
@@ -162,6 +133,11 @@ class RolloutWorkers:
         self._engine = make_engine(config, params, version, self._clock)
         self._calls = Calls(self._engine, self._clock)
         self._loader = published_weights.Loader(config, self._weights, self._engine)
+      if not config.sampler.frozen_slices:
+        self._others |= {
+          name: frozen_engine(config, folder, i, self._time)
+          for name, i, folder in self._frozen_weights()
+        }
       if channel.is_first:
         self._server = self._serve(version)
         self.turn_to(1.0)
@@ -182,13 +158,18 @@ class RolloutWorkers:
 
   def warm_up(self) -> None:
     """Compiles every program of the engines, then waits for the slices and for one worker."""
-    for engine in (self._engine, *self._others.values()):
-      if engine:
+    slices: list[Slices] = []
+    for engine in (self._engine, self._slices, *self._others.values()):
+      if isinstance(engine, Slices):
+        slices.append(engine)
+      elif engine:
         engine.warm_up()
     if self._loader:
       self._loader.warm_up()
-    if self._slices:
-      self._slices.wait_until_ready()
+    for each in slices:  # which compile at the same time
+      each.begin()
+    for each in slices:
+      each.wait_until_ready()
     if self._channel.is_first:
       self._pool.wait_until_ready()
 
@@ -219,7 +200,11 @@ class RolloutWorkers:
       yield
       return
     self._server.forget()
-    engines = {name: each for name, each in {"": self._engine, **self._others}.items() if each}
+    engines = {
+      name: each
+      for name, each in {"": self._engine, **self._others}.items()
+      if each and not isinstance(each, Slices)
+    }
     for engine in engines.values():
       engine.forget()
     measured = {name: [*engine.draft_costs.values()] for name, engine in engines.items()}
@@ -320,7 +305,8 @@ class RolloutWorkers:
   @property
   def places(self) -> dict[str, dict[str, int]]:
     """{service: counts} of the workers of each node, and of the slices; of the first process."""
-    return self._pool.places | (self._slices.places if self._slices else {})
+    slices = (each for each in (self._slices, *self._others.values()) if isinstance(each, Slices))
+    return functools.reduce(operator.or_, (each.places for each in slices), self._pool.places)
 
   def take_pause_s(self) -> float:
     """Seconds since the last call in which the engine stood still for new weights."""
@@ -364,31 +350,26 @@ class RolloutWorkers:
     """Starts the workers and the sampler, in the first process."""
     workers, sampled = self._config.workers, self._config.sampler
     self._pool = self._stack.enter_context(worker_pool(self._config, self._spec, workers.episodes))
-    sizes: Any = {
-      "max_context_tokens": self._config.agent_config.token_budget,
-      "vocab_size": self._config.policy.model.vocab_size,
-    }
+    own = range(sampled.slices - sampled.frozen_slices)
+    if sampled.slices:
+      ray = self._stack.enter_context(cluster.joined(self._config.fleet.address))
     sampler: Leader | Slices
     if self._engine:
+      sizes = self._sizes
       tell = lambda now, calls: self._channel.broadcast(("advance", now, tuple(calls)))
       held, clock = self._notice.held, self._time
       sampler = Leader(self._engine, self._clock, tell, held=held, time=clock, **sizes)
     else:
-      ray = self._stack.enter_context(cluster.joined(self._config.fleet.address))
-      sampler = self._slices = self._stack.enter_context(
-        Slices(
-          ray,
-          slice_member.starter(ray, self._config, self._weights),
-          sampled.slices,
-          version,
-          deterministic=workers.deterministic,
-          stall_s=workers.stall_s,
-          **sizes,
-        )
-      )
+      sampler = self._slices = self._sliced(ray, own, version)
+    if sampled.frozen_slices:
+      weights = list(self._frozen_weights())
+      for k, (name, i, folder) in enumerate(weights):
+        numbers = range(len(own) + k, sampled.slices, len(weights))
+        self._others[name] = self._sliced(ray, numbers, i, _named(folder))
     in_thread: Callable[[Callable[[], Any]], Future[Any]] | None = None
     # Programs of several devices must reach all of them in one order, and so come from one thread.
-    if self._others and setup.is_on_one_device(self._config):
+    on_slices = bool(sampled.frozen_slices)
+    if self._others and not on_slices and setup.is_on_one_device(self._config):
       in_thread = functools.partial(background.call, name="engine")
     # While tools run nothing is heard of an episode.
     max_turn_s = agent_setting.agent(self._config).max_turn_s(
@@ -404,6 +385,34 @@ class RolloutWorkers:
       in_thread=in_thread,
     )
 
+  def _frozen_weights(self) -> Iterator[tuple[str, int, pathlib.Path | str]]:
+    """(name of the engine, version of its tokens, folder) of all weights that are not trained."""
+    for name, weights in self._frozen.items():
+      for i, each in enumerate(weights):
+        yield f"{name} {i}", i, each.folder
+
+  @property
+  def _sizes(self) -> dict[str, int]:
+    """What every sampler is made with."""
+    return {
+      "max_context_tokens": self._config.agent_config.token_budget,
+      "vocab_size": self._config.policy.model.vocab_size,
+    }
+
+  def _sliced(self, ray: Any, numbers: Sequence[int], version: int, frozen: str = "") -> Slices:
+    """The slices of these numbers, which sample published weights, or those in a folder."""
+    workers = self._config.workers
+    made = Slices(
+      ray,
+      slice_member.starter(ray, self._config, self._weights, frozen),
+      numbers,
+      version,
+      deterministic=workers.deterministic,
+      stall_s=workers.stall_s,
+      **self._sizes,
+    )
+    return self._stack.enter_context(made)
+
   def _follow(self, wanted: str) -> Any:
     """Repeats the calls of the first process's engine until a message of the kind `wanted`."""
     while True:
@@ -416,6 +425,12 @@ class RolloutWorkers:
       else:
         assert kind == wanted, (kind, wanted)
         return content
+
+
+def _named(folder: pathlib.Path | str) -> str:
+  """The name of a shipped policy, or the whole path of a folder, for other machines."""
+  name = str(folder)
+  return name if name in weight_files.SHIPPED else str(weight_files.place(name).absolute())
 
 
 def scripted(

@@ -20,7 +20,7 @@ from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.learner import barriers
 from jaxrl_agents.runs import setup
-from jaxrl_agents.runs.engines import make_engine
+from jaxrl_agents.runs.engines import frozen_engine, make_engine
 from jaxrl_agents.runs.published_weights import Loader, read
 from jaxrl_agents.sampler.core_engines import AnyEngine
 from jaxrl_agents.sampler.engine_calls import Advanced, Calls, Cancel, Clock, Submit
@@ -40,11 +40,13 @@ class SliceMember:
     code: `cluster.code()` of the run.
     config: of the run.
     weights: folder of the versions that the learner publishes.
+    frozen: folder of the weights of a policy that is not trained, or a shipped one, which the slice
+      samples instead; "" for the policy in training.
   """
 
-  def __init__(self, code: str, config: RunConfig, weights: Place):
+  def __init__(self, code: str, config: RunConfig, weights: Place, frozen: str = ""):
     cluster.check_code(code)
-    self._config, self._weights = config, weights
+    self._config, self._weights, self._frozen = config, weights, frozen
     self._devices = contextlib.ExitStack()
     self._engine: AnyEngine | None = None
     self._calls: Calls | None = None
@@ -70,7 +72,8 @@ class SliceMember:
     )
 
   def begin(self, version: int) -> Stats:
-    """Makes an engine with a published version, warmed up; returns its counters.
+    """Makes an engine with a published version, warmed up, or with the frozen weights, whose tokens
+    are then of this version; returns its counters.
 
     Raises:
       FileNotFoundError: the version is not kept any more.
@@ -79,10 +82,13 @@ class SliceMember:
     setup.compilation_cache(self._config)
     self._devices.enter_context(self._mesh())
     clock = Clock()
-    self._engine = make_engine(self._config, self._read(version), version, clock)
+    if self._frozen:
+      self._engine = frozen_engine(self._config, self._frozen, version, clock)
+    else:
+      self._engine = make_engine(self._config, self._read(version), version, clock)
+      self._loader = Loader(self._config, self._weights, self._engine)
+      self._loader.warm_up()
     self._engine.warm_up()
-    self._loader = Loader(self._config, self._weights, self._engine)
-    self._loader.warm_up()
     self._calls = Calls(self._engine, clock)
     self._held = version
     return dataclasses.replace(self._engine.stats)
@@ -132,10 +138,13 @@ class SliceMember:
     return self._calls.advance(now, calls, max_steps)
 
 
-def starter(ray: Any, config: RunConfig, weights: Place) -> Callable[[int], list[Any] | None]:
+def starter(
+  ray: Any, config: RunConfig, weights: Place, frozen: str = ""
+) -> Callable[[int], list[Any] | None]:
   """Returns number of a slice -> an actor on each of its nodes; None while they are not all there.
 
-  The nodes of slice N were started with the resource "sliceN".
+  `weights` and `frozen` as of `SliceMember`. The nodes of slice N were started with the resource
+  "sliceN".
   """
 
   def start(number: int) -> list[Any] | None:
@@ -146,7 +155,8 @@ def starter(ray: Any, config: RunConfig, weights: Place) -> Callable[[int], list
     # A thread for all calls but those of the group FETCHING, which have one too.
     threads: Any = {"max_concurrency": 1, "concurrency_groups": {FETCHING: 1}}
     actors = [cluster.whole_node(ray, node, name, **threads)(SliceMember) for node in nodes[:hosts]]
-    made = [actor.remote(cluster.code(), config, weights.absolute()) for actor in actors]
+    given = cluster.code(), config, weights.absolute(), frozen
+    made = [actor.remote(*given) for actor in actors]
     if hosts > 1:
       _join(ray, made, nodes[0].address)
     return made

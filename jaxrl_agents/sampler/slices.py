@@ -1,4 +1,5 @@
-"""Sampler slices: engines on the nodes of a Ray cluster, which sample what the learner publishes.
+"""Sampler slices: engines on the nodes of a Ray cluster, which sample what the learner publishes,
+or a policy that is not trained.
 
 A slice is an engine on the devices of one node or several. Each node has an actor
 (`runs.slice_member`), and all actors of a slice are sent the same calls in the same order. An
@@ -20,7 +21,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class _Slice:
   """A slice. Invariant: `requests` were sent to it, or stand in `calls`, and have not ended.
 
   Attributes:
-    number: from 0.
+    number: as in the name of its resource.
     actors: one for each of its nodes.
     version: of the weights that it holds; -1 until it is ready.
     sent: messages without an answer, the oldest first.
@@ -111,8 +112,8 @@ class Slices:
     ray: the package.
     actors: number of a slice -> its actors, new and with all methods of `SliceMember`; None while
       its nodes are not there. They have a concurrency group FETCHING.
-    count: slices; so many must be ready before sampling begins.
-    version: of the published weights that they load first.
+    numbers: of the slices; all must be ready before sampling begins.
+    version: of the weights that they load first; the only one of a policy that is not trained.
     max_context_tokens: of their engines.
     vocab_size: of the policy.
     deterministic: see RolloutServer.
@@ -125,7 +126,7 @@ class Slices:
     self,
     ray: Any,
     actors: Callable[[int], list[Any] | None],
-    count: int,
+    numbers: Sequence[int],
     version: int,
     *,
     max_context_tokens: int,
@@ -135,7 +136,7 @@ class Slices:
     start_deadline_s: float = 600.0,
   ):
     self._ray, self._actors = ray, actors
-    self._count, self._version = count, version
+    self._numbers, self._version = numbers, version
     self._max_context_tokens, self._vocab_size = max_context_tokens, vocab_size
     self._deterministic, self._stall_s = deterministic, stall_s
     self._start_deadline_s = start_deadline_s
@@ -178,13 +179,17 @@ class Slices:
       if each.version >= 0
     }
 
+  def begin(self) -> None:
+    """Starts the slices whose nodes are there; does not wait for them."""
+    self._look()
+
   def wait_until_ready(self) -> None:
     """Returns when every slice holds the weights and has compiled.
 
     Raises:
       SlicesError: not within start_deadline_s, or a slice cannot be started.
     """
-    self._wait_for(lambda: len(self._begun()) >= self._count)
+    self._wait_for(lambda: len(self._begun()) >= len(self._numbers))
 
   def load(self, version: int) -> None:
     """Has every slice load a published version between two steps; returns when all have.
@@ -281,8 +286,8 @@ class Slices:
       for s in self._slices.values()
     ]
     return (
-      f"{len(each)} of {self._count} slices ({'; '.join(each)}), {len(self._backlog)} requests "
-      "wait for one"
+      f"{len(each)} of {len(self._numbers)} slices ({'; '.join(each)}), {len(self._backlog)} "
+      "requests wait for one"
     )
 
   def _begun(self) -> list[_Slice]:
@@ -306,7 +311,7 @@ class Slices:
     if now - self._looked < _POLL_S:
       return
     self._looked = now
-    for number in range(self._count):
+    for number in self._numbers:
       if number not in self._slices and (actors := self._actors(number)):
         each = _Slice(number, actors)
         with self._counting:

@@ -16,11 +16,11 @@ import pytest
 
 from jaxrl_agents.fleet import ledger
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import slice_member
-from jaxrl_agents.runs.engines import make_engine
+from jaxrl_agents.runs import slice_member, weight_files
+from jaxrl_agents.runs.engines import frozen_engine, make_engine
 from jaxrl_agents.sampler import slices as slices_lib
 from jaxrl_agents.sampler.slices import Slices, SlicesError
-from jaxrl_agents.types import SamplingLimits
+from jaxrl_agents.types import Message, SamplingLimits
 from jaxrl_agents.weights import manifest, store
 from tests import s3_server
 from tests.fleet.conftest import another_node, needs_ray, whole_run
@@ -28,6 +28,7 @@ from tests.runs import small_run
 from tests.runs.small_run import CFG, configured
 from tests.runs.test_faults import assert_each_step_was_trained_once
 from tests.runs.test_several import ended, start, start_both, wait_for
+from tests.sampler.counting import CHAT
 
 pytestmark = [
   pytest.mark.slow,
@@ -70,7 +71,7 @@ def slices(cluster, weights, *, deterministic=True, start_deadline_s=60, **sampl
   return Slices(
     cluster.ray,
     slice_member.starter(cluster.ray, config, weights),
-    config.sampler.slices,
+    range(config.sampler.slices),
     0,
     max_context_tokens=config.agent_config.token_budget,
     vocab_size=CFG.vocab_size,
@@ -457,6 +458,66 @@ def test_a_learner_of_two_processes_trains_while_a_slice_plays_ahead(
   assert max(metrics["age_max"] for metrics in learnt) >= 1
   largest = max(metrics["canary_max_abs_logprob_difference"] for metrics in learnt)
   assert largest < (0.1 if exact else 1e-3)
+
+
+SWARM = {**AHEAD, "learner": {"steps": 3}, "sampler": {"slices": 2, "frozen_slices": 1}}
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory):
+  """A folder of weights that are not trained."""
+  folder = tmp_path_factory.mktemp("frozen")
+  weight_files.save(params(7), CFG, folder)
+  return folder
+
+
+@contextlib.contextmanager
+def two_slices(cluster):
+  with (
+    another_node(cluster, resources={"slice0": 1}),
+    another_node(cluster, resources={"slice1": 1}),
+  ):
+    yield {"backend": "ray", "address": cluster.address}
+
+
+@whole_run
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_policy_that_is_not_trained_is_sampled_on_slices_of_its_own(
+  cluster, tmp_path, steps, frozen, depth
+):
+  """Each episode shows what an engine with these weights says to the same prompts."""
+  with two_slices(cluster) as fleet:
+    small_run.run(tmp_path, fleet={**fleet, "depth": depth}, frozen=str(frozen), **SWARM)
+    assert gone()
+  engine, said = frozen_engine(configured(), frozen, 0), {}
+  for task in small_run.TASKS:
+    for i in range(3):
+      prompt = CHAT.render([Message("user", f"{task.prompt} {i}")])
+      limits = SamplingLimits(4, CHAT.stop_tokens, seed=i)
+      said[engine.submit(np.asarray(prompt), limits)] = task.prompt
+  replies = {}
+  for request, generation in sorted(finish(engine).items()):
+    text = "v0:" + "-".join(map(str, generation.tokens))
+    replies.setdefault(said[request], []).append(text)
+  assert len(steps) == 3
+  for _, groups in steps:
+    for group in groups:
+      for trajectory in group.trajectories:
+        assert trajectory.log[2].content == " ".join(replies[group.task.prompt])
+
+
+@whole_run
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_learner_of_two_processes_trains_beside_a_policy_that_is_not_trained(
+  cluster, cache, tmp_path, frozen, depth
+):
+  with two_slices(cluster) as fleet:
+    options = {**SWARM, "fleet": {**fleet, "depth": depth}, "frozen": str(frozen)}
+    outputs = [ended(each) for each in start_both(tmp_path, cache, **options)]
+  assert all("trained on 2 devices" in output for output in outputs)
+  assert_each_step_was_trained_once(tmp_path, 3)
 
 
 @whole_run

@@ -1,8 +1,9 @@
 """A whole run in little, for tests that kill it: python small_run.py FOLDER [OPTIONS].
 
 OPTIONS are in JSON: {"learner": {"steps": 2}, "mesh": {"expert": 2}}, sections of the config;
-{"processes": ["127.0.0.1:7000", 2, 0]} for one of several processes; and {"constant": 3} for as
-many tasks whose rollouts all have the same reward.
+{"processes": ["127.0.0.1:7000", 2, 0]} for one of several processes; {"constant": 3} for as many
+tasks whose rollouts all have the same reward; and {"frozen": FOLDER} for episodes that ask a policy
+with these weights.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from jaxrl_agents.runs import batches as batches_lib
 from jaxrl_agents.runs import entry_point, setup, weight_files
 from jaxrl_agents.runs import processes as processes_lib
 from jaxrl_agents.runs.process_channel import ProcessChannel
-from jaxrl_agents.runs.rollout_workers import RolloutWorkers
+from jaxrl_agents.runs.rollout_workers import FrozenWeights, RolloutWorkers
 from jaxrl_agents.runs.workdir import Workdir
 from jaxrl_agents.types import Group, Task
 from jaxrl_agents.weights import store
@@ -62,6 +63,9 @@ CONFIG = RunConfig(
 )
 TASKS = [Task(f"t{i}", "counting", f"count {i}", {"level": 0}) for i in range(6)]
 
+OTHER = "other"
+"""The policy that is not trained."""
+
 
 def configured(**sections: dict[str, Any]) -> RunConfig:
   """CONFIG with options of sections replaced."""
@@ -74,6 +78,7 @@ def run(
   *,
   processes: Sequence[Any] = (),
   constant: int = 0,
+  frozen: str = "",
   **sections: dict[str, Any],
 ) -> None:
   """Trains to the last step from where the folder stands; leaves params.npz and the ledger."""
@@ -86,7 +91,7 @@ def run(
     processes_lib.bound(config) as channel,
     processes_lib.stoppable(channel) as notice,
   ):
-    trained(config, folder, channel, notice, constant)
+    trained(config, folder, channel, notice, constant, frozen)
     processes_lib.wait_for_all("trained")
 
 
@@ -111,7 +116,12 @@ def reported(
 
 
 def trained(
-  config: RunConfig, folder: pathlib.Path, channel: ProcessChannel, notice: Notice, constant: int
+  config: RunConfig,
+  folder: pathlib.Path,
+  channel: ProcessChannel,
+  notice: Notice,
+  constant: int,
+  frozen: str,
 ) -> None:
   """`run` under the ambient mesh."""
   # With one expert a token the router's gradient is rounding, which a smaller eps would scale up.
@@ -135,11 +145,14 @@ def trained(
       weights=weights,
       channel=channel,
       notice=notice,
+      frozen={OTHER: [FrozenWeights(frozen)]} if frozen else None,
     ) as workers,
     contextlib.ExitStack() as stack,
   ):
     equal = [dataclasses.replace(task, facts={**task.facts, "reward": 1.0}) for task in TASKS]
     tasks = [*equal[:constant], *TASKS[constant:]]
+    if frozen:
+      tasks = [dataclasses.replace(t, facts={**t.facts, "other": OTHER}) for t in tasks]
     start = batches_lib.Start(first, current.policy.params, version, progress, tasks)
     batches = stack.enter_context(batches_lib.opened(config, workers, start, folder))
 

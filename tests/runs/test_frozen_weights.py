@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_agents import config as config_lib
 from jaxrl_agents.policy import params as params_lib
-from jaxrl_agents.runs import evaluation, rollout_workers, weight_files
+from jaxrl_agents.runs import engines, evaluation, rollout_workers, weight_files
 from tests.runs.small_run import CFG, CONFIG
 
 START = pathlib.Path("start")
@@ -35,10 +35,10 @@ def test_sub_agents_may_be_of_another_size_but_not_of_another_vocabulary(tmp_pat
     weight_files.save(
       params_lib.init(cfg, jax.random.key(0)), cfg, tmp_path / name, tokenizer="base"
     )
-  engine = rollout_workers.frozen_engine(CONFIG, tmp_path / "narrow", 2)
+  engine = engines.frozen_engine(CONFIG, tmp_path / "narrow", 2)
   assert engine.version == 2
   with pytest.raises(ValueError, match="320 tokens .* must use policy.tokenizer"):
-    rollout_workers.frozen_engine(CONFIG, tmp_path / "foreign", 0)
+    engines.frozen_engine(CONFIG, tmp_path / "foreign", 0)
 
 
 def test_an_exported_policy_names_the_weights_that_its_training_started_from(tmp_path):

@@ -153,3 +153,9 @@ def test_a_process_that_is_killed_ends_the_other_with_its_name(cache, tmp_path, 
   assert both[1 - killed].returncode not in (0, None)
   assert re.search(named, output), output[-3000:]
   both[killed].communicate(timeout=30)
+
+
+def test_several_processes_cannot_sample_a_policy_that_is_not_trained(cache, tmp_path):
+  weight_files.save(params_lib.init(CFG, jax.random.key(7)), CFG, tmp_path / "frozen")
+  for process in start_both(tmp_path, cache, frozen=str(tmp_path / "frozen")):
+    assert "slices of their own (sampler.frozen_slices)" in ended(process, status=2)
