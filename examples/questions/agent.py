@@ -1,4 +1,6 @@
-"""Questions with answers in a file, one reply each, and a reward that checks the reply."""
+"""Questions with answers in a file, and a reward that checks the reply; with tools of MCP servers,
+if any are given.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,13 @@ import pathlib
 import random
 import re
 
+from jaxrl_agents.agents import added_tools
 from jaxrl_agents.agents.agent import DEMONSTRATOR, Agent, Tasks
+from jaxrl_agents.agents.episode import Stop, TurnLoop
+from jaxrl_agents.chat import Chat
 from jaxrl_agents.config.ranges import Count
 from jaxrl_agents.harness.scripted_player import Scripted
+from jaxrl_agents.harness.tools import run_call
 from jaxrl_agents.types import Context, Message, Task
 
 FIELDS = ("prompt", "answer")
@@ -30,8 +36,9 @@ class QuestionConfig:
 
   Attributes:
     file: JSON lines with "prompt" and "answer"; other fields are kept in `Task.facts`.
-    token_budget: of a question and its reply.
+    token_budget: of a question and its replies.
     max_new_tokens: of a reply.
+    max_turns: replies to a question, all but the last with calls of tools.
   """
 
   file: str = "examples/questions/words.jsonl"
@@ -79,28 +86,65 @@ class QuestionTasks(Tasks):
     return hashlib.sha256(self._text.encode()).hexdigest()
 
 
-class Question:
-  """One question: the first reply is the answer."""
+@dataclasses.dataclass(frozen=True)
+class Services:
+  """What the episodes of one worker process share."""
 
-  def __init__(self, task: Task, options: QuestionConfig):
-    self._task, self._options = task, options
+  chat: Chat
+  options: QuestionConfig
+
+
+class Question:
+  """One question: the first reply without calls of tools is the answer."""
+
+  def __init__(self, task: Task, services: Services):
+    self._task, self._chat, self._options = task, services.chat, services.options
+    self._messages, self._tools = [Message("user", task.prompt)], {}
+    self._said = ""
+    self._loop = TurnLoop(
+      services.chat.stop_tokens,
+      max_turns=services.options.max_turns,
+      cut_off="Your reply was cut off. Give a shorter one.",
+      run_calls=self._run_calls,
+    )
+
+  def add_tools(self, tools):
+    """Takes the tools of `--set tools.mcp`, and cuts their results to half of a context."""
+    most, count = self._options.token_budget // 2, self._chat.count
+    self._tools |= added_tools.checked(tools, self._tools, max_tokens=lambda: most, count=count)
 
   async def start(self):
     """Asks."""
-    message = Message("user", self._task.prompt)
-    return Context((message,), max_new_tokens=self._options.max_new_tokens)
+    return self._context()
 
   async def step(self, reply):
-    """Ends with the reply."""
-    self._said = reply.content
-    return Context((Message("user", self._task.prompt), reply), done=True, stop="answer")
+    """Runs the calls of a reply, or takes it for the answer."""
+    self._said = "" if reply.tool_calls else reply.content
+    stop = await self._loop.take(reply, self._messages) or ""
+    tokens = len(self._chat.render(self._messages, [t.spec for t in self._tools.values()]))
+    if not stop and tokens + self._options.max_new_tokens > self._options.token_budget:
+      stop = Stop.CONTEXT_OVERFLOW
+    return self._context(stop)
 
   def rewards(self, trajectory):
-    """What the reply is worth."""
+    """What the last reply is worth."""
     return {"reward": reward(self._said, self._task.facts["answer"])}
 
   async def close(self):
     """Nothing is held."""
+
+  async def _run_calls(self, calls):
+    texts = [await run_call(self._tools, call) for call in calls]
+    return [Message("tool", t, tool_call_id=c.id) for c, t in zip(calls, texts, strict=True)]
+
+  def _context(self, stop=""):
+    return Context(
+      tuple(self._messages),
+      tuple(tool.spec for tool in self._tools.values()),
+      max_new_tokens=self._options.max_new_tokens,
+      done=bool(stop),
+      stop=stop,
+    )
 
 
 class QuestionAgent(Agent):
@@ -118,6 +162,14 @@ class QuestionAgent(Agent):
   def tasks(self, setting, report=print):
     """Reads the file."""
     return QuestionTasks(setting.options.file)
+
+  def own_tools(self, options):
+    """None; with this method, episodes have the tools of `--set tools.mcp`."""
+    return ()
+
+  def services(self, chat, options, shared):
+    """What the episodes need."""
+    return Services(chat, options)
 
   def episode(self, task, services, seed, sampler):
     """One question for the policy."""

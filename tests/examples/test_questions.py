@@ -8,12 +8,21 @@ import types
 import numpy as np
 import pytest
 
-from examples.questions.agent import AGENT, QuestionConfig, QuestionTasks, reward
+from examples.questions.agent import (
+  AGENT,
+  Question,
+  QuestionConfig,
+  QuestionTasks,
+  Services,
+  reward,
+)
 from jaxrl_agents import chat as chat_lib
 from jaxrl_agents import config as config_lib
-from jaxrl_agents.types import SamplingLimits, Task
+from jaxrl_agents.harness.tools import Tool
+from jaxrl_agents.types import Message, SamplingLimits, Task, ToolCall, ToolSpec
 from tests.runs.whole_run import run
 
+SERVICES = Services(chat_lib.load("base"), QuestionConfig())
 LIMITS = SamplingLimits(max_new_tokens=64, stop_tokens=())
 
 
@@ -39,10 +48,37 @@ def test_an_answer_may_have_several_words():
 
 def test_the_guesser_takes_any_word_of_a_question_without_a_list():
   task = Task("t", "questions", "What is 3 plus 4?", {"answer": "7"})
-  player = AGENT.player("guesser", task, QuestionConfig(), 0, chat_lib.load("base"))
+  player = AGENT.player("guesser", task, SERVICES, 0, SERVICES.chat)
   context = asyncio.run(player.start())
   reply = asyncio.run(player.generate(np.zeros(0, np.int32), LIMITS))
-  assert chat_lib.load("base").parse(reply.tokens).content in context.messages[0].content
+  assert SERVICES.chat.parse(reply.tokens).content in context.messages[0].content
+
+
+def test_replies_with_calls_come_before_the_answer_and_only_the_answer_counts():
+  async def add(a, b):
+    return str(a + b)
+
+  numbers = {"type": "object", "properties": {name: {"type": "integer"} for name in "ab"}}
+  options = QuestionConfig(max_turns=2, token_budget=500)
+  task = Task("t", "questions", "What is 3 plus 4?", {"answer": "7"})
+  call = ToolCall("1", "add", {"a": 3, "b": 4})
+
+  async def played(*replies):
+    env = Question(task, Services(SERVICES.chat, options))
+    env.add_tools([Tool(ToolSpec("add", "Adds.", numbers), add)])
+    contexts = [await env.start()]
+    for reply in replies:
+      contexts.append(await env.step(reply))
+    return contexts, env.rewards(None)["reward"]
+
+  contexts, right = asyncio.run(
+    played(Message("assistant", "", (call,)), Message("assistant", "7"))
+  )
+  assert [spec.name for spec in contexts[0].tools] == ["add"]
+  assert contexts[1].messages[-1].content == "7" and not contexts[1].done
+  assert contexts[2].stop == "answer" and right == 1.0
+  contexts, right = asyncio.run(played(*[Message("assistant", "7", (call,))] * 2))
+  assert contexts[2].stop == "turn_limit" and right == 0.0
 
 
 def test_each_line_of_the_file_is_a_task_of_the_split_of_its_prompt():
