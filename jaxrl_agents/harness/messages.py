@@ -132,6 +132,7 @@ _KINDS: dict[str, tuple[Check, ...]] = {
   "ready": (),
   # request id, prompt int32 [P], limits, id of the group
   "generate": (integer(0), array(np.int32), LIMITS, text),
+  "cancel": (integer(0),),  # id of a request
   "playing": (integer(-(1 << 31)),),
   "group": (text, many(TRAJECTORY)),  # its id, the rollouts
   "error": (text,),

@@ -3,7 +3,8 @@
     main -> worker   ("group", Job)  ("generation", request_id, Generation)
                      ("refused", request_id, text)  ("close",)
     worker -> main   ("ready",)  ("generate", request_id, prompt int32[P], SamplingLimits, group_id)
-                     ("playing", more)  ("group", group_id, trajectories)  ("error", text)
+                     ("cancel", request_id)  ("playing", more)
+                     ("group", group_id, trajectories)  ("error", text)
 
 A worker ends on "close", when the connection breaks because the main process died, or when its
 event loop makes no progress for `stall_s`: the kernel's alarm then kills it. What it sends is
@@ -86,13 +87,18 @@ class RemoteSampler:
     self._next_id = 0
 
   async def generate(self, prompt: np.ndarray, limits: SamplingLimits, group_id: str) -> Generation:
-    """Asks for a generation and waits for it; the caller sets the deadline."""
+    """Asks for a generation and waits for it; the caller sets the deadline. The sampler is told if
+    the caller waits no longer.
+    """
     request_id, self._next_id = self._next_id, self._next_id + 1
     future = asyncio.get_running_loop().create_future()
     self._waiting[request_id] = future
     try:
       self._send(("generate", request_id, prompt, limits, group_id))
       return await future
+    except asyncio.CancelledError:
+      self._send(("cancel", request_id))
+      raise
     finally:
       del self._waiting[request_id]
 

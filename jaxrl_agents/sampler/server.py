@@ -2,7 +2,7 @@
 their groups are done.
 
     worker -> here   ("generate", request_id, prompt int32[P], SamplingLimits, group_id)
-                     ("playing", more)  ("group", Group)  ("error", text)
+                     ("cancel", request_id)  ("playing", more)  ("group", Group)  ("error", text)
                      ("died", text, jobs)  ("moved", text, group ids), from the pool itself
     here -> worker   ("generation", request_id, Generation)  ("refused", request_id, text)
 """
@@ -269,6 +269,8 @@ class RolloutServer:
       kind, *content = message
       if kind == "generate":
         self._held.append(_Request(worker, *content))
+      elif kind == "cancel":
+        self._drop(worker, *content)
       elif kind == "playing":
         self._more_players[worker] += content[0]
       elif kind == "group":
@@ -333,6 +335,16 @@ class RolloutServer:
     self._engines[name].cancel(engine_id)
     if self.schedule:
       self.schedule.called("cancel", name, request.key)
+
+  def _drop(self, worker: int, request_id: int) -> None:
+    """Forgets a request that nobody waits for any more. In a replay the engines go on as recorded,
+    and what was recorded as canceled is dropped.
+    """
+    is_it = lambda request: (request.worker, request.request_id) == (worker, request_id)
+    self._held = [held for held in self._held if not is_it(held)]
+    if not self._replays:
+      for asked in [key for key, each in self._asked.items() if is_it(each)]:
+        self._cancel(*asked)
 
   def _known(self, request: _Request) -> Generation | None:
     """The reply to a request that an earlier attempt of its rollout made."""

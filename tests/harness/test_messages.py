@@ -87,6 +87,7 @@ MESSAGES = st.one_of(
   st.just(("ready",)),
   st.tuples(st.just("error"), TEXT),
   st.tuples(st.just("playing"), st.integers(-5, 5)),
+  st.tuples(st.just("cancel"), st.integers(0, 2**40)),
   st.tuples(st.just("generate"), st.integers(0, 2**40), arrays(np.int32, 4), LIMITS, st.text()),
   st.tuples(st.just("group"), TEXT, st.lists(TRAJECTORIES, max_size=2).map(tuple)),
 )

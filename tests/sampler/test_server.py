@@ -179,6 +179,39 @@ def test_no_progress_ends_with_the_state_of_everything(engine):
   assert time.monotonic() - began < 1.5
 
 
+def test_a_request_that_nobody_waits_for_any_more_leaves_the_engine(engine):
+  """Whether it waits for the engine or is in it; another worker's of the same number stays."""
+  limits = SamplingLimits(max_new_tokens=50, stop_tokens=(), seed=1)
+  ask = lambda i: ("generate", i, np.arange(4, dtype=np.int32), limits, "f0")
+  said = [
+    [(0, ask(0)), (1, ask(0))],
+    [(0, ask(1)), (0, ("cancel", 1)), (0, ("cancel", 0)), (0, ("cancel", 9))],
+  ]
+
+  class Talking:
+    def __init__(self):
+      self.sent = []
+
+    def submit(self, job):
+      pass
+
+    def poll(self, timeout_s):
+      return said.pop(0) if said else []
+
+    def send(self, worker, message):
+      self.sent.append((worker, *message[:2]))
+
+  pool, jobs = Talking(), iter([job("f0")])
+  server = RolloutServer(engine, pool, max_rollouts=2)
+  server.round(lambda: next(jobs, None))
+  assert engine.num_unfinished == 2
+  server.round(lambda: None)
+  assert engine.num_unfinished == 1
+  while not pool.sent:
+    server.round(lambda: None)
+  assert pool.sent == [(1, "generation", 0)] and engine.num_unfinished == 0
+
+
 def test_a_request_is_answered_by_the_policy_that_it_names(engine, frozen, pool):
   server = RolloutServer(engine, pool, max_rollouts=4, others={"frozen": frozen})
   group = next(iter(server.collect([job("f0", other="frozen")])))
