@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import random
 import re
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -108,15 +109,31 @@ class Drill:
     return self.called(expert.line(facts["header"], cells))
 
 
+SPELT = 0.25
+"""Probability that a part of a new name is a few letters in which tokens come again: what follows
+the same token twice can only be told from the tokens before it.
+"""
+
+
 def renamed(drill: Drill, parts: Sequence[str], draw: random.Random) -> Drill:
   """The drill with new names and values in the style of the old ones; numbers stay."""
   old = [cell for row in drill.rows for cell in row["cells"].values() if not cell.isdigit()]
   names: dict[str, str] = {}
   for name in dict.fromkeys(old):
-    words = draw.sample(parts, min(draw.randint(1, 3), len(parts)))
-    new = "".join(map(str.title, words)) if name[:1].isupper() else "_".join(words)
+    words = [
+      _spelt(draw) if draw.random() < SPELT else word
+      for word in draw.sample(parts, min(draw.randint(1, 3), len(parts)))
+    ]
+    joined = "" if draw.random() < 0.2 else "_"
+    case = str.upper if draw.random() < 0.2 else str.title
+    new = "".join(map(case, words)) if name[:1].isupper() else joined.join(words)
     names[name] = new if new not in names.values() else name
   return dataclasses.replace(drill, names=names)
+
+
+def _spelt(draw: random.Random) -> str:
+  """One to five of three letters, such as "ppm"."""
+  return "".join(draw.choices(draw.sample(string.ascii_lowercase, 3), k=draw.randint(1, 5)))
 
 
 def _question(drill: Drill) -> Message:

@@ -138,22 +138,41 @@ class Reading:
     value = self.shared()
     return self._facts.get(self._link(), ("", ""))[0] if value and self.relays else value
 
-  def answer_row(self) -> str:
-    """The answer to the question as the last cell of a row: of the second name with the shared
-    value, or of the class beside it; "" if it is not known.
+  def answer_rows(self) -> list[str]:
+    """The answer to the question, last of some rows whose last cell it is; none if it is not known.
+
+    The row of the class beside the second name with the shared value; or the rows of `compared`,
+    and its last one once more, as the table has it.
     """
     answer = self.answer()
     if not answer:
-      return ""
+      return []
     if self.relays:
-      return expert.line(self.header, [self._link()[1], answer])
-    return self.lines([self.row(self._second())])[0]
+      return [expert.line(self.header, [self._link()[1], answer])]
+    return [*self.compared(), *self.lines([self.row(self._second())])]
+
+  def compared(self) -> list[str]:
+    """The rows up to the second one with the shared value, each followed by the number of the first
+    row with its value: its own, but for the last one.
+    """
+    first: dict[str, str] = {}
+    made = []
+    for row in filter(None, map(self.row, self.names)):
+      number = self._numbers.get(row[0], "")
+      first.setdefault(row[1], number)
+      made.append(f"{self.lines([row])[0]}{first[row[1]]}")
+      if first[row[1]] != number:
+        break
+    return made
 
   def linked(self) -> str:
-    """The entry of the question whose class is looked up last; "" if that is not known."""
+    """The rows of `compared`, and the entry of the question whose class is looked up last; "" if
+    that is not known.
+    """
     if not self.relays or not self.shared():
       return ""
-    return f"{self._query(self._second())},{self._query(self._link())}"
+    entry = f"{self._query(self._second())},{self._query(self._link())}"
+    return "\n".join([*self.compared(), entry])
 
   def _link(self) -> Key:
     """The class beside the second name with the shared value."""

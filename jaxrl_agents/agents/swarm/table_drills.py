@@ -152,9 +152,9 @@ class _Maker:
     return messages
 
   def answer(self) -> Made:
-    """What follows the messages of all sub-agents: the table, the second row with the value that
-    two share, or the look-up that it leads to, and the row with its answer. A reply begins with a
-    number of the question: a small policy copies what follows one, and learns no bare answer.
+    """What follows the messages of all sub-agents: the table; or the rows up to the second one with
+    the value that two share (see `reading.Reading.compared`), and this row once more, or the
+    look-up that it leads to, and the row with its answer.
     """
     ids, facts = ShortIds(self.drill.task), self.drill.task.facts
     told = [Message("tool", self._lines(group, ids)) for group in self._groups()]
@@ -169,9 +169,10 @@ class _Maker:
       return messages, ALL, Message("assistant", said)
     key = facts["columns"][1]
     sharing = [r for r in self.drill.rows if r["cells"][key] == facts.get("shared", facts["truth"])]
+    compared = self._compared(sharing[0], sharing[1], ids)
     if "link" in facts:
       entry = f"{self._numbered(sharing[1])},{facts['link']['lookups'][0]}"
-      search = self._searches(facts["link"]["lookups"], self.drill.called(entry))
+      search = self._searches(facts["link"]["lookups"], f"{compared}\n{self.drill.called(entry)}")
       if self.draw.random() < 0.5:
         return messages, ALL, search
       link = facts["link"]
@@ -180,7 +181,17 @@ class _Maker:
       messages += [search, last]
       said = expert.line(facts["header"], [link["cells"]["name"], facts["truth"]])
       return messages, ALL, Message("assistant", self.drill.called(said))
-    return messages, ALL, Message("assistant", self._lines(sharing[1:2], ids))
+    said = f"{compared}\n{self._lines(sharing[1:2], ids)}"
+    return messages, ALL, Message("assistant", said)
+
+  def _compared(self, first: Mapping[str, Any], second: Mapping[str, Any], ids: ShortIds) -> str:
+    """The rows up to the second one of two that share a value, each with the number of the first
+    row that has its value.
+    """
+    rows = self.drill.rows[: self.drill.rows.index(second) + 1]
+    numbers = [self._number(first if row is second else row) for row in rows]
+    lines = self._lines(rows, ids).split("\n")
+    return "\n".join(f"{line}{number}" for line, number in zip(lines, numbers, strict=True))
 
   def _groups(self) -> list[Sequence[Mapping[str, Any]]]:
     rows = self.drill.rows

@@ -139,7 +139,7 @@ class TableOrchestrator:
     """The table of the rows found, cut to the tokens of a reply; or the row with the answer."""
     reading = self._reading
     if reading.question:
-      return Message("assistant", reading.answer_row() or NOTHING)
+      return Message("assistant", "\n".join(reading.answer_rows()) or NOTHING)
     rows = [row for row in map(reading.row, reading.names) if row]
     said = [reading.header, *reading.lines(rows)]
     reply = Message("assistant", "\n".join(said))

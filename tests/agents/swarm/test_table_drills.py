@@ -79,6 +79,18 @@ def test_a_table_of_one_agent_follows_its_own_searches(drills):
     assert prompt.rstrip().endswith("[Steps left: 1, answer now]<|end|><|assistant|>")
 
 
+def compared(prompt, said):
+  """Checks rows that are followed by the number of the first one with their value; the last one."""
+  told = re.findall(r"\d+\. \| \w+ \|\w+\|", prompt.partition("share")[2])
+  lines = said.split("\n")
+  values = [line.split("|")[2] for line in lines]
+  assert [line.rpartition("|")[0] + "|" for line in lines] == told[: len(lines)]
+  for line, value in zip(lines, values, strict=True):
+    assert line.rpartition("|")[2] == lines[values.index(value)].partition(".")[0]
+  assert len(set(values)) == len(values) - 1 and values.index(values[-1]) < len(values) - 1
+  return told[len(lines) - 1]
+
+
 def test_the_answer_to_a_question_is_the_second_row_with_the_value_that_two_share(drills):
   orchestrator = "<|tools|>create_subagent"
   asked = [
@@ -88,11 +100,8 @@ def test_the_answer_to_a_question_is_the_second_row_with_the_value_that_two_shar
   ]
   assert len(asked) > 5
   for prompt, said in asked:
-    told = re.findall(r"\d+\. \| \w+ \|\w+\|", prompt.partition("share?")[2])
-    values = [row.split("|")[2] for row in told]
-    shared = said.split("|")[2]
-    assert values.count(shared) == 2 and len(set(values)) == len(values) - 1
-    assert told[len(values) - 1 - values[::-1].index(shared)] == said
+    rows, _, answer = said.rpartition("\n")
+    assert compared(prompt, rows) == answer
 
 
 def test_the_answer_after_a_further_look_up_is_the_row_of_its_class(drills):
@@ -118,6 +127,8 @@ def test_a_value_is_passed_on_as_a_search_for_the_class_beside_the_second_name(d
   ]
   assert len(passed) > 3
   for prompt, said, query in passed:
+    rows, _, said = said.rpartition("\n")
+    assert compared(prompt, rows).partition(".")[0] == said.partition(".")[0]
     told = re.findall(r"\| (\w+) \|(\w+)\|", prompt.partition("beside the second?")[2])
     values = [value for _, value in told]
     _, second = (name for name, value in told if values.count(value) == 2)
