@@ -115,15 +115,23 @@ the same token twice can only be told from the tokens before it.
 """
 
 
+ALIKE = 0.3
+"""Probability that a new name begins as another one does."""
+
+
 def renamed(drill: Drill, parts: Sequence[str], draw: random.Random) -> Drill:
   """The drill with new names and values in the style of the old ones; numbers stay."""
   old = [cell for row in drill.rows for cell in row["cells"].values() if not cell.isdigit()]
   names: dict[str, str] = {}
+  first: list[str] = []
   for name in dict.fromkeys(old):
     words = [
       _spelt(draw) if draw.random() < SPELT else word
       for word in draw.sample(parts, min(draw.randint(1, 3), len(parts)))
     ]
+    if first and draw.random() < ALIKE:
+      words = [draw.choice(first), *words[-2:]]
+    first.append(words[0])
     joined = "" if draw.random() < 0.2 else "_"
     case = str.upper if draw.random() < 0.2 else str.title
     new = "".join(map(case, words)) if name[:1].isupper() else joined.join(words)

@@ -136,8 +136,7 @@ class SwarmEnv:
   def _performance(self, answer: str) -> dict[str, float]:
     facts = self._task.facts
     if "truth" in facts:
-      said = answer.strip("| \n").rpartition("|")[-1]  # a row of a table answers with its last cell
-      right = tables.normal(said) == tables.normal(facts["truth"])
+      right = tables.normal(tables.last_cell(answer)) == tables.normal(facts["truth"])
       return {"performance": float(right), "success": float(right)}
     gold = [self._with_source(row) for row in facts["rows"]]
     found = tables.table_parts(answer, gold, columns=facts["columns"], keys=facts["keys"])

@@ -141,15 +141,14 @@ class Reading:
   def answer_rows(self) -> list[str]:
     """The answer to the question, last of some rows whose last cell it is; none if it is not known.
 
-    The row of the class beside the second name with the shared value; or the rows of `compared`,
-    and its last one once more, as the table has it.
+    The row of the class beside the second name with the shared value; or the rows of `compared`.
     """
     answer = self.answer()
     if not answer:
       return []
     if self.relays:
       return [expert.line(self.header, [self._link()[1], answer])]
-    return [*self.compared(), *self.lines([self.row(self._second())])]
+    return self.compared()
 
   def compared(self) -> list[str]:
     """The rows up to the second one with the shared value, each followed by the number of the first

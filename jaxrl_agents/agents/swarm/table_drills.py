@@ -22,6 +22,7 @@ from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.drills import ALL, KEPT, LOOK_UP, Drill, Made
 from jaxrl_agents.agents.swarm.pace import ROW_TOKENS, Pace
 from jaxrl_agents.agents.swarm.reading import mark
+from jaxrl_agents.agents.swarm.tasks import budgets
 from jaxrl_agents.chat import Chat
 from jaxrl_agents.types import Message, Task, ToolCall, ToolSpec
 
@@ -65,11 +66,16 @@ def role_drills(
       drill = dataclasses.replace(drill, names=drills.renamed(every, parts, draw).names)
     forms = FORMS_OF_QUESTIONS if "truth" in task.facts else FORMS
     form = draw.choices(list(forms), list(forms.values()))[0]
+    hops = len(drill.rows[0]["lookups"])
+    lookups, tables = len(drill.rows) * hops + ("link" in task.facts), limits.tables
+    steps = budgets.paced_steps(lookups, tables.steps, tables.steps_per_lookup)
+    pace = Pace(limits, names_per_search=1, hops=hops, last=0)
+    if form == "assign" and not pace.rows_each(steps):
+      form = "search"
     each = draw.randint(1, max(limits.message_tokens // ROW_TOKENS, 1))
     each = max(each, -(-len(drill.rows) // limits.max_assignments_per_turn))
-    pace = Pace(limits, names_per_search=1, hops=len(drill.rows[0]["lookups"]), last=0)
-    alone = max(pace.rows_alone(task.facts["max_steps"]), 1)
-    made = _Maker(drill, chunk_text, chat, draw, each, alone, limits.search)
+    alone = max(pace.rows_alone(steps), 1)
+    made = _Maker(drill, chunk_text, chat, draw, each, alone, steps, limits.search)
     messages, tools, reply = _MAKERS[form](made)
     yield chat.render(messages, tools), chat.encode_reply(reply, messages)
 
@@ -91,7 +97,8 @@ def _some(task: Task, draw: random.Random) -> list[Mapping[str, Any]]:
 @dataclasses.dataclass(frozen=True)
 class _Maker:
   """Makes one drill of each form: `each` names for one sub-agent, and at most `alone` names for an
-  agent that looks them up itself, both within the `limits` of a search agent.
+  agent that looks them up itself, both within the `limits` of a search agent; `steps` are the
+  budget of the question.
   """
 
   drill: Drill
@@ -100,6 +107,7 @@ class _Maker:
   draw: random.Random
   each: int
   alone: int
+  steps: int
   limits: SearchConfig
 
   def assign(self) -> Made:
@@ -153,8 +161,8 @@ class _Maker:
 
   def answer(self) -> Made:
     """What follows the messages of all sub-agents: the table; or the rows up to the second one with
-    the value that two share (see `reading.Reading.compared`), and this row once more, or the
-    look-up that it leads to, and the row with its answer.
+    the value that two share (see `reading.Reading.compared`), the look-up that it leads to, and the
+    row with its answer.
     """
     ids, facts = ShortIds(self.drill.task), self.drill.task.facts
     told = [Message("tool", self._lines(group, ids)) for group in self._groups()]
@@ -181,8 +189,7 @@ class _Maker:
       messages += [search, last]
       said = expert.line(facts["header"], [link["cells"]["name"], facts["truth"]])
       return messages, ALL, Message("assistant", self.drill.called(said))
-    said = f"{compared}\n{self._lines(sharing[1:2], ids)}"
-    return messages, ALL, Message("assistant", said)
+    return messages, ALL, Message("assistant", compared)
 
   def _compared(self, first: Mapping[str, Any], second: Mapping[str, Any], ids: ShortIds) -> str:
     """The rows up to the second one of two that share a value, each with the number of the first
@@ -228,7 +235,7 @@ class _Maker:
     ]
     asked = " ".join(f"{query}." for query in queries)
     asked = " ".join(filter(None, [self.drill.called(asked), facts.get("question")]))
-    left = swarm_view.steps_line(facts["max_steps"])
+    left = swarm_view.steps_line(self.steps)
     return Message("user", f"{asked} Table: {facts['header']}{left}")
 
   def _searches(self, queries: Sequence[str], said: str = "") -> Message:

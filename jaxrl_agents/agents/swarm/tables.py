@@ -59,6 +59,15 @@ def unnumbered(line: str) -> str:
   return re.sub(r"^\d+\. *(?=\|)", "", line.strip())
 
 
+def last_cell(text: str) -> str:
+  """The last cell of the row in the last line of a text. A number behind a numbered row is not part
+  of it ("2. | f |a|3"), and a line without bars is a cell.
+  """
+  last = text.strip().rpartition("\n")[-1]
+  row = re.sub(r"^(\d+\. *\|.*\|) *\d+$", r"\1", last)
+  return row.strip("| ").rpartition("|")[-1]
+
+
 def normal(text: str) -> str:
   """The text that is compared: lower case, without white space, quotes and backticks. The mark of
   a document counts as its id ("<Document id=7>" as "7").

@@ -49,6 +49,12 @@ def test_a_mark_of_a_document_counts_as_its_id_and_no_part_of_it_does():
   assert parts["row_precision"] == 0.5 and parts["item_precision"] == pytest.approx(5 / 6)
 
 
+def test_the_last_cell_of_a_text_is_that_of_its_last_row_or_the_text():
+  said = ["obj", "| f | obj |", "2. | f |obj|", "3. | f |a|3\n2. | g |obj|3\n", "| f | obj"]
+  assert [tables.normal(tables.last_cell(text)) for text in said] == ["obj"] * 5
+  assert [tables.last_cell(text) for text in ("1. |f|12|7", "| f |12", "12")] == ["12"] * 3
+
+
 def test_cells_and_rows_are_counted_by_the_definition():
   # Foo is right, Baz has a wrong source, Nil is no row of gold; Qux and Zip are missing.
   parts = score(f"{HEADER}\n| Foo | Bar | 7 |\n| Baz | Bar | 99 |\n| Nil | x | 1 |")
