@@ -21,6 +21,8 @@
 # --gpus       of a node                                                            [8]
 # --cpus       of a node: as many workers play on each node of the cluster that has workers      [96]
 # --slices     samplers with nodes of their own, on the mesh "sampler_mesh"         [0]
+#              (with --set sampler.frozen_slices=N, the last N sample policies that are not
+#              trained; a swarm with --nodes of 2 or more needs them)
 # --slice_nodes   of each                                                           [1]
 # --worker_nodes  without GPUs; with 0 the nodes of samplers have the workers       [0]
 # --evaluator_node  one with GPUs for the evaluator, beside --slices or --worker_nodes; --set

@@ -17,6 +17,8 @@
 #              evaluation.json); the last two use no --slices and no evaluator            [train_rl]
 # --topology   of the learner, as v5e:2x4, v6e:8x8, v5p:2x2x1. scripts/plan_pod.py says what fits
 # --slices     samplers with slices of their own, on the mesh "sampler_mesh"        [0]
+#              (with --set sampler.frozen_slices=N, the last N sample policies that are not
+#              trained; a swarm whose learner has several hosts needs them)
 # --slice_topology   of each                                                        [--topology]
 # --worker_vms       machines for workers alone; with 0 the hosts of samplers have the workers    [0]
 # --worker_type      of these machines                                              [n2-standard-64]

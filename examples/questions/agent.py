@@ -36,9 +36,10 @@ class QuestionConfig:
 
   Attributes:
     file: JSON lines with "prompt" and "answer"; other fields are kept in `Task.facts`.
-    token_budget: of a question and its replies.
+    token_budget: of a question, the tools, the replies and the results.
     max_new_tokens: of a reply.
-    max_turns: replies to a question, all but the last with calls of tools.
+    max_turns: replies to a question. All but the last call tools, or were cut off; the last one is
+      the answer, even if it was cut off.
   """
 
   file: str = "examples/questions/words.jsonl"
@@ -100,7 +101,7 @@ class Question:
   def __init__(self, task: Task, services: Services):
     self._task, self._chat, self._options = task, services.chat, services.options
     self._messages, self._tools = [Message("user", task.prompt)], {}
-    self._said = ""
+    self._said, self._most_tokens = "", services.options.token_budget // 2
     self._loop = TurnLoop(
       services.chat.stop_tokens,
       max_turns=services.options.max_turns,
@@ -109,9 +110,11 @@ class Question:
     )
 
   def add_tools(self, tools):
-    """Takes the tools of `--set tools.mcp`, and cuts their results to half of a context."""
-    most, count = self._options.token_budget // 2, self._chat.count
-    self._tools |= added_tools.checked(tools, self._tools, max_tokens=lambda: most, count=count)
+    """Takes the tools of `--set tools.mcp`. The results of a turn fill at most half a context."""
+    count = self._chat.count
+    self._tools |= added_tools.checked(
+      tools, self._tools, max_tokens=lambda: self._most_tokens, count=count
+    )
 
   async def start(self):
     """Asks."""
@@ -134,6 +137,7 @@ class Question:
     """Nothing is held."""
 
   async def _run_calls(self, calls):
+    self._most_tokens = self._options.token_budget // (2 * len(calls))
     texts = [await run_call(self._tools, call) for call in calls]
     return [Message("tool", t, tool_call_id=c.id) for c, t in zip(calls, texts, strict=True)]
 
@@ -164,8 +168,10 @@ class QuestionAgent(Agent):
     return QuestionTasks(setting.options.file)
 
   def own_tools(self, options):
-    """None; with this method, episodes have the tools of `--set tools.mcp`."""
-    return ()
+    """No tools of its own. Because this is not None, episodes of several turns take those of
+    `--set tools.mcp`.
+    """
+    return () if options.max_turns > 1 else None
 
   def services(self, chat, options, shared):
     """What the episodes need."""

@@ -307,7 +307,8 @@ class Agent(abc.ABC):
   ) -> Mapping[str, Sequence[tuple[str | pathlib.Path, float]]]:
     """{policy: its weights} of the frozen policies that play besides the one in training. Weights
     are pairs of a folder and the share of the training steps until which it is used; `start` is the
-    folder that training starts from.
+    folder that training starts from. It need not be there yet: options are checked by the names and
+    the number of weights.
     """
     return {}
 

@@ -272,7 +272,7 @@ def _row_options(learner: LearnerConfig) -> list[tuple[str, tuple[int, ...]]]:
 
 def _check_fleet(config: RunConfig) -> None:
   workers, slices, fleet = config.workers, config.sampler.slices, config.fleet
-  for name in () if fleet.depth else ("max_age", "too_old", "cache", "replay"):
+  for name in () if fleet.depth else ("ready_gib", "max_age", "too_old", "cache", "replay"):
     if getattr(fleet, name) != getattr(FleetConfig(), name):
       raise ValueError(
         f"fleet.{name} has no effect with fleet.depth=0, where playing and learning take turns; "

@@ -114,8 +114,8 @@ class SamplerConfig:
     slices: 0 for an engine on the learner's own devices; otherwise the number of samplers on
       devices of their own (section `sampler_mesh`), on nodes of the Ray cluster of fleet.address.
     frozen_slices: how many of the slices, the last ones, sample the policies that are not trained,
-      such as the sub-agents of a swarm; divided among their weights. 0: engines on the devices of
-      the learner sample these, which must be one process.
+      such as the sub-agents of a swarm; divided among their weights. 0: the learner's devices
+      sample these policies, and the learner must be one process.
     hosts: nodes of each slice. Those of slice N offer the resource "sliceN" (ray start
       --resources='{"slice0": 1}').
     draft_tokens, lookup_tokens: tokens that the prediction modules and that prompt lookup draft in
@@ -176,8 +176,9 @@ class FleetConfig:
       1) x learner.groups_per_step are in play, wait for the learner or are being learnt from. 0:
       playing and learning take turns, and all rollouts are of the newest weights. Several learner
       processes need `sampler.slices` for it.
-    ready_gib: memory, GiB, of the groups that wait for the learner, about: beyond one batch, none
-      begins that would exceed it. Most of it is the routing of long episodes (fleet.pacing).
+    ready_gib: memory, GiB: a group beyond one batch begins only while the groups that wait for the
+      learner and those in play, at the mean size of the last ones, take less. Most of it is the
+      routing of long episodes (fleet.pacing).
     max_age: most publications of weights between the sampling of a token and the step that trains
       it.
     too_old: what becomes of older tokens: "mask", they have no loss, and their rollouts still count

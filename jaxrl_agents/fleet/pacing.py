@@ -8,8 +8,8 @@ A bound on what is in flight bounds the age, so nothing has to be thrown away: e
 dispatched is trained, however long it takes. A group that is too old all the same was played by
 much slower machines than the others; it is counted.
 
-A group has room if the bytes of the ready ones, and as many for each one in flight as groups have
-had in the mean so far, stay below a bound; until one has ended, nothing is known of their size.
+A group has room while the bytes of the ready ones, and of those in flight at the mean size of the
+last two batches that ended, are below a bound; until one has ended, nothing is known of their size.
 Less than a batch is played whatever its bytes, so that the learner never waits for room.
 
 Depth and age are separate because a bound on the age alone settles at the bound
@@ -86,9 +86,10 @@ class Pacing:
     self._draw, self._batch, self._depth = draw, batch, depth
     self._left = batches * batch
     self._drawn, self._learning = first, 0
-    self._most_bytes, self._bytes = ready_bytes, 0  # of the ready groups
-    self._ended, self._ended_bytes = 0, 0
+    self._most_bytes = ready_bytes
+    self._sizes = collections.deque[int](maxlen=2 * batch)  # of the groups that ended last
     self._kept = {group.id: group for group in groups}
+    self._bytes = sum(map(nbytes, self._kept.values()))  # of these and the ready ones
     self.waiting: collections.OrderedDict[str, Draw] = collections.OrderedDict()
     self.in_flight: dict[str, Draw] = {}
     self.ready: dict[str, tuple[Draw, Group]] = {}
@@ -103,7 +104,8 @@ class Pacing:
           )
         self._admit(Draw(number, place, known[task_id], *repeat))
     later = lambda group_id: draw_of(group_id)[0] >= self._drawn
-    self._kept = {name: group for name, group in self._kept.items() if later(name)}
+    for name in [name for name in self._kept if not later(name)]:
+      self._bytes -= nbytes(self._kept.pop(name))
 
   @property
   def kept(self) -> set[str]:
@@ -139,24 +141,23 @@ class Pacing:
     """Takes a draw in: it is ready if its group was played by an earlier run, else it waits."""
     group = self._kept.pop(draw.label, None)
     if group and (group.task.id, group.task.prompt) == (draw.task.id, draw.task.prompt):
-      self._add(draw, group)
-    else:
-      self.waiting[draw.label] = draw
-
-  def _add(self, draw: Draw, group: Group) -> None:
-    size = nbytes(group)
-    self.ready[draw.label] = (draw, group)
-    self._bytes += size
-    self._ended, self._ended_bytes = self._ended + 1, self._ended_bytes + size
+      self.ready[draw.label] = (draw, group)
+      return
+    self._bytes -= nbytes(group) if group else 0
+    self.waiting[draw.label] = draw
 
   def _expected_bytes(self) -> float:
-    """Of the ready groups, and of those in flight if they are as large as others were."""
-    mean = self._ended_bytes / max(self._ended, 1)
+    """Of the groups that are held, and of those in flight if they are as large as the last ones."""
+    mean = sum(self._sizes) / max(len(self._sizes), 1)
     return self._bytes + mean * len(self.in_flight)
 
   def finished(self, group: Group) -> None:
     """A group in flight has ended."""
-    self._add(self.in_flight.pop(group.id), group)
+    self.ready[group.id] = (self.in_flight.pop(group.id), group)
+    size = nbytes(group)
+    self._bytes += size
+    if size:  # else all its rollouts failed
+      self._sizes.append(size)
 
   def take(self, count: int, named: Sequence[str] | None = None) -> list[Group] | None:
     """`count` groups, those that ended first or those named, in the order in which they were drawn;

@@ -97,22 +97,25 @@ async def at_once(playing: Callable[[int], None], players: Sequence[Awaitable[T]
   """Runs several players concurrently where one played before, and returns their results in order.
 
   Calls `playing` with the number of additional players, and with -1 as each ends
-  (Sampler.playing).
+  (Sampler.playing); where one raises, only after the others were ended and their requests dropped.
   """
-  left = len(players)
+  more = max(len(players) - 1, 0)
 
   async def counted(player: Awaitable[T]) -> T:
-    nonlocal left
-    try:
-      return await player
-    finally:
-      left -= 1
-      if left:
-        playing(-1)
+    nonlocal more
+    result = await player
+    if more:
+      more -= 1
+      playing(-1)
+    return result
 
-  if left > 1:
-    playing(left - 1)
-  return await all_or_none(*(counted(player) for player in players))
+  if more:
+    playing(more)
+  try:
+    return await all_or_none(*(counted(player) for player in players))
+  finally:
+    if more:
+      playing(-more)
 
 
 async def all_or_none(*parts: Coroutine[Any, Any, Any]) -> list[Any]:

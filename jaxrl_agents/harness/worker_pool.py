@@ -168,7 +168,7 @@ class WorkerPool:
   def poll(self, timeout_s: float) -> list[tuple[int, tuple[Any, ...]]]:
     """Waits for messages and returns them with the numbers of their workers, oldest first.
 
-    Beside a worker's own "generate", "group" and "error": ("died", text, jobs) when one is gone,
+    Beside what a worker sends (`worker_process`): ("died", text, jobs) when one is gone,
     with the jobs that went with it, for the caller to submit again.
 
     Raises:

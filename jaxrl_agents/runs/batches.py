@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +104,8 @@ class Batches:
       depth=config.fleet.depth,
       first=start.step,
       batches=learner.steps - start.step,
-      ready_bytes=config.fleet.ready_gib * 2**30,
+      # What was recorded had room: a replay may have more groups ready at the same place.
+      ready_bytes=math.inf if config.fleet.replay else config.fleet.ready_gib * 2**30,
       state=kept.get("pacing"),
       tasks=start.tasks,
       groups=groups,

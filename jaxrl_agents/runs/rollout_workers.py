@@ -114,8 +114,8 @@ class RolloutWorkers:
     if frozen and jax.process_count() > 1 and not config.sampler.frozen_slices:
       raise ValueError(
         f"the frozen policies {', '.join(frozen)} are sampled by the learner's process, and this "
-        f"run has {jax.process_count()}; start one process, or give these policies slices of their "
-        "own (sampler.frozen_slices)"
+        f"run has {jax.process_count()}; start one process, or train with slices of their own for "
+        "these policies (sampler.frozen_slices)"
       )
     self._frozen = frozen or {}
     self._others: dict[str, AnyEngine | Slices] = {}
@@ -363,9 +363,9 @@ class RolloutWorkers:
       sampler = self._slices = self._sliced(ray, own, version)
     if sampled.frozen_slices:
       weights = list(self._frozen_weights())
-      for k, (name, i, folder) in enumerate(weights):
-        numbers = range(len(own) + k, sampled.slices, len(weights))
-        self._others[name] = self._sliced(ray, numbers, i, _named(folder))
+      shares = slices_of(sampled.slices, sampled.frozen_slices, len(weights))
+      for (name, i, folder), numbers in zip(weights, shares, strict=True):
+        self._others[name] = self._sliced(ray, numbers, i, named(folder))
     in_thread: Callable[[Callable[[], Any]], Future[Any]] | None = None
     # Programs of several devices must reach all of them in one order, and so come from one thread.
     on_slices = bool(sampled.frozen_slices)
@@ -407,6 +407,7 @@ class RolloutWorkers:
       slice_member.starter(ray, self._config, self._weights, frozen),
       numbers,
       version,
+      policy=f"the policy in {frozen}" if frozen else "the policy in training",
       deterministic=workers.deterministic,
       stall_s=workers.stall_s,
       **self._sizes,
@@ -427,7 +428,12 @@ class RolloutWorkers:
         return content
 
 
-def _named(folder: pathlib.Path | str) -> str:
+def slices_of(slices: int, frozen_slices: int, weights: int) -> list[range]:
+  """The slices of each of so many frozen weights, which take the last numbers in turn."""
+  return [range(slices - frozen_slices + k, slices, weights) for k in range(weights)]
+
+
+def named(folder: pathlib.Path | str) -> str:
   """The name of a shipped policy, or the whole path of a folder, for other machines."""
   name = str(folder)
   return name if name in weight_files.SHIPPED else str(weight_files.place(name).absolute())

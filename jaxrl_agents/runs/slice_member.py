@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_agents.config import RunConfig
 from jaxrl_agents.fleet import cluster
 from jaxrl_agents.learner import barriers
-from jaxrl_agents.runs import setup
+from jaxrl_agents.runs import setup, weight_files
 from jaxrl_agents.runs.engines import frozen_engine, make_engine
 from jaxrl_agents.runs.published_weights import Loader, read
 from jaxrl_agents.sampler.core_engines import AnyEngine
@@ -72,8 +72,8 @@ class SliceMember:
     )
 
   def begin(self, version: int) -> Stats:
-    """Makes an engine with a published version, warmed up, or with the frozen weights, whose tokens
-    are then of this version; returns its counters.
+    """Makes an engine, warmed up; returns its counters. It has the published weights of a version.
+    Where the slice samples frozen weights, it has those, and `version` is what their tokens bear.
 
     Raises:
       FileNotFoundError: the version is not kept any more.
@@ -83,6 +83,7 @@ class SliceMember:
     self._devices.enter_context(self._mesh())
     clock = Clock()
     if self._frozen:
+      self._check_there()
       self._engine = frozen_engine(self._config, self._frozen, version, clock)
     else:
       self._engine = make_engine(self._config, self._read(version), version, clock)
@@ -92,6 +93,14 @@ class SliceMember:
     self._calls = Calls(self._engine, clock)
     self._held = version
     return dataclasses.replace(self._engine.stats)
+
+  def _check_there(self) -> None:
+    """Raises ValueError if this node does not see the frozen weights."""
+    if not (weight_files.place(self._frozen) / weight_files.WEIGHTS).is_file():
+      raise ValueError(
+        f"the node {socket.gethostname()} does not see {self._frozen}, where the weights of a "
+        "policy that is not trained are; mount the disk that has them there, under the same path"
+      )
 
   def _read(self, version: int) -> dict[str, Any]:
     """A published version. All members begin with the complete one that the first has found."""

@@ -83,6 +83,11 @@ class _Request:
     """What tells the request from others, the same in a run and in its replay."""
     return f"{self.limits.key(self.prompt)} {self.group}"
 
+  @property
+  def asker(self) -> tuple[int, int]:
+    """The worker, and the worker's own number of the request."""
+    return self.worker, self.request_id
+
   def canonical(self) -> tuple[str, int, bytes]:
     """A key that does not depend on when a request came or from which worker."""
     return self.limits.policy, self.limits.seed, self.prompt.tobytes()
@@ -144,6 +149,7 @@ class RolloutServer:
     self.schedule: Schedule | None = None
     self._asked: dict[tuple[str, int], _Request] = {}
     self._held: list[_Request] = []
+    self._abandoned: set[tuple[int, int]] = set()  # askers that wait no longer, in a replay
     self._finished: list[Group] = []
     self._rollouts_in_play = 0
     self._more_players: collections.Counter[int] = collections.Counter()  # by worker
@@ -306,13 +312,16 @@ class RolloutServer:
     calls = self.schedule.due([request.key for request in self._held])
     for kind, name, key in calls or ():
       if kind == "submit":
-        request = next(each for each in self._held if each.key == key)
+        found = [each for each in self._held if each.key == key]
+        request = min(found, key=lambda each: each.asker in self._abandoned)
         self._held.remove(request)
         self._submit(request, name)
       else:
         asked = next(n for n, each in self._asked.items() if n[0] == name and each.key == key)
-        self._held.append(self._asked[asked])
+        request = self._asked[asked]
         self._cancel(*asked)
+        if request.asker not in self._abandoned or self.schedule.is_to_come(key):
+          self._held.append(request)
     return calls is not None
 
   def _submit(self, request: _Request, name: str) -> None:
@@ -337,14 +346,18 @@ class RolloutServer:
       self.schedule.called("cancel", name, request.key)
 
   def _drop(self, worker: int, request_id: int) -> None:
-    """Forgets a request that nobody waits for any more. In a replay the engines go on as recorded,
-    and what was recorded as canceled is dropped.
+    """Forgets a request that nobody waits for any more. A replay submits and cancels it all the
+    same, where the record says so: the engines depend on it.
     """
-    is_it = lambda request: (request.worker, request.request_id) == (worker, request_id)
-    self._held = [held for held in self._held if not is_it(held)]
-    if not self._replays:
-      for asked in [key for key, each in self._asked.items() if is_it(each)]:
-        self._cancel(*asked)
+    asker = (worker, request_id)
+    if self._replays:
+      self._abandoned.add(asker)
+      is_over = lambda held: held.asker == asker and not self._replays.is_to_come(held.key)
+      self._held = [held for held in self._held if not is_over(held)]
+      return
+    self._held = [held for held in self._held if held.asker != asker]
+    for asked in [key for key, each in self._asked.items() if each.asker == asker]:
+      self._cancel(*asked)
 
   def _known(self, request: _Request) -> Generation | None:
     """The reply to a request that an earlier attempt of its rollout made."""

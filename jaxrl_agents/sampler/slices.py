@@ -113,9 +113,10 @@ class Slices:
     actors: number of a slice -> its actors, new and with all methods of `SliceMember`; None while
       its nodes are not there. They have a concurrency group FETCHING.
     numbers: of the slices; all must be ready before sampling begins.
-    version: of the weights that they load first; the only one of a policy that is not trained.
+    version: of the weights that they load first. A policy that is not trained has no others.
     max_context_tokens: of their engines.
     vocab_size: of the policy.
+    policy: what messages call it.
     deterministic: see RolloutServer.
     stall_s: seconds in which a slice with work must answer; in a deterministic run, in which it
       answers when a request has ended, on top of the longest deadline of its requests.
@@ -131,10 +132,14 @@ class Slices:
     *,
     max_context_tokens: int,
     vocab_size: int,
+    policy: str = "the policy in training",
     deterministic: bool = False,
     stall_s: float = 120.0,
     start_deadline_s: float = 600.0,
   ):
+    if not numbers:
+      raise ValueError(f"there is no slice for {policy}; raise sampler.slices")
+    self._policy = policy
     self._ray, self._actors = ray, actors
     self._numbers, self._version = numbers, version
     self._max_context_tokens, self._vocab_size = max_context_tokens, vocab_size
@@ -255,7 +260,7 @@ class Slices:
     self._dispatch()
     busy = [each for each in self._slices.values() if each.requests]
     if not self._deterministic or not busy:
-      for each in busy:
+      for each in [each for each in self._slices.values() if each.requests or each.calls]:
         while len(each.sent) < _MESSAGES:
           self._advance(each, _STEPS)
       self._receive(0.0 if self._ended else _WAIT_S)
@@ -269,7 +274,9 @@ class Slices:
     return ended
 
   def cancel(self, request_id: int) -> None:
-    """Drops a request that nobody waits for any more; one that has ended already is no error."""
+    """Drops a request that nobody waits for any more; one that has ended already is no error. Its
+    slice is told at the next step.
+    """
     self._requests.pop(request_id, None)
     self._ended = [(i, result) for i, result in self._ended if i != request_id]
     if request_id in self._backlog:
@@ -281,13 +288,14 @@ class Slices:
 
   def describe(self) -> str:
     """One line on the state, for messages about a lack of progress."""
+    missing = sorted(set(self._numbers) - self._slices.keys())
     each = [
       f"slice {s.number} at version {s.version} with {len(s.requests)} requests"
       for s in self._slices.values()
     ]
     return (
-      f"{len(each)} of {len(self._numbers)} slices ({'; '.join(each)}), {len(self._backlog)} "
-      "requests wait for one"
+      f"of {self._policy}, {len(each)} of {len(self._numbers)} slices ({'; '.join(each)}; missing: "
+      f"{', '.join(map(str, missing)) or 'none'}), {len(self._backlog)} requests wait for one"
     )
 
   def _begun(self) -> list[_Slice]:

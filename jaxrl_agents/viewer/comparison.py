@@ -143,7 +143,10 @@ def sizes(runs: Sequence[Run]) -> Figure:
     if kept := [entry for entry in found if entry]:
       scored[name] = kept
   if not scored:
-    raise ValueError("no run has scores by size; only tables of every size have (swarm.tables)")
+    raise ValueError(
+      "no run has scores by size; leave the drawing out, or compare runs of a swarm with "
+      "swarm.tables.max_rows"
+    )
   every = {size for entries in scored.values() for entry in entries for size in entry}
   order = sorted(every, key=lambda size: int(size.partition("-")[0]))
   drawing = Figure(figsize=(3.3 * len(view.sizes), 2.6), layout="constrained")
@@ -156,7 +159,7 @@ def sizes(runs: Sequence[Run]) -> Figure:
       chart.plot(*_over_sizes(entries, column, order), "o-", color=_colour(i), lw=2, ms=3)
     chart.set_title(title, fontweight="bold", loc="left")
     chart.set_xticks(range(len(order)), order)
-    chart.set_xlabel("rows of the table")
+    chart.set_xlabel("size of the task")
     chart.set_ylim(bottom=min(0.0, chart.get_ylim()[0]))
   marks = [Line2D([], [], color=_colour(i), label=_words(name)) for i, name in enumerate(scored)]
   drawing.legend(handles=marks, loc="outside upper left", ncols=len(marks), frameon=False)

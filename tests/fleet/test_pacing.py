@@ -94,6 +94,22 @@ def test_large_groups_never_keep_a_batch_from_being_complete():
   assert paced.next() is None
 
 
+def test_groups_of_an_earlier_run_count_from_the_start_and_failed_ones_not_at_all():
+  first = made(1)
+  draws = all_of(first)
+  kept = [sized(draws[place], 10) for place in (0, 5)]
+  each = pacing.nbytes(kept[0])
+  again = made(1, groups=kept, ready_bytes=2 * each)
+  draws = all_of(again)  # a batch with one that is ready; two wait, so there is no room for more
+  assert [draw.label for draw in draws] == ["step 0 1", "step 0 2", "step 0 3"]
+  for draw in draws:
+    again.finished(group(draw))  # of failed rollouts
+  assert again.next() is None
+  assert len(again.take(BATCH)) == BATCH
+  again.learnt(BATCH)
+  assert len(all_of(again)) == 7  # the mean of those in flight is not known
+
+
 def test_a_group_that_is_not_trained_makes_room_for_one_more():
   paced = made(0, batches=1)
   for draw in all_of(paced):

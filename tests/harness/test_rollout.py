@@ -11,12 +11,14 @@ from jaxrl_agents.harness import rollout
 from jaxrl_agents.harness.rollout import (
   EpisodeError,
   Record,
+  SamplerRefused,
   Sampling,
   run_episode,
   run_group,
   turn_seed,
 )
-from jaxrl_agents.types import Context, Generation, Message, Task
+from jaxrl_agents.harness.worker_process import RemoteSampler
+from jaxrl_agents.types import Context, Generation, Message, SamplingLimits, Task
 
 TASK = Task("t7", "toy", "say something", {})
 
@@ -263,3 +265,21 @@ def test_a_group_that_is_cancelled_as_a_whole_raises():
     assert env.closed
 
   asyncio.run(run())
+
+
+def test_the_main_process_is_told_of_a_request_that_is_not_waited_for_any_more():
+  said = []
+
+  async def run():
+    sampler = RemoteSampler(said.append)
+    ask = lambda: sampler.generate(np.zeros(2, np.int32), SamplingLimits(4, ()), "g")
+    asked = asyncio.ensure_future(ask())
+    with pytest.raises(TimeoutError):
+      await asyncio.wait_for(ask(), 0.01)
+    assert not asked.done()
+    sampler.refuse(0, "no")
+    with pytest.raises(SamplerRefused):
+      await asked
+
+  asyncio.run(run())
+  assert [message[:2] for message in said] == [("generate", 0), ("generate", 1), ("cancel", 1)]

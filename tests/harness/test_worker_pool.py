@@ -1,6 +1,5 @@
 """Spawned workers: groups come back, deaths are events, no process outlives pool or parent."""
 
-import asyncio
 import os
 import pathlib
 import signal
@@ -14,10 +13,10 @@ import pytest
 
 from jaxrl_agents import chat
 from jaxrl_agents.harness import schema
-from jaxrl_agents.harness.rollout import SamplerRefused, Sampling
+from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool, WorkerPoolError
-from jaxrl_agents.harness.worker_process import Job, RemoteSampler, WorkerSpec
-from jaxrl_agents.types import Generation, SamplingLimits, Task
+from jaxrl_agents.harness.worker_process import Job, WorkerSpec
+from jaxrl_agents.types import Generation, Task
 
 pytestmark = pytest.mark.slow
 
@@ -257,21 +256,3 @@ def test_workers_end_when_their_parent_is_killed():
     parent.wait(timeout=10)
     parent.stdout.close()
   wait_until_dead(pids)
-
-
-def test_the_main_process_is_told_of_a_request_that_is_not_waited_for_any_more():
-  said = []
-
-  async def run():
-    sampler = RemoteSampler(said.append)
-    ask = lambda: sampler.generate(np.zeros(2, np.int32), SamplingLimits(4, ()), "g")
-    asked = asyncio.ensure_future(ask())
-    with pytest.raises(TimeoutError):
-      await asyncio.wait_for(ask(), 0.01)
-    assert not asked.done()
-    sampler.refuse(0, "no")
-    with pytest.raises(SamplerRefused):
-      await asked
-
-  asyncio.run(run())
-  assert [message[:2] for message in said] == [("generate", 0), ("generate", 1), ("cancel", 1)]

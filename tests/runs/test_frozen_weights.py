@@ -28,6 +28,20 @@ def test_without_a_curriculum_the_policy_that_training_starts_from_plays_all_the
   assert {rollout_workers.frozen_at(stages, share) for share in (0.0, 0.5, 1.0)} == {0}
 
 
+def test_the_last_slices_are_divided_in_turn_among_the_weights():
+  assert [list(each) for each in rollout_workers.slices_of(7, 5, 2)] == [[2, 4, 6], [3, 5]]
+  assert [list(each) for each in rollout_workers.slices_of(2, 1, 1)] == [[1]]
+
+
+def test_other_machines_are_told_whole_paths_and_the_names_of_shipped_policies(monkeypatch):
+  monkeypatch.chdir("/")
+  monkeypatch.setenv("HOME", "/home/me")
+  folders = ["swarm_base", "runs/a", "~/b", pathlib.Path("/c")]
+  assert [rollout_workers.named(each) for each in folders] == [
+    "swarm_base", "/runs/a", "/home/me/b", "/c"
+  ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_sub_agents_may_be_of_another_size_but_not_of_another_vocabulary(tmp_path):
   for name, size in (("narrow", {"embed_dim": 4}), ("foreign", {"vocab_size": 320})):

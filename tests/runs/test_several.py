@@ -158,4 +158,4 @@ def test_a_process_that_is_killed_ends_the_other_with_its_name(cache, tmp_path, 
 def test_several_processes_cannot_sample_a_policy_that_is_not_trained(cache, tmp_path):
   weight_files.save(params_lib.init(CFG, jax.random.key(7)), CFG, tmp_path / "frozen")
   for process in start_both(tmp_path, cache, frozen=str(tmp_path / "frozen")):
-    assert "slices of their own (sampler.frozen_slices)" in ended(process, status=2)
+    assert "for these policies (sampler.frozen_slices)" in ended(process, status=2)

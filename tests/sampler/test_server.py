@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_agents import chat
+from jaxrl_agents import chat, record_log
 from jaxrl_agents.fleet.replies import Replies
+from jaxrl_agents.fleet.schedule import Recorded, Schedule
 from jaxrl_agents.harness.rollout import Sampling
 from jaxrl_agents.harness.worker_pool import WorkerPool
 from jaxrl_agents.harness.worker_process import Job, WorkerSpec
@@ -179,29 +180,38 @@ def test_no_progress_ends_with_the_state_of_everything(engine):
   assert time.monotonic() - began < 1.5
 
 
+class Talking:
+  """A pool whose workers say what is given, a list for each time that they are asked."""
+
+  def __init__(self, said):
+    self.said, self.sent = said, []
+
+  def submit(self, job):
+    pass
+
+  def poll(self, timeout_s):
+    return self.said.pop(0) if self.said else []
+
+  def send(self, worker, message):
+    self.sent.append((worker, *message[:2]))
+
+  def describe(self):
+    return "two workers"
+
+
+def ask(number, seed):
+  """A worker's request, which takes several steps."""
+  limits = SamplingLimits(max_new_tokens=50, stop_tokens=(), seed=seed)
+  return "generate", number, np.arange(4, dtype=np.int32), limits, "f0"
+
+
 def test_a_request_that_nobody_waits_for_any_more_leaves_the_engine(engine):
   """Whether it waits for the engine or is in it; another worker's of the same number stays."""
-  limits = SamplingLimits(max_new_tokens=50, stop_tokens=(), seed=1)
-  ask = lambda i: ("generate", i, np.arange(4, dtype=np.int32), limits, "f0")
   said = [
-    [(0, ask(0)), (1, ask(0))],
-    [(0, ask(1)), (0, ("cancel", 1)), (0, ("cancel", 0)), (0, ("cancel", 9))],
+    [(0, ask(0, 1)), (1, ask(0, 2))],
+    [(0, ask(1, 3)), (0, ("cancel", 1)), (0, ("cancel", 0)), (0, ("cancel", 9))],
   ]
-
-  class Talking:
-    def __init__(self):
-      self.sent = []
-
-    def submit(self, job):
-      pass
-
-    def poll(self, timeout_s):
-      return said.pop(0) if said else []
-
-    def send(self, worker, message):
-      self.sent.append((worker, *message[:2]))
-
-  pool, jobs = Talking(), iter([job("f0")])
+  pool, jobs = Talking(said), iter([job("f0")])
   server = RolloutServer(engine, pool, max_rollouts=2)
   server.round(lambda: next(jobs, None))
   assert engine.num_unfinished == 2
@@ -210,6 +220,37 @@ def test_a_request_that_nobody_waits_for_any_more_leaves_the_engine(engine):
   while not pool.sent:
     server.round(lambda: None)
   assert pool.sent == [(1, "generation", 0)] and engine.num_unfinished == 0
+
+
+@pytest.mark.parametrize("when", ["before it is submitted", "before it was canceled"])
+def test_a_replay_submits_and_cancels_as_recorded_whenever_its_workers_stop_waiting(
+  engine, tmp_path, when
+):
+  both, dropped = [(0, ask(0, 1)), (1, ask(0, 2))], [(0, ("cancel", 0))]
+
+  def calls(name, said, recorded=None):
+    """The calls of each step, until the second request is answered."""
+    (tmp_path / name).mkdir()
+    with record_log.Log(tmp_path / name / "log") as log:
+      log.append({"is": "began", "options": {}, "start": ""})
+      pool, jobs = Talking(said), iter([job("f0")])
+      server = RolloutServer(engine, pool, max_rollouts=2, stall_s=20)
+      server.schedule = Schedule(log, Recorded(recorded) if recorded else None)
+      server.schedule.draft_costs({})
+      while not pool.sent:
+        server.round(lambda: next(jobs, None))
+      assert pool.sent == [(1, "generation", 0)] and engine.num_unfinished == 0
+      assert not server._held
+    steps = [each["calls"] for each in record_log.scan(tmp_path / name / "log") if "calls" in each]
+    return [each for each in steps if each]
+
+  recorded = calls("recorded", [both, [], dropped])
+  assert [[kind for kind, *_ in step] for step in recorded] == [["submit"] * 2, ["cancel"]]
+  said = {
+    "before it is submitted": [both[:1], dropped, both[1:]],
+    "before it was canceled": [both, dropped],
+  }[when]
+  assert calls("replay", said, tmp_path / "recorded" / "log") == recorded
 
 
 def test_a_request_is_answered_by_the_policy_that_it_names(engine, frozen, pool):
