@@ -421,6 +421,7 @@ class RolloutServer:
   def _retry(self, worker: int, text: str, jobs: Sequence[Any]) -> None:
     """Forgets what a dead worker waited for; its jobs are played again from the start."""
     self._held = [held for held in self._held if held.worker != worker]
+    self._abandoned = {asker for asker in self._abandoned if asker[0] != worker}
     del self._more_players[worker]
     if not self._replays:  # there the engines go on as recorded
       for asked in [key for key, each in self._asked.items() if each.worker == worker]:

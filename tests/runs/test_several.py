@@ -157,5 +157,7 @@ def test_a_process_that_is_killed_ends_the_other_with_its_name(cache, tmp_path, 
 
 def test_several_processes_cannot_sample_a_policy_that_is_not_trained(cache, tmp_path):
   weight_files.save(params_lib.init(CFG, jax.random.key(7)), CFG, tmp_path / "frozen")
-  for process in start_both(tmp_path, cache, frozen=str(tmp_path / "frozen")):
-    assert "for these policies (sampler.frozen_slices)" in ended(process, status=2)
+  both = start_both(tmp_path, cache, frozen=str(tmp_path / "frozen"))
+  outputs = [process.communicate(timeout=200)[0] for process in both]
+  assert all(process.returncode for process in both)  # the first to end may take the other along
+  assert any("for these policies (sampler.frozen_slices)" in output for output in outputs)
