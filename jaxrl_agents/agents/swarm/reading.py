@@ -151,18 +151,9 @@ class Reading:
     return self.compared()
 
   def compared(self) -> list[str]:
-    """The rows up to the second one with the shared value, each followed by the number of the first
-    row with its value: its own, but for the last one.
-    """
-    first: dict[str, str] = {}
-    made = []
-    for row in filter(None, map(self.row, self.names)):
-      number = self._numbers.get(row[0], "")
-      first.setdefault(row[1], number)
-      made.append(f"{self.lines([row])[0]}{first[row[1]]}")
-      if first[row[1]] != number:
-        break
-    return made
+    """The rows up to the second one with the shared value (`tables.compared`)."""
+    rows = [row for row in map(self.row, self.names) if row]
+    return tables.compared(self.lines(rows), [row[1] for row in rows])
 
   def linked(self) -> str:
     """The rows of `compared`, and the entry of the question whose class is looked up last; "" if

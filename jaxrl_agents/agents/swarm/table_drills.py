@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_agents.agents.search import view
 from jaxrl_agents.agents.search.config import SearchConfig
 from jaxrl_agents.agents.search.short_ids import ShortIds
-from jaxrl_agents.agents.swarm import drills, expert
+from jaxrl_agents.agents.swarm import drills, expert, tables
 from jaxrl_agents.agents.swarm import view as swarm_view
 from jaxrl_agents.agents.swarm.config import SwarmConfig
 from jaxrl_agents.agents.swarm.drills import ALL, KEPT, LOOK_UP, Drill, Made
@@ -67,8 +67,8 @@ def role_drills(
     forms = FORMS_OF_QUESTIONS if "truth" in task.facts else FORMS
     form = draw.choices(list(forms), list(forms.values()))[0]
     hops = len(drill.rows[0]["lookups"])
-    lookups, tables = len(drill.rows) * hops + ("link" in task.facts), limits.tables
-    steps = budgets.paced_steps(lookups, tables.steps, tables.steps_per_lookup)
+    lookups, sized = len(drill.rows) * hops + ("link" in task.facts), limits.tables
+    steps = budgets.paced_steps(lookups, sized.steps, sized.steps_per_lookup)
     pace = Pace(limits, names_per_search=1, hops=hops, last=0)
     if form == "assign" and not pace.rows_each(steps):
       form = "search"
@@ -161,7 +161,7 @@ class _Maker:
 
   def answer(self) -> Made:
     """What follows the messages of all sub-agents: the table; or the rows up to the second one with
-    the value that two share (see `reading.Reading.compared`), the look-up that it leads to, and the
+    the value that two share (`tables.compared`), the look-up that it leads to, and the
     row with its answer.
     """
     ids, facts = ShortIds(self.drill.task), self.drill.task.facts
@@ -177,7 +177,8 @@ class _Maker:
       return messages, ALL, Message("assistant", said)
     key = facts["columns"][1]
     sharing = [r for r in self.drill.rows if r["cells"][key] == facts.get("shared", facts["truth"])]
-    compared = self._compared(sharing[0], sharing[1], ids)
+    lines = self._lines(self.drill.rows, ids).split("\n")
+    compared = "\n".join(tables.compared(lines, [r["cells"][key] for r in self.drill.rows]))
     if "link" in facts:
       entry = f"{self._numbered(sharing[1])},{facts['link']['lookups'][0]}"
       search = self._searches(facts["link"]["lookups"], f"{compared}\n{self.drill.called(entry)}")
@@ -190,15 +191,6 @@ class _Maker:
       said = expert.line(facts["header"], [link["cells"]["name"], facts["truth"]])
       return messages, ALL, Message("assistant", self.drill.called(said))
     return messages, ALL, Message("assistant", compared)
-
-  def _compared(self, first: Mapping[str, Any], second: Mapping[str, Any], ids: ShortIds) -> str:
-    """The rows up to the second one of two that share a value, each with the number of the first
-    row that has its value.
-    """
-    rows = self.drill.rows[: self.drill.rows.index(second) + 1]
-    numbers = [self._number(first if row is second else row) for row in rows]
-    lines = self._lines(rows, ids).split("\n")
-    return "\n".join(f"{line}{number}" for line, number in zip(lines, numbers, strict=True))
 
   def _groups(self) -> list[Sequence[Mapping[str, Any]]]:
     rows = self.drill.rows

@@ -59,6 +59,22 @@ def unnumbered(line: str) -> str:
   return re.sub(r"^\d+\. *(?=\|)", "", line.strip())
 
 
+def compared(rows: Iterable[str], values: Iterable[str]) -> list[str]:
+  """Numbered rows up to the first whose value has come before, each followed by the number of the
+  first row with its value ("3. | f |a|3", "2. | g |b|2", "1. | h |a|3").
+
+  A small policy sees that a value comes again by copying what followed it.
+  """
+  first: dict[str, str] = {}
+  made: list[str] = []
+  for row, value in zip(rows, values, strict=True):
+    again = value in first
+    made.append(row + first.setdefault(value, row.partition(".")[0]))
+    if again:
+      break
+  return made
+
+
 def last_cell(text: str) -> str:
   """The last cell of the row in the last line of a text. A number behind a numbered row is not part
   of it ("2. | f |a|3"), and a line without bars is a cell.

@@ -49,6 +49,13 @@ def test_a_mark_of_a_document_counts_as_its_id_and_no_part_of_it_does():
   assert parts["row_precision"] == 0.5 and parts["item_precision"] == pytest.approx(5 / 6)
 
 
+def test_rows_are_compared_up_to_the_first_value_that_comes_again():
+  rows = ["4. | f |a|", "3. | g |b|", "2. | h |a|", "1. | i |b|"]
+  expected = ["4. | f |a|4", "3. | g |b|3", "2. | h |a|4"]
+  assert tables.compared(rows, ["a", "b", "a", "b"]) == expected
+  assert tables.compared(rows[:2], ["a", "b"]) == expected[:2]
+
+
 def test_the_last_cell_of_a_text_is_that_of_its_last_row_or_the_text():
   said = ["obj", "| f | obj |", "2. | f |obj|", "3. | f |a|3\n2. | g |obj|3\n", "| f | obj"]
   assert [tables.normal(tables.last_cell(text)) for text in said] == ["obj"] * 5
