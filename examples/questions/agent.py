@@ -168,10 +168,10 @@ class QuestionAgent(Agent):
     return QuestionTasks(setting.options.file)
 
   def own_tools(self, options):
-    """No tools of its own. Because this is not None, episodes of several turns take those of
-    `--set tools.mcp`.
-    """
-    return () if options.max_turns > 1 else None
+    """No tools of its own. Because this is not None, episodes take those of `--set tools.mcp`."""
+    if options.max_turns == 1:
+      raise ValueError("the one reply to a question cannot use tools; set questions.max_turns=2")
+    return ()
 
   def services(self, chat, options, shared):
     """What the episodes need."""

@@ -81,6 +81,14 @@ def test_replies_with_calls_come_before_the_answer_and_only_the_answer_counts():
   assert contexts[2].stop == "turn_limit" and right == 0.0
 
 
+def test_tools_without_a_second_turn_are_refused():
+  tools = ['tools.mcp={"time": {"command": "python"}}']
+  with pytest.raises(ValueError, match=r"set questions\.max_turns=2"):
+    config_lib.load("examples/questions/config.py", tools)
+  found = config_lib.load("examples/questions/config.py", [*tools, "questions.max_turns=2"])
+  assert AGENT.own_tools(found.agent_config) == ()
+
+
 def test_each_line_of_the_file_is_a_task_of_the_split_of_its_prompt():
   tasks = AGENT.tasks(types.SimpleNamespace(options=QuestionConfig())).tasks
   assert [len(tasks[split]) > 40 for split in ("train", "dev", "test")] == [True] * 3
